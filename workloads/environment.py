@@ -1,0 +1,139 @@
+"""The contract between the cluster and what runs on it: the names of the variables and mounts a pod is promised, and their reader.
+
+Standard library only, because both sides import it: `oasis_stack.ray_cluster` writes these variables into pods and
+`workloads` reads them. The same values, under the same names, are the stack's outputs and the ConfigMap.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+CONFIG_MAP = "oasis-environment"
+"""ConfigMap in the Ray namespace that holds the stack's non-secret outputs, so that kubectl access alone is enough to submit."""
+
+VARIABLE_PREFIX = "OASIS_"
+"""Environment variable of field `x` is `OASIS_X`."""
+
+DATA_MOUNT = "/data"
+"""Where pods see the data bucket: read, cached, never written by a job."""
+
+RUNS_MOUNT = "/bucket"
+"""Where pods see the runs bucket: results and logs for people. Checkpoints go to `runs_uri`, not through the mount."""
+
+SCRATCH_MOUNT = "/scratch"
+"""Node-local disk (local SSD on A3 Ultra), gone with the pod."""
+
+GIB_DIRECTORY = "/usr/local/gib"
+"""Where the RDMA NCCL plugin (gIB) is mounted in GPU workers."""
+
+
+class EnvironmentContractError(ValueError):
+    """The environment lacks a promised variable or holds a value of the wrong shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterEnvironment:
+    """What the stack tells a job about the place it runs in. Every field is a stack output, a ConfigMap key and a variable."""
+
+    project: str
+    """Google Cloud project id."""
+    region: str
+    """Region of the cluster."""
+    zone: str
+    """Zone of the GPU nodes."""
+    cluster_name: str
+    """GKE cluster."""
+    ray_namespace: str
+    """Kubernetes namespace of the RayCluster."""
+    ray_cluster_name: str
+    """RayCluster object; also the name of the Secret with its token (key `auth_token`)."""
+    ray_dashboard_url: str
+    """Where the dashboard and the Jobs API answer, once the port-forward (if any) runs."""
+    ray_dashboard_command: str
+    """Command that makes `ray_dashboard_url` answer; empty where it answers by itself."""
+    data_uri: str
+    """gs:// address of the data bucket."""
+    runs_uri: str
+    """gs:// address of the bucket for checkpoints, results and logs."""
+    image: str
+    """Container image of the Ray pods."""
+    image_repository: str
+    """Docker repository that `make image` pushes to."""
+    python_index_url: str
+    """Python package index (simple API) of the stack's virtual repository."""
+    machine_type: str
+    """Compute Engine machine type of the GPU nodes; empty in a stack without GPUs."""
+    accelerator: str
+    """GPU type as GKE names it, `nvidia-h200-141gb`; empty without GPUs."""
+    gpus_per_node: int
+    """GPUs of one node; 0 without GPUs."""
+    rdma_nics: int
+    """RDMA NICs of one node; 0 where the machine type has none. Above 0, a job may demand gIB."""
+    gpu_max_nodes: int
+    """Most GPU nodes the stack can ever have: a job that asks for more is infeasible."""
+    cpu_workers_max: int
+    """Most pods of the CPU worker group."""
+    wandb_secret: str
+    """Secret Manager resource `projects/<p>/secrets/<s>` with the W&B key; empty without one. Never the key itself."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> ClusterEnvironment:
+        """Read stack outputs or the ConfigMap's data.
+
+        Raises:
+            EnvironmentContractError: a field is missing, or a count is not a whole number of at least 0.
+        """
+        parsed: dict[str, str | int] = {}
+        for field in fields(cls):
+            if field.name not in values:
+                raise EnvironmentContractError(
+                    f"the stack's outputs lack {field.name!r}; they have {', '.join(sorted(map(str, values))) or 'nothing'}. "
+                    "Run `pulumi up` with this version of the program."
+                )
+            text = str(values[field.name])
+            parsed[field.name] = _count(field.name, text) if field.type == "int" else text
+        return cls(**parsed)  # type checked by the loop above: every field is str or int
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
+        """Read the pod's variables (`OASIS_PROJECT`, ...).
+
+        Raises:
+            EnvironmentContractError: as `from_mapping`.
+        """
+        environ = os.environ if environ is None else environ
+        names = {variable(field.name): field.name for field in fields(cls)}
+        return cls.from_mapping({names[key]: value for key, value in environ.items() if key in names})
+
+    def to_env(self) -> dict[str, str]:
+        """The variables that `from_env` reads back."""
+        return {variable(field.name): str(getattr(self, field.name)) for field in fields(self)}
+
+
+def variable(field: str) -> str:
+    """Environment variable that carries a field."""
+    return VARIABLE_PREFIX + field.upper()
+
+
+def mount(default: str, environ: Mapping[str, str] | None = None) -> str:
+    """Where this place has a mount: `OASIS_DATA_MOUNT` and its like, where set, instead of `DATA_MOUNT` and its like.
+
+    Args:
+        default: one of the mount constants of this module.
+        environ: variables to look in; the process's own if None.
+    """
+    names = {DATA_MOUNT: "DATA_MOUNT", RUNS_MOUNT: "RUNS_MOUNT", SCRATCH_MOUNT: "SCRATCH_MOUNT", GIB_DIRECTORY: "GIB_DIRECTORY"}
+    return (os.environ if environ is None else environ).get(VARIABLE_PREFIX + names[default]) or default
+
+
+def _count(field: str, text: str) -> int:
+    # Pulumi's JSON outputs give 8 or 8.0 for the same number, a ConfigMap gives "8".
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if number < 0 or not number.is_integer():
+        raise EnvironmentContractError(f"{field} is {text!r}; it must be a whole number of at least 0. Check the stack's outputs.")
+    return int(number)
