@@ -1,0 +1,28 @@
+"""Options of what a destroy may keep and a later `up` may take back: one setting each way, no other tool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pulumi
+
+UNREAD = ("labels", "pulumiLabels", "effectiveLabels")
+"""What the provider does not read back when it imports: compared, it would refuse to take over what Pulumi itself made
+(pulumi/pulumi-gcp issue 3044)."""
+
+
+def keep_or_adopt(
+    parent: pulumi.Resource, keep: bool, adopted_id: str | None, also_unread: Sequence[str] = ()
+) -> pulumi.ResourceOptions:
+    """Options of a child that is left in the cloud by a destroy if `keep`, and taken over if it has an `adopted_id`.
+
+    `also_unread` names further arguments that exist on our side alone. Once the stack no longer adopts, an `up` sets
+    them, and the labels.
+    """
+    return pulumi.ResourceOptions(
+        parent=parent,
+        # The destroy forgets it instead of asking Google to delete it.
+        retain_on_delete=keep,
+        import_=adopted_id,
+        ignore_changes=[*UNREAD, *also_unread] if adopted_id else None,
+    )

@@ -1,0 +1,158 @@
+"""Six repositories: for images and for Python packages each a local one, a mirror of the public index, and both as one.
+
+The virtual ones ask the local one first, so that nobody can put a public package in the place of a private one. Local
+ones hold what was made here and may be kept; the others hold copies, and go. Replaced when changed: id, location,
+format, mode, upstream (hashicorp/terraform-provider-google 2026-08-21, resource_artifact_registry_repository.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import pulumi
+import pulumi_gcp as gcp
+
+from oasis_stack import names
+from oasis_stack.adoption import keep_or_adopt
+
+Format = Literal["DOCKER", "PYTHON"]
+
+LOCAL_PRIORITY, REMOTE_PRIORITY = 20, 10
+"""The higher one is asked first (saltysoup/oasis-temp, infra/base/registry.tf)."""
+
+DAY_SECONDS = 24 * 60 * 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactRegistryArgs:
+    """What the repositories need to know."""
+
+    project: str
+    """Project id."""
+    region: str
+    """Location; image streaming works only from the region of the nodes."""
+    prefix: str
+    """First part of the repositories' ids, which must be found again to be adopted."""
+    labels: Mapping[str, str]
+    """Labels, for the bill."""
+    keep: bool
+    """Whether a destroy leaves the two local repositories and what is in them."""
+    adopt: bool
+    """Whether to take over existing local repositories of these ids."""
+    keep_untagged_days: int
+    """Age at which an image that lost its tag is deleted; too short removes layers that a running pod still pulls."""
+    keep_versions: int
+    """How many of the newest versions of each image are kept, whatever their age."""
+
+
+class ArtifactRegistry(pulumi.ComponentResource):
+    """Registers six Artifact Registry repositories: Docker and Python, each local, remote and virtual."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("artifactregistry.googleapis.com",)
+
+    image_repository: pulumi.Output[str]
+    docker_index: pulumi.Output[str]
+    python_index_url: pulumi.Output[str]
+    repository_id: pulumi.Output[str]
+    docker_index_id: pulumi.Output[str]
+    python_index_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: ArtifactRegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:ArtifactRegistry", name, None, opts)
+        images, image_index = self._triple(name, args, "DOCKER", cleanup_policies(args))
+        _, package_index = self._triple(name, args, "PYTHON", [])
+        host = f"{args.region}-{{}}.pkg.dev/{args.project}/"
+        self.image_repository = pulumi.Output.concat(host.format("docker"), images.repository_id)
+        self.docker_index = pulumi.Output.concat(host.format("docker"), image_index.repository_id)
+        self.python_index_url = pulumi.Output.concat(
+            "https://", host.format("python"), package_index.repository_id, "/simple/"
+        )
+        self.repository_id = images.repository_id
+        self.docker_index_id = image_index.repository_id
+        self.python_index_id = package_index.repository_id
+        self.register_outputs(
+            {
+                "image_repository": self.image_repository,
+                "docker_index": self.docker_index,
+                "python_index_url": self.python_index_url,
+                "repository_id": self.repository_id,
+                "docker_index_id": self.docker_index_id,
+                "python_index_id": self.python_index_id,
+            }
+        )
+
+    def _triple(
+        self,
+        name: str,
+        args: ArtifactRegistryArgs,
+        format_: Format,
+        policies: list[gcp.artifactregistry.RepositoryCleanupPolicyArgsDict],
+    ) -> tuple[gcp.artifactregistry.Repository, gcp.artifactregistry.Repository]:
+        """The local and the virtual repository of one format."""
+        kind = format_.lower()
+        local_id = names.repository(args.prefix, kind)
+        local = gcp.artifactregistry.Repository(
+            f"{name}-{kind}",
+            project=args.project,
+            location=args.region,
+            repository_id=local_id,
+            format=format_,
+            mode="STANDARD_REPOSITORY",
+            cleanup_policies=policies,
+            labels=dict(args.labels),
+            opts=keep_or_adopt(
+                self,
+                args.keep,
+                f"projects/{args.project}/locations/{args.region}/repositories/{local_id}" if args.adopt else None,
+            ),
+        )
+        remote = gcp.artifactregistry.Repository(
+            f"{name}-{kind}-remote",
+            project=args.project,
+            location=args.region,
+            repository_id=names.repository(args.prefix, f"{kind}-remote"),
+            format=format_,
+            mode="REMOTE_REPOSITORY",
+            remote_repository_config=upstream(format_),
+            labels=dict(args.labels),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        virtual = gcp.artifactregistry.Repository(
+            f"{name}-{kind}-virtual",
+            project=args.project,
+            location=args.region,
+            repository_id=names.repository(args.prefix, f"{kind}-virtual"),
+            format=format_,
+            mode="VIRTUAL_REPOSITORY",
+            virtual_repository_config={
+                "upstream_policies": [
+                    {"id": "local", "repository": local.id, "priority": LOCAL_PRIORITY},
+                    {"id": "remote", "repository": remote.id, "priority": REMOTE_PRIORITY},
+                ]
+            },
+            labels=dict(args.labels),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return local, virtual
+
+
+def upstream(format_: Format) -> gcp.artifactregistry.RepositoryRemoteRepositoryConfigArgsDict:
+    """The public index that a remote repository mirrors."""
+    if format_ == "DOCKER":
+        return {"docker_repository": {"public_repository": "DOCKER_HUB"}}
+    return {"python_repository": {"public_repository": "PYPI"}}
+
+
+def cleanup_policies(args: ArtifactRegistryArgs) -> list[gcp.artifactregistry.RepositoryCleanupPolicyArgsDict]:
+    """Images that lost their tag go after some days, but never the newest ones: what is kept wins over what is deleted
+    (Google Cloud documentation, "Configure cleanup policies")."""
+    return [
+        {
+            "id": "delete-old-untagged",
+            "action": "DELETE",
+            "condition": {"tag_state": "UNTAGGED", "older_than": f"{args.keep_untagged_days * DAY_SECONDS}s"},
+        },
+        {"id": "keep-newest", "action": "KEEP", "most_recent_versions": {"keep_count": args.keep_versions}},
+    ]

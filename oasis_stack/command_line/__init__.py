@@ -1,0 +1,1 @@
+"""The commands of `python -m oasis_stack`: what a person does to a stack besides `pulumi up`."""

@@ -1,0 +1,84 @@
+"""What the command line asks the cluster, through kubectl with the stack's own kubeconfig."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from oasis_stack import names
+from oasis_stack.command_line import external_program
+from oasis_stack.command_line.external_program import ProgramError, read, show
+from oasis_stack.command_line.pulumi_stack import Stack
+from oasis_stack.settings import Settings
+
+_RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.networking.k8s.io,services"
+"""What people start and `destroy` ends."""
+
+
+def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
+    """Make the dashboard answer until Ctrl-C; the exit status of the port-forward.
+
+    Raises:
+        ProgramError: a program is missing or the stack was never brought up.
+    """
+    external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
+    url, command = stack.output("ray_dashboard_url"), stack.output("ray_dashboard_command")
+    if not command:
+        say(f"{url} answers by itself, inside the VPC")
+        return 0
+    with _kubeconfig(stack) as environment:
+        say(f"{url} answers until Ctrl-C")
+        return show(shlex.split(command), environment)
+
+
+def running(stack: Stack) -> Iterator[str]:
+    """What runs in the cluster and would end with it, a line each.
+
+    Raises:
+        ProgramError: a program is missing, or the cluster does not answer.
+    """
+    external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
+    with _kubeconfig(stack) as environment:
+        listed = json.loads(read(["kubectl", "get", _RUNNING, "--all-namespaces", "--output", "json"], environment))
+        for item in listed["items"]:
+            if item["kind"] != "Service" or item["spec"].get("type") == "LoadBalancer":
+                yield f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']}"
+        nodes = json.loads(read(["kubectl", "get", "nodes", "--output", "json"], environment))["items"]
+        gpus = [node for node in nodes if "cloud.google.com/gke-accelerator" in node["metadata"].get("labels", {})]
+        yield f"{len(nodes)} nodes, {len(gpus)} of them with GPUs"
+
+
+def kept(settings: Settings) -> Iterator[str]:
+    """What `destroy` leaves, and how to be rid of it."""
+    project, name = settings.project, settings.name
+    for purpose, bucket in (("data", settings.data), ("runs", settings.runs)):
+        if bucket.keep:
+            yield f"bucket gs://{names.bucket(project, name, purpose)} (oasis:{purpose}.keep)"
+    if settings.registry.keep:
+        yield f"the local repositories {name}-* in Artifact Registry, {settings.region} (oasis:registry.keep)"
+    if settings.wandb is not None and settings.wandb.keep:
+        yield f"secret {names.secret(name, 'wandb')} (oasis:wandb.keep)"
+    yield "enabled Google APIs, the state bucket and the encryption key"
+
+
+@contextmanager
+def _kubeconfig(stack: Stack) -> Iterator[dict[str, str]]:
+    # Names the cluster and the plugin that logs in; a file for kubectl's sake, readable by this user alone.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kubeconfig")
+        path.touch(mode=0o600)
+        path.write_text(stack.output("kubeconfig", show_secrets=True), encoding="utf-8")
+        yield {"KUBECONFIG": str(path), "PATH": os.environ.get("PATH", os.defpath)}
+
+
+def reachable(stack: Stack) -> list[str]:
+    """As `running`, with the reason in place of the list where the cluster does not answer."""
+    try:
+        return list(running(stack))
+    except ProgramError as error:
+        return [f"not known: {error}"]

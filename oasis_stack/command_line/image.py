@@ -1,0 +1,102 @@
+"""`image`: builds workloads/image, pushes it to the stack's registry, and writes its digest into the stack file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from oasis_stack.command_line import external_program, stack_file
+from oasis_stack.command_line.external_program import ProgramError, read, show
+from oasis_stack.command_line.pulumi_stack import Stack
+
+CONTEXT = Path("workloads", "image")
+"""Folder of the Dockerfile, below the checkout."""
+
+BUILDERS = ("cloud-build", "docker", "podman")
+TAG = "latest"
+"""Tag that a build moves; the stack uses the digest, so a later build changes nothing until it is written down."""
+
+
+def image(stack: Stack, builder: str, say: Callable[[str], None]) -> str:
+    """Build and push; the image's reference by digest.
+
+    Raises:
+        ProgramError: a program is missing, the build failed, or the stack was never brought up.
+        StackFileError: the stack file cannot be edited.
+    """
+    # `pulumi` gives the outputs; `gcloud` builds, or is the registry's credential helper for a local builder.
+    external_program.require("pulumi", "gcloud", *(() if builder == "cloud-build" else (builder,)))
+    outputs = {name: str(value) for name, value in stack.outputs().items()}
+    needed = ["image_repository", "docker_index", "python_index_url", "region", "project"]
+    needed += ["image_build_worker_pool", "image_builder", "image_build_bucket"] if builder == "cloud-build" else []
+    missing = [name for name in needed if not outputs.get(name)]
+    if missing:
+        raise ProgramError(
+            f"stack {stack.name} has no output {', '.join(missing)}. Run `pulumi up -s {stack.name}` first; "
+            "without a build section in its file, use --builder docker or podman."
+        )
+    name = f"{outputs['image_repository']}/ray"
+    say(f"building {CONTEXT} with {builder}; the first build takes 10 to 20 minutes")
+    context = stack.file.parent / CONTEXT
+    digest = (
+        _cloud_build(name, context, outputs) if builder == "cloud-build" else _local(builder, name, context, outputs)
+    )
+    reference = f"{name}@{digest}"
+    changed = stack_file.set_value(stack.file, ("config", "oasis:ray", "image"), reference)
+    say(f"{stack.file.name}: oasis:ray.image {'is now' if changed else 'already is'} {reference}")
+    return reference
+
+
+def _cloud_build(name: str, context: Path, outputs: Mapping[str, str]) -> str:
+    substitutions = {
+        "_IMAGE": name,
+        "_TAG": TAG,
+        "_DOCKER_INDEX": outputs["docker_index"],
+        "_PYTHON_INDEX_URL": outputs["python_index_url"],
+    }
+    bucket = f"gs://{outputs['image_build_bucket']}"
+    status = show(
+        [
+            *("gcloud", "builds", "submit", str(context), "--config", str(context / "cloudbuild.yaml")),
+            *("--project", outputs["project"], "--region", outputs["region"]),
+            *("--worker-pool", outputs["image_build_worker_pool"]),
+            *("--service-account", f"projects/{outputs['project']}/serviceAccounts/{outputs['image_builder']}"),
+            *("--gcs-source-staging-dir", f"{bucket}/source", "--gcs-log-dir", f"{bucket}/logs"),
+            *("--substitutions", ",".join(f"{key}={value}" for key, value in substitutions.items())),
+        ]
+    )
+    if status != 0:
+        raise ProgramError(f"the build failed with status {status}; its log is above and in {bucket}/logs")
+    described = ["gcloud", "artifacts", "docker", "images", "describe", f"{name}:{TAG}", "--format", "json"]
+    return _digest(str(json.loads(read(described))["image_summary"]["digest"]))
+
+
+def _local(builder: str, name: str, context: Path, outputs: Mapping[str, str]) -> str:
+    token = read(["gcloud", "auth", "print-access-token"]).strip()
+    registry = name.split("/")[0]
+    read([builder, "login", "--username", "oauth2accesstoken", "--password-stdin", registry], stdin=token)
+    arguments = {"DOCKER_INDEX": outputs["docker_index"], "PYTHON_INDEX_URL": outputs["python_index_url"]}
+    tagged = f"{name}:{TAG}"
+    with tempfile.TemporaryDirectory() as folder:
+        # The build reads the private Python index with this token; as a build secret it stays out of the layers.
+        secret = Path(folder, "token")
+        secret.touch(mode=0o600)
+        secret.write_text(token, encoding="utf-8")
+        build = [builder, "build", "--tag", tagged, "--secret", f"id=python_index_token,src={secret}"]
+        for key, value in arguments.items():
+            build += ["--build-arg", f"{key}={value}"]
+        if show([*build, str(context)]) != 0:
+            raise ProgramError("the build failed; its log is above")
+    if show([builder, "push", tagged]) != 0:
+        raise ProgramError(f"{tagged} was built, but could not be pushed; see above. Nothing was written down.")
+    pushed: list[str] = json.loads(read([builder, "image", "inspect", "--format", "{{json .RepoDigests}}", tagged]))
+    return _digest(next((known for known in pushed if known.startswith(f"{name}@")), ""))
+
+
+def _digest(text: str) -> str:
+    digest = text.rpartition("@")[2]
+    if not digest.startswith("sha256:") or len(digest) != 71:
+        raise ProgramError(f"the image was pushed, but its digest could not be read ({text!r}). Run the command again.")
+    return digest

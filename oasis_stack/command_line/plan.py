@@ -1,0 +1,101 @@
+"""`plan`: what a stack file means, as text. Reads the file and nothing else: no engine, no cloud, no network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from ipaddress import IPv4Network
+from typing import Any
+
+from oasis_stack import capacity_rules
+from oasis_stack.problem import config_key
+from oasis_stack.settings import GpuSettings, Settings
+
+
+def report(settings: Settings, values: Mapping[str, object]) -> str:
+    """Settings with where each comes from, addresses, ladder. `values` is what the stack file holds."""
+    parts = ["Settings", *_table(effective(settings, values)), "", "Addresses", *_table(_addresses(settings)), ""]
+    if settings.gpu is None:
+        return "\n".join([*parts, "No GPUs: the stack has no gpu section."])
+    return "\n".join([*parts, *_ladder(settings.gpu), "", *_quotas(settings)])
+
+
+def effective(settings: Settings, values: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Every setting: key in the stack file, value in force, `file` or `default`."""
+    rows = list(_rows(settings, values, ""))
+    secret = "(encrypted)" if values.get("wandb_api_key") is not None else "-"
+    return [*rows, (config_key("wandb_api_key"), secret, "default" if secret == "-" else "file")]
+
+
+def _rows(section: Any, given: object, key: str) -> Iterator[tuple[str, str, str]]:
+    for field in dataclasses.fields(section):
+        value, path = getattr(section, field.name), f"{key}.{field.name}" if key else field.name
+        here = given.get(field.name) if isinstance(given, Mapping) else None
+        if field.name == "wandb_api_key":
+            continue
+        if dataclasses.is_dataclass(value):
+            yield from _rows(value, here, path)
+        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+            items = here if isinstance(here, list | tuple) else ()
+            for index, item in enumerate(value):
+                yield from _rows(item, items[index] if index < len(items) else None, f"{path}[{index}]")
+        else:
+            yield config_key(path), _text(value), "default" if here is None else "file"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or "-"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value in (None, "", ()) else str(value)
+
+
+def _addresses(settings: Settings) -> list[tuple[str, str, str]]:
+    meanings = {
+        "nodes": "first interface of every node",
+        "services": "Kubernetes Services",
+        "proxy_only": "proxies of an Ingress of class gce-internal; used with network.proxy_only: true",
+        "peering": "Cloud Build workers; used with build.peered: true",
+        "control_plane": "GKE control plane",
+        "pods": "pods, a /24 per node",
+        "gvnic": "second gVNIC of the GPU nodes",
+    }
+    return [
+        (f"{name} ({IPv4Network(text).num_addresses})", text, meanings.get(name, "RDMA NIC of the GPU nodes"))
+        for name, text in settings.address_plan().ranges().items()
+    ]
+
+
+def _ladder(gpu: GpuSettings) -> Iterator[str]:
+    yield f"Ladder of {gpu.machine_type} (compute class {gpu.compute_class}), tried from the top"
+    for number, entry in enumerate(gpu.capacity, 1):
+        rules = capacity_rules.pool_rules(gpu.machine, entry)
+        yield f"  {number}. {entry.pool_name}: 0 to {entry.max_nodes} nodes, {entry.max_nodes * gpu.machine.gpus} GPUs"
+        flags = ((field.name, getattr(rules, field.name)) for field in dataclasses.fields(rules))
+        yield "     " + ", ".join(f"{name}={_text(value)}" for name, value in flags)
+
+
+def _quotas(settings: Settings) -> Iterator[str]:
+    gpu = settings.gpu
+    if gpu is None:
+        return
+    shared = sum(entry.max_nodes for entry in gpu.capacity if entry.mode in ("flex-start", "spot"))
+    own = gpu.max_nodes - shared
+    model = gpu.machine.accelerator.split("-")[1].upper()
+    yield f"Quotas to hold in {settings.region} (the ladder's sum)"
+    if shared:
+        yield f"  PREEMPTIBLE-NVIDIA-{model}-GPUS-per-project-region: {shared * gpu.machine.gpus} (flex-start and Spot)"
+    if own:
+        yield (
+            f"  GPUS-PER-GPU-FAMILY-per-project-region, gpu_family=NVIDIA_{model}: {own * gpu.machine.gpus} "
+            "(reservation and on-demand)"
+        )
+    yield f"  GPUS-ALL-REGIONS-per-project: {gpu.max_nodes * gpu.machine.gpus}"
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return [f"  {first:<{widths[0]}}  {second:<{widths[1]}}  {third}" for first, second, third in rows]

@@ -1,0 +1,68 @@
+"""Calls the Pulumi command line for one stack, with the state backend that the stack file names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oasis_stack.command_line import external_program, stack_file
+from oasis_stack.command_line.external_program import ProgramError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One stack of this checkout."""
+
+    name: str
+    """As in `Pulumi.<name>.yaml`."""
+    file: Path
+    """Its stack file, which exists."""
+
+    @classmethod
+    def named(cls, name: str, directory: Path = stack_file.ROOT) -> Stack:
+        """The stack with this name.
+
+        Raises:
+            StackFileError: it has no file.
+        """
+        return cls(name=name, file=stack_file.find(name, directory))
+
+    def environment(self) -> dict[str, str]:
+        """What the Pulumi command line needs beside the caller's environment, which wins."""
+        backend = stack_file.config(self.file).get("oasis:state_backend")
+        return {} if "PULUMI_BACKEND_URL" in os.environ or not backend else {"PULUMI_BACKEND_URL": str(backend)}
+
+    def command(self, *arguments: str) -> list[str]:
+        """A Pulumi command line for this stack."""
+        return [*self.bare_command(*arguments), "--stack", self.name]
+
+    def bare_command(self, *arguments: str) -> list[str]:
+        """A Pulumi command line in this project that names no stack by option."""
+        return ["pulumi", "--cwd", str(self.file.parent), *arguments]
+
+    def run(self, *arguments: str, extra: Sequence[str] = ()) -> int:
+        """Run Pulumi on this terminal; its exit status."""
+        return external_program.show([*self.command(*arguments), *extra], self.environment())
+
+    def outputs(self, show_secrets: bool = False) -> Mapping[str, object]:
+        """The stack's outputs.
+
+        Raises:
+            ProgramError: Pulumi is missing or cannot read them.
+        """
+        arguments = ["stack", "output", "--json", *(["--show-secrets"] if show_secrets else [])]
+        return json.loads(external_program.read(self.command(*arguments), self.environment()))
+
+    def output(self, name: str, show_secrets: bool = False) -> str:
+        """One output as text.
+
+        Raises:
+            ProgramError: as `outputs`, or the stack has no such output yet.
+        """
+        value = self.outputs(show_secrets).get(name)
+        if value is None:
+            raise ProgramError(f"stack {self.name} has no output {name!r}. Run `pulumi up -s {self.name}` first.")
+        return str(value)

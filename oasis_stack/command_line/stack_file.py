@@ -1,0 +1,195 @@
+"""Reads a stack file as Pulumi does, and sets single values in it without touching comments, order or quotes.
+
+An edit changes one line, and is checked by reading the result: had anything but the one value changed, nothing is
+written.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+"""The checkout: where the stack files lie."""
+
+
+class StackFileError(Exception):
+    """A stack file that is missing, cannot be read, or cannot be edited safely."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's scalars, as Pulumi reads them: no dates, and `yes`, `no`, `on`, `off` are text."""
+
+
+_BOOLEAN = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag not in (_BOOLEAN, "tag:yaml.org,2002:timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOLEAN, re.compile("true|false"), list("tf"))
+
+
+def find(stack: str, directory: Path = ROOT) -> Path:
+    """The file of a stack.
+
+    Raises:
+        StackFileError: there is none.
+    """
+    path = directory / f"Pulumi.{stack}.yaml"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", stack) or not path.is_file():
+        known = sorted(file.name.split(".", 1)[1].removesuffix(".yaml") for file in directory.glob("Pulumi.*.yaml"))
+        raise StackFileError(
+            f"there is no stack file {path.name} in {directory}; stacks here: {', '.join(known) or 'none'}. "
+            f"Copy Pulumi.dev.yaml to {path.name} and edit it, or name another stack with --stack."
+        )
+    return path
+
+
+def config(path: Path) -> dict[str, object]:
+    """The `config` section: namespaced keys to values.
+
+    Raises:
+        StackFileError: the file is no YAML mapping.
+    """
+    section = _load(path.read_text(encoding="utf-8"), path.name).get("config") or {}
+    if not isinstance(section, dict):
+        raise StackFileError(f"{path.name}: `config:` must be keys and values, indented. See Pulumi.dev.yaml.")
+    return section
+
+
+def set_value(path: Path, keys: Sequence[str], value: str) -> bool:
+    """Set one text value, such as `("config", "oasis:ray", "image")`; False if it stood there already.
+
+    Raises:
+        StackFileError: the file is written in a way that cannot be edited line by line; it is left as it was.
+    """
+    text = path.read_bytes().decode()
+    old = _load(text, path.name)
+    new = _with(old, keys, value)
+    if new == old:
+        return False
+    edited = _edit(text, keys, value)
+    if edited is None or not _reads_as(edited, new):
+        raise StackFileError(
+            f"{path.name} is written in a way that cannot be edited without touching more than one line. "
+            f"Nothing was changed; set {' / '.join(keys)} to {value} by hand."
+        )
+    _replace(path, edited)
+    return True
+
+
+def fill(path: Path, keys: Sequence[str], value: str) -> bool:
+    """Set one text value only if nothing stands there; False if something does."""
+    here: object = _load(path.read_text(encoding="utf-8"), path.name)
+    for key in keys:
+        here = here.get(key) if isinstance(here, Mapping) else None
+    return False if here not in (None, "") else set_value(path, keys, value)
+
+
+def _load(text: str, name: str) -> dict[str, Any]:
+    try:
+        loaded = yaml.load(text, Loader=_Loader) or {}
+    except yaml.YAMLError as error:
+        raise StackFileError(f"{name} is no valid YAML: {error}") from None
+    if not isinstance(loaded, dict):
+        raise StackFileError(f"{name} must be keys and values. See Pulumi.dev.yaml.")
+    return loaded
+
+
+def _reads_as(text: str, tree: dict[str, Any]) -> bool:
+    try:
+        return _load(text, "") == tree
+    except StackFileError:
+        return False
+
+
+def _with(tree: dict[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
+    new = copy.deepcopy(tree)
+    here = new
+    for key in keys[:-1]:
+        if not isinstance(here.get(key), dict):
+            here[key] = {}
+        here = here[key]
+    here[keys[-1]] = value
+    return new
+
+
+def _edit(text: str, keys: Sequence[str], value: str) -> str | None:
+    newline = "\r\n" if "\r\n" in text else "\n"
+    lines = text.splitlines()
+    start, end, indent = 0, len(lines), 0
+    for depth, key in enumerate(keys):
+        found = _line_of(lines, start, end, indent, key)
+        if found is None:
+            at = _after_content(lines, start, end)
+            lines[at:at] = _new_lines(keys[depth:], value, indent)
+            break
+        if depth == len(keys) - 1:
+            # What is replaced is a scalar on the key's own line; a comment behind it stays.
+            match = re.fullmatch(
+                r"""(\s*[^#\s][^#]*?:)(?:\s+("[^"]*"|'[^']*'|[^\s#"'|>{\[][^\s#]*))?(\s+#.*)?""", lines[found]
+            )
+            if match is None:
+                return None
+            lines[found] = f"{match[1]} {_scalar(value)}{match[3] or ''}"
+            break
+        lines[found] = re.sub(r":\s*(?:\{\s*\}|~|null)(\s+#.*)?$", r":\1", lines[found])
+        start, end = found + 1, _end_of_block(lines, found + 1, end, indent)
+        indent = _indent_of_block(lines, start, end, indent)
+    return newline.join(lines) + newline
+
+
+def _line_of(lines: list[str], start: int, end: int, indent: int, key: str) -> int | None:
+    form = re.compile(rf"""\s{{{indent}}}(["']?){re.escape(key)}\1:(\s.*)?""")
+    return next((index for index in range(start, end) if form.fullmatch(lines[index])), None)
+
+
+def _is_content(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _width(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _end_of_block(lines: list[str], start: int, end: int, indent: int) -> int:
+    return next((i for i in range(start, end) if _is_content(lines[i]) and _width(lines[i]) <= indent), end)
+
+
+def _indent_of_block(lines: list[str], start: int, end: int, indent: int) -> int:
+    return next((_width(lines[index]) for index in range(start, end) if _is_content(lines[index])), indent + 2)
+
+
+def _after_content(lines: list[str], start: int, end: int) -> int:
+    return next((index + 1 for index in range(end - 1, start - 1, -1) if _is_content(lines[index])), start)
+
+
+def _new_lines(keys: Sequence[str], value: str, indent: int) -> list[str]:
+    parents = [f"{' ' * (indent + 2 * depth)}{key}:" for depth, key in enumerate(keys[:-1])]
+    return [*parents, f"{' ' * (indent + 2 * len(parents))}{keys[-1]}: {_scalar(value)}"]
+
+
+def _scalar(value: str) -> str:
+    plain = (
+        re.fullmatch(r"[A-Za-z][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*", value) and yaml.load(value, _Loader) == value
+    )
+    return value if plain else json.dumps(value)
+
+
+def _replace(path: Path, text: str) -> None:
+    # Written beside and renamed: an interrupted write must not leave half a stack file.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
+        new.write(text.encode())
+    try:
+        Path(new.name).chmod(path.stat().st_mode & 0o777)
+        Path(new.name).replace(path)
+    except OSError:
+        Path(new.name).unlink(missing_ok=True)
+        raise

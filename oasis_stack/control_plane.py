@@ -1,0 +1,91 @@
+"""Settings of the control plane that take a thought, and the way to reach it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Literal
+
+import pulumi
+import pulumi_gcp as gcp
+
+Endpoint = Literal["dns", "ip"]
+
+MAINTENANCE_START = "03:00"
+"""UTC. GKE accepts exclusions only beside a window."""
+
+
+def authorized_networks(
+    endpoint: Endpoint, networks: Mapping[str, str]
+) -> gcp.container.ClusterMasterAuthorizedNetworksConfigArgsDict | None:
+    """Who may reach the public address of the control plane; nothing to restrict where that address is off."""
+    if endpoint == "dns":
+        return None
+    blocks: list[gcp.container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgsDict] = [
+        {"cidr_block": block, "display_name": label} for block, label in networks.items()
+    ]
+    # Otherwise every virtual machine of Google Cloud, whoever rents it, could connect.
+    return {"cidr_blocks": blocks, "gcp_public_cidrs_access_enabled": False}
+
+
+def secrets_encryption(key: str | None) -> gcp.container.ClusterDatabaseEncryptionArgsDict:
+    """How Kubernetes Secrets are kept in the control plane's store."""
+    return {"state": "DECRYPTED"} if key is None else {"state": "ENCRYPTED", "key_name": key}
+
+
+def maintenance(exclusion: tuple[str, str] | None) -> gcp.container.ClusterMaintenancePolicyArgsDict:
+    """When GKE may upgrade: never nodes or minor versions during the exclusion, security patches of the control plane
+    always."""
+    policy: gcp.container.ClusterMaintenancePolicyArgsDict = {
+        "daily_maintenance_window": {"start_time": MAINTENANCE_START}
+    }
+    if exclusion is not None:
+        policy["maintenance_exclusions"] = [
+            {
+                "exclusion_name": "no-node-upgrades",
+                "start_time": exclusion[0],
+                "end_time": exclusion[1],
+                "exclusion_options": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
+            }
+        ]
+    return policy
+
+
+def server(cluster: gcp.container.Cluster, endpoint: Endpoint) -> pulumi.Output[str]:
+    """Address of the Kubernetes API."""
+    if endpoint == "ip":
+        return pulumi.Output.format("https://{0}", cluster.endpoint)
+    # After the id, which a preview of a new cluster does not know: it lacks the name too, but does not say so.
+    return cluster.id.apply(lambda _: cluster.control_plane_endpoints_config).apply(_dns_server)
+
+
+def _dns_server(endpoints: gcp.container.outputs.ClusterControlPlaneEndpointsConfig) -> str:
+    if endpoints.dns_endpoint_config is None or not endpoints.dns_endpoint_config.endpoint:
+        raise ValueError('GKE gave the cluster no DNS endpoint; set cluster.endpoint to "ip" with authorized_networks')
+    return f"https://{endpoints.dns_endpoint_config.endpoint}"
+
+
+def kubeconfig(cluster_name: str, server: str, certificate: str | None) -> str:
+    """Kubeconfig as JSON, which every reader of YAML reads.
+
+    `certificate` is the cluster's own authority, base64; None where the server's certificate is publicly trusted, as
+    for the DNS endpoint.
+    """
+    trust = {} if certificate is None else {"certificate-authority-data": certificate}
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "command": "gke-gcloud-auth-plugin",
+        "installHint": "Install it with `gcloud components install gke-gcloud-auth-plugin`.",
+        "provideClusterInfo": True,
+    }
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": cluster_name, "cluster": {"server": server, **trust}}],
+            "users": [{"name": cluster_name, "user": {"exec": plugin}}],
+            "contexts": [{"name": cluster_name, "context": {"cluster": cluster_name, "user": cluster_name}}],
+            "current-context": cluster_name,
+        },
+        sort_keys=True,
+    )

@@ -1,0 +1,110 @@
+"""Which Kubernetes service account may use which cloud resource, through Workload Identity Federation for GKE.
+
+Grants are single members on single resources: never on the project, and never a whole binding, which would take away
+everyone else's grant of that role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pulumi
+import pulumi_gcp as gcp
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketGrant:
+    """Roles on one bucket."""
+
+    bucket: pulumi.Input[str]
+    """Bucket name."""
+    roles: tuple[str, ...]
+    """Roles such as `roles/storage.objectUser`. Ray's storage also reads the bucket itself (`storage.buckets.get`,
+    in `roles/storage.bucketViewer`) and fails without it before it reads any object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryGrant:
+    """Reading from one Artifact Registry repository."""
+
+    location: str
+    """Location of the repository."""
+    repository: pulumi.Input[str]
+    """Repository id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadIdentityArgs:
+    """Who gets what."""
+
+    project: str
+    """Project id; also names the identity pool `<project>.svc.id.goog`, which exists once the project has a cluster."""
+    project_number: pulumi.Input[str]
+    """Project number. The id in its place makes a principal that nobody is, and every grant is in vain."""
+    cluster_name: pulumi.Input[str]
+    """Cluster whose creation makes the identity pool; grants before that are refused."""
+    namespace: str
+    """Kubernetes namespace of the service account."""
+    service_account: str
+    """Kubernetes service account; any other in the namespace has no access."""
+    buckets: Mapping[str, BucketGrant]
+    """Bucket grants by a short name, which becomes part of the grants' logical names."""
+    secrets: Mapping[str, pulumi.Input[str]]
+    """Secrets whose values it may read, as `projects/<p>/secrets/<s>`, by a short name."""
+    repositories: Mapping[str, RepositoryGrant]
+    """Repositories it may read, by a short name."""
+
+
+class WorkloadIdentity(pulumi.ComponentResource):
+    """Registers member grants on buckets, secrets and repositories for one Kubernetes service account."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("iam.googleapis.com", "iamcredentials.googleapis.com")
+
+    principal: pulumi.Output[str]
+
+    def __init__(self, name: str, args: WorkloadIdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:WorkloadIdentity", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        self.principal = pulumi.Output.all(args.project_number, args.cluster_name).apply(
+            lambda known: principal(args.project, known[0], args.namespace, args.service_account)
+        )
+        for short, grant in args.buckets.items():
+            for role in grant.roles:
+                gcp.storage.BucketIAMMember(
+                    f"{name}-{short}-{role.rpartition('.')[2]}",
+                    bucket=grant.bucket,
+                    role=role,
+                    member=self.principal,
+                    opts=child,
+                )
+        for short, secret in args.secrets.items():
+            gcp.secretmanager.SecretIamMember(
+                f"{name}-{short}",
+                project=args.project,
+                secret_id=secret,
+                role="roles/secretmanager.secretAccessor",
+                member=self.principal,
+                opts=child,
+            )
+        for short, repository in args.repositories.items():
+            gcp.artifactregistry.RepositoryIamMember(
+                f"{name}-{short}",
+                project=args.project,
+                location=repository.location,
+                repository=repository.repository,
+                role="roles/artifactregistry.reader",
+                member=self.principal,
+                opts=child,
+            )
+        self.register_outputs({"principal": self.principal})
+
+
+def principal(project: str, project_number: str, namespace: str, service_account: str) -> str:
+    """The identity of a Kubernetes service account in IAM policies (Google Cloud documentation, "About Workload
+    Identity Federation for GKE", principal identifiers)."""
+    return (
+        f"principal://iam.googleapis.com/projects/{project_number}/locations/global/workloadIdentityPools/"
+        f"{project}.svc.id.goog/subject/ns/{namespace}/sa/{service_account}"
+    )

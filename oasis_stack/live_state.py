@@ -1,0 +1,130 @@
+"""What waiting asks of the live world: plain requests to Google's APIs and to the cluster, as the user who runs pulumi.
+
+Clients are imported inside the functions: only the process of a waiter talks to anyone, and the imports cost a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+REQUEST_SECONDS = 30
+
+
+class Refused(Exception):
+    """The other side will not answer this however often it is asked: no credentials, no permission, a bad request."""
+
+
+class NotAnswering(Exception):
+    """A failure that may pass: too many requests, a server error, no connection."""
+
+
+class Unreachable(NotAnswering):
+    """No connection to the cluster's API server at all."""
+
+
+class Cluster:
+    """The few requests that waiting needs, authenticated as the kubeconfig says."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        """`kubeconfig` is JSON."""
+        from kubernetes import client, config
+
+        api = config.new_client_from_config_dict(json.loads(kubeconfig), persist_config=False)
+        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+
+    def definition(self, name: str) -> dict[str, Any]:
+        """The CustomResourceDefinition of this name; empty where the cluster has none."""
+        arguments = ("apiextensions.k8s.io", "v1", "customresourcedefinitions", name)
+        return self._call(self._custom.get_cluster_custom_object, *arguments) or {}
+
+    def objects(self, group: str, plural: str) -> list[dict[str, Any]]:
+        """Every object of a kind in all namespaces; none where the cluster does not know the kind."""
+        answer = self._call(self._custom.list_cluster_custom_object, group, "v1", plural)
+        return answer["items"] if answer else []
+
+    def remove(self, group: str, plural: str, namespace: str, name: str) -> None:
+        """Delete an object; it stays visible until what it owns is gone, pods above all."""
+        delete = self._custom.delete_namespaced_custom_object
+        self._call(delete, group, "v1", namespace, plural, name, propagation_policy="Foreground")
+
+    def load_balancers(self) -> list[dict[str, Any]]:
+        """Services of type LoadBalancer. Each keeps a finalizer until Google has removed its forwarding rule."""
+        answer = self._call(self._core.list_service_for_all_namespaces, _preload_content=False)
+        return [item for item in json.loads(answer.data)["items"] if item["spec"].get("type") == "LoadBalancer"]
+
+    def remove_service(self, namespace: str, name: str) -> None:
+        """Delete a Service."""
+        self._call(self._core.delete_namespaced_service, name, namespace)
+
+    def _call(self, request: Callable[..., Any], *arguments: str, **options: Any) -> Any:
+        """The answer, or None where the object or its kind does not exist."""
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            return request(*arguments, _request_timeout=REQUEST_SECONDS, **options)
+        except ApiException as failure:
+            if failure.status == 404:
+                return None
+            if failure.status in (401, 403):
+                raise Refused(
+                    f"the cluster answers {failure.status} {failure.reason} about {' '.join(arguments) or 'services'}. "
+                    "Check that gke-gcloud-auth-plugin is on PATH, run `gcloud auth login`, and compare your roles "
+                    "with the README's table."
+                ) from failure
+            raise NotAnswering(f"the cluster answers {failure.status} {failure.reason}") from failure
+        except (urllib3.exceptions.HTTPError, OSError) as failure:
+            raise Unreachable(f"the cluster does not answer ({type(failure).__name__})") from failure
+
+
+def google_api(service: str, default: str) -> str:
+    """Base address of a Google API, with a slash at its end; gcloud's own variable for it wins (`gcloud config`)."""
+    return os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}", default).rstrip("/") + "/"
+
+
+def google_list(url: str, key: str = "items") -> Iterator[dict[str, Any]]:
+    """Everything that a list method of a Google API answers: all pages, and all scopes of an aggregated list.
+
+    Raises:
+        Refused: no credentials or no permission.
+        NotAnswering: the request may succeed later.
+    """
+    token = ""
+    while True:
+        answer = _get(url, {"pageToken": token} if token else {})
+        found = answer.get(key, [])
+        if isinstance(found, dict):  # aggregated: {scope: {kind: [...]}}
+            for scope in found.values():
+                yield from (item for value in scope.values() if isinstance(value, list) for item in value)
+        else:
+            yield from found
+        token = answer.get("nextPageToken", "")
+        if not token:
+            return
+
+
+def _get(url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    import google.auth
+    import google.auth.exceptions
+    import requests
+    from google.auth.transport.requests import AuthorizedSession
+
+    try:
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+        answer = AuthorizedSession(credentials).get(url, params=parameters, timeout=REQUEST_SECONDS)
+    except google.auth.exceptions.TransportError as failure:
+        raise NotAnswering(f"no access token yet ({failure})") from failure
+    except google.auth.exceptions.GoogleAuthError as failure:
+        raise Refused(f"no Google credentials: {failure}. Run `gcloud auth application-default login`.") from failure
+    except requests.RequestException as failure:
+        raise NotAnswering(f"{url} does not answer ({type(failure).__name__})") from failure
+    if answer.status_code == 404:
+        return {}
+    if answer.status_code == 429 or answer.status_code >= 500:
+        raise NotAnswering(f"{url} answers {answer.status_code}")
+    if answer.status_code != 200:
+        raise Refused(f"{url} answers {answer.status_code}: {answer.text[:500]}. See the README's table of roles.")
+    return answer.json()

@@ -1,0 +1,147 @@
+"""Hardware facts per machine type: what a node of it has, where it is offered, and how it may be bought.
+
+The program decides by these facts (RDMA or not, disk kind, ladder), never by the name of a machine type.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+RDMA_MTU = 8896
+"""MTU of the RoCE network profile; Google's A3 Ultra guide recommends it for the gVNIC networks of the same nodes too
+(Google Cloud documentation, "RDMA network profiles" and "Create an AI-optimized GKE cluster", 2026)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine type as the program sees it."""
+
+    name: str
+    """Compute Engine machine type."""
+    gpus: int
+    """GPUs of one node."""
+    accelerator: str
+    """GPU type as GKE names it, in node pools and in the node label `cloud.google.com/gke-accelerator`."""
+    rdma_nics: int
+    """CX-7 NICs of one node, each with its own subnet of the RDMA VPC; 0: no RDMA VPC, no device networks."""
+    local_ssds: int
+    """Local SSDs of 375 GB that become the node's ephemeral storage."""
+    boot_disk_type: str
+    """Disk type the machine can boot from; A3 Ultra refuses Persistent Disk."""
+    vcpus: int
+    """vCPUs of one node, before what GKE reserves for itself."""
+    memory_gb: int
+    """Memory of one node in GiB, before what GKE reserves for itself."""
+    zones: tuple[str, ...]
+    """Zones that offer the machine type."""
+    on_demand: bool
+    """Whether it can be bought on demand."""
+    flex_start: bool
+    """Whether it can be bought by flex-start."""
+    spot: bool
+    """Whether it can be bought as Spot."""
+    flex_start_compact: bool
+    """Whether a flex-start pool of it may ask for compact placement."""
+
+
+# Shapes: Google Cloud documentation, "GPU machine types" (2026).
+# Zones: skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv; live: `gcloud compute machine-types list`.
+# Purchase: "GPU machine types"; H200 is sold by reservation, flex-start and Spot alone.
+# Compact flex-start: GoogleCloudPlatform/cluster-toolkit v1.95.0, modules/compute/gke-node-pool/main.tf, preconditions.
+_A3_ULTRA_ZONES = (
+    "asia-south1-b",
+    "asia-south2-c",
+    "europe-west1-b",
+    "europe-west4-a",
+    "us-central1-b",
+    "us-east4-b",
+    "us-east5-a",
+    "us-south1-b",
+    "us-west1-c",
+)
+_L4_ZONES = (
+    "asia-northeast1-a",
+    "asia-south1-a",
+    "asia-southeast1-b",
+    "europe-west1-b",
+    "europe-west4-a",
+    "us-central1-a",
+    "us-central1-b",
+    "us-east1-b",
+    "us-east4-a",
+    "us-west1-a",
+)
+
+
+def _l4(name: str, vcpus: int, memory_gb: int) -> Machine:
+    return Machine(
+        name=name,
+        gpus=1,
+        accelerator="nvidia-l4",
+        rdma_nics=0,
+        local_ssds=1,
+        boot_disk_type="pd-balanced",
+        vcpus=vcpus,
+        memory_gb=memory_gb,
+        zones=_L4_ZONES,
+        on_demand=True,
+        flex_start=True,
+        spot=True,
+        flex_start_compact=False,
+    )
+
+
+MACHINES: dict[str, Machine] = {
+    machine.name: machine
+    for machine in (
+        Machine(
+            name="a3-ultragpu-8g",
+            gpus=8,
+            accelerator="nvidia-h200-141gb",
+            rdma_nics=8,
+            local_ssds=32,
+            boot_disk_type="hyperdisk-balanced",
+            vcpus=224,
+            memory_gb=2952,
+            zones=_A3_ULTRA_ZONES,
+            on_demand=False,
+            flex_start=True,
+            spot=True,
+            flex_start_compact=True,
+        ),
+        _l4("g2-standard-4", vcpus=4, memory_gb=16),
+        _l4("g2-standard-12", vcpus=12, memory_gb=48),
+    )
+}
+"""Machine types that a stack can ask for as GPU nodes. A further type is one more row here, and nothing else."""
+
+GENERAL_PURPOSE = re.compile(r"(?:e2|n2|n2d)-(standard|highmem)-([0-9]+)")
+"""Machine types of nodes without GPUs: those that boot from a balanced Persistent Disk."""
+
+
+def general_purpose(name: str) -> Machine:
+    """A machine type without GPUs, read from its name: `e2-standard-8` has 8 vCPUs, and 4 GiB (highmem: 8) for each.
+
+    Raises:
+        ValueError: the name is not of this form.
+    """
+    match = GENERAL_PURPOSE.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no e2, n2 or n2d machine type of shape standard or highmem")
+    vcpus = int(match[2])
+    return Machine(
+        name=name,
+        gpus=0,
+        accelerator="",
+        rdma_nics=0,
+        local_ssds=0,
+        boot_disk_type="pd-balanced",
+        vcpus=vcpus,
+        memory_gb=vcpus * (4 if match[1] == "standard" else 8),
+        zones=(),
+        on_demand=True,
+        flex_start=False,
+        spot=True,
+        flex_start_compact=False,
+    )

@@ -1,0 +1,101 @@
+"""Physical names that other texts refer to, or that a later `up` must find again: pure, within each service's limits.
+
+Everything else is named by Pulumi. A name here never changes for the same settings: a kept bucket is adopted by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+NAME_PATTERN = re.compile(r"[a-z](?:[a-z0-9-]{0,14}[a-z0-9])?")
+"""The stack's `name`: 16 characters, so that a service account `<name>-image-builder` keeps within 30."""
+
+PROJECT_PATTERN = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
+"""Google Cloud project ids (Resource Manager documentation, "Creating and managing projects")."""
+
+DNS_LABEL_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""Kubernetes namespaces and other DNS-1123 labels: 63 characters."""
+
+RAY_CLUSTER_PATTERN = re.compile(r"[a-z](?:[a-z0-9-]{0,51}[a-z0-9])?")
+"""RayCluster names: DNS-1035, at most 53 characters (ray-project/kuberay v1.7.0, controllers/ray/utils)."""
+
+LABEL_KEY_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+"""Google Cloud label keys (Resource Manager documentation, "Labels overview")."""
+
+LABEL_VALUE_PATTERN = re.compile(r"[a-z0-9_-]{0,63}")
+"""Google Cloud label values (same page)."""
+
+KUBERAY_NAMESPACE = "kuberay-system"
+"""Namespace of the operator."""
+
+KUBERAY_VERSION = "1.6.2"
+"""The operator's Helm chart and image; token authentication of a RayCluster needs 1.5.1 or later."""
+
+RAY_ACCOUNT = "ray"
+"""Kubernetes service account of every Ray pod: what the grants on buckets, secret and packages name."""
+
+NODE_POOL_LABEL = "oasis/pool"
+"""Node label by which pods choose a CPU pool, and the taint that keeps others out of a dedicated one."""
+
+GVNIC_NETWORK = "gvnic-1"
+"""GKE Network of the second gVNIC; the first is GKE's own `default`."""
+
+
+def device_networks(rdma_nics: int) -> tuple[str, ...]:
+    """GKE Networks of a node's further NICs in interface order: the gVNIC is eth1, RDMA NIC `i` is eth(2+i)."""
+    return (GVNIC_NETWORK, *(f"rdma-{index}" for index in range(rdma_nics)))
+
+
+def bucket(project: str, name: str, purpose: str) -> str:
+    """Bucket name, 3 to 63 characters in a namespace that all of Google Cloud shares, hence the project in it.
+
+    Google refuses bucket names with its own name in them, so a project that has it is represented by a digest.
+    """
+    owner = digest(project) if "goog" in project else project
+    return f"{owner}-{name}-{purpose}"
+
+
+def repository(name: str, purpose: str) -> str:
+    """Artifact Registry repository id: at most 63 characters, unique in project and region."""
+    return f"{name}-{purpose}"
+
+
+def secret(name: str, purpose: str) -> str:
+    """Secret Manager secret id: at most 255 characters, unique in the project."""
+    return f"{name}-{purpose}"
+
+
+def service_account(name: str, purpose: str) -> str:
+    """Service account id: 6 to 30 characters, unique in the project.
+
+    Raises:
+        ValueError: the purpose is too long; a mistake of the program, since `name` is checked with the settings.
+    """
+    account = f"{name}-{purpose}"
+    if not 6 <= len(account) <= 30:
+        raise ValueError(f"service account id {account!r} has {len(account)} characters; Google allows 6 to 30")
+    return account
+
+
+def pool(mode: str, reservation: str | None) -> str:
+    """Logical name of a GPU node pool. Reservations are told apart by name, so reordering the ladder replaces nothing.
+
+    At most 32 characters: Pulumi adds 8, and GKE allows 40.
+    """
+    if reservation is None:
+        return f"gpu-{mode}"
+    short = reservation.rsplit("/", 1)[-1]
+    full = f"gpu-{mode}-{short}"
+    return full if len(full) <= 32 and short == reservation else f"gpu-{mode}-{digest(reservation)}"
+
+
+def has_registry(image: str) -> bool:
+    """Whether an image reference starts with the host of a registry, as Docker reads it."""
+    host, slash, _ = image.partition("/")
+    return bool(slash) and ("." in host or ":" in host or host == "localhost")
+
+
+def digest(text: str) -> str:
+    """Twelve hexadecimal characters that stand for a text too long, or not allowed, inside a name."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,171 @@
+"""The primary VPC: first interface of every node, pods, Services, and the only way out to the internet.
+
+Replaced when changed: region, and a subnet whose range moves or shrinks; a range that grows, secondary ranges, MTU and
+firewalls in place (hashicorp/terraform-provider-google 2026-08-21, resource_compute_network.go, ..._subnetwork.go).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pulumi
+import pulumi_gcp as gcp
+
+from oasis_stack.wait import NetworkFree
+
+PODS_RANGE = "pods"
+SERVICES_RANGE = "services"
+
+TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
+"""Google releases addresses and rules some time after their users are gone, beyond the provider's own limits."""
+
+CLEANUP_MINUTES = 30
+"""GKE's asynchronous cleanup was seen to take 10 minutes and more (decisionbox-io/decisionbox-platform, PR 87)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkArgs:
+    """What the primary VPC needs to know."""
+
+    project: str
+    """Project id."""
+    region: str
+    """Region of the subnets, the router and the NAT."""
+    node_range: str
+    """First interface of every node of every pool; when it is full, no node comes up any more."""
+    pods_range: str
+    """Pods: a /24 for each node, so 256 times the nodes."""
+    services_range: str
+    """Kubernetes Services."""
+    proxy_only_range: str | None
+    """Proxies of an internal application load balancer; None without one. At least a /26."""
+    proxied_port: int
+    """TCP port of the pods that such proxies reach; another one here than there, and the load balancer answers 502."""
+    mtu: int
+    """Largest packet in bytes. It must be that of the other networks of the same nodes."""
+
+
+class Network(pulumi.ComponentResource):
+    """Registers the primary VPC with its subnets, router, NAT and firewall rules, and the wait for GKE's cleanup."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("compute.googleapis.com",)
+
+    network_id: pulumi.Output[str]
+    network_name: pulumi.Output[str]
+    subnet_id: pulumi.Output[str]
+    subnet_name: pulumi.Output[str]
+    pods_range_name: pulumi.Output[str]
+    services_range_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:Network", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
+        vpc = gcp.compute.Network(
+            name,
+            project=args.project,
+            auto_create_subnetworks=False,
+            routing_mode="REGIONAL",
+            mtu=args.mtu,
+            opts=child,
+        )
+        nodes = gcp.compute.Subnetwork(
+            f"{name}-nodes",
+            project=args.project,
+            region=args.region,
+            network=vpc.id,
+            ip_cidr_range=args.node_range,
+            secondary_ip_ranges=[
+                {"range_name": PODS_RANGE, "ip_cidr_range": args.pods_range},
+                {"range_name": SERVICES_RANGE, "ip_cidr_range": args.services_range},
+            ],
+            # Nodes have no public address: this is how they reach Google's APIs without the NAT.
+            private_ip_google_access=True,
+            opts=self._subnet_options(),
+        )
+        way_out = self._way_out(name, args, vpc)
+        rules = self._firewall(name, args, vpc)
+        subnets = [nodes, *self._proxy_subnet(name, args, vpc)]
+        # The cluster takes the network's id through this waiter, so that on destroy it goes first, then the wait, then
+        # everything here: a network that GKE's rules still use cannot be deleted.
+        free = NetworkFree(
+            name,
+            args.project,
+            vpc.name,
+            CLEANUP_MINUTES,
+            pulumi.ResourceOptions(parent=self, depends_on=[*subnets, *way_out, *rules]),
+        )
+        self.network_id = pulumi.Output.all(vpc.id, free.id).apply(lambda ids: ids[0])
+        self.network_name = vpc.name
+        self.subnet_id = nodes.id
+        self.subnet_name = nodes.name
+        self.pods_range_name = pulumi.Output.from_input(PODS_RANGE)
+        self.services_range_name = pulumi.Output.from_input(SERVICES_RANGE)
+        self.register_outputs(
+            {
+                "network_id": self.network_id,
+                "network_name": self.network_name,
+                "subnet_id": self.subnet_id,
+                "subnet_name": self.subnet_name,
+                "pods_range_name": self.pods_range_name,
+                "services_range_name": self.services_range_name,
+            }
+        )
+
+    def _subnet_options(self) -> pulumi.ResourceOptions:
+        # A replaced subnet has the same addresses as its successor: both at once overlap, and Google refuses.
+        return pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS, delete_before_replace=True)
+
+    def _proxy_subnet(self, name: str, args: NetworkArgs, vpc: gcp.compute.Network) -> list[pulumi.Resource]:
+        if args.proxy_only_range is None:
+            return []
+        subnet = gcp.compute.Subnetwork(
+            f"{name}-proxies",
+            project=args.project,
+            region=args.region,
+            network=vpc.id,
+            ip_cidr_range=args.proxy_only_range,
+            purpose="REGIONAL_MANAGED_PROXY",
+            role="ACTIVE",
+            opts=self._subnet_options(),
+        )
+        return [subnet]
+
+    def _way_out(self, name: str, args: NetworkArgs, vpc: gcp.compute.Network) -> list[pulumi.Resource]:
+        child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
+        router = gcp.compute.Router(
+            f"{name}-router", project=args.project, region=args.region, network=vpc.id, opts=child
+        )
+        nat = gcp.compute.RouterNat(
+            f"{name}-nat",
+            project=args.project,
+            region=args.region,
+            router=router.name,
+            nat_ip_allocate_option="AUTO_ONLY",
+            source_subnetwork_ip_ranges_to_nat="ALL_SUBNETWORKS_ALL_IP_RANGES",
+            # A node that pulls packages with hundreds of processes runs out of the 64 ports of the static kind.
+            enable_dynamic_port_allocation=True,
+            enable_endpoint_independent_mapping=False,
+            log_config={"enable": True, "filter": "ERRORS_ONLY"},
+            opts=child,
+        )
+        return [router, nat]
+
+    def _firewall(self, name: str, args: NetworkArgs, vpc: gcp.compute.Network) -> list[pulumi.Resource]:
+        """Traffic from the stack's own ranges alone; the VPC's implied rule denies everything else from outside."""
+
+        def allow(role: str, sources: list[str], ports: list[tuple[str, list[str]]]) -> pulumi.Resource:
+            return gcp.compute.Firewall(
+                f"{name}-{role}",
+                project=args.project,
+                network=vpc.id,
+                direction="INGRESS",
+                source_ranges=sources,
+                allows=[{"protocol": protocol, "ports": numbers} for protocol, numbers in ports],
+                opts=pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS),
+            )
+
+        rules = [allow("internal", [args.node_range, args.pods_range], [("tcp", []), ("udp", []), ("icmp", [])])]
+        if args.proxy_only_range is not None:
+            rules.append(allow("proxies", [args.proxy_only_range], [("tcp", [str(args.proxied_port)])]))
+        return rules

@@ -1,0 +1,57 @@
+"""The Google APIs that the stack calls, switched on in an order that works in an empty project.
+
+They stay on when the stack goes: something else in the project may use them, and switching one off deletes its objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pulumi
+import pulumi_gcp as gcp
+
+FIRST = ("cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com")
+"""Enabling any other API reads the project with the first and asks the second (hashicorp/terraform-provider-google
+2026-08-21, resource_google_project_service.go: Read)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectServicesArgs:
+    """What enabling APIs needs to know."""
+
+    project: str
+    """Project id. It must exist and have a billing account, or Compute Engine's API is refused."""
+    apis: Iterable[str]
+    """API names such as `compute.googleapis.com`: the union of what the components of the stack declare."""
+
+
+class ProjectServices(pulumi.ComponentResource):
+    """Registers one enabled service per API, the two that the others need first."""
+
+    APIS: ClassVar[tuple[str, ...]] = FIRST
+
+    number: pulumi.Output[str]
+
+    def __init__(self, name: str, args: ProjectServicesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:ProjectServices", name, None, opts)
+
+        def enable(api: str, after: list[pulumi.Resource]) -> pulumi.Resource:
+            return gcp.projects.Service(
+                f"{name}-{api.partition('.')[0]}",
+                project=args.project,
+                service=api,
+                disable_on_destroy=False,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=after),
+            )
+
+        first = [enable(api, []) for api in FIRST]
+        for api in sorted(set(args.apis) - set(FIRST)):
+            enable(api, first)
+        # No value of a service is in this question, but an empty project cannot answer it before.
+        answer = gcp.organizations.get_project_output(
+            project_id=args.project, opts=pulumi.InvokeOutputOptions(parent=self, depends_on=first)
+        )
+        self.number = answer.number
+        self.register_outputs({"number": self.number})

@@ -1,0 +1,193 @@
+"""Pod templates of the Ray head and its worker groups. Pure: every value is an argument.
+
+KubeRay takes the first container as Ray's and adds the start command, probes, the token and the autoscaler around it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+
+from oasis_stack import gib, pod_size
+from oasis_stack.machine import Machine
+from oasis_stack.pod_size import PodSize
+from oasis_stack.ray_mounts import GROUP, USER, Mounts, PodVolumes, pod_volumes
+
+HEAD_GRACE_SECONDS = 30
+
+SPOT_DRAIN_SECONDS, SPOT_GRACE_SECONDS = 12, 15
+"""A pod on Spot gets 15 s to end, whatever it asks for (GKE documentation, "Spot VMs")."""
+
+DRAIN_SECONDS, GRACE_SECONDS = 120, 150
+"""Elsewhere: time for a checkpoint of some 10 GB to reach the bucket. Ray drains, then the pod may end."""
+
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""No pod of Ray is privileged; Google's RDMA test pods dropped IPC_LOCK in 2025 (container-engine-accelerators)."""
+
+
+NOT_MOVED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+"""GKE's autoscaler may not move a Ray pod to save a node: the work in it would be lost. Idle workers go by Ray's own
+autoscaler (GKE documentation, "About cluster autoscaling")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuGroup:
+    """The GPU worker group."""
+
+    compute_class: pulumi.Input[str]
+    """ComputeClass of the GPU pools; one that does not exist, and the pods stay Pending."""
+    machine: Machine
+    """What a GPU node has; a worker takes a whole node."""
+    max_nodes: int
+    """Most workers; above the sum of the pools' maxima, Ray waits for nodes that cannot come."""
+    spot: bool
+    """Whether the ladder has a Spot pool: pods have 15 seconds to leave there, and must drain within that."""
+    device_networks: Sequence[pulumi.Input[str]]
+    """GKE Networks of eth1, eth2, ... in NIC order; none for a machine without RDMA NICs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodContext:
+    """What all pods of the cluster share."""
+
+    image: pulumi.Input[str]
+    """Ray image; its Ray must be the cluster's version."""
+    service_account: str
+    """Kubernetes service account, by which Google Cloud knows the pods."""
+    environment: Sequence[Mapping[str, Any]]
+    """Variables of every Ray container, as Kubernetes writes them."""
+    mounts: Mounts
+    """Where the buckets, the scratch disk and gIB appear."""
+
+
+def head_template(context: PodContext, size: PodSize, node_labels: Mapping[str, str]) -> dict[str, Any]:
+    """The head pod: Ray's services, the drivers of jobs, and the autoscaler, which needs the Kubernetes API."""
+    volumes = pod_volumes(context.mounts, size, local_ssds=0, training=False)
+    container = _container("ray-head", context, size, volumes)
+    ports = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
+    container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
+    pod = _pod(context, container, volumes, HEAD_GRACE_SECONDS)
+    pod["nodeSelector"] = dict(node_labels)
+    return {"metadata": {"annotations": {**volumes.annotations, **NOT_MOVED}}, "spec": pod}
+
+
+def cpu_worker_template(context: PodContext, size: PodSize, node_labels: Mapping[str, str]) -> dict[str, Any]:
+    """A worker without GPUs. Its pool may carry a label as taint too, which keeps other pods off."""
+    volumes = pod_volumes(context.mounts, size, local_ssds=0, training=False)
+    container = _container("ray-worker", context, size, volumes)
+    container["env"].append(_drain(DRAIN_SECONDS))
+    pod = _pod(context, container, volumes, GRACE_SECONDS) | {
+        "automountServiceAccountToken": False,
+        "nodeSelector": dict(node_labels),
+        "tolerations": [_tolerate(key, value) for key, value in node_labels.items()],
+    }
+    return {"metadata": {"annotations": {**volumes.annotations, **NOT_MOVED}}, "spec": pod}
+
+
+def gpu_worker_template(context: PodContext, gpu: GpuGroup) -> dict[str, Any]:
+    """A worker that takes a whole GPU node; with RDMA NICs it has them all, and starts with gIB or not at all."""
+    machine = gpu.machine
+    size = pod_size.gpu_pod(machine)
+    volumes = pod_volumes(context.mounts, size, local_ssds=machine.local_ssds, training=True)
+    container = _container("ray-worker", context, size, volumes)
+    for resources in container["resources"].values():
+        resources["nvidia.com/gpu"] = str(machine.gpus)
+    drain, grace = (SPOT_DRAIN_SECONDS, SPOT_GRACE_SECONDS) if gpu.spot else (DRAIN_SECONDS, GRACE_SECONDS)
+    container["env"].append(_drain(drain))
+    pod = _pod(context, container, volumes, grace) | {
+        "automountServiceAccountToken": False,
+        "nodeSelector": {"cloud.google.com/compute-class": gpu.compute_class},
+        "tolerations": _gpu_tolerations(gpu),
+    }
+    annotations: dict[str, pulumi.Input[str]] = {**volumes.annotations, **NOT_MOVED}
+    if machine.rdma_nics:
+        _require_rdma(context, pod, container)
+        annotations |= interface_annotations(gpu.device_networks)
+    return {"metadata": {"annotations": annotations}, "spec": pod}
+
+
+def interface_annotations(device_networks: Sequence[pulumi.Input[str]]) -> dict[str, pulumi.Input[str]]:
+    """Annotations that give a pod all NICs of its node: eth0 is the pod network, eth<i> the i-th device network."""
+    return {
+        "networking.gke.io/default-interface": "eth0",
+        "networking.gke.io/interfaces": pulumi.Output.all(*device_networks).apply(
+            lambda networks: json.dumps(
+                [{"interfaceName": f"eth{i}", "network": network} for i, network in enumerate(("default", *networks))]
+            )
+        ),
+    }
+
+
+def _require_rdma(context: PodContext, pod: dict[str, Any], container: dict[str, Any]) -> None:
+    directory = context.mounts.gib
+    mounts = gib.mounts(directory)
+    pod["volumes"] += gib.VOLUMES
+    container["volumeMounts"] += mounts
+    container["command"] = [gib.start_guard(directory)]
+    container["env"] += [
+        {"name": "LD_LIBRARY_PATH", "value": f"{directory}/lib64:{gib.DRIVER_DIRECTORY}/lib64"},
+        # Ten interfaces in the pod, and only eth0 reaches other pods at the addresses they are known by.
+        {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"},
+        {"name": "GLOO_SOCKET_IFNAME", "value": "eth0"},
+    ]
+    pod["initContainers"] = [
+        {
+            "name": "wait-for-gib",
+            "image": context.image,
+            "command": gib.wait_command(directory),
+            "resources": {kind: {"cpu": "100m", "memory": "64Mi"} for kind in ("requests", "limits")},
+            "securityContext": CONTAINER_SECURITY,
+            "volumeMounts": mounts[:1],
+        }
+    ]
+
+
+def _pod(context: PodContext, container: dict[str, Any], volumes: PodVolumes, grace_seconds: int) -> dict[str, Any]:
+    return {
+        "serviceAccountName": context.service_account,
+        "terminationGracePeriodSeconds": grace_seconds,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": GROUP,
+            "fsGroup": GROUP,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": list(volumes.volumes),
+    }
+
+
+def _container(name: str, context: PodContext, size: PodSize, volumes: PodVolumes) -> dict[str, Any]:
+    resources = {"cpu": str(size.cpus), "memory": f"{size.memory_gib}Gi"}
+    return {
+        "name": name,
+        "image": context.image,
+        "env": [dict(variable) for variable in context.environment],
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": list(volumes.mounts),
+    }
+
+
+def _drain(seconds: int) -> dict[str, str]:
+    # A worker that is told to end reports itself as preempted and is waited for this long (ray 2.60, _private/node.py).
+    return {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": str(seconds)}
+
+
+def _gpu_tolerations(gpu: GpuGroup) -> list[dict[str, Any]]:
+    taints: list[tuple[str, pulumi.Input[str]]] = [
+        ("nvidia.com/gpu", "present"),
+        ("cloud.google.com/compute-class", gpu.compute_class),
+    ]
+    if gpu.spot:
+        taints.append(("cloud.google.com/gke-spot", "true"))
+    return [_tolerate(key, value) for key, value in taints]
+
+
+def _tolerate(key: str, value: pulumi.Input[str]) -> dict[str, Any]:
+    return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}

@@ -1,0 +1,105 @@
+"""The further networks of nodes with RDMA NICs: one VPC for the second gVNIC, one RoCE VPC with a subnet per NIC.
+
+The RoCE VPC lives in one zone and takes no firewall rule, router, NAT or peering (Google Cloud documentation, "RDMA
+network profiles" and "Cloud NGFW for RoCE VPC networks"). Its profile is fixed at creation: another zone replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pulumi
+import pulumi_gcp as gcp
+
+TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
+"""A NIC's address is released some time after its node is gone, beyond the provider's own limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaNetworkArgs:
+    """What the gVNIC VPC and the RDMA VPC need to know."""
+
+    project: str
+    """Project id."""
+    region: str
+    """Region of the subnets."""
+    zone: str
+    """Zone whose RoCE network profile the RDMA VPC uses: a node of another zone cannot attach a NIC to it."""
+    gvnic_range: str
+    """Second gVNIC: one address for each GPU node."""
+    rdma_ranges: Sequence[str]
+    """One range per RDMA NIC, in NIC order: subnet `i` carries NIC `i` of every node, and NCCL's rings rely on it."""
+    mtu: int
+    """Largest packet in bytes. The RoCE profile demands 8896, and a smaller one beside it costs bandwidth."""
+
+
+class RdmaNetwork(pulumi.ComponentResource):
+    """Registers the gVNIC VPC with subnet and firewall rule, and the RDMA VPC with one subnet per NIC and no rule."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("compute.googleapis.com",)
+
+    gvnic_network_name: pulumi.Output[str]
+    gvnic_subnet_name: pulumi.Output[str]
+    rdma_network_name: pulumi.Output[str]
+    rdma_subnet_names: list[pulumi.Output[str]]
+
+    def __init__(self, name: str, args: RdmaNetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:RdmaNetwork", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
+        gvnic = gcp.compute.Network(
+            f"{name}-gvnic",
+            project=args.project,
+            auto_create_subnetworks=False,
+            routing_mode="REGIONAL",
+            mtu=args.mtu,
+            opts=child,
+        )
+        gcp.compute.Firewall(
+            f"{name}-gvnic-internal",
+            project=args.project,
+            network=gvnic.id,
+            direction="INGRESS",
+            source_ranges=[args.gvnic_range],
+            allows=[{"protocol": protocol} for protocol in ("tcp", "udp", "icmp")],
+            opts=child,
+        )
+        rdma = gcp.compute.Network(
+            f"{name}-rdma",
+            project=args.project,
+            auto_create_subnetworks=False,
+            routing_mode="REGIONAL",
+            mtu=args.mtu,
+            network_profile=f"projects/{args.project}/global/networkProfiles/{args.zone}-vpc-roce",
+            opts=child,
+        )
+        gvnic_subnet = self._subnet(f"{name}-gvnic", args, gvnic, args.gvnic_range)
+        rdma_subnets = [
+            self._subnet(f"{name}-rdma-{index}", args, rdma, block) for index, block in enumerate(args.rdma_ranges)
+        ]
+        self.gvnic_network_name = gvnic.name
+        self.gvnic_subnet_name = gvnic_subnet.name
+        self.rdma_network_name = rdma.name
+        self.rdma_subnet_names = [subnet.name for subnet in rdma_subnets]
+        self.register_outputs(
+            {
+                "gvnic_network_name": self.gvnic_network_name,
+                "gvnic_subnet_name": self.gvnic_subnet_name,
+                "rdma_network_name": self.rdma_network_name,
+                "rdma_subnet_names": self.rdma_subnet_names,
+            }
+        )
+
+    def _subnet(
+        self, name: str, args: RdmaNetworkArgs, network: gcp.compute.Network, block: str
+    ) -> gcp.compute.Subnetwork:
+        return gcp.compute.Subnetwork(
+            name,
+            project=args.project,
+            region=args.region,
+            network=network.id,
+            ip_cidr_range=block,
+            # A replaced subnet has the same addresses as its successor: both at once overlap, and Google refuses.
+            opts=pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS, delete_before_replace=True),
+        )

@@ -1,0 +1,188 @@
+"""Rules that concern several settings at once, or more than the form of one.
+
+A rule is left out where a setting it reads is already refused, so that one mistake is reported once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from oasis_stack import capacity_rules, names, ray_setting_rules
+from oasis_stack.problem import Problem, SettingsError
+
+if TYPE_CHECKING:
+    from oasis_stack.settings import Settings
+
+WIDEST_AUTHORIZED_PREFIX = 8
+"""A network wider than this is the internet by another name."""
+
+
+def problems(settings: Settings, wandb_api_key: object, refused: set[str]) -> Iterator[Problem]:
+    """Everything wrong with settings whose forms were read, but for the keys in `refused`."""
+    for keys, rule in _RULES:
+        if not any(_concerns(key, bad) for key in keys for bad in refused):
+            for problem in rule(settings):
+                item = problem.key.rpartition("]")
+                if not any(_concerns(item[0] + item[1] or problem.key, bad) for bad in refused):
+                    yield problem
+    yield from _wandb_api_key(settings, wandb_api_key)
+
+
+def _concerns(key: str, refused: str) -> bool:
+    return (
+        refused == key or refused.startswith((f"{key}.", f"{key}[")) or key.startswith((f"{refused}.", f"{refused}["))
+    )
+
+
+def _zone(settings: Settings) -> Iterator[Problem]:
+    if settings.zone.rpartition("-")[0] != settings.region:
+        yield Problem(
+            key="zone",
+            value=settings.zone,
+            allowed=f"a zone of oasis:region, which is {settings.region}",
+            remedy=f"set oasis:region to {settings.zone.rpartition('-')[0]}, or choose a zone of {settings.region}",
+        )
+
+
+def _capacity(settings: Settings) -> Iterable[Problem]:
+    if settings.gpu is None:
+        return ()
+    return capacity_rules.problems(settings.gpu.machine, settings.zone, settings.gpu.capacity)
+
+
+def _addresses(settings: Settings) -> Iterable[Problem]:
+    try:
+        settings.address_plan()
+    except SettingsError as error:
+        return error.problems
+    return ()
+
+
+def _endpoint(settings: Settings) -> Iterator[Problem]:
+    cluster = settings.cluster
+    key = "cluster.authorized_networks"
+    if cluster.endpoint == "ip" and not cluster.authorized_networks:
+        yield Problem(
+            key=key,
+            value=None,
+            allowed="with endpoint ip, at least one network",
+            remedy="add the network that you and CI connect from, or set oasis:cluster.endpoint to dns",
+        )
+    if cluster.endpoint == "dns" and cluster.authorized_networks:
+        yield Problem(
+            key=key,
+            value=[str(network.cidr) for network in cluster.authorized_networks],
+            allowed="none with endpoint dns, where IAM alone decides",
+            remedy="remove the list, or set oasis:cluster.endpoint to ip",
+        )
+    for index, network in enumerate(cluster.authorized_networks):
+        try:
+            width = ipaddress.ip_network(network.cidr)
+        except ValueError as error:
+            reason = f"correct it: {error}"
+        else:
+            if width.prefixlen >= WIDEST_AUTHORIZED_PREFIX:
+                continue
+            reason = "name your own network; with endpoint dns no address needs to be listed"
+        yield Problem(
+            key=f"{key}[{index}].cidr",
+            value=network.cidr,
+            allowed=f"a network such as 203.0.113.0/24, never wider than /{WIDEST_AUTHORIZED_PREFIX}",
+            remedy=reason,
+        )
+
+
+def _maintenance(settings: Settings) -> Iterator[Problem]:
+    exclusion = settings.cluster.maintenance_exclusion
+    if exclusion is None:
+        return
+    moments: list[datetime] = []
+    for key, text in (("start", exclusion.start), ("end", exclusion.end)):
+        try:
+            moments.append(datetime.fromisoformat(text))
+        except ValueError as error:
+            yield Problem(
+                key=f"cluster.maintenance_exclusion.{key}",
+                value=text,
+                allowed="a UTC time that exists",
+                remedy=f"correct it: {error}",
+            )
+    if len(moments) == 2 and moments[0] >= moments[1]:
+        yield Problem(
+            key="cluster.maintenance_exclusion.end",
+            value=exclusion.end,
+            allowed=f"a time after its start, {exclusion.start}",
+            remedy="move one of the two",
+        )
+
+
+def _pools(settings: Settings) -> Iterator[Problem]:
+    for name, pool in (("system_pool", settings.cluster.system_pool), ("cpu_pool", settings.cluster.cpu_pool)):
+        if pool.min_nodes > pool.max_nodes:
+            yield Problem(
+                key=f"cluster.{name}.min_nodes",
+                value=pool.min_nodes,
+                allowed=f"at most max_nodes, which is {pool.max_nodes}",
+                remedy="lower it or raise max_nodes",
+            )
+
+
+def _soft_delete(settings: Settings) -> Iterator[Problem]:
+    for key, bucket in (("data", settings.data), ("runs", settings.runs)):
+        if 0 < bucket.soft_delete_days < 7:
+            yield Problem(
+                key=f"{key}.soft_delete_days",
+                value=bucket.soft_delete_days,
+                allowed="0, or 7 to 90",
+                remedy="set 0 to keep nothing, or at least 7: Cloud Storage has nothing between",
+            )
+
+
+def _labels(settings: Settings) -> Iterator[Problem]:
+    for key, value in settings.labels.items():
+        if not names.LABEL_KEY_PATTERN.fullmatch(key) or not names.LABEL_VALUE_PATTERN.fullmatch(value):
+            yield Problem(
+                key=f"labels.{key}",
+                value=value,
+                allowed="key and value of at most 63 of a-z, 0-9, _ and -, the key with a letter first",
+                remedy="rename it",
+            )
+
+
+def _wandb_api_key(settings: Settings, value: object) -> Iterator[Problem]:
+    if value is None:
+        return
+    if isinstance(value, str | int | float):
+        yield Problem(
+            key="wandb_api_key",
+            value="(plain text, not shown)",
+            allowed="an encrypted value",
+            remedy="revoke that key, then use `make secret`, or `pulumi config set --secret oasis:wandb_api_key`",
+        )
+    if settings.wandb is None:
+        yield Problem(
+            key="wandb",
+            value=None,
+            allowed="a section, `oasis:wandb: {}`, while oasis:wandb_api_key has a value",
+            remedy="add the section, or remove the key",
+        )
+
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], ...] = (
+    (("region", "zone"), _zone),
+    (("gpu.machine_type",), _capacity),
+    (("network", "cluster.system_pool", "cluster.cpu_pool", "gpu.machine_type", "gpu.capacity"), _addresses),
+    (("cluster.endpoint", "cluster.authorized_networks"), _endpoint),
+    (("cluster.maintenance_exclusion",), _maintenance),
+    (("cluster.system_pool", "cluster.cpu_pool"), _pools),
+    (("cluster.system_pool", "ray.head"), ray_setting_rules.head),
+    (("ray.cpu_workers_max", "ray.cpu_worker", "cluster.cpu_pool"), ray_setting_rules.cpu_workers),
+    (("ray.dashboard_access", "ray.dashboard_client_ranges"), ray_setting_rules.dashboard),
+    (("ray.version", "ray.image"), ray_setting_rules.image),
+    (("data", "runs"), _soft_delete),
+    (("labels",), _labels),
+)
+"""Each rule with the settings it reads."""

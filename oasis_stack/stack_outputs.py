@@ -1,0 +1,63 @@
+"""What the stack tells people and jobs: one mapping that is exports, ConfigMap and pod variables, so that they agree.
+
+Part of the wiring, so it may read settings; it registers nothing.
+"""
+
+from __future__ import annotations
+
+import pulumi
+
+from oasis_stack import names, ray_cluster
+from oasis_stack.settings import Settings
+
+
+def cluster_environment(
+    settings: Settings,
+    *,
+    cluster_name: pulumi.Input[str],
+    data_uri: pulumi.Input[str],
+    runs_uri: pulumi.Input[str],
+    image_repository: pulumi.Input[str],
+    docker_index: pulumi.Input[str],
+    python_index_url: pulumi.Input[str],
+    dashboard_address: pulumi.Input[str] | None,
+    wandb_secret: pulumi.Input[str],
+) -> dict[str, pulumi.Input[str]]:
+    """Every field of `workloads.environment.ClusterEnvironment`, as text."""
+    ray, gpu = settings.ray, settings.gpu
+    machine = gpu.machine if gpu else None
+    forward = ray_cluster.port_forward_command(ray.namespace, ray.cluster_name, ray.dashboard_port)
+    host = "127.0.0.1" if dashboard_address is None else dashboard_address
+    return {
+        "project": settings.project,
+        "region": settings.region,
+        "zone": settings.zone,
+        "cluster_name": cluster_name,
+        "ray_namespace": ray.namespace,
+        "ray_cluster_name": ray.cluster_name,
+        "ray_dashboard_url": pulumi.Output.format("http://{0}:{1}", host, ray.dashboard_port),
+        "ray_dashboard_command": forward if dashboard_address is None else "",
+        "data_uri": data_uri,
+        "runs_uri": runs_uri,
+        "image": ray.image if names.has_registry(ray.image) else pulumi.Output.concat(docker_index, "/", ray.image),
+        "image_repository": image_repository,
+        "python_index_url": python_index_url,
+        "machine_type": machine.name if machine else "",
+        "accelerator": machine.accelerator if machine else "",
+        "gpus_per_node": str(machine.gpus if machine else 0),
+        "rdma_nics": str(machine.rdma_nics if machine else 0),
+        "gpu_max_nodes": str(gpu.max_nodes if gpu else 0),
+        "cpu_workers_max": str(ray.cpu_workers_max),
+        "wandb_secret": wandb_secret,
+    }
+
+
+def get_credentials_command(settings: Settings, cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
+    """Command that writes the cluster into the caller's own kubeconfig."""
+    return pulumi.Output.format(
+        "gcloud container clusters get-credentials {0} --location {1} --project {2}{3}",
+        cluster_name,
+        settings.region,
+        settings.project,
+        " --dns-endpoint" if settings.cluster.endpoint == "dns" else "",
+    )

@@ -1,0 +1,260 @@
+"""The one way to wait for what arrives or goes late: resources whose create or delete polls, bounded, with progress.
+
+Pulumi pickles these providers by reference and runs them in a process of its own, also for a later `destroy`: they hold
+no state and no credential, and renaming one here strands the stacks that have it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
+
+from oasis_stack.live_state import Cluster, NotAnswering, Unreachable, google_api, google_list
+from oasis_stack.polling import say, until_none
+
+UNREACHABLE_MINUTES = 5
+"""How long a destroy asks a cluster that does not answer at all."""
+
+MAKERS = (
+    ("ray.io", "raycronjobs"),
+    ("ray.io", "rayjobs"),
+    ("ray.io", "rayservices"),
+    ("ray.io", "rayclusters"),
+    ("networking.k8s.io", "ingresses"),
+)
+"""Kinds whose objects hold nodes or load balancers; makers before what they make, so that nothing deleted comes back
+(ray-project/kuberay v1.7.0, ray-operator/apis/ray/v1)."""
+
+GKE_PREFIXES = ("k8s", "gke-")
+"""How GKE names the firewall rules, endpoint groups and forwarding rules that it makes in the cluster's network
+(hashicorp/terraform-provider-google issues 5948 and 7637)."""
+
+
+class _Waiter(ResourceProvider):
+    """Remembers its inputs, and nothing else; subclasses wait when the resource is made or when it goes."""
+
+    serialize_as_secret_always = False  # the pickle is the name of a class
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        # Never a replacement: its deletion would wait for a teardown in the middle of an update.
+        return DiffResult(changes=any(_olds.get(key) != value for key, value in _news.items() if key != "__provider"))
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(id_=type(self).__name__.strip("_"), outs=props)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        return UpdateResult(outs=_news)
+
+
+class _CustomResourcesServed(_Waiter):
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        _await_definitions(props)
+        return super().create(props)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        _await_definitions(_news)
+        return super().update(_id, _olds, _news)
+
+
+def _await_definitions(props: Mapping[str, Any]) -> None:
+    cluster = Cluster(props["kubeconfig"])
+    until_none(
+        "waiting until the cluster serves",
+        lambda: [kind for kind in props["kinds"] if not _established(cluster.definition(kind))],
+        props["timeout_minutes"],
+        "GKE installs some resource types up to an hour after it made the cluster. Look with `kubectl get crd`, then "
+        "run `pulumi up` again: it goes on waiting.",
+    )
+
+
+def _established(definition: Mapping[str, Any]) -> bool:
+    conditions = definition.get("status", {}).get("conditions", [])
+    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
+
+
+class _WorkloadsGone(_Waiter):
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        cluster = Cluster(_props["kubeconfig"])
+        if _cluster_gone(cluster):
+            return
+        until_none(
+            "removing workloads before their cluster",
+            lambda: _remove_workloads(cluster),
+            _props["timeout_minutes"],
+            "Look with `kubectl get rayjobs,rayservices,rayclusters,services,ingresses -A`: what stays has a finalizer "
+            "whose controller must answer. Then run `pulumi destroy` again: it goes on from here.",
+        )
+
+
+def _cluster_gone(cluster: Cluster) -> bool:
+    """Whether there is no cluster to clean up, which the user must say, since a network fault looks the same.
+
+    Raises:
+        polling.WaitError: the cluster does not answer, and the user has not said so.
+    """
+
+    def silent() -> list[str]:
+        try:
+            cluster.load_balancers()
+        except Unreachable as failure:
+            return [str(failure)]
+        except NotAnswering:
+            return []  # it lives; the wait that follows asks again
+        return []
+
+    # The Kubernetes provider's own switch for the same case, so that one setting serves both.
+    if os.environ.get("PULUMI_K8S_DELETE_UNREACHABLE", "").lower() in ("1", "true") and silent():
+        say("the cluster does not answer and PULUMI_K8S_DELETE_UNREACHABLE is set: nothing is removed from it")
+        return True
+    until_none(
+        "asking the cluster what runs on it",
+        silent,
+        UNREACHABLE_MINUTES,
+        "If it was deleted by other means, run `PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy`; else check your "
+        "connection to it.",
+    )
+    return False
+
+
+def _remove_workloads(cluster: Cluster) -> list[str]:
+    """Delete what is not being deleted yet, and name everything that is still there."""
+    found: list[str] = []
+    for group, plural in MAKERS:
+        for namespace, name, going in map(_identity, cluster.objects(group, plural)):
+            found.append(f"{plural}/{namespace}/{name}")
+            if not going:
+                say(f"removing {found[-1]}")
+                cluster.remove(group, plural, namespace, name)
+    for namespace, name, going in map(_identity, cluster.load_balancers()):
+        found.append(f"services/{namespace}/{name}")
+        if not going:
+            say(f"removing {found[-1]} and its load balancer")
+            cluster.remove_service(namespace, name)
+    return found
+
+
+def _identity(found: Mapping[str, Any]) -> tuple[str, str, bool]:
+    metadata = found["metadata"]
+    return metadata["namespace"], metadata["name"], "deletionTimestamp" in metadata
+
+
+class _NetworkFree(_Waiter):
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        project, network = _props["project"], _last(_props["network"])
+        until_none(
+            f"waiting until GKE has cleaned network {network}",
+            lambda: _made_by_gke(project, network),
+            _props["timeout_minutes"],
+            "GKE did not remove them with its cluster. Remove them with `gcloud compute <firewall-rules | "
+            f"network-endpoint-groups | forwarding-rules> delete <name> --project={project}`, then run "
+            "`pulumi destroy` again: it goes on from here.",
+        )
+
+
+def _made_by_gke(project: str, network: str) -> list[str]:
+    base = google_api("compute", "https://compute.googleapis.com/compute/v1/")
+    return [
+        f"{_last(listing)}/{item['name']}"
+        for listing in ("global/firewalls", "aggregated/networkEndpointGroups", "aggregated/forwardingRules")
+        for item in google_list(f"{base}projects/{project}/{listing}")
+        if item["name"].startswith(GKE_PREFIXES) and _last(item.get("network", "")) == network
+    ]
+
+
+class _ConnectionFree(_Waiter):
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        project, region, network = _props["project"], _props["region"], _last(_props["network"])
+        base = google_api("cloudbuild", "https://cloudbuild.googleapis.com/")
+        url = f"{base}v1/projects/{project}/locations/{region}/workerPools"
+        until_none(
+            f"waiting until no worker pool is peered with network {network}",
+            lambda: [pool["name"] for pool in google_list(url, "workerPools") if _peered_network(pool) == network],
+            _props["timeout_minutes"],
+            f"Look with `gcloud builds worker-pools list --region={region} --project={project}`, remove what is not "
+            "this stack's, then run `pulumi destroy` again: it goes on from here.",
+        )
+
+
+def _peered_network(pool: Mapping[str, Any]) -> str:
+    return _last(pool.get("privatePoolV1Config", {}).get("networkConfig", {}).get("peeredNetwork", ""))
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+class CustomResourcesServed(Resource, module="wait", name="CustomResourcesServed"):
+    """Exists once the cluster serves the given resource types. Makes nothing, removes nothing."""
+
+    kinds: pulumi.Output[Sequence[str]]
+
+    def __init__(
+        self,
+        name: str,
+        kubeconfig: pulumi.Input[str],
+        kinds: Sequence[str],
+        timeout_minutes: int,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`kinds` are names of definitions, `<plural>.<group>`; `kubeconfig` is JSON."""
+        props = {"kubeconfig": kubeconfig, "kinds": list(kinds), "timeout_minutes": timeout_minutes}
+        super().__init__(_CustomResourcesServed(), name, props, _secret_kubeconfig(opts))
+
+
+class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
+    """On destroy, removes every Ray object, Ingress and load-balanced Service of the cluster, whoever made it.
+
+    It goes before the KubeRay operator, which must end them, and with or after the stack's own RayCluster.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kubeconfig: pulumi.Input[str],
+        timeout_minutes: int,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        props = {"kubeconfig": kubeconfig, "timeout_minutes": timeout_minutes}
+        super().__init__(_WorkloadsGone(), name, props, _secret_kubeconfig(opts))
+
+
+class NetworkFree(Resource, module="wait", name="NetworkFree"):
+    """On destroy, waits until GKE has removed what it made in a network: after the cluster, before the network."""
+
+    def __init__(
+        self,
+        name: str,
+        project: str,
+        network: pulumi.Input[str],
+        timeout_minutes: int,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`network` is the VPC's name or any form of its path."""
+        props = {"project": project, "network": network, "timeout_minutes": timeout_minutes}
+        super().__init__(_NetworkFree(), name, props, opts)
+
+
+class ConnectionFree(Resource, module="wait", name="ConnectionFree"):
+    """On destroy, waits until no build worker pool uses a network's peering: after the pool, before the connection."""
+
+    def __init__(
+        self,
+        name: str,
+        project: str,
+        region: str,
+        network: pulumi.Input[str],
+        timeout_minutes: int,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`network` is the VPC's name or any form of its path."""
+        props = {"project": project, "region": region, "network": network, "timeout_minutes": timeout_minutes}
+        super().__init__(_ConnectionFree(), name, props, opts)
+
+
+def _secret_kubeconfig(opts: pulumi.ResourceOptions | None) -> pulumi.ResourceOptions:
+    # A dynamic provider gives secrets back in the clear; the engine must be told which ones they are.
+    return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(additional_secret_outputs=["kubeconfig"]))
