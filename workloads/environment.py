@@ -118,14 +118,14 @@ def variable(field: str) -> str:
 
 
 def mount(default: str, environ: Mapping[str, str] | None = None) -> str:
-    """Where this place has a mount: `OASIS_DATA_MOUNT` and its like, where set, instead of `DATA_MOUNT` and its like.
+    """Where this place has a mount: `OASIS_DATA_MOUNT` and its like, where they are set, else the default.
 
     Args:
-        default: one of the mount constants of this module.
+        default: `DATA_MOUNT`, `RUNS_MOUNT` or `SCRATCH_MOUNT`.
         environ: variables to look in; the process's own if None.
     """
-    names = {DATA_MOUNT: "DATA_MOUNT", RUNS_MOUNT: "RUNS_MOUNT", SCRATCH_MOUNT: "SCRATCH_MOUNT", GIB_DIRECTORY: "GIB_DIRECTORY"}
-    return (os.environ if environ is None else environ).get(VARIABLE_PREFIX + names[default]) or default
+    names = {DATA_MOUNT: "data_mount", RUNS_MOUNT: "runs_mount", SCRATCH_MOUNT: "scratch_mount"}
+    return (os.environ if environ is None else environ).get(variable(names[default])) or default
 
 
 def _count(field: str, text: str) -> int:
@@ -135,5 +135,7 @@ def _count(field: str, text: str) -> int:
     except ValueError:
         number = -1.0
     if number < 0 or not number.is_integer():
-        raise EnvironmentContractError(f"{field} is {text!r}; it must be a whole number of at least 0. Check the stack's outputs.")
+        raise EnvironmentContractError(
+            f"{field} is {text!r}; it must be a whole number of at least 0. Check the stack's outputs."
+        )
     return int(number)

@@ -1,0 +1,114 @@
+"""`python -m workloads`: one command line in tests, on a laptop and in a job.
+
+A command's module is imported only when the command is asked for, so that a Ray image without torch runs all but the
+workloads themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workloads.environment import EnvironmentContractError
+from workloads.errors import EXIT_INTERRUPTED, PlaceError, UsageError, WorkloadError
+
+EPILOG = """\
+first steps:
+  python -m workloads doctor                       is this place fit for the workloads?
+  python -m workloads bench                        all-reduce between two processes on this machine
+  python -m workloads submit --stack dev -- bench --nodes 2
+                                                   the same on the stack's GPU nodes
+  python -m workloads submit --stack dev -- python3 hello_world.py
+                                                   any command of yours
+  python -m workloads jobs list --stack dev        what runs there
+
+exit codes:
+  0 ok   2 usage   3 infeasible   4 no capacity in time   5 failed   6 wrong data or wrong collective result
+  7 token, key or permission   8 this place lacks something   9 bad fabric   130 interrupted
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command and the module that has its `add_<name>_arguments` and `run_<name>`."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "doctor": Command("workloads.doctor", "check that this place is fit for the workloads"),
+    "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier"),
+    "bench": Command("workloads.nccl.command", "measure and check all-reduce between nodes"),
+    "digits": Command("workloads.digits", "write a small data set of real images"),
+    "submit": Command("workloads.submit", "run any command as a job on a stack's Ray"),
+    "jobs": Command("workloads.jobs", "list, follow and stop jobs"),
+    "status": Command("workloads.status", "what the stack's Ray has and what runs on it"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. A failure is printed as what was wrong and what to do."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except WorkloadError as error:
+        return _explain(error)
+    except EnvironmentContractError as error:
+        return _explain(PlaceError(str(error), ""))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == __package__:
+            raise
+        return _explain(_missing(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    parser, run = _parser(next((word for word in arguments if not word.startswith("-")), None))
+    options = parser.parse_args(arguments)
+    return run(options) if run else UsageError.exit_code
+
+
+def _explain(error: WorkloadError) -> int:
+    print(f"error: {error.problem}\n{error.remedy}".rstrip(), file=sys.stderr)
+    return error.exit_code
+
+
+def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int] | None]:
+    parser = argparse.ArgumentParser(
+        prog="python -m workloads",
+        description="Train and measure on a Ray cluster, or on this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    run = None
+    for name, command in COMMANDS.items():
+        child = commands.add_parser(
+            name,
+            help=command.help,
+            description=f"{command.help[0].upper()}{command.help[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == chosen:
+            module = importlib.import_module(command.module)
+            getattr(module, f"add_{name}_arguments")(child)
+            run = getattr(module, f"run_{name}")
+    return parser, run
+
+
+def _missing(error: ModuleNotFoundError) -> PlaceError:
+    return PlaceError(
+        f"This place has no {error.name}: the stock Ray image runs only what needs Ray alone.",
+        "Run `make image STACK=...` and `pulumi up`, then submit again; on a laptop, install what "
+        "requirements-workloads.txt lists.",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What a training run leaves behind: a table, JSON lines and a plot, the same on disk and in the runs bucket."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads import curve
+from workloads.storage import Folder
+from workloads.tracking import Record, merge, parse
+
+JOURNAL = "journal"
+"""Folder of a run's journals, one per attempt, sorted by time."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was published."""
+
+    table: str
+    """The training curve in numbers."""
+    uri: str
+    """Folder of the results in the runs bucket."""
+
+
+def upload_journal(folder: Folder, journal: Path) -> None:
+    """Keep an attempt's journal, so far, in the run's folder."""
+    if journal.exists():
+        folder.child(JOURNAL).write(journal.name, journal.read_bytes())
+
+
+def history(folder: Folder) -> list[Record]:
+    """The records of all attempts at a run, as one history."""
+    journals = folder.child(JOURNAL)
+    return merge([record for name in journals.names() for record in parse(journals.read(name).decode())])
+
+
+def publish(folder: Folder, results: Path, summary: Record) -> Written:
+    """Write table, plot, JSON lines and summary.
+
+    Args:
+        folder: of the run, with its journals.
+        results: local folder for the same files.
+        summary: of the run.
+    """
+    records = history(folder)
+    table = curve.table(records)
+    title = f"ConvNeXt {summary['model']} on {Path(summary['data']).name}: {summary['run']}"
+    files = {
+        "curve.png": curve.draw(records, title),
+        "table.txt": f"{title}\n\n{table}\n".encode(),
+        "metrics.jsonl": "".join(json.dumps(record, sort_keys=True) + "\n" for record in records).encode(),
+        "summary.json": (json.dumps(summary, indent=1, sort_keys=True) + "\n").encode(),
+    }
+    kept = folder.child("results")
+    results.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (results / name).write_bytes(content)
+        kept.write(name, content)
+    return Written(table, kept.uri)

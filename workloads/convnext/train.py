@@ -1,0 +1,197 @@
+"""The command `train`: from arguments to a run, and from its records to a table, a plot and JSON lines.
+
+A run is its name. Whatever was killed, the same command with the same `--run` goes on from the newest valid checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from workloads import progress, session
+from workloads.convnext import config as configuration
+from workloads.convnext import report
+from workloads.convnext.config import TrainConfig
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
+from workloads.storage import Folder, locate
+from workloads.tracking import Follower, Record, Wandb, WandbMode, wandb_reader
+
+RUN_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+"""One name for a folder, a Ray actor and a W&B run: lower case, as the narrowest of them wants it."""
+
+TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
+"""Fields of the configuration that have a flag of their name; the others are the recipe's business."""
+
+CPU_WORKERS = 2
+"""Workers where there are no GPUs: the least that shows that the distributed code works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: what it computes, where it keeps its things, and what it computes with."""
+
+    name: str
+    """Same name, same run."""
+    attempt: str
+    """This invocation's own name, sorted by time, for what two invocations must not share."""
+    config: TrainConfig
+    """What it computes."""
+    folder: Folder
+    """Checkpoints, journal and results, in the runs bucket."""
+    results: Path
+    """Table, plot, JSON lines and the growing journal, on this machine."""
+    workers: int
+    """Ray Train workers: one per GPU, or one per CPU."""
+    gpus_per_node: int
+    """GPUs of one node; 0 trains on CPUs with gloo."""
+    gpu_max_nodes: int
+    """Most GPU nodes the stack can ever have."""
+    timeout: float
+    """Longest wait for capacity, seconds."""
+
+    @property
+    def journal(self) -> Path:
+        """JSON lines of this attempt."""
+        return self.results / "journal" / f"{self.attempt}.jsonl"
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads train`."""
+    add = parser.add_argument
+    add("--recipe", default="digits_laptop", help=f"one of {', '.join(configuration.RECIPES)} (default %(default)s)")
+    add("--run", metavar="NAME", help="name of the run; the same name again continues it (default: recipe and time)")
+    add(
+        "--data",
+        metavar="PLACE",
+        help="name below the data mount, path or gs:// address of an image folder, or synthetic",
+    )
+    add("--model", help=f"one of {', '.join(configuration.MODELS)}")
+    add("--epochs", type=int, help="passes over the training images")
+    add("--batch-size", type=int, help="images per optimiser step, over all workers together")
+    add("--learning-rate", type=float, help="peak of the schedule")
+    add("--seed", type=int, help="of initial weights, order and augmentation")
+    add("--workers", type=int, help=f"default: the GPUs of one node, or {CPU_WORKERS} on CPUs")
+    add("--storage", metavar="PLACE", help="folder of all runs (default: the stack's runs bucket, else .oasis/runs)")
+    add(
+        "--results",
+        metavar="DIR",
+        default=".oasis/results",
+        help="folder for table, plot, JSON lines (default %(default)s)",
+    )
+    add("--wandb", choices=get_args(WandbMode), default="auto", help="auto: online where a key is found, otherwise off")
+    add("--wandb-key-file", type=Path, metavar="FILE", help="file with the W&B key; else environment, Secret Manager")
+    add("--address", help="of a running Ray (default: the one of this job, else one started for this run)")
+    add(
+        "--timeout", type=float, default=1800, metavar="SECONDS", help="longest wait for capacity (default %(default)g)"
+    )
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Train as the arguments say; returns the exit code.
+
+    Raises:
+        WorkloadError: with the exit code that fits.
+        EnvironmentContractError: the cluster's variables are incomplete.
+    """
+    place = session.prepare(args.address)
+    run = plan(args, place)
+    cluster = place.environment
+    wandb = wandb_reader(
+        args.wandb,
+        run.name,
+        run.config.to_dict(),
+        run.results / "wandb",
+        args.wandb_key_file,
+        cluster.wandb_secret if cluster else "",
+        progress.note,
+    )
+    kind = "GPU" if run.gpus_per_node else "CPU"
+    progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {run.workers} {kind} workers")
+    progress.note(f"checkpoints and results: {run.folder.uri}")
+    try:
+        with session.connect(place, cpus=run.workers), _following(run, wandb):
+            # Imports Ray, which `prepare` had to come before.
+            from workloads.convnext import driver
+
+            summary = driver.fit(run)
+    except KeyboardInterrupt:
+        progress.note(f"interrupted; the same command with --run {run.name} continues from the newest checkpoint")
+        return EXIT_INTERRUPTED
+    _conclude(run, summary)
+    return EXIT_OK
+
+
+def plan(args: argparse.Namespace, place: session.Place) -> Run:
+    """The run that the arguments and the place make.
+
+    Raises:
+        UsageError: a value that no run can have.
+    """
+    changes = {name: getattr(args, name) for name in TUNED_FIELDS}
+    config = configuration.from_recipe(args.recipe, **changes)
+    now = time.gmtime()
+    name = args.run or f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}"
+    if not RUN_NAME.fullmatch(name):
+        raise UsageError(
+            f"--run is {name!r}; a name has up to 63 of a-z, 0-9, '.', '_', '-', with a letter or digit at both ends.",
+            "Choose another name.",
+        )
+    cluster = place.environment
+    gpus = cluster.gpus_per_node if cluster else 0
+    workers = args.workers if args.workers is not None else gpus or CPU_WORKERS
+    if not 1 <= workers <= config.batch_size:
+        raise UsageError(
+            f"--workers is {workers}; a batch of {config.batch_size} images can be shared by 1 to {config.batch_size}.",
+            "Leave it out for the place's own number.",
+        )
+    return Run(
+        name=name,
+        attempt=f"{time.strftime('%Y%m%dT%H%M%S', now)}-{time.time_ns() % 1_000_000_000:09d}",
+        config=config,
+        folder=locate(args.storage or (cluster.runs_uri if cluster else ".oasis/runs")).child(name),
+        results=Path(args.results).expanduser().absolute() / name,
+        workers=workers,
+        gpus_per_node=gpus,
+        gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
+        timeout=args.timeout,
+    )
+
+
+@contextmanager
+def _following(run: Run, wandb: Wandb | None) -> Iterator[None]:
+    def upload(record: Record) -> None:
+        # At each commit, so that what a checkpoint holds is never ahead of the history that is kept with it.
+        if record["event"] == "checkpoint":
+            report.upload_journal(run.folder, run.journal)
+
+    followers = [
+        Follower(run.journal, progress.Paced().emit, lambda: None, "progress"),
+        Follower(run.journal, upload, lambda: report.upload_journal(run.folder, run.journal), "the journal's upload"),
+    ]
+    if wandb is not None:
+        followers.append(Follower(run.journal, wandb.read, wandb.finish, "W&B"))
+    try:
+        yield
+    finally:
+        for problem in filter(None, [follower.close() for follower in followers]):
+            progress.note(problem)
+
+
+def _conclude(run: Run, summary: Record) -> None:
+    facts = {
+        "run": run.name,
+        "recipe": run.config.recipe,
+        "model": run.config.model,
+        "data": run.config.data,
+        **summary,
+    }
+    written = report.publish(run.folder, run.results, facts)
+    progress.note(f"\n{written.table}\n")
+    progress.note(f"table, plot and JSON lines: {run.results}")
+    progress.emit({"event": "summary", **facts, "results_uri": written.uri})

@@ -1,0 +1,131 @@
+"""The W&B key: from a file, the environment or Secret Manager, read by the driver alone.
+
+A key never stands in argv, a runtime_env or a Ray object, all of which Ray shows to whoever can see the dashboard.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import google_crc32c
+from google.api_core import exceptions as google
+from google.api_core.retry import Retry
+from google.auth.exceptions import DefaultCredentialsError
+from google.cloud.secretmanager_v1 import SecretManagerServiceClient
+from google.cloud.secretmanager_v1.services.secret_manager_service.transports import SecretManagerServiceRestTransport
+
+from workloads.errors import AuthError, DataIntegrityError, PlaceError
+
+KEY_VARIABLE = "WANDB_API_KEY"
+ENDPOINT_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
+"""gcloud's own variable for another Secret Manager endpoint (`gcloud topic configurations`, api_endpoint_overrides)."""
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+DEADLINE_SECONDS = 10.0
+"""For all attempts together. The client's default keeps retrying for 60 s, in which the user sees nothing."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key and where it came from. Its value is in no repr."""
+
+    value: str = field(repr=False)
+    source: str
+
+
+def wandb_key(file: Path | None, secret: str) -> Key | None:
+    """The first key found: in the file, then in WANDB_API_KEY, then in Secret Manager.
+
+    Args:
+        file: named by the user, so a failure to read it is an error; None to go on to the next.
+        secret: `projects/<p>/secrets/<s>`; empty for a stack without one.
+
+    Raises:
+        AuthError: the file or the secret cannot be read, or is empty.
+        DataIntegrityError: the secret did not arrive as it was stored.
+        PlaceError: Secret Manager does not answer.
+    """
+    if file is not None:
+        try:
+            value = file.read_text().strip()
+        except OSError as error:
+            raise AuthError(
+                f"the key file {file} cannot be read: {error.strerror}.", "Check its path and mode."
+            ) from error
+        if not value:
+            raise AuthError(f"the key file {file} is empty.", "Write the key into it.")
+        return Key(value, f"file {file}")
+    if value := os.environ.get(KEY_VARIABLE, "").strip():
+        return Key(value, f"variable {KEY_VARIABLE}")
+    return access(secret) if secret else None
+
+
+def no_key() -> AuthError:
+    """There is no key anywhere, and one was demanded."""
+    return AuthError(
+        "there is no W&B key in a file, the environment or Secret Manager.",
+        f"Name a file with --wandb-key-file, set {KEY_VARIABLE}, store one with `make secret`, or use --wandb offline.",
+    )
+
+
+def access(secret: str) -> Key:
+    """Read the newest version of a secret.
+
+    Args:
+        secret: `projects/<p>/secrets/<s>`.
+
+    Raises:
+        AuthError: it does not exist, has no version, or may not be read.
+        DataIntegrityError: the payload fails its checksum, which the client library does not compare.
+        PlaceError: no answer in time.
+    """
+    try:
+        response = _client().access_secret_version(
+            name=f"{secret}/versions/latest",
+            timeout=DEADLINE_SECONDS,
+            retry=Retry(
+                predicate=lambda error: isinstance(error, google.ServiceUnavailable | google.TooManyRequests),
+                initial=0.2,
+                timeout=DEADLINE_SECONDS,
+            ),
+        )
+    except google.NotFound as error:
+        raise AuthError(f"{secret} has no version.", "Store the key with `make secret STACK=<stack>`.") from error
+    except (google.Forbidden, google.Unauthorized) as error:
+        raise AuthError(
+            f"{secret} may not be read by this account.", "It needs roles/secretmanager.secretAccessor on the secret."
+        ) from error
+    except DefaultCredentialsError as error:
+        raise AuthError(
+            "there are no Google credentials here.", "Run `gcloud auth application-default login`."
+        ) from error
+    except (google.GoogleAPICallError, google.RetryError, ConnectionError, OSError) as error:
+        raise PlaceError(
+            f"Secret Manager did not give {secret} within {DEADLINE_SECONDS:.0f} s ({type(error).__name__}).",
+            "Run the same command again, or use --wandb offline.",
+        ) from error
+    payload = response.payload
+    if payload.data_crc32c and payload.data_crc32c != google_crc32c.value(payload.data):
+        raise DataIntegrityError(f"the payload of {response.name} fails its checksum.", "Run the same command again.")
+    value = payload.data.decode("utf-8", errors="replace").strip()
+    if not value:
+        raise AuthError(f"{response.name} is empty.", "Store the key with `make secret STACK=<stack>`.")
+    return Key(value, response.name)
+
+
+def _client() -> SecretManagerServiceClient:
+    endpoint = os.environ.get(ENDPOINT_VARIABLE, "")
+    if not endpoint:
+        return SecretManagerServiceClient()
+    parts = urlsplit(endpoint)
+    if parts.scheme != "https" and parts.hostname not in LOOPBACK:
+        raise AuthError(
+            f"{ENDPOINT_VARIABLE} is {endpoint}: a token would cross the network in the clear.",
+            "Use an https:// address, or unset the variable for Google's own.",
+        )
+    transport = SecretManagerServiceRestTransport(host=parts.netloc, url_scheme=parts.scheme)
+    return SecretManagerServiceClient(transport=transport)

@@ -1,0 +1,134 @@
+"""Writes scikit-learn's 1,797 handwritten digits as an image folder: real images for a demo, without a download.
+
+Which digit is held out for validation depends on its number alone, so that every run writes the same 1,437 and 360.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+from google.api_core import exceptions as google
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import GoogleAuthError
+from google.cloud import storage
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from workloads import progress
+from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError
+
+VALIDATION = 360
+"""Digits held out: a fifth of them, the usual share."""
+
+CONNECTIONS = 8
+"""Uploads at a time; within the connection pool of ten that google-cloud-storage's HTTP session has."""
+
+
+def images() -> Iterator[tuple[str, bytes]]:
+    """Every digit as `train/<class>/<number>.png` or `val/<class>/<number>.png`, with its 8 x 8 grey PNG."""
+    pixels, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
+    # A digest orders the digits the same way on every machine and version, which a library's random generator does not.
+    numbers = sorted(range(len(labels)), key=lambda number: hashlib.sha256(str(number).encode()).digest())
+    held_out = frozenset(numbers[:VALIDATION])
+    for number, (row, label) in enumerate(zip(pixels, labels, strict=True)):
+        png = io.BytesIO()
+        Image.fromarray((row.reshape(8, 8) * (255 / 16)).round().astype(np.uint8)).save(png, format="PNG")
+        yield f"{'val' if number in held_out else 'train'}/{label}/{number:04d}.png", png.getvalue()
+
+
+def write(to: str, say: Callable[[str], None]) -> tuple[int, int]:
+    """Write what is not there yet.
+
+    Args:
+        to: `gs://BUCKET/PREFIX` or a local folder.
+        say: told of the progress.
+
+    Returns:
+        How many images were written and how many there are.
+
+    Raises:
+        UsageError: the address has another scheme or no bucket.
+        AuthError: the bucket may not be written.
+        PlaceError: the bucket does not exist or does not answer, or the disk refuses.
+    """
+    address = urlsplit(to)
+    if address.scheme == "gs" and address.netloc:
+        return _upload(address.netloc, address.path.strip("/"), say)
+    if "://" in to:
+        raise UsageError(f"{to!r} is neither gs://BUCKET/PREFIX nor a local folder.", "Use one of the two.")
+    return _save(Path(to), say)
+
+
+def _save(folder: Path, say: Callable[[str], None]) -> tuple[int, int]:
+    written = total = 0
+    try:
+        for name, content in images():
+            path = folder / name
+            total += 1
+            if path.is_file() and path.read_bytes() == content:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            written += 1
+    except OSError as error:
+        raise PlaceError(f"cannot write to {folder}: {error}.", "Name another folder with --to.") from error
+    say(f"{written} of {total} images written to {folder}, the others were there")
+    return written, total
+
+
+def _upload(bucket_name: str, prefix: str, say: Callable[[str], None]) -> tuple[int, int]:
+    start = f"{prefix}/" if prefix else ""
+    try:
+        bucket = _client().bucket(bucket_name)
+        present = {blob.name: blob.size for blob in bucket.list_blobs(prefix=start)}
+        every = [(start + name, content) for name, content in images()]
+        # PNG encodings are deterministic, so the same name and size is the same image.
+        missing = [(name, content) for name, content in every if present.get(name) != len(content)]
+
+        def put(item: tuple[str, bytes]) -> None:
+            bucket.blob(item[0]).upload_from_string(item[1], content_type="image/png")
+
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            for number, _ in enumerate(pool.map(put, missing), start=1):
+                if number % 300 == 0 or number == len(missing):
+                    say(f"{number} of {len(missing)} images uploaded to gs://{bucket_name}/{prefix}")
+    except google.NotFound as error:
+        raise PlaceError(f"there is no bucket {bucket_name}.", "Take data_uri from the stack's outputs.") from error
+    except (google.Forbidden, google.Unauthorized, GoogleAuthError) as error:
+        raise AuthError(
+            f"gs://{bucket_name} may not be written: {str(error).splitlines()[0]}.",
+            "It takes roles/storage.objectUser.",
+        ) from error
+    except (google.GoogleAPICallError, google.RetryError, OSError) as error:
+        raise PlaceError(
+            f"gs://{bucket_name} does not answer: {str(error).splitlines()[0]}.", "Run the command again."
+        ) from error
+    if not missing:
+        say(f"all {len(every)} images were in gs://{bucket_name}/{prefix} already")
+    return len(missing), len(every)
+
+
+def _client() -> storage.Client:
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        # The library's own switch to another endpoint; no credentials are looked for, and none are sent.
+        return storage.Client(project="oasis", credentials=AnonymousCredentials())
+    return storage.Client()
+
+
+def add_digits_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads digits`."""
+    parser.add_argument("--to", required=True, metavar="PLACE", help="gs://BUCKET/PREFIX or a local folder")
+
+
+def run_digits(args: argparse.Namespace) -> int:
+    """Write the digits where `--to` says; returns the exit code."""
+    write(args.to, progress.note)
+    return EXIT_OK

@@ -1,0 +1,156 @@
+"""Follows a job by asking, never by a stream: what a broken connection swallows is asked for again.
+
+Ray's own command takes a broken log stream for the end of the job (ray-project/ray issues 51601, 57002). Here the job's
+status decides, and the log is read on from where the last complete line ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from workloads import progress
+from workloads.dashboard import Dashboard
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError, WorkloadFailedError
+
+PATIENCE_SECONDS = 180.0
+"""How long the dashboard may be out of reach before following ends; the job itself goes on."""
+
+_LEAST_PAUSE_SECONDS = 1.0
+_SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it
+_PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
+
+Answer = TypeVar("Answer")
+
+
+class Jobs:
+    """A stack's Jobs API, over a connection that may break."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        logging.getLogger("ray").setLevel(logging.WARNING)
+        self._dashboard = dashboard
+
+    def ask(self, question: Callable[[JobSubmissionClient], Answer]) -> Answer:
+        """Put a question to the Jobs API until it is answered.
+
+        Args:
+            question: safe to repeat.
+
+        Raises:
+            PlaceError: the dashboard stayed out of reach.
+            RuntimeError: Ray's refusal, with its HTTP status.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return question(self.once())
+            except (OSError, PlaceError) as error:  # requests' errors are OSErrors
+                if time.monotonic() > deadline:
+                    raise PlaceError(
+                        f"Ray's dashboard has been out of reach for {PATIENCE_SECONDS:.0f} s: {_first_line(error)}",
+                        "The job goes on without you; attach to it again when the connection is back.",
+                    ) from error
+                time.sleep(_LEAST_PAUSE_SECONDS)
+
+    def once(self) -> JobSubmissionClient:
+        """A client for one question that must not be repeated."""
+        return JobSubmissionClient(self._dashboard.address(), headers=self._dashboard.headers)
+
+    def details(self, submission_id: str) -> JobDetails:
+        """What Ray knows of a job.
+
+        Raises:
+            UsageError: it knows none of that id.
+        """
+        try:
+            return self.ask(lambda client: client.get_job_info(submission_id))
+        except RuntimeError as error:
+            if "404" in str(error):
+                raise UsageError(
+                    f"Ray knows no job {submission_id}.",
+                    "`python -m workloads jobs list` shows those it knows; a restarted head has forgotten the others.",
+                ) from error
+            raise refused(error) from error
+
+    def log(self, submission_id: str) -> str:
+        """The whole log of a job's driver; empty while it has none."""
+        try:
+            return self.ask(lambda client: client.get_job_logs(submission_id))
+        except RuntimeError:  # the agent that has the file is not up yet, or its node is gone
+            return ""
+
+
+@dataclass
+class Follower:
+    """Shows a job's log as it grows, until the job ends."""
+
+    jobs: Jobs
+    submission_id: str
+    results_uri: str = ""
+    """Where the job said that its results are."""
+    _shown: int = 0
+
+    def run(self) -> JobDetails:
+        """Follow until the job has ended and all it wrote is shown."""
+        told, started = False, time.monotonic()
+        while True:
+            # The status first: if it says that the job has ended, the log read after it is complete.
+            details = self.jobs.details(self.submission_id)
+            began = time.monotonic()
+            ended = details.status.is_terminal()
+            self._show(self.jobs.log(self.submission_id), whole=ended)
+            if ended:
+                return details
+            if details.status == JobStatus.PENDING and not told and began - started > _SILENCE_SECONDS:
+                told = True
+                progress.note(f"the job has not started yet: {details.message}")
+            time.sleep(max(_LEAST_PAUSE_SECONDS, _PAUSE_PER_FETCH * (time.monotonic() - began)))
+
+    def _show(self, log: str, whole: bool) -> None:
+        # A log shorter than what was shown is a failed fetch, not a new log.
+        end = len(log) if whole else log.rfind("\n") + 1
+        if end <= self._shown:
+            return
+        for line in log[self._shown : end].splitlines():
+            record = progress.parse(line)
+            if record is None:
+                print(line, flush=True)
+            else:
+                self.results_uri = record.get("results_uri") or self.results_uri
+                progress.emit(record)
+        self._shown = end
+
+
+def exit_code(details: JobDetails) -> int:
+    """The driver's own exit code; a job that never ran its driver has failed, a stopped one was interrupted.
+
+    Args:
+        details: of a job that has ended.
+    """
+    if details.status == JobStatus.SUCCEEDED:
+        return EXIT_OK
+    if details.status == JobStatus.STOPPED:
+        return EXIT_INTERRUPTED
+    code = details.driver_exit_code
+    if not code:
+        print(f"job {details.submission_id} failed: {(details.message or '').strip()}", file=sys.stderr)
+        return WorkloadFailedError.exit_code
+    print(f"job {details.submission_id} ended with exit code {code}", file=sys.stderr)
+    return code if code > 0 else 128 - code  # a signal, as shells report it
+
+
+def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:
+    """What to say of a refusal by Ray's Jobs API."""
+    if "401" in str(error) or "403" in str(error) or "Authentication" in str(error):
+        return AuthError(f"Ray refuses the token: {_first_line(error)}", "Check --stack and --context.")
+    return WorkloadFailedError(f"Ray refuses: {_first_line(error)}", "The dashboard's Jobs page may say more.")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Collective benchmarks with nccl-tests' definitions, units and columns."""

@@ -1,0 +1,160 @@
+"""The arithmetic of collective benchmarks: message sizes, algorithm and bus bandwidth, and nccl-tests' table.
+
+Definitions are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md: size S is bytes per rank's buffer, algbw = S / t, and
+busbw = algbw x factor, which makes the number comparable with a link's speed whatever the number of ranks. GB is 10^9.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from workloads.errors import UsageError
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+_SIZE = re.compile(r"(\d+)([KMG]?)", re.IGNORECASE)
+
+LARGEST_SIZE = 16 * 1024**3
+"""16 GiB, the largest size of published tables; twice that would not fit an H200 together with the receive buffer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One size, in place or not, over all ranks."""
+
+    seconds: float
+    """Mean time of one call on the slowest rank."""
+    iterations: int
+    """Calls timed back to back."""
+    slowest_rank: int
+    """The rank whose time it is."""
+    wrong: int
+    """Elements that differed from the exact result, over all ranks, before and after timing together."""
+    rank_seconds: tuple[float, ...]
+    """Mean time of one call on each rank; far apart means ranks that do not run alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    size: int
+    """Bytes per rank."""
+    count: int
+    """Elements per rank."""
+    dtype: str
+    """Element type in nccl-tests' words: float, half, bfloat16, int32."""
+    redop: str
+    """Reduction, `sum`; `none` where the collective reduces nothing."""
+    root: int
+    """Root rank; -1 where the collective has none."""
+    factor: float
+    """busbw / algbw."""
+    out_of_place: Timing
+    in_place: Timing
+
+    def algbw(self, timing: Timing) -> float:
+        """Algorithm bandwidth in GB/s."""
+        return self.size / timing.seconds / 1e9
+
+    def busbw(self, timing: Timing) -> float:
+        """Bus bandwidth in GB/s."""
+        return self.algbw(timing) * self.factor
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements, in and out of place together."""
+        return self.out_of_place.wrong + self.in_place.wrong
+
+
+def all_reduce_factor(ranks: int) -> float:
+    """busbw / algbw of all-reduce: each element crosses a link 2(n-1) times in n ranks; 0 for a single rank."""
+    return 2 * (ranks - 1) / ranks
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `64M` and the like; K, M and G are powers of 1024, as in nccl-tests.
+
+    Raises:
+        UsageError: not a size, or not between 1 byte and 16 GiB.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size.", "Write bytes or a whole number with K, M or G, as in 64M.")
+    size = int(match[1]) * _UNITS[match[2].upper()]
+    if not 1 <= size <= LARGEST_SIZE:
+        raise UsageError(f"{text!r} is {size} bytes.", f"A size is between 1 byte and {format_size(LARGEST_SIZE)}.")
+    return size
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Sizes of `FIRST:LAST:FACTOR` (`1K:64M:2`), of `FIRST:LAST` (factor 2), or a single one.
+
+    Raises:
+        UsageError: a part is not a size, the last is below the first, or the factor is below 2.
+    """
+    parts = text.split(":")
+    if len(parts) > 3:
+        raise UsageError(f"{text!r} has {len(parts)} parts.", "Write FIRST:LAST:FACTOR, as in 1K:64M:2.")
+    first = parse_size(parts[0])
+    last = parse_size(parts[1]) if len(parts) > 1 else first
+    if last < first:
+        raise UsageError(f"{text!r} ends below its start.", "Write the smaller size first, as in 1K:64M:2.")
+    if len(parts) == 3 and not (parts[2].isdigit() and int(parts[2]) >= 2):
+        raise UsageError(f"{parts[2]!r} is not a factor between sizes.", "Write a whole number of at least 2.")
+    factor = int(parts[2]) if len(parts) == 3 else 2
+    sizes = [first]
+    while sizes[-1] * factor <= last:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+def format_size(size: int) -> str:
+    """`64 MiB`; the largest unit in which it is a whole number."""
+    for unit, name in ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def average_busbw(rows: Sequence[Row]) -> float:
+    """Mean bus bandwidth over all sizes, in and out of place alike: nccl-tests' last line. Small sizes pull it down."""
+    values = [row.busbw(timing) for row in rows for timing in (row.out_of_place, row.in_place)]
+    return sum(values) / len(values) if values else 0.0
+
+
+def table_header() -> str:
+    """The three header lines of nccl-tests' table."""
+    names = f"{'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}"
+    units = f"{'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}"
+    lead = f"{'size':>12}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
+    lead_units = f"{'(B)':>12}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
+    sides = f"{'':>52}           out-of-place                       in-place"
+    lines = (sides, f"{lead}  {names}  {names}", f"{lead_units}  {units}  {units}")
+    return "\n".join(f"#{line[1:]}".rstrip() for line in lines)
+
+
+def table_row(row: Row) -> str:
+    """One line of nccl-tests' table."""
+    lead = f"{row.size:>12}  {row.count:>12}  {row.dtype:>8}  {row.redop:>6}  {row.root:>6}"
+    return "  ".join([lead, *(_columns(row, timing) for timing in (row.out_of_place, row.in_place))])
+
+
+def table_footer(rows: Sequence[Row]) -> str:
+    """nccl-tests' two closing lines: the sum of wrong elements, and the average."""
+    wrong = sum(row.wrong for row in rows)
+    verdict = "OK" if wrong == 0 else "FAILED"
+    return f"# Out of bounds values : {wrong} {verdict}\n# Avg bus bandwidth    : {average_busbw(rows):g}"
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The whole table."""
+    rows = list(rows)
+    return "\n".join([table_header(), *map(table_row, rows), table_footer(rows)])
+
+
+def _columns(row: Row, timing: Timing) -> str:
+    microseconds = timing.seconds * 1e6
+    digits = 0 if microseconds >= 10_000 else 1 if microseconds >= 100 else 2
+    return f"{microseconds:>7.{digits}f}  {row.algbw(timing):>6.2f}  {row.busbw(timing):>6.2f}  {timing.wrong:>6}"

@@ -1,0 +1,119 @@
+"""What a workload says while it runs: one line per record, as text for people or as JSON for a program that renders it.
+
+`OASIS_PROGRESS=json` chooses JSON; whoever reads those lines (the submit client) renders them with `text`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+FORM_VARIABLE = "OASIS_PROGRESS"
+"""Set to `json` in the environment of a job whose lines a program reads."""
+
+Record = Mapping[str, Any]
+"""A record has `event`: `note` (with `text`), `step`, `epoch`, `checkpoint`, `summary`, or another workload's own."""
+
+STEP_SECONDS = 2.0
+"""Least time between a step's line and the line before it."""
+
+_lock = threading.Lock()
+
+
+def emit(record: Record, stream: TextIO | None = None) -> None:
+    """Print one record as one line. On a terminal, a step's line is overwritten by what follows it."""
+    output = sys.stdout if stream is None else stream
+    if os.environ.get(FORM_VARIABLE) == "json":
+        line = json.dumps(record, sort_keys=True) + "\n"
+    else:
+        line = _decorated(record, output.isatty())
+    with _lock:
+        output.write(line)
+        output.flush()
+
+
+class Paced:
+    """Prints records, but of steps that follow one another quickly only some: people read, and logs are kept."""
+
+    def __init__(self) -> None:
+        self._printed = 0.0
+
+    def emit(self, record: Record) -> None:
+        """Print one record, unless it is a step too close to the line before."""
+        now = time.monotonic()
+        if record["event"] == "step" and now - self._printed < STEP_SECONDS:
+            return
+        self._printed = now
+        emit(record)
+
+
+def note(message: str) -> None:
+    """Print one sentence."""
+    emit({"event": "note", "text": message})
+
+
+def parse(line: str) -> dict[str, Any] | None:
+    """The record in a line that `emit` wrote as JSON, or None for any other line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
+
+
+def text(record: Record) -> str:
+    """One line for people, without colour or line end."""
+    match record["event"]:
+        case "note":
+            return str(record["text"])
+        case "step":
+            return "  ".join([_where(record), *_learning(record), *_rate(record)])
+        case "epoch":
+            accuracy = f"val accuracy {record['val/accuracy']:6.2%}"
+            return "  ".join(
+                [_where(record), *_learning(record), f"val loss {record['val/loss']:.4f}", accuracy, *_rate(record)]
+            )
+        case "checkpoint":
+            return (
+                f"checkpoint {record['name']} committed in {record['seconds']:.2f} s ({record['bytes'] / 1e6:.1f} MB)"
+            )
+        case "summary":
+            return (
+                f"run {record['run']} is complete: validation accuracy {record['val/accuracy']:.2%} on "
+                f"{record['val/images']} images after {record['steps']} steps; results in {record['results_uri']}"
+            )
+        case _:
+            return json.dumps(record, sort_keys=True)
+
+
+def _where(record: Record) -> str:
+    return f"epoch {record['epoch']:6.2f}/{record['epochs']}  step {record['step']:6d}"
+
+
+def _learning(record: Record) -> list[str]:
+    return [f"loss {record['train/loss']:.4f}", f"accuracy {record['train/accuracy']:6.2%}"]
+
+
+def _rate(record: Record) -> list[str]:
+    return [f"{record['train/images_per_second']:,.0f} images/s", f"{_clock(record['eta_seconds'])} left"]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _decorated(record: Record, terminal: bool) -> str:
+    line = text(record)
+    if not terminal:
+        return line + "\n"
+    # Carriage return and "erase to end of line" (ECMA-48 EL): the next line takes the place of a step's.
+    return f"\r\x1b[K{line}" + ("" if record["event"] == "step" else "\n")

@@ -1,0 +1,112 @@
+"""Where Ray is: inside a job, at an address, or embedded in this process. The workloads do not know which.
+
+`prepare` must run before anything imports ray, because Ray reads the variable that keeps an embedded cluster on
+loopback when it is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from workloads.environment import ClusterEnvironment, variable
+from workloads.errors import PlaceError
+
+_EMBEDDED = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Linux too: the one switch that binds Ray's servers to 127.0.0.1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_DEDUP_LOGS": "0",
+}
+_OBJECT_STORE_BYTES = 200_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a workload may know about the place it runs in."""
+
+    address: str | None
+    """Address of a running Ray; None for one embedded in this process, which ends with it."""
+    environment: ClusterEnvironment | None
+    """What the stack promises; None outside a stack's cluster, where nothing but Ray's own resources is known."""
+
+    @property
+    def embedded(self) -> bool:
+        """Whether Ray lives and dies with this process."""
+        return self.address is None
+
+
+def prepare(address: str | None = None) -> Place:
+    """Decide where Ray is and set what it reads from the environment.
+
+    Args:
+        address: `host:port` of a running Ray's GCS. Without it, RAY_ADDRESS, which Ray sets inside a job; without that,
+            an embedded cluster.
+
+    Raises:
+        PlaceError: ray was imported already, so an embedded one could not be kept on loopback.
+        EnvironmentContractError: OASIS_ variables are set, and incomplete.
+    """
+    promised = variable("project") in os.environ
+    environment = ClusterEnvironment.from_env() if promised else None
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address is None:
+        unset = [name for name, value in _EMBEDDED.items() if os.environ.get(name) != value]
+        if "ray" in sys.modules and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" in unset:
+            raise PlaceError(
+                "ray was imported before the place was prepared, so an embedded Ray would listen on every interface.",
+                "Call session.prepare() first, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment.",
+            )
+        os.environ.update(_EMBEDDED)
+        # A token of its own: Ray would otherwise write one to the user's home, and later send it to other clusters.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    return Place(address=address, environment=environment)
+
+
+@contextmanager
+def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False) -> Iterator[None]:
+    """Be connected to Ray for the length of the block; an embedded one is started for it and ends with it.
+
+    Args:
+        place: what `prepare` returned.
+        cpus: CPUs an embedded Ray offers, whatever the machine has. A cluster has its own.
+        log_to_driver: copy what workers print to this process.
+
+    Raises:
+        PlaceError: no Ray answers at the address.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
+        try:
+            if place.embedded:
+                ray.init(
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    log_to_driver=log_to_driver,
+                    logging_level=logging.WARNING,
+                    _temp_dir=directory,
+                )
+            else:
+                ray.init(address=place.address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, RayError) as error:
+            raise PlaceError(
+                f"No Ray answers at {place.address or 'an embedded cluster'}: {_first_line(error)}.",
+                "Run it in a job (`python -m workloads submit -- ...`), or leave --address out for an embedded Ray.",
+            ) from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,142 @@
+"""Finds a deployed stack from outside: its outputs, and the token of its Ray, which only Kubernetes has.
+
+With Pulumi's state at hand the outputs come from `pulumi stack output`; with kubectl alone, from the ConfigMap that
+holds the same values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.environment import CONFIG_MAP, ClusterEnvironment
+from workloads.errors import AuthError, PlaceError, UsageError
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+"""Where Pulumi finds its project file."""
+
+_IDENTITY = ("project", "cluster_name", "ray_namespace", "ray_cluster_name")
+"""Outputs by which a stack and the cluster that kubectl points at are known to be the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A deployed stack, as a client sees it."""
+
+    environment: ClusterEnvironment
+    """The stack's outputs."""
+    token: str
+    """Token of its Ray."""
+    kubectl: tuple[str, ...]
+    """`kubectl` with the context to use."""
+
+    def __repr__(self) -> str:
+        return f"Stack({self.environment.cluster_name!r})"  # never the token
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which stack is meant."""
+    group = parser.add_argument_group("which stack")
+    group.add_argument("--stack", metavar="NAME", help="Pulumi stack; without it, kubectl's cluster is asked")
+    group.add_argument("--context", metavar="NAME", help="kubectl context (the current one)")
+
+
+def flags(args: argparse.Namespace) -> str:
+    """The same arguments as text, to repeat them in another command."""
+    given = (("--stack", args.stack), ("--context", args.context))
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given if value)
+
+
+def find(args: argparse.Namespace) -> Stack:
+    """The stack that the arguments name.
+
+    Raises:
+        UsageError: kubectl points at another cluster than the stack's.
+        PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
+        AuthError: kubectl may not read the token.
+    """
+    kubectl = ("kubectl", *(("--context", args.context) if args.context else ()))
+    deployed = _config_map(kubectl, args.stack)
+    if args.stack:
+        command = ["pulumi", "--cwd", str(CHECKOUT), "stack", "output", "--json", "--stack", args.stack]
+        outputs = json.loads(_run(command, _PULUMI))
+        _refuse_other_cluster(args.stack, outputs, deployed)
+        deployed = outputs
+    environment = ClusterEnvironment.from_mapping(deployed)
+    return Stack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
+
+
+_PULUMI = "Install pulumi and log in to the stack's backend, or leave --stack out and use kubectl's context."
+_KUBECTL = "Install kubectl and point it at the cluster (`pulumi stack output get_credentials_command` says how)."
+
+
+def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
+    text = _run(
+        [
+            *kubectl,
+            "get",
+            "configmaps",
+            "--all-namespaces",
+            "--field-selector",
+            f"metadata.name={CONFIG_MAP}",
+            "-o",
+            "json",
+        ],
+        _KUBECTL,
+    )
+    found: list[Any] = json.loads(text)["items"]
+    if len(found) == 1:
+        return found[0].get("data") or {}
+    what = f"{len(found)} ConfigMaps" if found else "no ConfigMap"
+    raise PlaceError(
+        f"kubectl's cluster has {what} named {CONFIG_MAP}, where exactly one stack's Ray was expected.",
+        "Name the right cluster with --context, or deploy it with `pulumi up"
+        + (f" --stack {stack}`." if stack else "`."),
+    )
+
+
+def _refuse_other_cluster(stack: str, outputs: Mapping[str, Any], deployed: Mapping[str, str]) -> None:
+    for name in _IDENTITY:
+        if outputs.get(name) != deployed.get(name):
+            raise UsageError(
+                f"Stack {stack} has {name} {outputs.get(name)!r}, kubectl's cluster has {deployed.get(name)!r}.",
+                "Point kubectl at the stack's cluster: `pulumi stack output get_credentials_command --stack "
+                f"{stack}` prints the command; or name its context with --context.",
+            )
+
+
+def _token(kubectl: Sequence[str], environment: ClusterEnvironment) -> str:
+    name, namespace = environment.ray_cluster_name, environment.ray_namespace
+    try:
+        text = _run([*kubectl, "--namespace", namespace, "get", "secret", name, "-o", "json"], _KUBECTL)
+        return base64.b64decode(json.loads(text)["data"]["auth_token"]).decode()
+    except PlaceError as error:
+        raise AuthError(
+            f"Ray's token, Secret {name} in namespace {namespace}, could not be read. {error.problem}",
+            "Wait until KubeRay has made it, or ask for the right to get this Secret.",
+        ) from None
+    except (KeyError, ValueError):
+        raise AuthError(
+            f"Secret {name} in namespace {namespace} has no readable auth_token.",
+            "Deploy with spec.authOptions.mode token: `pulumi up` of this program does.",
+        ) from None
+
+
+def _run(command: Sequence[str], remedy: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        raise PlaceError(f"{command[0]} is not installed.", remedy) from None
+    except subprocess.TimeoutExpired:
+        raise PlaceError(f"`{' '.join(command)}` did not end in two minutes.", remedy) from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise PlaceError(f"`{' '.join(command)}` failed: {reason}", remedy)
+    return done.stdout
