@@ -1,0 +1,157 @@
+"""`python -m emulator`: the emulated cloud of this checkout, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from emulator import control_plane, demo, lifecycle
+from emulator.engine import Result
+from emulator.state import EmulatorError, State
+
+DESCRIPTION = """\
+The whole platform on one machine: the real Pulumi engine and a real Kubernetes API server against an emulated Google Cloud.
+Everything listens on 127.0.0.1, belongs to this checkout alone and is kept in its .oasis folder.
+"""
+
+EPILOG = """\
+first time:       python -m emulator up          (builds its programs once per user, about 15 minutes on 2 cores)
+look around:      eval "$(python -m emulator env)"; kubectl get pods -A; pulumi stack output -s local
+change something: edit Pulumi.local.yaml, then python -m emulator preview, python -m emulator up
+the end:          python -m emulator down
+
+exit status: 0 done; 1 failed or, for status, not running; 2 wrong usage; 130 interrupted
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    given = _parser().parse_args(arguments)
+    for name in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, a killed build: end as by Ctrl-C
+        signal.signal(name, _interrupt)
+    try:
+        return given.run(State.of_checkout(), given)
+    except EmulatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m emulator",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def add(name: str, run: Callable[[State, argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=words, description=words)
+        command.set_defaults(run=run)
+        return command
+
+    up = add("up", _up, "start the emulated cloud and deploy the stack `local` on it, or apply what changed")
+    up.add_argument("--refresh", action="store_true", help="read every resource's real state first")
+    add("demo", _demo, "up, then train and benchmark on it, with tables and plots")
+    add("preview", _preview, "show what `up` would do; the emulated cloud must run")
+    add("refresh", _refresh, "read every resource's real state into the stack's; the emulated cloud must run")
+    add("destroy", _destroy, "delete the stack's resources as `pulumi destroy` would; the emulated cloud stays")
+    add("status", _status, "show what runs and where")
+    add("env", _env, 'print shell exports for kubectl, pulumi and Google\'s clients: eval "$(python -m emulator env)"')
+    add("down", _down, "end everything and forget the emulated cloud; logs and results stay")
+    return parser
+
+
+def _up(state: State, given: argparse.Namespace) -> int:
+    with state.lock("python -m emulator up"), lifecycle.started(state, _say) as running:
+        result = lifecycle.deploy(state, running, _say, refresh=given.refresh)
+        _summary("up", result)
+        _say(f"Ray's dashboard: {result.outputs['ray_dashboard_url']}")
+        _say('look around with: eval "$(python -m emulator env)"')
+    return 0
+
+
+def _demo(state: State, given: argparse.Namespace) -> int:
+    return demo.main(state, _say)
+
+
+def _preview(state: State, given: argparse.Namespace) -> int:
+    return _on_running(state, "preview", lambda: lifecycle.engine(state, _say).preview())
+
+
+def _refresh(state: State, given: argparse.Namespace) -> int:
+    return _on_running(state, "refresh", lambda: lifecycle.engine(state, _say).refresh())
+
+
+def _destroy(state: State, given: argparse.Namespace) -> int:
+    return _on_running(state, "destroy", lambda: lifecycle.destroy(state, lifecycle.engine(state, _say), _say))
+
+
+def _on_running(state: State, verb: str, call: Callable[[], Result]) -> int:
+    with state.lock(f"python -m emulator {verb}"):
+        lifecycle.require_running(state)
+        _summary(verb, call())
+    return 0
+
+
+def _status(state: State, given: argparse.Namespace) -> int:
+    processes = state.processes()
+    for process in processes:
+        print(f"{process.pid:>8}  {process.name:<26} {state.log(process.name)}")
+    if not control_plane.is_running(state):
+        print("the emulated cloud is not running; `python -m emulator up` starts it")
+        return 1
+    print(f"Kubernetes API: https://{control_plane.endpoint(state)}")
+    print(f"folder:         {state.directory}")
+    return 0
+
+
+def _env(state: State, given: argparse.Namespace) -> int:
+    lifecycle.require_running(state)
+    for name, value in lifecycle.environment(state).items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _down(state: State, given: argparse.Namespace) -> int:
+    interrupted = state.interrupt_holder()
+    if interrupted:
+        _say(f"interrupted `{interrupted}`")
+    with state.lock("python -m emulator down"):
+        names = lifecycle.take_down(state)
+    _say(f"ended {', '.join(names)}" if names else "nothing was running")
+    return 0
+
+
+def _summary(verb: str, result: Result) -> None:
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(result.changes.items())) or "no resources"
+    _say(f"{verb}: {counts} in {result.seconds:.1f} s")
+
+
+def _say(line: str) -> None:
+    print(_coloured(line), flush=True)
+
+
+def _coloured(line: str) -> str:
+    if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
+        return line
+    for verb, colour in (("created", 32), ("updated", 33), ("replaced", 33), ("deleted", 31), ("failed", 31)):
+        if f" s  {verb}" in line:
+            return line.replace(verb, f"\x1b[{colour}m{verb}\x1b[0m", 1)
+    return line
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

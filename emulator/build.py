@@ -1,0 +1,215 @@
+"""The Go programs of the emulator: built once per user from pinned modules, kept under a hash of everything that decides their content.
+
+A finished program appears in one rename, so an interrupted build leaves nothing behind but Go's own cache, from which it resumes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulator import processes
+from emulator.go_modules import TOOLS, cache_directory, go_environment, go_program
+from emulator.state import EmulatorError, State
+
+Report = Callable[[str], None]
+
+PULUMI_VERSION = "3.259.0"
+"""Engine that `tools/pulumi/go.mod` pins; a `pulumi` on PATH of this version or a later 3.x is used instead."""
+
+KUBERNETES_VERSION = "1.36.3"
+"""Version in `tools/kubernetes/go.mod`, which a build outside Kubernetes' own scripts does not know of itself."""
+
+MIN_FREE_DISK_GB = 12
+"""What a build from nothing may take: 1.5 GB of modules, about 3 GB of build cache, link steps, and room to spare."""
+
+MIN_FREE_MEMORY_GB = 6
+"""Two compiler processes of up to 1.9 GB each, and what runs beside them."""
+
+_STRIP = "-s -w"
+_KUBERNETES = (
+    f"{_STRIP} -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
+    " -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36"
+    f" -X k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES_VERSION}"
+)
+_PULUMI = f"{_STRIP} -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=v{PULUMI_VERSION}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One Go command and how it is built."""
+
+    name: str
+    tool: str
+    """Folder below `tools/` whose go.mod and go.sum pin it."""
+    package: str
+    ldflags: str = _STRIP
+    tags: str = ""
+
+    def flags(self) -> list[str]:
+        tags = ["-tags", self.tags] if self.tags else []
+        return ["-buildvcs=false", "-trimpath", *tags, "-ldflags", self.ldflags]
+
+    def key(self) -> str:
+        """Hash of the pins, the flags and the compiler."""
+        digest = hashlib.sha256()
+        for file in ("go.mod", "go.sum"):
+            digest.update((TOOLS / self.tool / file).read_bytes())
+        digest.update("\0".join([self.package, _go_version(), *self.flags()]).encode())
+        return digest.hexdigest()[:20]
+
+    def built(self) -> Path:
+        """Where the finished program is, once it is there."""
+        return cache_directory() / "bin" / self.key() / self.name
+
+
+PROGRAMS = (
+    Program("etcd", "etcd", "go.etcd.io/etcd/server/v3"),
+    Program("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", _KUBERNETES),
+    Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager", _KUBERNETES),
+    Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", _KUBERNETES),
+    Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", _KUBERNETES),
+    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    Program("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
+    Program("pulumi", "pulumi", "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", _PULUMI, "osusergo,grpcnotrace"),
+)
+
+
+def provide(state: State, report: Report) -> None:
+    """Put every program into `.oasis/bin`, building those that this user has not built before.
+
+    Raises:
+        EmulatorError: too little disk or memory, or a build failed; nothing half-built is left.
+    """
+    found = {program.name: path for program in PROGRAMS if (path := _available(program)) is not None}
+    missing = [program for program in PROGRAMS if program.name not in found]
+    if missing:
+        with _only_builder(report):
+            found |= _build(state, missing, report)
+    for name, path in found.items():
+        link = state.path("bin", name)
+        temporary = link.with_name(f".{name}.{os.getpid()}")
+        temporary.symlink_to(path)
+        temporary.replace(link)
+
+
+def _available(program: Program) -> Path | None:
+    if program.name == "pulumi" and (path := _pulumi_on_path()) is not None:
+        return path
+    return program.built() if program.built().exists() else None
+
+
+def _build(state: State, missing: Sequence[Program], report: Report) -> dict[str, Path]:
+    missing = [program for program in missing if not program.built().exists()]  # the other builder's, if there was one
+    if missing:
+        _check_room()
+        report(f"building {len(missing)} programs from Go modules, once per user (about 15 minutes on 2 cores)")
+    for number, program in enumerate(missing, start=1):
+        _build_one(state, program, f"[{number}/{len(missing)}] {program.name}", report)
+    return {program.name: program.built() for program in PROGRAMS if program.built().exists()}
+
+
+def _build_one(state: State, program: Program, label: str, report: Report) -> None:
+    target = program.built().parent
+    workplace = target.with_name(f".{target.name}.{os.getpid()}")
+    log = state.log(f"build-{program.name}")
+    log.unlink(missing_ok=True)
+    parallel = max(1, min(os.cpu_count() or 1, _free_memory() // (3 << 30)))
+    command = [
+        go_program(),
+        "build",
+        "-p",
+        str(parallel),
+        *program.flags(),
+        "-o",
+        workplace / program.name,
+        program.package,
+    ]
+    environment = {**go_environment(), **state.environment()}
+    begun = time.monotonic()
+    report(f"{label}: building")
+    try:
+        workplace.mkdir(parents=True)
+        status = processes.run(
+            command, log, environment, TOOLS / program.tool, lambda seconds: report(f"{label}: {seconds:.0f} s"), 15
+        )
+        if status != 0:
+            words = log.read_text(errors="replace").strip().splitlines()[-12:]
+            raise EmulatorError(f"building {program.name} failed ({log}):\n  " + "\n  ".join(words))
+        workplace.rename(target)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+    report(f"{label}: built in {time.monotonic() - begun:.0f} s")
+
+
+@contextmanager
+def _only_builder(report: Report) -> Iterator[None]:
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "build.lock").open("a") as lock:
+        waited = 0
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if waited % 15 == 0:
+                    report(f"another checkout is building the same programs; waiting for it, {waited} s")
+                waited += 1
+                time.sleep(1)
+        yield
+
+
+def _check_room() -> None:
+    cache = cache_directory()
+    disk, memory = shutil.disk_usage(cache).free, _free_memory()
+    if disk < MIN_FREE_DISK_GB << 30:
+        raise EmulatorError(
+            f"{disk / 2**30:.1f} GB are free where {cache} is, and building the emulator's programs takes up to {MIN_FREE_DISK_GB} GB. "
+            "Free some, or set XDG_CACHE_HOME to a folder on a larger disk."
+        )
+    if memory < MIN_FREE_MEMORY_GB << 30:
+        raise EmulatorError(
+            f"{memory / 2**30:.1f} GB of memory are available, and building the emulator's programs takes up to {MIN_FREE_MEMORY_GB} GB. "
+            "End other programs, or use a larger machine."
+        )
+
+
+def _free_memory() -> int:
+    """Bytes that can still be used, the control group's limit (containers) included."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    available = int(found.group(1)) << 10 if found else 0
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+    except OSError:  # no control group of version 2, or its root
+        return available
+    return available if limit == "max" else min(available, int(limit) - used)
+
+
+@functools.cache
+def _go_version() -> str:
+    answer = subprocess.run([go_program(), "version"], env=go_environment(), capture_output=True, text=True, check=True)
+    return answer.stdout.strip()
+
+
+def _pulumi_on_path() -> Path | None:
+    found = shutil.which("pulumi")
+    if found is None:
+        return None
+    answer = subprocess.run([found, "version"], capture_output=True, text=True, check=False)
+    version = re.match(r"v?(\d+)\.(\d+)\.(\d+)", answer.stdout.strip())
+    if version is None:
+        return None
+    numbers, pinned = tuple(map(int, version.groups())), tuple(map(int, PULUMI_VERSION.split(".")))
+    return Path(found) if numbers[0] == pinned[0] and numbers >= pinned else None

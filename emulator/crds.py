@@ -1,0 +1,76 @@
+"""The custom resource definitions of an emulated cluster: GKE's networking ones, KubeRay's and Kueue's from their published Go modules, and
+a ComputeClass of ours, since Google publishes none.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from emulator.api import Api, ApiError
+from emulator.go_modules import module_directory
+from emulator.state import CHECKOUT, EmulatorError
+
+_ESTABLISHED_SECONDS = 30
+
+
+def install_networking(api: Api) -> None:
+    """Network and GKENetworkParamSet, as GKE installs them on a cluster with multi-networking."""
+    source = module_directory("gke-networking", "github.com/GoogleCloudPlatform/gke-networking-api")
+    names = ("networking.gke.io_networks.yaml", "networking.gke.io_gkenetworkparamsets.yaml")
+    _install(api, [source / "config" / "crds" / name for name in names])
+
+
+def install_kuberay(api: Api) -> None:
+    """What KubeRay's Helm chart brings in its `crds` folder; like Helm, nothing here removes them."""
+    source = module_directory("kuberay", "github.com/ray-project/kuberay/ray-operator")
+    _install(api, sorted((source / "config" / "crd" / "bases").glob("*.yaml")))
+
+
+def install_kueue(api: Api) -> None:
+    """Kueue's kinds. They are stored as they are sent: the conversion webhook belongs to an operator that does not run."""
+    source = module_directory("kueue", "sigs.k8s.io/kueue")
+    _install(api, sorted((source / "config" / "components" / "crd" / "bases").glob("*.yaml")))
+
+
+def install_compute_class(api: Api) -> None:
+    """ComputeClass, which GKE's autoscaler brings some time after the cluster is there."""
+    _install(api, [CHECKOUT / "emulator" / "crds" / "computeclass.yaml"])
+
+
+def _install(api: Api, files: list[Path]) -> None:
+    definitions: list[dict[str, Any]] = [
+        body for file in files for body in yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader) if body
+    ]
+    for body in definitions:
+        body.pop("status", None)
+        body["metadata"].pop("creationTimestamp", None)
+        body["spec"].pop("conversion", None)
+        _create(api, body)
+    for body in definitions:
+        _wait_until_established(api, body["metadata"]["name"])
+
+
+def _create(api: Api, body: dict[str, Any]) -> None:
+    # A plain POST: server-side apply would track ownership of some ten thousand schema fields, which takes seconds each.
+    try:
+        api.create(body)
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+
+
+def _wait_until_established(api: Api, name: str) -> None:
+    deadline = time.monotonic() + _ESTABLISHED_SECONDS
+    while time.monotonic() < deadline:
+        found = api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", name) or {}
+        conditions = found.get("status", {}).get("conditions") or []
+        if any(entry["type"] == "Established" and entry["status"] == "True" for entry in conditions):
+            return
+        time.sleep(0.05)
+    raise EmulatorError(
+        f"the API server does not serve {name} after {_ESTABLISHED_SECONDS} s; see the log of kube-apiserver"
+    )

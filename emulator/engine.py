@@ -1,0 +1,211 @@
+"""Runs the checkout's Pulumi program under the real engine, with the emulator's providers in place of the published ones.
+
+The program does not know: the engine finds the providers where it looks for plugins, and reads a copy of the stack's config file in which
+only ports that must be free on this machine differ. The tracked file is never written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from emulator import processes
+from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
+
+STACK = "local"
+
+_PROVIDERS = {"gcp": "10.2.0", "kubernetes": "4.34.2"}
+"""Plugins that the program's SDKs ask for, by the versions of pulumi-gcp and pulumi-kubernetes that the lock file has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one run of the engine did."""
+
+    changes: Mapping[str, int]
+    """Resources by what happened to them: `create`, `same`, `update`, `delete`, `replace`, ..."""
+    outputs: Mapping[str, Any]
+    """The stack's exports, secrets in the clear; empty after a preview or destroy."""
+    seconds: float
+    """Wall time, the engine's own start included."""
+
+
+class Engine:
+    """One stack of a checkout's program on its emulator."""
+
+    def __init__(
+        self,
+        state: State,
+        report: Callable[[str], None],
+        *,
+        checkout: Path = CHECKOUT,
+        stack: str = STACK,
+        overlay: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            state: the emulator's folder, with `pulumi` in its `bin`.
+            report: told one line per finished resource.
+            checkout: where `__main__.py`, Pulumi.yaml and the stack file are.
+            stack: which stack file to read.
+            overlay: config that wins over the file's, by key (`oasis:ray`), objects merged key by key.
+            environment: further variables for the engine and its providers: where the emulated Google answers.
+        """
+        self._state, self._report = state, report
+        self._checkout, self._stack = checkout, stack
+        self._overlay, self._environment = overlay or {}, environment or {}
+
+    def up(self, *, refresh: bool = False) -> Result:
+        """Create or update everything. Raises EmulatorError with every resource that failed."""
+        return self._run("up", refresh=refresh)
+
+    def preview(self) -> Result:
+        """What `up` would do."""
+        return self._run("preview")
+
+    def refresh(self) -> Result:
+        """Read every resource's real state into the stack's."""
+        return self._run("refresh")
+
+    def destroy(self) -> Result:
+        """Delete everything that is not kept."""
+        return self._run("destroy")
+
+    def outputs(self) -> Mapping[str, Any]:
+        """The stack's exports, secrets in the clear."""
+        return self._run("outputs").outputs
+
+    def environment(self) -> dict[str, str]:
+        """Variables under which a `pulumi` started by hand works on this stack."""
+        return {
+            "PULUMI_HOME": str(self._folder("home")),
+            "PULUMI_BACKEND_URL": self._backend(),
+            "PULUMI_CONFIG_PASSPHRASE_FILE": str(self._passphrase_file()),
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            "PATH": f"{self._state.path('bin')}:{os.environ.get('PATH', '')}",
+            **self._environment,
+        }
+
+    def _run(self, verb: str, *, refresh: bool = False) -> Result:
+        self._prepare()
+        begun = time.monotonic()
+        request = {
+            "verb": verb,
+            "refresh": refresh,
+            "stack": self._stack,
+            "project": self._project(),
+            "checkout": str(self._checkout),
+            "work_dir": str(self._folder("project")),
+        }
+        answer = self._ask(request)
+        if "error" in answer:
+            raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}")
+        return Result(changes=answer["changes"], outputs=answer["outputs"], seconds=time.monotonic() - begun)
+
+    def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        paths = dict.fromkeys([str(self._checkout), str(CHECKOUT)])
+        environment = {
+            **os.environ,
+            **self.environment(),
+            **self._state.environment(),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": "1",
+        }
+        log = self._state.log("engine")
+        with log.open("ab") as errors:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "emulator.engine_run", json.dumps(request)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+                text=True,
+            )
+        answer: dict[str, Any] = {"error": f"the engine's process ended without an answer; see the end of {log}"}
+        try:
+            with child:
+                for line in child.stdout or ():
+                    content = json.loads(line)
+                    if "line" in content:
+                        self._report(content["line"])
+                    else:
+                        answer = content
+        except BaseException:
+            # The engine finishes what it is at, and then ends its providers.
+            processes.end(processes.in_session(child.pid), grace_seconds=10.0)
+            child.wait()
+            raise
+        return answer
+
+    def _prepare(self) -> None:
+        # The emulator's own lock says that no other engine runs here: a lock that is left is of one that was killed.
+        shutil.rmtree(self._folder("state") / ".pulumi" / "locks", ignore_errors=True)
+        for name, version in _PROVIDERS.items():
+            folder = self._folder("home") / "plugins" / f"resource-{name}-v{version}"
+            _write_script(folder / f"pulumi-resource-{name}", f"emulator.{name}", CHECKOUT)
+        # Dynamic resources: their classes are the program's own, so they are found in its checkout first.
+        dynamic = self._state.path("bin", "pulumi-resource-pulumi-python")
+        _write_script(dynamic, "pulumi.dynamic", self._checkout, CHECKOUT)
+        self._write_stack_file()
+
+    def _write_stack_file(self) -> None:
+        source = self._checkout / f"Pulumi.{self._stack}.yaml"
+        target = self._folder("project") / source.name
+        if not source.exists():
+            raise EmulatorError(
+                f"there is no {source}; the emulator runs a stack that has a config file beside Pulumi.yaml"
+            )
+        content = yaml.safe_load(source.read_text()) or {}
+        content["config"] = merged(content.get("config") or {}, self._overlay)
+        if target.exists():  # the engine's own addition to its copy
+            before = yaml.safe_load(target.read_text()) or {}
+            content |= {key: before[key] for key in ("encryptionsalt",) if key in before}
+        write_atomically(target, yaml.safe_dump(content, sort_keys=False))
+
+    def _project(self) -> str:
+        return str(yaml.safe_load((self._checkout / "Pulumi.yaml").read_text())["name"])
+
+    def _backend(self) -> str:
+        return f"file://{self._folder('state')}"
+
+    def _passphrase_file(self) -> Path:
+        file = self._state.path("pulumi", "passphrase")
+        if not file.exists():
+            write_atomically(file, secrets.token_urlsafe(24), mode=0o600)
+        return file
+
+    def _folder(self, name: str) -> Path:
+        folder = self._state.path("pulumi", name)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+def merged(config: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with what `overlay` says in its place; objects are merged key by key."""
+    result = dict(config)
+    for key, value in overlay.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _write_script(file: Path, module: str, *paths: Path) -> None:
+    path = shlex.quote(os.pathsep.join(dict.fromkeys(map(str, paths))))
+    script = f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -u -m {module} "$@"\n'
+    write_atomically(file, script, mode=0o755)

@@ -1,0 +1,77 @@
+"""One run of the engine in a process of its own: the Automation API with `__main__.py` as inline program. Reports JSON lines on stdout.
+
+A process of its own, because the program must be imported anew each time, and because the SDK leaves half-finished tasks behind when the
+engine fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pulumi import automation
+
+from emulator.engine_events import Progress
+
+
+def main() -> None:
+    """Carry out the request in the first argument, a JSON object; see `Engine._run`."""
+    request = json.loads(sys.argv[1])
+    # What the program prints must not end up between the reports.
+    reports, sys.stdout = sys.stdout, sys.stderr
+
+    def report(**content: object) -> None:
+        print(json.dumps(content), file=reports, flush=True)
+
+    progress = Progress(lambda line: report(line=line))
+    try:
+        stack = _stack(request)
+        outputs = _carry_out(stack, request, progress.heard)
+    except automation.CommandError as error:
+        report(error=progress.failures() or str(error))
+    else:
+        report(changes=progress.changes, outputs=outputs)
+
+
+def _carry_out(stack: automation.Stack, request: dict[str, Any], told: Callable[[Any], None]) -> dict[str, Any]:
+    match request["verb"]:
+        case "up":
+            stack.up(on_event=told, refresh=request["refresh"])
+        case "preview":
+            stack.preview(on_event=told)
+        case "refresh":
+            stack.refresh(on_event=told)
+        case "destroy":
+            stack.destroy(on_event=told)
+    if request["verb"] not in ("up", "outputs"):
+        return {}
+    return {name: output.value for name, output in stack.outputs().items()}
+
+
+def _stack(request: dict[str, Any]) -> automation.Stack:
+    backend = automation.ProjectBackend(url=os.environ["PULUMI_BACKEND_URL"])
+    options = automation.LocalWorkspaceOptions(
+        work_dir=request["work_dir"],
+        pulumi_home=os.environ["PULUMI_HOME"],
+        project_settings=automation.ProjectSettings(name=request["project"], runtime="python", backend=backend),
+    )
+    main_file = str(Path(request["checkout"]) / "__main__.py")
+    return automation.create_or_select_stack(
+        request["stack"],
+        project_name=request["project"],
+        program=lambda: _ignored(runpy.run_path(main_file, run_name="__main__")),
+        opts=options,
+    )
+
+
+def _ignored(_globals: dict[str, Any]) -> None:
+    """A program gives nothing back."""
+
+
+if __name__ == "__main__":
+    main()

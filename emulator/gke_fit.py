@@ -1,0 +1,115 @@
+"""Whether a pending pod would fit a node: selectors, taints and resources, as the scheduler judges them. Pure.
+
+Of node affinity it reads the required terms; what it cannot judge (pod affinity, volumes) it leaves to the real scheduler.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Body = dict[str, Any]
+
+_UNITS = {
+    "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+}
+
+
+def quantity(text: str) -> float:
+    """A Kubernetes quantity (`100m`, `2Gi`, `8`) as a number."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([A-Za-z]*)", str(text))
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a quantity that the emulated autoscaler reads")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def requests(pod: Mapping[str, Any]) -> dict[str, float]:
+    """What a pod asks for: its containers together, or one init container if that is more, and its own place."""
+    spec = pod["spec"]
+    total: dict[str, float] = {}
+    for container in spec.get("containers", []):
+        total = _sum(total, _requests(container))
+    for container in spec.get("initContainers") or []:
+        asked = _requests(container)
+        if container.get("restartPolicy") == "Always":  # a sidecar runs beside the others
+            total = _sum(total, asked)
+        else:
+            total |= {key: max(amount, total.get(key, 0.0)) for key, amount in asked.items()}
+    return {**total, "pods": 1.0}
+
+
+def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
+    """What a node has left beside its pods."""
+    left = {key: quantity(value) for key, value in node["status"]["allocatable"].items()}
+    for pod in pods:
+        left = _sum(left, {key: -amount for key, amount in requests(pod).items()})
+    return left
+
+
+def fits(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, float]) -> bool:
+    """Whether the pod may run on the node and finds room in what is `left`."""
+    enough = all(left.get(key, 0.0) >= amount - 1e-9 for key, amount in requests(pod).items())
+    return enough and selects(pod, node["metadata"]["labels"]) and tolerates(pod, node["spec"].get("taints") or [])
+
+
+def selects(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether the pod's node selector and required node affinity allow these labels."""
+    spec = pod["spec"]
+    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    terms = required.get("nodeSelectorTerms", [])
+    return any(all(_matches(rule, labels) for rule in term.get("matchExpressions", [])) for term in terms)
+
+
+def tolerates(pod: Mapping[str, Any], taints: list[Body]) -> bool:
+    """Whether the pod tolerates every taint that keeps pods away."""
+    tolerations = pod["spec"].get("tolerations") or []
+    return all(
+        any(_tolerated(taint, toleration) for toleration in tolerations)
+        for taint in taints
+        if taint["effect"] in ("NoSchedule", "NoExecute")
+    )
+
+
+def _requests(container: Mapping[str, Any]) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    # A limit without a request is a request.
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {key: quantity(value) for key, value in asked.items()}
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {*one, *other}}
+
+
+def _matches(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(rule["key"]), rule.get("values") or []
+    match rule["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return value is not None and int(value) > int(values[0])
+        case _:
+            return value is not None and int(value) < int(values[0])
+
+
+def _tolerated(taint: Mapping[str, Any], toleration: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    if toleration["key"] != taint["key"]:
+        return False
+    return toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")

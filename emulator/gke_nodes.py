@@ -1,0 +1,208 @@
+"""GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
+
+A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one; how much capacity
+Google has is not emulated: a pool grows to its maximum at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+from emulator.api import Api, Body, KindNotServedError
+from emulator.cloud import Cloud, NotFoundError
+from emulator.gke_fit import fits, free
+from emulator.gke_node_shapes import (
+    COMPUTE_CLASS_LABEL,
+    POOL_LABEL,
+    Pool,
+    UnknownMachineError,
+    effective_taints,
+    node,
+)
+
+IDLE_SECONDS = 10.0
+"""How long a node without pods is kept; the real one keeps it for the class's consolidation delay, in minutes."""
+
+_POOL_KIND = "container/nodePool"
+
+
+class Autoscaler:
+    """The autoscaler of one cluster."""
+
+    def __init__(self, api: Api, cloud: Cloud) -> None:
+        self._api, self._cloud = api, cloud
+        self._idle_since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def step(self) -> None:
+        """Add and remove nodes, and write each pool's count into the emulated cloud."""
+        pools = {
+            found.body["name"]: Pool(identity=found.name, body=found.body) for found in self._cloud.list(_POOL_KIND)
+        }
+        nodes = [found for found in self._api.list("v1", "Node") if POOL_LABEL in found["metadata"].get("labels", {})]
+        if not pools and not nodes:
+            return
+        pods = self._api.list("v1", "Pod")
+        for found in [found for found in nodes if _pool_of(found) not in pools]:
+            self._remove(found, pods)
+            nodes.remove(found)
+        for pool in pools.values():
+            for _ in range(pool.minimum - _count(nodes, pool)):
+                self._add(pool, nodes)
+        self._scale_up(pools, nodes, pods)
+        self._scale_down(pools, nodes, pods)
+        for pool in pools.values():
+            self._record(pool, _count(nodes, pool))
+
+    def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
+        by_node = _by_node(pods)
+        room = {found["metadata"]["name"]: free(found, by_node[found["metadata"]["name"]]) for found in nodes}
+        for pod in filter(_waits_for_a_node, pods):
+            target = next((found for found in nodes if fits(pod, found, room[found["metadata"]["name"]])), None)
+            if target is None:
+                target = self._grow(pod, pools, nodes)
+            if target is None:
+                continue
+            name = target["metadata"]["name"]
+            # The scheduler will see to it; until then no second node is added for the same pod.
+            by_node[name].append(pod)
+            room[name] = free(target, by_node[name])
+
+    def _grow(self, pod: Body, pools: dict[str, Pool], nodes: list[Body]) -> Body | None:
+        for pool in self._candidates(pod, pools):
+            if _count(nodes, pool) >= pool.maximum:
+                continue
+            sample = self._shape(pool, "sample", pool.zones[0])
+            if sample is not None and fits(pod, sample, free(sample, [])):
+                return self._add(pool, nodes)
+        return None
+
+    def _candidates(self, pod: Body, pools: dict[str, Pool]) -> Iterable[Pool]:
+        wanted = (pod["spec"].get("nodeSelector") or {}).get(COMPUTE_CLASS_LABEL)
+        if wanted is None:
+            return pools.values()
+        try:
+            found = self._api.get("cloud.google.com/v1", "ComputeClass", wanted)
+        except KindNotServedError:
+            return []
+        rules = found["spec"].get("priorities", []) if found else []
+        return [pools[name] for rule in rules for name in rule.get("nodepools", []) if name in pools]
+
+    def _scale_down(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
+        busy = {pod["spec"].get("nodeName") for pod in pods if not _is_daemon(pod) and not _is_over(pod)}
+        now = time.monotonic()
+        for found in list(nodes):
+            name = found["metadata"]["name"]
+            if name in busy:
+                self._idle_since.pop(name, None)
+                continue
+            idle = now - self._idle_since.setdefault(name, now)
+            pool = pools[_pool_of(found)]
+            if idle >= IDLE_SECONDS and _count(nodes, pool) > pool.minimum:
+                self._remove(found, pods)
+                nodes.remove(found)
+
+    def _add(self, pool: Pool, nodes: list[Body]) -> Body | None:
+        used = [
+            found["metadata"]["labels"].get("topology.kubernetes.io/zone")
+            for found in nodes
+            if _pool_of(found) == pool.name
+        ]
+        zone = min(pool.zones, key=used.count)
+        cluster = pool.identity.split("/clusters/")[1].split("/")[0]
+        group = hashlib.sha256(f"{pool.identity}{zone}".encode()).hexdigest()[:8]
+        body = self._shape(
+            pool, f"gke-{cluster}-{pool.name}"[:44].rstrip("-") + f"-{group}-{secrets.token_hex(2)}", zone
+        )
+        if body is None:
+            return None
+        made = self._api.create(body)
+        # A Node is created without its status, as a kubelet would; kwok fills in the rest.
+        self._api.merge(made, {"status": body["status"]}, subresource="status")
+        nodes.append(body)
+        return body
+
+    def _shape(self, pool: Pool, name: str, zone: str) -> Body | None:
+        try:
+            return node(pool, name, zone, self._networks(pool))
+        except UnknownMachineError as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                print(error, file=sys.stderr, flush=True)
+            return None
+
+    def _networks(self, pool: Pool) -> list[str]:
+        extra = pool.body.get("networkConfig", {}).get("additionalNodeNetworkConfigs") or []
+        subnets = {str(pair.get("subnetwork", "")).rpartition("/")[2] for pair in extra}
+        if not subnets:
+            return []
+        try:
+            sets = self._api.list("networking.gke.io/v1", "GKENetworkParamSet")
+            networks = self._api.list("networking.gke.io/v1", "Network")
+        except KindNotServedError:
+            return []
+        ours = {found["metadata"]["name"] for found in sets if found["spec"].get("vpcSubnet") in subnets}
+        return sorted(
+            found["metadata"]["name"]
+            for found in networks
+            if found["spec"].get("parametersRef", {}).get("name") in ours
+        )
+
+    def _remove(self, found: Body, pods: list[Body]) -> None:
+        name = found["metadata"]["name"]
+        for pod in _by_node(pods)[name]:
+            # Nobody is left there who could confirm that the pod has ended.
+            self._api.delete(pod, gracePeriodSeconds=0)
+        self._api.delete(found)
+        self._idle_since.pop(name, None)
+
+    def _record(self, pool: Pool, count: int) -> None:
+        per_zone = -(-count // len(pool.zones))
+        taints = effective_taints(pool)
+        if pool.body.get("nodeCount") == per_zone and pool.config.get("effectiveTaints") == taints:
+            return
+
+        def change(body: Body) -> None:
+            body["nodeCount"] = per_zone
+            body.setdefault("nodeConfig", {})["effectiveTaints"] = taints
+
+        try:
+            self._cloud.update(_POOL_KIND, pool.identity, change)
+        except NotFoundError:
+            return  # deleted meanwhile
+
+
+def _pool_of(found: Body) -> str:
+    return str(found["metadata"]["labels"][POOL_LABEL])
+
+
+def _count(nodes: Iterable[Body], pool: Pool) -> int:
+    return sum(_pool_of(found) == pool.name for found in nodes)
+
+
+def _by_node(pods: Iterable[Body]) -> defaultdict[str, list[Body]]:
+    found: defaultdict[str, list[Body]] = defaultdict(list)
+    for pod in pods:
+        if not _is_over(pod) and pod["spec"].get("nodeName"):
+            found[pod["spec"]["nodeName"]].append(pod)
+    return found
+
+
+def _waits_for_a_node(pod: Body) -> bool:
+    if pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"] or _is_daemon(pod):
+        return False
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(entry["type"] == "PodScheduled" and entry.get("reason") == "Unschedulable" for entry in conditions)
+
+
+def _is_daemon(pod: Body) -> bool:
+    return any(owner["kind"] == "DaemonSet" for owner in pod["metadata"].get("ownerReferences", []))
+
+
+def _is_over(pod: Body) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

@@ -1,0 +1,102 @@
+"""The emulator as a whole: brought up, deployed on, described, taken down. What `python -m emulator` and the demo are made of.
+
+A command that starts an emulator and does not come to its end, Ctrl-C included, leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from emulator import build, cloud_server, control_plane, deployed_ray, ray_nodes
+from emulator.engine import STACK, Engine, Result
+from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
+
+Report = Callable[[str], None]
+
+DASHBOARD_PORT = 8265
+"""Ray's own; taken if it is free and the stack file does not name another."""
+
+
+@contextlib.contextmanager
+def started(state: State, report: Report) -> Iterator[Engine]:
+    """The running emulator, started unless it runs, and an engine for its stack. Needs the lock.
+
+    What this call started is ended again if the body does not come to its end.
+    """
+    fresh = not control_plane.is_running(state)
+    try:
+        if fresh:
+            take_down(state)  # what an emulator that was killed has left
+            report("preparing the emulator's programs")
+            build.provide(state, report)
+        report("starting the emulated cloud" if fresh else "the emulated cloud is running already")
+        control_plane.start(state)
+        cloud_server.start(state)
+        if state.process("gke") is None:
+            state.spawn("gke", [sys.executable, "-u", "-m", "emulator.gke"], env={"PYTHONPATH": str(CHECKOUT)})
+        yield engine(state, report)
+    except BaseException:
+        if fresh:
+            take_down(state)
+        raise
+
+
+def deploy(state: State, running: Engine, report: Report, *, refresh: bool = False) -> Result:
+    """`pulumi up` of the local stack, and the standing Ray behind its RayCluster."""
+    result = running.up(refresh=refresh)
+    write_atomically(kubeconfig_file(state), str(result.outputs["kubeconfig"]), mode=0o600)
+    deployed = deployed_ray.find(control_plane.kubeconfig_file(state))
+    ray_nodes.start(state, deployed, environment(state), report)
+    return result
+
+
+def destroy(state: State, running: Engine, report: Report) -> Result:
+    """`pulumi destroy` of the local stack; its Ray ends first, as the pods of a deleted RayCluster do."""
+    ray_nodes.stop(state)
+    return running.destroy()
+
+
+def take_down(state: State) -> list[str]:
+    """End every process and forget the emulated cloud; logs and results stay. Returns the names of what ran."""
+    ray_nodes.stop(state)
+    names = state.stop_all()
+    state.clear()
+    return names
+
+
+def engine(state: State, report: Report) -> Engine:
+    """The engine for the local stack of this checkout."""
+    overlay = {"oasis:ray": {"dashboard_port": state.port("ray-dashboard", preferred=_wanted_port())}}
+    return Engine(state, report, overlay=overlay, environment=cloud_server.environment(state))
+
+
+def environment(state: State) -> dict[str, str]:
+    """Variables under which kubectl, pulumi, gcloud's auth plugin and Google's client libraries use this emulator."""
+    kubeconfig = kubeconfig_file(state)
+    return {
+        **engine(state, lambda _line: None).environment(),
+        "KUBECONFIG": str(kubeconfig if kubeconfig.exists() else control_plane.kubeconfig_file(state)),
+    }
+
+
+def kubeconfig_file(state: State) -> Path:
+    """The kubeconfig that the stack exports, once it is deployed."""
+    return state.path("kubeconfig")
+
+
+def require_running(state: State) -> None:
+    """Raises EmulatorError unless the emulator runs."""
+    if not control_plane.is_running(state):
+        raise EmulatorError("no emulator runs in this checkout; `python -m emulator up` or `make demo` starts it")
+
+
+def _wanted_port() -> int:
+    stack: Mapping[str, Any] = yaml.safe_load((CHECKOUT / f"Pulumi.{STACK}.yaml").read_text()) or {}
+    ray = (stack.get("config") or {}).get("oasis:ray") or {}
+    return int(ray.get("dashboard_port", DASHBOARD_PORT))

@@ -1,0 +1,42 @@
+"""A Pulumi provider as a program: gRPC on a loopback port, which it prints first, as the engine expects."""
+
+from __future__ import annotations
+
+import signal
+from concurrent import futures
+
+import grpc
+from google.protobuf import empty_pb2
+from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
+
+_MESSAGE_LIMIT = 400 * 1024 * 1024
+"""Of one message, as the engine's own (pulumi/pulumi, sdk/go/common/util/rpcutil)."""
+
+_THREADS = 64
+"""Calls at once: a deletion or a readiness check holds its thread while it waits."""
+
+
+class Provider(provider_pb2_grpc.ResourceProviderServicer):
+    """What every provider here answers alike: no secrets wanted (the engine marks outputs itself), no parameters."""
+
+    def Handshake(
+        self, request: provider_pb2.ProviderHandshakeRequest, context: grpc.ServicerContext
+    ) -> provider_pb2.ProviderHandshakeResponse:
+        return provider_pb2.ProviderHandshakeResponse()
+
+    def Cancel(self, request: empty_pb2.Empty, context: grpc.ServicerContext) -> empty_pb2.Empty:
+        return empty_pb2.Empty()
+
+
+def serve(provider: Provider) -> None:
+    """Serve until the engine ends this process."""
+    # How the engine ends a provider; one that takes its time is waited for at the end of every run. A terminal's Ctrl-C
+    # does not come here, since the engine gives each provider a process group of its own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    limits = [("grpc.max_receive_message_length", _MESSAGE_LIMIT), ("grpc.max_send_message_length", _MESSAGE_LIMIT)]
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=_THREADS), options=limits)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(provider, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    server.wait_for_termination()

@@ -1,0 +1,178 @@
+"""Processes that belong to one emulator: started in their own session, recognised by start time and by a mark in their environment.
+
+A pid alone is never trusted: the kernel gives it to somebody else after the process has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+OWNER_VARIABLE = "OASIS_EMULATOR_OWNER"
+"""In the environment of every process an emulator starts, and so of their children: the emulator's folder."""
+
+_started: list[subprocess.Popen[bytes]] = []  # kept so that a child that ended is reaped, not warned about
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process and what tells it from a later one with the same pid."""
+
+    name: str
+    pid: int
+    started: int
+    """Start time in clock ticks since boot (proc(5), stat, field 22)."""
+
+    def is_running(self) -> bool:
+        return start_time(self.pid) == self.started
+
+    def record(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def start(
+    name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str], directory: Path
+) -> Process:
+    """Start a command in its own session, so that Ctrl-C at the terminal reaches it only through us; output goes to `log`."""
+    _reap()
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+        )
+    _started.append(child)
+    # A child that has already ended is still a zombie of ours, so its start time can be read.
+    fields = _fields(child.pid)
+    return Process(name, child.pid, int(fields[19]) if fields else 0)
+
+
+def run(
+    command: Sequence[str | Path],
+    log: Path,
+    environment: Mapping[str, str],
+    directory: Path,
+    tick: Callable[[float], None],
+    every_seconds: float,
+) -> int:
+    """Run a command to its end and return its exit status; `tick` hears the seconds so far. Whatever interrupts ends it too."""
+    process = start("command", command, log, environment, directory)
+    child = next(started for started in _started if started.pid == process.pid)
+    begun, told = time.monotonic(), time.monotonic()
+    try:
+        while (status := child.poll()) is None:
+            time.sleep(0.1)
+            if time.monotonic() - told >= every_seconds:
+                told = time.monotonic()
+                tick(told - begun)
+        return status
+    except BaseException:
+        end(session_of(process), grace_seconds=3.0)
+        raise
+
+
+def start_time(pid: int) -> int | None:
+    """When the process started, in clock ticks; None when it has ended, its last thread included (a zombie has)."""
+    fields = _fields(pid)
+    # A killed process is a zombie while its other threads still hold its sockets; field 20 counts them.
+    if not fields or (fields[0] in "ZX" and int(fields[17]) <= 1):
+        return None
+    return int(fields[19])
+
+
+def owned_by(directory: Path) -> list[int]:
+    """Every running process whose environment carries the mark of the emulator in `directory`, this one and its parents left out."""
+    mark = f"{OWNER_VARIABLE}={directory}".encode()
+    mine = _ancestry(os.getpid())
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in mine:
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if mark in environment.split(b"\0"):
+            found.append(int(entry.name))
+    return found
+
+
+def end(pids: Iterable[int], grace_seconds: float) -> None:
+    """Ask the processes to end, and kill those that have not after `grace_seconds`."""
+    known = {pid: started for pid in pids if (started := start_time(pid)) is not None}
+    for chosen, patience in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 5.0)):
+        remaining = [pid for pid, started in known.items() if start_time(pid) == started]
+        for pid in remaining:
+            try:
+                os.kill(pid, chosen)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and any(start_time(pid) == known[pid] for pid in remaining):
+            _reap()
+            time.sleep(0.05)
+    _reap()
+
+
+def session_of(process: Process) -> list[int]:
+    """The process, if it runs, and what it started without leaving its session."""
+    # A session outlives its leader, but its number is not given to another process while it has members.
+    members = in_session(process.pid)
+    return members if process.is_running() else [pid for pid in members if pid != process.pid]
+
+
+def in_session(leader: int) -> list[int]:
+    """Every running process of the session that `leader` began."""
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and _session(int(entry.name)) == leader
+    ]
+
+
+def descendants(pid: int) -> list[int]:
+    """Every running process that this one started, through any number of sessions, itself left out."""
+    parents = {
+        int(entry.name): int(fields[1])
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (fields := _fields(int(entry.name)))
+    }
+    found = {pid}
+    while new := {child for child, parent in parents.items() if parent in found} - found:
+        found |= new
+    return sorted(found - {pid})
+
+
+def _session(pid: int) -> int | None:
+    fields = _fields(pid)
+    return int(fields[3]) if fields and fields[0] not in "ZX" else None
+
+
+def _fields(pid: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the command name before it may hold spaces and brackets
+
+
+def _ancestry(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        fields = _fields(pid)
+        pid = int(fields[1]) if fields else 0
+    return found
+
+
+def _reap() -> None:
+    _started[:] = [child for child in _started if child.poll() is None]

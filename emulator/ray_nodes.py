@@ -1,0 +1,248 @@
+"""The standing Ray behind the emulated RayCluster: a head and two workers as processes, with the stack's token.
+
+All nodes share 127.0.0.1, because Ray binds a node of any other address, 127.0.0.2 too, to every interface there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from emulator import processes
+from emulator.deployed_ray import DeployedRay
+from emulator.processes import OWNER_VARIABLE
+from emulator.state import DIRECTORY_VARIABLE, EmulatorError, State
+
+WORKERS = ("ray-worker-1", "ray-worker-2")
+"""The nodes that jobs run on: one CPU each, as two gloo ranks need them. The head has none, as in the cloud."""
+
+HEAD = "ray-head"
+
+_MIB = 1024 * 1024
+_NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each node would offer the whole machine's
+_OBJECT_STORE = 128 * _MIB
+_DRIVERS = 1000
+"""Of the head's custom resource `driver`; as many as nobody uses up."""
+
+_RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see ray_start.py
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # `make down` does not wait for jobs
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's Train page
+    "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",  # two ranks on two cores, else their threads fight
+}
+
+
+def overrides(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a Ray on loopback cannot have as the stack promises it: GPUs, RDMA NICs, mounts. Nothing else differs.
+
+    Args:
+        directory: the emulator's folder.
+        environment: the ConfigMap's data.
+    """
+    return {
+        "OASIS_GPUS_PER_NODE": "0",
+        "OASIS_RDMA_NICS": "0",
+        "OASIS_ACCELERATOR": "",
+        "OASIS_DATA_MOUNT": str(_bucket_directory(directory, environment["data_uri"])),
+        "OASIS_RUNS_MOUNT": str(_bucket_directory(directory, environment["runs_uri"])),
+        "OASIS_SCRATCH_MOUNT": str(directory / "scratch"),
+    }
+
+
+def start(
+    state: State,
+    deployed: DeployedRay,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
+    *,
+    timeout_seconds: float = 120.0,
+) -> None:
+    """Start head and workers and return when the dashboard counts them all. Does nothing where they already run.
+
+    Args:
+        state: the emulator's folder; processes are recorded there.
+        deployed: what `find` returned.
+        environ: further variables for every Ray process: where the emulated Google endpoints are.
+        report: told of each step.
+        timeout_seconds: how long all of it may take.
+
+    Raises:
+        EmulatorError: the dashboard's port is taken, a process ended, or not all nodes answered in time; nothing of
+            it is left running.
+    """
+    url = deployed.environment["ray_dashboard_url"]
+    names = (HEAD, *WORKERS)
+    if all(state.process(name) for name in names) and _nodes_alive(url, deployed.token) == len(names):
+        return
+    stop(state)
+    variables = _variables(state.directory, deployed, environ)
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        gcs = state.port("ray-gcs")
+        report(f"starting Ray's head on {url}")
+        _refuse_taken(urlsplit(url).port or 80, url)
+        state.spawn(HEAD, _without_users_ray(variables, _head_command(state, url, gcs)), env=variables)
+        _wait(state, [HEAD], lambda: _listens(gcs), "Ray's head", deadline)
+        report(f"starting {len(WORKERS)} Ray workers")
+        for name in WORKERS:
+            state.spawn(name, _without_users_ray(variables, _worker_command(state, name, gcs)), env=variables)
+        _wait(state, names, lambda: _nodes_alive(url, deployed.token) == len(names), "every Ray node", deadline)
+    except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
+        stop(state)
+        raise
+
+
+def stop(state: State, *, grace_seconds: float = 5.0) -> None:
+    """End every node and what runs on it, jobs included, and remove Ray's session folders."""
+    running = [process for name in (*WORKERS, HEAD) if (process := state.process(name))]
+    pids = [pid for process in running for pid in processes.session_of(process)]
+    # A job's command has a session of its own, and Ray's processes overwrite the mark in their environment with titles.
+    processes.end([*pids, *_descendants(pids)], grace_seconds)
+    for name in (*WORKERS, HEAD):
+        state.stop(name)
+    shutil.rmtree(_session_directory(state.directory), ignore_errors=True)
+
+
+def _variables(directory: Path, deployed: DeployedRay, environ: Mapping[str, str]) -> dict[str, str]:
+    changed = overrides(directory, deployed.environment)
+    for name, path in changed.items():
+        if name.endswith("_MOUNT"):
+            Path(path).mkdir(parents=True, exist_ok=True)
+    promised = {f"OASIS_{name.upper()}": value for name, value in deployed.environment.items()}
+    # A pod has neither the deployer's settings nor a kubeconfig.
+    given = {name: value for name, value in environ.items() if not name.startswith(("PULUMI_", "KUBECONFIG"))}
+    return {**given, **promised, **changed, **_RAY_ENVIRONMENT, "RAY_AUTH_TOKEN": deployed.token, **_path(environ)}
+
+
+def _path(environ: Mapping[str, str]) -> dict[str, str]:
+    """A job's `python` is the one that has Ray, as it is in a container."""
+    path = environ.get("PATH") or os.environ.get("PATH") or os.defpath
+    return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), path])}
+
+
+def _without_users_ray(variables: Mapping[str, str], command: list[str]) -> list[str]:
+    """The command without what the user's shell says about another Ray, another stack or the user's W&B account."""
+    ours = {*variables, DIRECTORY_VARIABLE, OWNER_VARIABLE}
+    foreign = [name for name in os.environ if name.startswith(("RAY_", "OASIS_", "WANDB_", "PYTHON"))]
+    return ["env", *(f"--unset={name}" for name in foreign if name not in ours), *command]
+
+
+def _head_command(state: State, url: str, gcs: int) -> list[str]:
+    return [
+        *_ray_start(state, HEAD),
+        "--head",
+        f"--port={gcs}",
+        "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={urlsplit(url).port or 80}",
+        f"--ray-client-server-port={state.port('ray-client')}",
+        "--num-cpus=0",
+        f"--resources={json.dumps({'driver': _DRIVERS})}",
+    ]
+
+
+def _worker_command(state: State, name: str, gcs: int) -> list[str]:
+    return [*_ray_start(state, name), f"--address=127.0.0.1:{gcs}", "--num-cpus=1"]
+
+
+def _ray_start(state: State, name: str) -> list[str]:
+    directory = _session_directory(state.directory) / name.removeprefix("ray-")
+    directory.mkdir(parents=True, exist_ok=True)
+    # -P: this folder has modules named like the standard library's.
+    return [
+        *(sys.executable, "-P", str(Path(__file__).with_name("ray_start.py"))),
+        *("--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1"),
+        f"--temp-dir={directory}",
+        f"--memory={_NODE_MEMORY}",
+        f"--object-store-memory={_OBJECT_STORE}",
+        f"--dashboard-agent-listen-port={state.port(f'{name}-agent')}",
+    ]
+
+
+def _session_directory(directory: Path) -> Path:
+    """Where Ray keeps sockets and logs: not in the checkout, as a socket's path has only 107 characters (unix(7))."""
+    path = Path(tempfile.gettempdir()) / f"oasis-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if path.is_symlink() or path.stat().st_uid != os.getuid():
+        raise EmulatorError(
+            f"{path}, where Ray would keep its sockets, belongs to another user; remove it or set TMPDIR"
+        )
+    return path
+
+
+def _bucket_directory(directory: Path, uri: str) -> Path:
+    return directory / "buckets" / urlsplit(uri).netloc
+
+
+def _refuse_taken(port: int, url: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EmulatorError(
+                f"Ray's dashboard cannot have {url}: {error.strerror}. End what listens on port {port}, or set "
+                "oasis:ray.dashboard_port to a free one."
+            ) from None
+
+
+def _wait(state: State, started: Sequence[str], ready: Callable[[], bool], what: str, deadline: float) -> None:
+    while not ready():
+        ended = [name for name in started if not state.process(name)]
+        if ended or time.monotonic() > deadline:
+            name = ended[0] if ended else HEAD
+            how = f"{name} ended" if ended else f"{what} did not answer in time"
+            raise EmulatorError(f"{how}. Its log is {state.log(name)}; it ends with:\n{_tail(state.log(name))}")
+        time.sleep(0.25)
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(nothing)"
+
+
+def _listens(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _nodes_alive(url: str, token: str) -> int:
+    """Nodes that Ray's dashboard calls alive; 0 while it does not answer."""
+    request = urllib.request.Request(f"{url}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            summary = json.load(response)["data"]["summary"]
+    except (OSError, ValueError, KeyError):
+        return 0
+    return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in summary)
+
+
+def _descendants(pids: list[int]) -> list[int]:
+    """Every process that one of them started, through any number of sessions."""
+    parents = dict(_parents())
+    found = set(pids)
+    while new := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= new
+    return sorted(found - set(pids))
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                yield int(entry.name), int((entry / "stat").read_text().rpartition(")")[2].split()[1])

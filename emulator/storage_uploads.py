@@ -1,0 +1,152 @@
+"""Uploads to the emulated Cloud Storage: simple, multipart, resumable. The object appears when one is complete."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from emulator.gcp_errors import Refused
+from emulator.http_message import Request, Response
+from emulator.storage import ObjectStore
+from emulator.storage_index import ObjectFacts, Preconditions, examine
+
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
+
+
+@dataclass(kw_only=True)
+class _Session:
+    """A resumable upload under way."""
+
+    bucket: str
+    resource: dict[str, Any]
+    demands: Preconditions
+    content: Path
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    finished: tuple[str, ObjectFacts] | None = None
+
+
+class Uploads:
+    """Collects uploads. Sessions live as long as the server: a client that meets none starts over, as with Google."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._sessions: dict[str, _Session] = {}
+
+    def collect(self, request: Request, *, multipart: bool) -> tuple[Path, dict[str, Any]]:
+        """A whole upload's content, and the object's metadata that came with it."""
+        content = self._store.temporary()
+        if not multipart:
+            with content.open("wb") as stream:
+                shutil.copyfileobj(request.body, stream)
+            return content, {"contentType": request.headers.get("Content-Type")}
+        metadata, media_type, media = _parts(request)
+        content.write_bytes(media)
+        resource = json.loads(metadata)
+        return content, {"contentType": media_type, **resource}
+
+    def begin(self, request: Request, bucket: str, demands: Preconditions) -> Response:
+        """Open a session; its address is in the answer's Location."""
+        resource = request.json()
+        resource.setdefault("name", request.query.get("name"))
+        resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
+        if not resource["name"]:
+            raise Refused(400, "Required parameter: name", "required")
+        self._store.path(bucket, resource["name"])  # a name that cannot be kept is refused before its content is sent
+        upload = secrets.token_urlsafe(32)
+        self._sessions[upload] = _Session(
+            bucket=bucket, resource=resource, demands=demands, content=self._store.temporary()
+        )
+        query = f"uploadType=resumable&name={quote(resource['name'], safe='')}&upload_id={upload}"
+        location = f"http://{request.host}/upload/storage/v1/b/{quote(bucket, safe='')}/o?{query}"
+        return Response(headers={"Location": location, "X-GUploader-UploadID": upload})
+
+    def receive(self, request: Request) -> Response | tuple[str, ObjectFacts]:
+        """Take a chunk, or say how much there is. Returns the object once it is complete."""
+        session = self._session(request.query.get("upload_id", ""))
+        found = _CONTENT_RANGE.fullmatch(request.headers.get("Content-Range", "").strip())
+        with session.lock:
+            if session.finished:
+                return session.finished
+            held = session.content.stat().st_size
+            if found is None:  # everything in one request
+                _append(session.content, request, 0)
+            elif found[1] is not None:
+                if int(found[1]) > held:
+                    message = f"The chunk starts at byte {found[1]}; {held} bytes have been received."
+                    raise Refused(400, message, "invalid")
+                _append(session.content, request, int(found[1]))
+            held = session.content.stat().st_size
+            total = found[3] if found else str(held)
+            if total == "*" or held < int(total):
+                # 308, "Resume Incomplete": no Range header means that nothing has been received.
+                return Response(status=308, headers={"Range": f"bytes=0-{held - 1}"} if held else {})
+            return self._finish(session, request.headers)
+
+    def cancel(self, upload: str) -> None:
+        """Forget a session. Raises Refused (404)."""
+        self._session(upload).content.unlink(missing_ok=True)
+        del self._sessions[upload]
+
+    def _finish(self, session: _Session, headers: Message) -> tuple[str, ObjectFacts]:
+        require_checksums(session.content, session.resource, headers)
+        name = str(session.resource["name"])
+        facts = self._store.put(
+            session.bucket,
+            name,
+            session.content,
+            content_type=session.resource.get("contentType"),
+            metadata=session.resource.get("metadata"),
+            demands=session.demands,
+        )
+        session.finished = (name, facts)
+        return session.finished
+
+    def _session(self, upload: str) -> _Session:
+        if upload not in self._sessions:
+            raise Refused(404, "No such upload session; start the upload again.", "notFound")
+        return self._sessions[upload]
+
+
+def require_checksums(content: Path, resource: Mapping[str, Any], headers: Message) -> None:
+    """Refuse content whose checksums are not those that the client sent along."""
+    announced = {"crc32c": resource.get("crc32c"), "md5": resource.get("md5Hash")}
+    for pair in headers.get("X-Goog-Hash", "").split(","):
+        kind, _, value = pair.strip().partition("=")
+        if kind in announced:
+            announced[kind] = value
+    if not any(announced.values()):
+        return
+    facts = examine(content, "")
+    for kind, actual in (("crc32c", facts.crc32c), ("md5", facts.md5)):
+        if announced[kind] and announced[kind] != actual:
+            message = f"Provided {kind.upper()} {announced[kind]!r} doesn't match calculated {kind.upper()} {actual!r}."
+            raise Refused(400, message, "invalid")
+
+
+def _append(content: Path, request: Request, offset: int) -> None:
+    with content.open("r+b") as stream:
+        stream.truncate(offset)
+        stream.seek(offset)
+        shutil.copyfileobj(request.body, stream)
+
+
+def _parts(request: Request) -> tuple[bytes, str | None, bytes]:
+    """The two parts of a multipart/related upload: metadata, the media's type, the media."""
+    boundary = re.search(r'boundary="?([^";]+)"?', request.headers.get("Content-Type", ""))
+    if boundary is None:
+        raise Refused(400, "A multipart upload names its boundary in Content-Type.", "badRequest")
+    pieces = (b"\r\n" + request.body.read()).split(b"\r\n--" + boundary[1].encode())
+    if len(pieces) < 4:
+        raise Refused(400, "A multipart upload has two parts: metadata and media.", "badRequest")
+    (_, metadata), (headers, media) = (piece.removeprefix(b"\r\n").split(b"\r\n\r\n", 1) for piece in pieces[1:3])
+    media_type = re.search(rb"(?im)^content-type:\s*(.+?)\s*$", headers)
+    return metadata, media_type[1].decode() if media_type else None, media
