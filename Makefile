@@ -1,0 +1,70 @@
+# Two commands need nothing but Python 3.11 or 3.12 and make:  make demo   and   make test.   `make` lists all of them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+STACK ?= dev
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo down test test-fast lint plan init image secret up preview destroy dashboard pin figures clean
+
+help:  ## list the commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): requirements-dev.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
+	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free >> 30; sys.exit(f"{free} GiB are free here; the Python packages (torch with CUDA) need 9 GiB. Free some space, or clone to another disk." if free < 9 else None)'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.txt
+	@touch $@
+
+demo: $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
+	@$(PY) -m emulator demo
+
+down: $(STAMP)  ## end what `make demo` started
+	@$(PY) -m emulator down
+
+test: $(STAMP) lint  ## every test
+	@$(PY) -m pytest
+
+test-fast: $(STAMP)  ## the tests for daily work, under two minutes
+	@$(PY) -m pytest -m "not emulated and not ray"
+
+lint: $(STAMP)  ## ruff and pyright
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+plan: $(STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
+	@$(PY) -m oasis_stack plan --stack $(STACK)
+
+init: $(STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)
+	@$(PY) -m oasis_stack init --stack $(STACK)
+
+up preview: $(STAMP)
+	@$(PY) -m oasis_stack $@ --stack $(STACK)
+
+destroy: $(STAMP)  ## list what runs and what will stay, then `pulumi destroy` (STACK=dev)
+	@$(PY) -m oasis_stack destroy --stack $(STACK)
+
+image: $(STAMP)  ## build workloads/image, push it, write its digest into the stack file (STACK=dev)
+	@$(PY) -m oasis_stack image --stack $(STACK)
+
+secret: $(STAMP)  ## store the W&B key in Secret Manager, read from the terminal (STACK=dev)
+	@$(PY) -m oasis_stack secret --stack $(STACK)
+
+dashboard: $(STAMP)  ## port-forward the Ray dashboard until Ctrl-C (STACK=dev)
+	@$(PY) -m oasis_stack dashboard --stack $(STACK)
+
+figures: $(STAMP)  ## measure what the README reports; results go to benchmarks/
+	@$(PY) -m benchmarks.platform
+
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml
+pin: $(STAMP)  ## resolve the ranges of pyproject.toml into the lock files
+	@$(LOCK) --upgrade -o requirements.txt
+	@$(LOCK) --upgrade --group workloads -c requirements.txt -o requirements-workloads.txt
+	@$(LOCK) --upgrade --group workloads --group emulator --group dev -c requirements-workloads.txt -o requirements-dev.txt
+
+clean: down  ## remove the environment and the demo's files of this checkout
+	@rm -rf $(VENV) .oasis

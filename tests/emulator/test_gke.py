@@ -1,0 +1,227 @@
+"""What plays GKE: nodes come with the labels of their pool and go when idle, device networks become ready, load balancers leave traces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from emulator import gke_nodes, gke_services
+from emulator.api import ApiError, Body
+from emulator.cloud import InUseError
+from emulator.gke_node_shapes import machine_size, reserved_cpu_millis, reserved_memory_mib
+from emulator.state import CHECKOUT
+from tests.emulator import programs
+from tests.emulator.conftest import ControlPlane, eventually
+
+pytestmark = pytest.mark.emulated
+
+CLASS = {"apiVersion": "cloud.google.com/v1", "kind": "ComputeClass"}
+NETWORKING = "networking.gke.io/v1"
+
+
+@pytest.fixture(scope="module")
+def gke(bare_cluster: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane with GKE's process at work over a cluster with three pools."""
+    programs.cloud_with_pools(bare_cluster.cloud)
+    environment = {"PYTHONPATH": str(CHECKOUT)}
+    bare_cluster.state.spawn("gke", [sys.executable, "-u", "-m", "emulator.gke"], env=environment, cwd=CHECKOUT)
+    try:
+        eventually(lambda: _served(bare_cluster, "computeclasses.cloud.google.com"))
+        body = {
+            **CLASS,
+            "metadata": {"name": "h200"},
+            "spec": {"priorities": [{"nodepools": ["flex"]}, {"nodepools": ["spot"]}]},
+        }
+        bare_cluster.api.create(body)
+        yield bare_cluster
+    finally:
+        bare_cluster.state.stop("gke")
+        print(bare_cluster.state.log("gke").read_text())
+
+
+def test_the_compute_class_type_comes_after_the_networking_ones(gke: ControlPlane) -> None:
+    created = {
+        name: gke.api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", name) or {}
+        for name in ("networks.networking.gke.io", "computeclasses.cloud.google.com")
+    }
+    networks, classes = (body["metadata"]["creationTimestamp"] for body in created.values())
+
+    assert networks < classes
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"nodepools": ["a"], "spot": True}, "nodepools must not have any other field"),
+        ({"spot": True, "flexStart": {"enabled": True}}, "spot and flexStart cannot be used together"),
+        ({"machineType": "n2-standard-4", "minCores": 4}, "machineType cannot be used with minCores"),
+        ({"machineFamily": "n2", "capacityCheckWaitTimeSeconds": 60}, "needs flexStart or tpu"),
+        ({"flexStart": {"enabled": True, "nodeRecycling": {"leadTimeSeconds": 0}}}, "greater than or equal to 1"),
+        ({}, "at least 1"),
+        ({"nodePools": ["a"]}, "field not declared in schema"),
+    ],
+)
+def test_a_compute_class_that_gke_refuses_is_refused(gke: ControlPlane, rule: Body, words: str) -> None:
+    body = {**CLASS, "metadata": {"name": "bad"}, "spec": {"priorities": [rule]}}
+
+    with pytest.raises(ApiError, match=words):
+        gke.api.apply(body, "test")
+
+
+def test_pods_get_nodes_in_the_order_of_their_class_and_idle_nodes_go(gke: ControlPlane) -> None:
+    api = gke.api
+    eventually(lambda: len(_nodes(gke)) == 1)
+    for name in ("a", "b", "c"):
+        api.create(programs.gpu_pod(name))
+    eventually(lambda: _running(gke) == 2)
+    nodes = {body["metadata"]["labels"]["cloud.google.com/gke-nodepool"]: body for body in _nodes(gke)}
+
+    assert set(nodes) == {"system", "flex", "spot"}
+    assert _unschedulable(gke) == 1, "both pools are at their maximum"
+    labels = nodes["flex"]["metadata"]["labels"]
+    assert labels["cloud.google.com/gke-flex-start"] == "true"
+    assert labels["cloud.google.com/gke-accelerator"] == "nvidia-h200-141gb"
+    assert labels["cloud.google.com/gke-max-run-duration-seconds"] == "604800"
+    assert labels["topology.kubernetes.io/zone"] == "us-central1-b"
+    assert nodes["spot"]["metadata"]["labels"]["cloud.google.com/gke-spot"] == "true"
+    assert nodes["flex"]["status"]["allocatable"]["nvidia.com/gpu"] == "8"
+    assert {taint["key"] for taint in nodes["flex"]["spec"]["taints"]} == {
+        "cloud.google.com/compute-class",
+        "nvidia.com/gpu",
+    }
+    pool = gke.cloud.get("container/nodePool", f"{programs.CLUSTER}/nodePools/flex").body
+    assert pool["nodeCount"] == 1
+    assert "nvidia.com/gpu" in {taint["key"] for taint in pool["nodeConfig"]["effectiveTaints"]}
+
+    for name in ("a", "b", "c"):
+        api.delete(programs.gpu_pod(name))
+
+    eventually(lambda: len(_nodes(gke)) == 1, seconds=30 + gke_nodes.IDLE_SECONDS)
+    eventually(lambda: gke.cloud.get("container/nodePool", f"{programs.CLUSTER}/nodePools/flex").body["nodeCount"] == 0)
+
+
+def test_nodes_and_their_pods_go_with_their_pool(gke: ControlPlane) -> None:
+    programs.add_pool(
+        gke.cloud, "short", {"machineType": "e2-standard-4", "labels": {"role": "short"}}, {"totalMinNodeCount": 1}, []
+    )
+    eventually(lambda: len(_nodes(gke)) == 2)
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "on-short", "namespace": "default"},
+        "spec": {"nodeSelector": {"role": "short"}, "containers": [{"name": "c", "image": "i"}]},
+    }
+    gke.api.create(pod)
+    eventually(
+        lambda: (gke.api.get("v1", "Pod", "on-short", "default") or {}).get("status", {}).get("phase") == "Running"
+    )
+
+    gke.cloud.delete("container/nodePool", f"{programs.CLUSTER}/nodePools/short")
+
+    eventually(lambda: len(_nodes(gke)) == 1)
+    eventually(lambda: gke.api.get("v1", "Pod", "on-short", "default") is None)
+
+
+def test_a_parameter_set_is_held_while_its_network_is_there_and_says_what_is_wrong(gke: ControlPlane) -> None:
+    api = gke.api
+    parameters = _parameter_set("rdma-0", "rdma", "rdma-0")
+    network = {
+        "apiVersion": NETWORKING,
+        "kind": "Network",
+        "metadata": {"name": "rdma-0"},
+        "spec": {
+            "type": "Device",
+            "parametersRef": {"group": "networking.gke.io", "kind": "GKENetworkParamSet", "name": "rdma-0"},
+        },
+    }
+    for body in (
+        parameters,
+        network,
+        _parameter_set("twin", "rdma", "rdma-0"),
+        _parameter_set("lost", "rdma", "nowhere"),
+    ):
+        api.apply(body, "test")
+
+    eventually(lambda: _reason(gke, "Network", "rdma-0", "Ready") == "NetworkReady")
+    eventually(lambda: _reason(gke, "GKENetworkParamSet", "twin", "Ready") == "DeviceModeSubnetAlreadyInUse")
+    eventually(lambda: _reason(gke, "GKENetworkParamSet", "lost", "Ready") == "SubnetNotFound")
+
+    api.delete(parameters)
+    eventually(
+        lambda: (
+            "deletionTimestamp" in (api.get(NETWORKING, "GKENetworkParamSet", "rdma-0") or {"metadata": {}})["metadata"]
+        )
+    )
+    assert api.get(NETWORKING, "GKENetworkParamSet", "rdma-0") is not None
+    api.delete(network)
+    eventually(lambda: api.get(NETWORKING, "GKENetworkParamSet", "rdma-0") is None)
+    for name in ("twin", "lost"):
+        api.delete(_parameter_set(name, "rdma", ""))
+
+
+def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_while(gke: ControlPlane) -> None:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "lb", "namespace": "default"},
+        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], "selector": {"a": "b"}},
+    }
+    gke.api.create(service)
+    eventually(lambda: _ingress(gke))
+    network = f"{programs.PROJECT}/global/networks/primary"
+    assert [rule.body["name"].startswith("k8s-fw-") for rule in gke.cloud.list("compute/firewall")] == [True]
+
+    gke.api.delete(service)
+    eventually(lambda: gke.api.get("v1", "Service", "lb", "default") is None)
+
+    with pytest.raises(InUseError, match="k8s-fw-"):
+        gke.cloud.delete("compute/network", network)
+    eventually(lambda: not gke.cloud.list("compute/firewall"), seconds=10 + gke_services.CLEANUP_SECONDS)
+
+
+def test_allocatable_follows_gkes_published_formula() -> None:
+    # GKE documentation, "Plan GKE Standard node sizes": e2-standard-4 keeps 80 mCPU and 2.7 GB (1 + 0.8 + 0.8 GB, 100 MiB).
+    assert machine_size("e2-standard-4") == (4, 16)
+    assert reserved_cpu_millis(4) == 80
+    assert reserved_memory_mib(16) == round(2.6 * 1024) + 100
+    assert machine_size("a3-ultragpu-8g") == (224, 2952)
+
+
+def _served(found: ControlPlane, name: str) -> bool:
+    body = found.api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", name) or {}
+    conditions = body.get("status", {}).get("conditions") or []
+    return any(entry["type"] == "Established" and entry["status"] == "True" for entry in conditions)
+
+
+def _nodes(found: ControlPlane) -> list[Body]:
+    return found.api.list("v1", "Node")
+
+
+def _running(found: ControlPlane) -> int:
+    return sum(pod["status"].get("phase") == "Running" for pod in found.api.list("v1", "Pod", "default"))
+
+
+def _unschedulable(found: ControlPlane) -> int:
+    return sum(not pod["spec"].get("nodeName") for pod in found.api.list("v1", "Pod", "default"))
+
+
+def _ingress(found: ControlPlane) -> object:
+    service = found.api.get("v1", "Service", "lb", "default") or {}
+    return service["status"]["loadBalancer"].get("ingress")
+
+
+def _reason(found: ControlPlane, kind: str, name: str, condition: str) -> str:
+    body = found.api.get(NETWORKING, kind, name) or {}
+    conditions = body.get("status", {}).get("conditions") or []
+    return next((entry["reason"] for entry in conditions if entry["type"] == condition), "")
+
+
+def _parameter_set(name: str, vpc: str, subnet: str) -> Body:
+    return {
+        "apiVersion": NETWORKING,
+        "kind": "GKENetworkParamSet",
+        "metadata": {"name": name},
+        "spec": {"vpc": vpc, "vpcSubnet": subnet, "deviceMode": "RDMA"},
+    }

@@ -1,0 +1,151 @@
+"""The `.oasis` folder: locks, ports, and processes that are ended surely and never by a mere number."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from emulator import processes
+from emulator.state import CHECKOUT, EmulatorError, State
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+DEAF = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)",
+]
+PARENT = [sys.executable, "-c", f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True).wait()"]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    return State(tmp_path / ".oasis")
+
+
+def test_a_stopped_process_takes_along_what_it_started_even_in_another_session(state: State) -> None:
+    process = state.spawn("parent", PARENT)
+    while not (children := processes.descendants(process.pid)):
+        time.sleep(0.05)
+
+    assert state.stop_all() == ["parent"]
+
+    assert not process.is_running()
+    assert [processes.start_time(child) for child in children] == [None]
+
+
+def test_a_process_that_ignores_the_request_to_end_is_killed(state: State) -> None:
+    process = state.spawn("deaf", DEAF)
+    while not state.log("deaf").read_text():
+        time.sleep(0.05)
+
+    state.stop("deaf", grace_seconds=0.2)
+
+    assert not process.is_running()
+
+
+def test_a_recorded_pid_that_now_belongs_to_another_process_is_left_alone(state: State) -> None:
+    bystander = subprocess.Popen(SLEEP)
+    try:
+        record = {"name": "old", "pid": bystander.pid, "started": 1}
+        state.path("processes", "old.json").write_text(json.dumps(record))
+
+        assert state.process("old") is None
+        state.stop("old")
+        assert state.stop_all() == []
+
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_process_whose_record_was_lost_is_ended_all_the_same(state: State) -> None:
+    process = state.spawn("lost", SLEEP)
+    state.path("processes", "lost.json").unlink()
+
+    state.stop_all()
+
+    assert not process.is_running()
+
+
+def test_two_emulators_do_not_end_each_others_processes(tmp_path: Path) -> None:
+    one, other = State(tmp_path / "one"), State(tmp_path / "one-more")
+    mine, theirs = one.spawn("p", SLEEP), other.spawn("p", SLEEP)
+    try:
+        one.stop_all()
+        assert not mine.is_running()
+        assert theirs.is_running()
+    finally:
+        other.stop_all()
+
+
+def test_a_port_stays_the_same_and_two_names_never_share_one(state: State) -> None:
+    ports = {name: state.port(name) for name in "abcdef"}
+
+    assert len(set(ports.values())) == 6
+    assert {name: State(state.directory).port(name) for name in "abcdef"} == ports
+
+
+def test_a_preferred_port_that_is_taken_is_not_handed_out(state: State, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        wanted = taken.getsockname()[1]
+        assert state.port("dashboard", preferred=wanted) != wanted
+    assert State(tmp_path / "second").port("dashboard", preferred=wanted) == wanted
+
+
+def test_a_second_command_is_refused_with_the_first_ones_name_and_what_to_do(state: State) -> None:
+    holder = "import sys; from emulator.state import State; from pathlib import Path; s = State(Path(sys.argv[1]))\n"
+    holder += "with s.lock('make demo'):\n print('held', flush=True)\n sys.stdin.read()"
+    first = subprocess.Popen(
+        [sys.executable, "-c", holder, str(state.directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=CHECKOUT,
+    )
+    assert first.stdout is not None
+    try:
+        first.stdout.readline()
+        with (
+            pytest.raises(EmulatorError, match=rf"`make demo` \(process {first.pid}\) is at work.*make down"),
+            state.lock("up"),
+        ):
+            pass
+        assert state.interrupt_holder() == "make demo"
+        assert first.wait() != 0
+        with state.lock("up"):
+            assert state.is_locked()
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_clearing_keeps_logs_and_results_alone(state: State) -> None:
+    for name in ("logs/a.log", "results/r.json", "cloud.sqlite", "buckets/b/object"):
+        state.path(*name.split("/")).write_text("x")
+
+    state.clear()
+
+    left = {path.relative_to(state.directory).as_posix() for path in state.directory.rglob("*") if path.is_file()}
+    assert left == {"logs/a.log", "results/r.json"}
+
+
+def test_a_command_that_is_interrupted_leaves_no_child(state: State) -> None:
+    def give_up(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    before = set(processes.descendants(os.getpid()))
+    with pytest.raises(KeyboardInterrupt):
+        processes.run(PARENT, state.log("c"), {**os.environ, **state.environment()}, state.directory, give_up, 0.5)
+
+    state.stop_all()
+    assert set(processes.descendants(os.getpid())) <= before

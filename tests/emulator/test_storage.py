@@ -1,0 +1,266 @@
+"""The emulated Cloud Storage under the clients that the workloads use: google-cloud-storage and pyarrow."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from google.api_core import exceptions
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import storage
+from google.cloud.storage.retry import DEFAULT_RETRY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import fs
+
+from emulator.cloud import Cloud
+from emulator.gcp_errors import Refused
+from emulator.storage import ObjectStore
+from tests.emulator.google import PROJECT, Google, served
+
+
+@pytest.fixture
+def google(tmp_path: Path) -> Iterator[Google]:
+    with served(tmp_path) as google:
+        google.make_bucket("runs")
+        yield google
+
+
+@pytest.fixture
+def client(google: Google, monkeypatch: pytest.MonkeyPatch) -> storage.Client:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{google.host}")
+    return storage.Client(project=PROJECT, credentials=AnonymousCredentials())
+
+
+@pytest.fixture
+def arrow(google: Google) -> fs.GcsFileSystem:
+    return fs.GcsFileSystem(
+        anonymous=True, scheme="http", endpoint_override=google.host, retry_time_limit=timedelta(seconds=5)
+    )
+
+
+def test_a_bucket_exists_only_if_the_cloud_has_it(
+    google: Google, client: storage.Client, arrow: fs.GcsFileSystem
+) -> None:
+    assert client.get_bucket("runs").location == "US-CENTRAL1"
+    assert [bucket.name for bucket in client.list_buckets()] == ["runs"]
+    with pytest.raises(exceptions.NotFound, match="The specified bucket does not exist"):
+        client.get_bucket("others")
+    with pytest.raises(exceptions.NotFound):
+        client.bucket("others").blob("a").upload_from_string("a")
+    with pytest.raises(exceptions.Forbidden, match="Pulumi program"):
+        client.create_bucket("others")
+    assert arrow.get_file_info("others/a").type == fs.FileType.NotFound
+    google.cloud.delete("storage/bucket", "runs")
+    with pytest.raises(exceptions.NotFound):
+        client.get_bucket("runs")
+
+
+def test_an_object_comes_back_as_it_was_written_by_every_kind_of_upload(client: storage.Client, google: Google) -> None:
+    bucket, content = client.bucket("runs"), os.urandom(3 << 20)
+    small = bucket.blob("dir/small.json")
+    small.metadata = {"step": "7"}
+    small.upload_from_string(b'{"a": 1}', content_type="application/json")
+    chunked = bucket.blob("dir/ünder score+%20.bin", chunk_size=256 * 1024)
+    chunked.upload_from_file(io.BytesIO(content), size=None)
+    resumed = bucket.blob("dir/resumable.bin", chunk_size=1 << 20)
+    resumed.upload_from_file(io.BytesIO(content), size=len(content), checksum="md5")
+    with bucket.blob("dir/stream.bin").open("wb", chunk_size=256 * 1024) as stream:
+        stream.write(content)
+    empty = bucket.blob("empty")
+    empty.upload_from_string(b"")
+
+    found = bucket.get_blob("dir/small.json")
+    assert found is not None
+    assert (found.content_type, found.metadata, found.size) == ("application/json", {"step": "7"}, 8)
+    for name in ("dir/ünder score+%20.bin", "dir/resumable.bin", "dir/stream.bin"):
+        assert bucket.blob(name).download_as_bytes(checksum="crc32c") == content
+        assert (google.folder("runs") / name).read_bytes() == content
+    assert empty.download_as_bytes() == b""
+    assert bucket.blob("dir/stream.bin").download_as_bytes(start=100, end=1099) == content[100:1100]
+    assert not list((google.cloud.directory / "uploads").iterdir())
+
+
+def test_a_listing_knows_prefixes_delimiters_and_pages(client: storage.Client) -> None:
+    bucket = client.bucket("runs")
+    names = ["a/1", "a/2", "a/b/3", "b", "c/4", "é"]
+    for name in reversed(names):
+        bucket.blob(name).upload_from_string(name)
+    assert [blob.name for blob in client.list_blobs("runs")] == names
+    assert [blob.name for blob in client.list_blobs("runs", prefix="a/", page_size=1)] == ["a/1", "a/2", "a/b/3"]
+    top = client.list_blobs("runs", delimiter="/", page_size=2)
+    assert [blob.name for blob in top] == ["b", "é"]
+    assert sorted(top.prefixes) == ["a/", "c/"]
+    assert [blob.name for blob in client.list_blobs("runs", start_offset="a/2", end_offset="c/4")] == [
+        "a/2",
+        "a/b/3",
+        "b",
+    ]
+    assert not list(client.list_blobs("runs", prefix="nothing/here"))
+
+
+def test_preconditions_decide_between_two_writers(client: storage.Client) -> None:
+    blob = client.bucket("runs").blob("lease")
+    blob.upload_from_string("one", if_generation_match=0)
+    first = blob.generation
+    with pytest.raises(exceptions.PreconditionFailed):
+        blob.upload_from_string("two", if_generation_match=0)
+    blob.upload_from_string("two", if_generation_match=first)
+    assert blob.generation > first
+    with pytest.raises(exceptions.PreconditionFailed):
+        blob.delete(if_generation_match=first)
+    with pytest.raises(exceptions.NotFound):
+        client.bucket("runs").blob("lease", generation=first).download_as_bytes()
+
+    wins: list[int] = []
+
+    def claim(number: int) -> None:
+        try:
+            client.bucket("runs").blob("claim").upload_from_string(str(number), if_generation_match=0)
+            wins.append(number)
+        except exceptions.PreconditionFailed:
+            pass
+
+    writers = [threading.Thread(target=claim, args=(number,)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(wins) == 1
+    assert client.bucket("runs").blob("claim").download_as_text() == str(wins[0])
+
+
+def test_objects_are_copied_composed_moved_patched_and_deleted(client: storage.Client, google: Google) -> None:
+    google.make_bucket("data")
+    bucket = client.bucket("runs")
+    bucket.blob("one").upload_from_string("1", content_type="text/one")
+    bucket.blob("two").upload_from_string("2")
+    bucket.copy_blob(bucket.blob("one"), client.bucket("data"), "copied")
+    bucket.blob("rewritten").rewrite(bucket.blob("one"))
+    bucket.blob("both").compose([bucket.blob("one"), bucket.blob("two")])
+    moved = bucket.rename_blob(bucket.blob("two"), "three")
+    moved.metadata = {"best": "yes"}
+    moved.patch()
+    assert client.bucket("data").get_blob("copied").content_type == "text/one"
+    assert bucket.blob("both").download_as_bytes() == b"12"
+    assert bucket.get_blob("three").metadata == {"best": "yes"}
+    assert bucket.get_blob("two") is None
+    bucket.delete_blobs(list(bucket.list_blobs()))
+    assert not list(bucket.list_blobs())
+    with pytest.raises(exceptions.NotFound, match="No such object: runs/one"):
+        bucket.blob("one").delete()
+
+
+def test_a_spoilt_upload_is_refused_and_leaves_the_object_as_it_was(client: storage.Client) -> None:
+    blob = client.bucket("runs").blob("weights")
+    blob.upload_from_string("good")
+    blob.crc32c = "AAAAAA=="
+    with pytest.raises(exceptions.BadRequest, match="doesn't match calculated CRC32C"):
+        blob.upload_from_string("spoilt", checksum=None)
+    assert client.bucket("runs").blob("weights").download_as_bytes() == b"good"
+    interrupted = client.bucket("runs").blob("weights", chunk_size=256 * 1024)
+    stream = interrupted.open("wb", chunk_size=256 * 1024)
+    stream.write(os.urandom(1 << 20))
+    assert client.bucket("runs").blob("weights").download_as_bytes() == b"good"
+    stream.close()
+    assert client.bucket("runs").get_blob("weights").size == 1 << 20
+
+
+def test_pyarrow_sees_folders_files_and_twenty_megabytes(arrow: fs.GcsFileSystem) -> None:
+    content = os.urandom(20 << 20)
+    arrow.create_dir("runs/a/b", recursive=True)
+    with arrow.open_output_stream("runs/a/b/large") as stream:
+        for start in range(0, len(content), 3 << 20):
+            stream.write(content[start : start + (3 << 20)])
+        assert arrow.get_file_info("runs/a/b/large").type == fs.FileType.NotFound
+    with arrow.open_output_stream("runs/a/small", metadata={"Content-Type": "text/plain"}) as stream:
+        stream.write(b"small")
+    assert arrow.get_file_info("runs/a/b").type == fs.FileType.Directory
+    found = arrow.get_file_info(fs.FileSelector("runs/a", recursive=True))
+    assert sorted((info.path, info.type, info.size) for info in found) == [
+        ("runs/a/b", fs.FileType.Directory, None),
+        ("runs/a/b/large", fs.FileType.File, len(content)),
+        ("runs/a/small", fs.FileType.File, 5),
+    ]
+    assert sorted(info.base_name for info in arrow.get_file_info(fs.FileSelector("runs/a"))) == ["b", "small"]
+    with arrow.open_input_file("runs/a/b/large") as file:
+        assert file.size() == len(content)
+        file.seek(7_000_000)
+        assert file.read(1000) == content[7_000_000:7_001_000]
+    with arrow.open_input_stream("runs/a/b/large") as stream:
+        assert stream.read() == content
+    arrow.copy_file("runs/a/small", "runs/a/copy")
+    arrow.move("runs/a/copy", "runs/a/moved")
+    assert arrow.get_file_info("runs/a/moved").size == 5
+    arrow.delete_dir("runs/a/b")
+    arrow.delete_file("runs/a/small")
+    assert arrow.get_file_info("runs/a/b").type == fs.FileType.NotFound
+    assert [info.path for info in arrow.get_file_info(fs.FileSelector("runs", recursive=True)) if info.is_file] == [
+        "runs/a/moved"
+    ]
+    with pytest.raises(FileNotFoundError):
+        arrow.open_input_file("runs/a/b/large")
+
+
+def test_a_folder_of_a_bucket_stands_for_its_mount(
+    google: Google, client: storage.Client, arrow: fs.GcsFileSystem
+) -> None:
+    client.bucket("runs").blob("run/log.txt").upload_from_string("one\n")
+    mount = google.folder("runs")
+    with (mount / "run" / "log.txt").open("a") as file:
+        file.write("two\n")
+    (mount / "made" / "by").mkdir(parents=True)
+    (mount / "run" / "plot.png").write_bytes(b"\x89PNG")
+
+    appended = client.bucket("runs").get_blob("run/log.txt")
+    assert appended.download_as_bytes(checksum="md5") == b"one\ntwo\n"
+    assert client.bucket("runs").get_blob("run/plot.png").content_type == "image/png"
+    assert [blob.name for blob in client.list_blobs("runs")] == ["made/by/", "run/log.txt", "run/plot.png"]
+    assert arrow.get_file_info("runs/made/by").type == fs.FileType.Directory
+    for blob in client.list_blobs("runs", prefix="run/"):
+        blob.delete()
+    assert not (mount / "run").exists()
+    assert (mount / "made" / "by").is_dir()
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../b", "/etc/passwd", "a//b", "a/./b", "x" * 300])
+def test_a_name_that_a_folder_cannot_hold_is_refused_by_name(client: storage.Client, name: str) -> None:
+    with pytest.raises(exceptions.BadRequest, match="cannot be kept here"):
+        client.bucket("runs").blob(name).upload_from_string("x", retry=DEFAULT_RETRY.with_timeout(1))
+    client.bucket("runs").blob("file").upload_from_string("x")
+    with pytest.raises(exceptions.BadRequest, match="'file/below' cannot be kept here beside 'file'"):
+        client.bucket("runs").blob("file/below").upload_from_string("x")
+
+
+_part = st.text(
+    st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="/"), min_size=1, max_size=20
+).filter(lambda part: part not in (".", ".."))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.lists(_part, min_size=1, max_size=3).map("/".join), max_size=8), st.data())
+def test_what_was_put_and_not_deleted_is_listed(
+    tmp_path_factory: pytest.TempPathFactory, names: set[str], data: st.DataObject
+) -> None:
+    cloud = Cloud(tmp_path_factory.mktemp("store"))
+    cloud.put("storage/bucket", "b", {"name": "b"})
+    store, held = ObjectStore(cloud), set[str]()
+    for name in sorted(names):
+        content = store.temporary()
+        content.write_text(name)
+        try:
+            store.put("b", name, content)
+            held.add(name)
+        except Refused:  # a file where another name needs a folder
+            assert any(other.startswith(f"{name}/") or name.startswith(f"{other}/") for other in held)
+    for name in data.draw(st.sets(st.sampled_from(sorted(held)))) if held else ():
+        store.delete("b", name)
+        held.discard(name)
+    assert set(store.names("b")) == held
+    assert all(store.path("b", name).read_text() == name for name in held)
+    assert not any(not list(folder.iterdir()) for folder in store.folder("b").rglob("*") if folder.is_dir())

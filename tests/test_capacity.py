@@ -1,0 +1,44 @@
+"""When a wait for nodes goes on, and with which verdict it ends."""
+
+from dataclasses import replace
+
+import pytest
+
+from workloads import capacity
+from workloads.capacity import Observation, Verdict
+from workloads.errors import InfeasibleError
+
+NOTHING = Observation(granted=False, autoscaler=True, refusals=0, fitting_nodes=0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "waited", "verdict"),
+    [
+        (replace(NOTHING, granted=True), 0, "go"),
+        (replace(NOTHING, granted=True, refusals=9), 9999, "go"),
+        (NOTHING, 0, "wait"),
+        (replace(NOTHING, launching=2), 599, "wait"),
+        (replace(NOTHING, refusals=1), 1, "wait"),
+        (replace(NOTHING, refusals=2), 1, "infeasible"),
+        (replace(NOTHING, failed=40), 599, "wait"),
+        (NOTHING, 600, "late"),
+        (replace(NOTHING, autoscaler=False, fitting_nodes=1), 9, "wait"),
+        (replace(NOTHING, autoscaler=False, fitting_nodes=1), 10, "infeasible"),
+        (replace(NOTHING, autoscaler=False, fitting_nodes=2), 10, "wait"),
+        (replace(NOTHING, autoscaler=False, fitting_nodes=2), 600, "late"),
+    ],
+)
+def test_each_observation_has_one_verdict(seen: Observation, waited: float, verdict: Verdict) -> None:
+    assert capacity.judge(seen, nodes=2, waited=waited, limit=600) == verdict
+
+
+def test_a_short_limit_does_not_turn_what_can_never_come_into_no_capacity() -> None:
+    assert capacity.judge(replace(NOTHING, autoscaler=False), nodes=2, waited=3, limit=3) == "infeasible"
+
+
+def test_more_nodes_than_the_stack_can_have_are_refused_before_asking() -> None:
+    capacity.check_maximum(4, 4, "GPU", "oasis:gpu.capacity")
+    with pytest.raises(InfeasibleError, match="5 GPU nodes") as refusal:
+        capacity.check_maximum(5, 4, "GPU", "oasis:gpu.capacity")
+    assert "oasis:gpu.capacity" in refusal.value.remedy
+    assert refusal.value.exit_code == 3

@@ -1,0 +1,134 @@
+"""Where the W&B key comes from, and that nothing but its caller ever sees it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import google.auth
+import google_crc32c
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from workloads import credentials
+from workloads.errors import AuthError, DataIntegrityError, PlaceError
+
+SECRET = "projects/p/secrets/wandb"
+KEY = "0123456789abcdef"
+
+
+@contextmanager
+def secret_manager(monkeypatch: pytest.MonkeyPatch, status: int, body: dict[str, object]) -> Iterator[list[str]]:
+    """A Secret Manager that always gives the same answer; the paths it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    monkeypatch.setenv(credentials.ENDPOINT_VARIABLE, f"http://127.0.0.1:{server.server_port}/")
+    monkeypatch.setattr(google.auth, "default", lambda **_: (AnonymousCredentials(), "p"))
+    try:
+        yield asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def payload(content: bytes, checksum: int | None = None) -> dict[str, object]:
+    checksum = google_crc32c.value(content) if checksum is None else checksum
+    data = {"data": base64.b64encode(content).decode(), "dataCrc32c": str(checksum)}
+    return {"name": f"{SECRET}/versions/3", "payload": data}
+
+
+def failure(status: int, reason: str) -> dict[str, object]:
+    return {"error": {"code": status, "message": "no", "status": reason}}
+
+
+@pytest.fixture(autouse=True)
+def no_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(credentials.KEY_VARIABLE, raising=False)
+
+
+def test_a_file_comes_before_the_environment_and_that_before_secret_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("from-file\n")
+    with secret_manager(monkeypatch, 200, payload(f"{KEY}\n".encode())) as asked:
+        monkeypatch.setenv(credentials.KEY_VARIABLE, "from-environment")
+        found = credentials.wandb_key(file, SECRET)
+        assert found is not None
+        assert (found.value, found.source) == ("from-file", f"file {file}")
+        found = credentials.wandb_key(None, SECRET)
+        assert found is not None
+        assert found.value == "from-environment"
+        assert asked == []
+        monkeypatch.delenv(credentials.KEY_VARIABLE)
+        found = credentials.wandb_key(None, SECRET)
+        assert found is not None
+        assert (found.value, found.source) == (KEY, f"{SECRET}/versions/3")
+        assert [path.partition("?")[0] for path in asked] == [f"/v1/{SECRET}/versions/latest:access"]
+        assert KEY not in repr(found)
+    assert credentials.wandb_key(None, "") is None
+
+
+def test_a_key_file_that_cannot_be_used_is_an_error_and_not_a_reason_to_look_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(AuthError, match="cannot be read: No such file") as caught:
+        credentials.wandb_key(tmp_path / "none", SECRET)
+    assert caught.value.exit_code == 7
+    (tmp_path / "empty").touch()
+    with pytest.raises(AuthError, match="is empty"):
+        credentials.wandb_key(tmp_path / "empty", SECRET)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (404, failure(404, "NOT_FOUND"), AuthError, "has no version"),
+        (403, failure(403, "PERMISSION_DENIED"), AuthError, "may not be read by this account"),
+        (200, payload(KEY.encode(), checksum=1), DataIntegrityError, "fails its checksum"),
+        (200, payload(b" \n"), AuthError, "is empty"),
+    ],
+)
+def test_each_refusal_of_secret_manager_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, status: int, body: dict[str, object], kind: type[Exception], message: str
+) -> None:
+    with secret_manager(monkeypatch, status, body), pytest.raises(kind, match=message) as caught:
+        credentials.access(SECRET)
+    assert KEY not in str(caught.value)
+
+
+def test_an_unavailable_secret_manager_is_given_up_on_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "DEADLINE_SECONDS", 1.0)
+    with secret_manager(monkeypatch, 503, failure(503, "UNAVAILABLE")) as asked:
+        began = time.monotonic()
+        with pytest.raises(PlaceError, match="did not give"):
+            credentials.access(SECRET)
+        assert time.monotonic() - began < 5
+        assert len(asked) > 1
+
+
+def test_no_token_is_sent_to_another_machine_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(credentials.ENDPOINT_VARIABLE, "http://secrets.example.com/")
+    with pytest.raises(AuthError, match="in the clear"):
+        credentials.access(SECRET)

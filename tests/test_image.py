@@ -1,0 +1,131 @@
+"""The image's build files: what can be known of them without building."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import yaml
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+IMAGE = CHECKOUT / "workloads" / "image"
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """A Dockerfile's instructions, continued lines joined, comments dropped."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n", " ", "\n".join(lines))
+    parts = [line.strip().partition(" ") for line in joined.splitlines() if line.strip()]
+    return [(word, rest.strip()) for word, _, rest in parts]
+
+
+DOCKERFILE = instructions((IMAGE / "Dockerfile").read_text())
+
+
+def pinned(text: str) -> dict[str, str]:
+    """Name and version of each requirement of a lock file."""
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", text, flags=re.MULTILINE))
+
+
+def test_the_dockerfile_has_known_instructions_one_stage_and_ends_as_an_ordinary_user() -> None:
+    known = {"ARG", "FROM", "USER", "RUN", "WORKDIR", "ENV", "COPY"}
+    assert {word for word, _ in DOCKERFILE} == known
+    assert [rest for word, rest in DOCKERFILE if word == "FROM"] == ["${DOCKER_INDEX}/${BASE}"]
+    assert [rest for word, rest in DOCKERFILE if word == "USER"] == ["root", "ray"]
+
+
+def test_only_the_system_packages_are_installed_as_root() -> None:
+    user = "ray"
+    as_root = []
+    for word, rest in DOCKERFILE:
+        user = rest if word == "USER" else user
+        if word in ("RUN", "COPY") and user == "root":
+            as_root.append(rest)
+    assert len(as_root) == 1
+    assert "libnl-3-200 libnl-route-3-200" in as_root[0]
+    assert as_root[0].endswith("rm -rf /var/lib/apt/lists/*")
+
+
+def test_every_copied_file_exists_and_is_sent_to_the_builder() -> None:
+    sent = (IMAGE / "Dockerfile.dockerignore").read_text().split()
+    allowed = [line[2:] for line in sent if line.startswith("!/")]
+    for word, rest in DOCKERFILE:
+        if word == "COPY":
+            *sources, _target = [part for part in shlex.split(rest) if not part.startswith("--")]
+            for source in sources:
+                assert (CHECKOUT / source).exists()
+                assert any(source == entry or source.startswith(f"{entry}/") for entry in allowed)
+
+
+def test_python_packages_come_hash_checked_and_the_token_stays_out_of_the_layers() -> None:
+    [install] = [rest for word, rest in DOCKERFILE if word == "RUN" and "pip install" in rest]
+    assert install.startswith("--mount=type=secret,id=python_index_token")
+    assert "--require-hashes" in install
+    assert "rm -f /tmp/netrc" in install
+    assert not any("TOKEN" in rest for word, rest in DOCKERFILE if word in ("ARG", "ENV"))
+
+
+def test_the_base_is_the_stock_image_of_the_locked_ray() -> None:
+    [base] = [rest.partition("=")[2] for word, rest in DOCKERFILE if word == "ARG" and rest.startswith("BASE=")]
+    locked = pinned((CHECKOUT / "requirements-workloads.txt").read_text())
+    assert base.partition("@")[0] == f"rayproject/ray:{locked['ray']}-py312-cu128"
+
+
+def test_the_two_lock_files_of_the_image_never_ask_for_two_versions_of_one_package() -> None:
+    workloads = pinned((CHECKOUT / "requirements-workloads.txt").read_text())
+    index = pinned((IMAGE / "requirements-index.txt").read_text())
+    assert {"keyring", "keyrings-google-artifactregistry-auth"} <= set(index)
+    shared = set(workloads) & set(index)
+    assert shared
+    assert {name: index[name] for name in shared} == {name: workloads[name] for name in shared}
+
+
+def test_the_conda_environment_takes_its_pins_from_the_lock_file_and_a_supported_python() -> None:
+    environment = yaml.safe_load((IMAGE / "environment.yaml").read_text())
+    [pip] = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    [requirement] = pip
+    flag, _, path = requirement.partition(" ")
+    assert flag == "--requirement"
+    assert (IMAGE / path).resolve() == CHECKOUT / "requirements-workloads.txt"
+    [python] = [entry for entry in environment["dependencies"] if str(entry).startswith("python=")]
+    supported = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["requires-python"]
+    lowest, highest = (tuple(map(int, bound.split("."))) for bound in re.findall(r"\d+\.\d+", supported))
+    assert lowest <= tuple(map(int, python.partition("=")[2].split("."))) < highest
+
+
+def test_cloud_build_caches_every_layer_attests_what_it_pushes_and_uses_no_floating_image() -> None:
+    build = yaml.safe_load((IMAGE / "cloudbuild.yaml").read_text())
+    script = build["steps"][1]["args"][-1]
+    assert "--driver docker-container" in script
+    assert "mode=max" in script and "--cache-from" in script
+    assert build["options"] == {
+        "logging": "GCS_ONLY",
+        "defaultLogsBucketBehavior": "REGIONAL_USER_OWNED_BUCKET",
+        "requestedVerifyOption": "VERIFIED",
+    }
+    assert build["images"] == ["${_IMAGE}:${_TAG}"]
+    used = [step["name"] for step in build["steps"]] + re.findall(r"image=(\S+)", script)[:1]
+    assert len(used) == 3
+    for image in used:
+        assert re.search(r"@sha256:[0-9a-f]{64}$|:\d+\.\d+\.\d+(-\w+)?$", image)
+
+
+def test_cloud_build_gives_the_dockerfile_every_argument_and_secret_it_names() -> None:
+    build = yaml.safe_load((IMAGE / "cloudbuild.yaml").read_text())
+    script = build["steps"][1]["args"][-1]
+    arguments = {rest.partition("=")[0] for word, rest in DOCKERFILE if word == "ARG"} - {"BASE"}
+    assert set(re.findall(r'--build-arg "(\w+)=', script)) == arguments
+    assert "--secret id=python_index_token" in script
+    substitutions = set(re.findall(r"\$\{(_\w+)\}", (IMAGE / "cloudbuild.yaml").read_text()))
+    assert substitutions == {"_IMAGE", "_TAG", "_DOCKER_INDEX", "_PYTHON_INDEX_URL"}
+
+
+def test_no_build_file_names_a_package_index() -> None:
+    for name in (
+        "Dockerfile",
+        "cloudbuild.yaml",
+        "environment.yaml",
+        "requirements-index.in",
+        "requirements-index.txt",
+    ):
+        assert not re.search(r"https?://\S*(pypi|simple)", (IMAGE / name).read_text())

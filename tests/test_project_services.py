@@ -1,0 +1,30 @@
+"""The APIs of the stack."""
+
+import pulumi
+
+from oasis_stack.project_services import FIRST, ProjectServices, ProjectServicesArgs
+from tests.deployment import PROJECT_NUMBER, Deploy
+
+SERVICE = "gcp:projects/service:Service"
+
+
+def _program() -> None:
+    apis = ["compute.googleapis.com", "container.googleapis.com", "compute.googleapis.com", FIRST[0]]
+    services = ProjectServices("services", ProjectServicesArgs(project="project-a", apis=apis))
+    pulumi.export("number", services.number)
+
+
+def test_each_api_is_enabled_once_and_after_the_two_that_enabling_needs(deploy: Deploy) -> None:
+    seen = deploy(_program)
+    services = {service.inputs["service"]: service for service in seen.of_type(SERVICE)}
+    assert len(services) == len(seen.of_type(SERVICE)) == 4
+    for api in ("compute.googleapis.com", "container.googleapis.com"):
+        assert all(seen.is_before(services[first], services[api]) for first in FIRST)
+
+
+def test_a_destroy_leaves_every_api_on(deploy: Deploy) -> None:
+    assert {service.inputs["disableOnDestroy"] for service in deploy(_program).of_type(SERVICE)} == {False}
+
+
+def test_the_project_number_comes_from_the_project(deploy: Deploy) -> None:
+    assert deploy(_program).exports == {"number": PROJECT_NUMBER}

@@ -1,0 +1,412 @@
+"""The RayCluster component: what KubeRay, Ray's autoscaler, bash and the Kubernetes API make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+from ray.autoscaler._private.kuberay import autoscaling_config
+
+from oasis_stack import gib
+from oasis_stack.compute_class import ComputeClass, ComputeClassArgs
+from oasis_stack.device_network import DeviceNetworks, DeviceNetworksArgs
+from oasis_stack.machine import MACHINES
+from oasis_stack.pod_size import PodSize, gpu_pod
+from oasis_stack.ray_cluster import GpuGroup, RayCluster, RayClusterArgs, port_forward_command
+from tests.deployment import Deploy, Deployment
+from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, ClusterEnvironment, variable
+
+RAY_CLUSTER = "kubernetes:ray.io/v1:RayCluster"
+H200 = MACHINES["a3-ultragpu-8g"]
+NETWORKS = ["gvnic-1", *(f"rdma-{i}" for i in range(8))]
+ENVIRONMENT = {field.name: f"<{field.name}>" for field in dataclasses.fields(ClusterEnvironment)}
+
+
+def gpu_group(**changes: Any) -> GpuGroup:
+    group = GpuGroup(compute_class="h200", machine=H200, max_nodes=4, spot=False, device_networks=NETWORKS)
+    return dataclasses.replace(group, **changes)
+
+
+def arguments(**changes: Any) -> RayClusterArgs:
+    args = RayClusterArgs(
+        namespace="ray",
+        cluster_name="oasis",
+        ray_version="2.60.0",
+        image="rayproject/ray:2.60.0-py312-cu128",
+        environment=ENVIRONMENT,
+        service_account="ray",
+        head=PodSize(cpus=4, memory_gib=16),
+        system_pool_labels={"pool": "system"},
+        cpu_worker=PodSize(cpus=6, memory_gib=24),
+        cpu_workers_max=3,
+        cpu_pool_labels={"pool": "cpu"},
+        gpu=gpu_group(),
+        idle_timeout_seconds=600,
+        data_bucket="data-bucket",
+        runs_bucket="runs-bucket",
+        operator_namespace="kuberay-system",
+        control_plane_range="10.64.128.0/28",
+        dashboard_address=None,
+        dashboard_port=8265,
+        dashboard_client_ranges=[],
+        kubeconfig=pulumi.Output.secret("{}"),
+    )
+    return dataclasses.replace(args, **changes)
+
+
+def build(deploy: Deploy, **changes: Any) -> Deployment:
+    return deploy(lambda: RayCluster("ray", arguments(**changes)))
+
+
+def spec(deploy: Deploy, **changes: Any) -> dict[str, Any]:
+    return build(deploy, **changes).only(RAY_CLUSTER).inputs["spec"]
+
+
+def pod(group: dict[str, Any]) -> dict[str, Any]:
+    return group["template"]["spec"]
+
+
+def worker_groups(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {group["groupName"]: group for group in found["workerGroupSpecs"]}
+
+
+def templates(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [group["template"] for group in (found["headGroupSpec"], *found["workerGroupSpecs"])]
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+
+
+# ---- what KubeRay and Ray read
+
+
+def test_ray_itself_reads_zero_cpus_and_drivers_on_the_head_and_whole_nodes_in_the_gpu_group(deploy: Deploy) -> None:
+    found = spec(deploy)
+
+    types = autoscaling_config._generate_available_node_types_from_ray_cr_spec(found)
+
+    size = gpu_pod(H200)
+    assert types["headgroup"]["resources"] == {"CPU": 0, "memory": 16 << 30, "driver": 1000}
+    assert types["gpu"]["resources"] == {"CPU": size.cpus, "GPU": 8, "memory": size.memory_gib << 30}
+    assert types["cpu"]["resources"] == {"CPU": 6, "memory": 24 << 30}
+    assert {name: (t["min_workers"], t["max_workers"]) for name, t in types.items() if name != "headgroup"} == {
+        "cpu": (0, 3),
+        "gpu": (0, 4),
+    }
+
+
+def test_replicas_belong_to_rays_autoscaler_and_an_update_takes_the_list_back_by_force(deploy: Deploy) -> None:
+    cluster = build(deploy).only(RAY_CLUSTER)
+
+    for group in cluster.inputs["spec"]["workerGroupSpecs"]:
+        assert {"replicas", "scaleStrategy"} & set(group) == set()
+        assert group["minReplicas"] == 0
+    assert cluster.inputs["spec"]["enableInTreeAutoscaling"] is True  # what keeps KubeRay from deleting workers
+    assert cluster.inputs["metadata"]["annotations"]["pulumi.com/patchForce"] == "true"
+    assert cluster.ignore_changes == frozenset()
+
+
+def test_the_token_is_asked_for_and_the_autoscaler_is_version_two(deploy: Deploy) -> None:
+    found = spec(deploy)
+
+    assert found["authOptions"] == {"mode": "token"}
+    assert found["autoscalerOptions"]["version"] == "v2"
+    assert found["autoscalerOptions"]["idleTimeoutSeconds"] == 600
+    for template in templates(found):
+        assert "restartPolicy" not in template["spec"]  # autoscaler v2 refuses all but Never, and sets that itself
+        assert "RAY_enable_autoscaler_v2" not in environment(template["spec"]["containers"][0])
+
+
+def test_groups_that_no_setting_asks_for_are_not_built(deploy: Deploy) -> None:
+    assert worker_groups(spec(deploy, gpu=None)).keys() == {"cpu"}
+    assert worker_groups(spec(deploy, cpu_workers_max=0)).keys() == {"gpu"}
+    assert spec(deploy, cpu_workers_max=0, gpu=None)["workerGroupSpecs"] == []
+
+
+# ---- pods
+
+
+def test_every_pod_learns_the_whole_contract_from_the_config_map_that_holds_it(deploy: Deploy) -> None:
+    deployment = build(deploy)
+
+    config_map = deployment.only("kubernetes:core/v1:ConfigMap")
+    assert config_map.inputs["metadata"] == {"name": CONFIG_MAP, "namespace": "ray"}
+    assert config_map.inputs["data"] == ENVIRONMENT
+    for template in templates(deployment.only(RAY_CLUSTER).inputs["spec"]):
+        references = {
+            entry["name"]: entry["valueFrom"]["configMapKeyRef"]
+            for entry in template["spec"]["containers"][0]["env"]
+            if "valueFrom" in entry
+        }
+        assert references == {variable(field): {"name": CONFIG_MAP, "key": field} for field in ENVIRONMENT}
+
+
+def test_a_gpu_worker_has_ten_interfaces_in_nic_order(deploy: Deploy) -> None:
+    annotations = worker_groups(spec(deploy))["gpu"]["template"]["metadata"]["annotations"]
+
+    assert annotations["networking.gke.io/default-interface"] == "eth0"
+    assert json.loads(annotations["networking.gke.io/interfaces"]) == [
+        {"interfaceName": f"eth{i}", "network": network} for i, network in enumerate(["default", *NETWORKS])
+    ]
+
+
+def test_a_gpu_worker_lands_on_its_class_alone_and_tolerates_what_such_nodes_carry(deploy: Deploy) -> None:
+    taints = {"nvidia.com/gpu": "present", "cloud.google.com/compute-class": "h200"}
+    for spot, expected in ((False, taints), (True, {**taints, "cloud.google.com/gke-spot": "true"})):
+        gpu = pod(worker_groups(spec(deploy, gpu=gpu_group(spot=spot)))["gpu"])
+
+        assert gpu["nodeSelector"] == {"cloud.google.com/compute-class": "h200"}
+        assert {entry["key"]: entry["value"] for entry in gpu["tolerations"]} == expected
+        assert gpu["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+@pytest.mark.parametrize(("spot", "most"), [(True, 15), (False, 150)])
+def test_a_worker_has_drained_before_its_pod_is_killed(deploy: Deploy, spot: bool, most: int) -> None:
+    gpu = pod(worker_groups(spec(deploy, gpu=gpu_group(spot=spot)))["gpu"])
+
+    drain = int(environment(gpu["containers"][0])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+    assert drain < gpu["terminationGracePeriodSeconds"] <= most
+
+
+def test_no_autoscaler_but_ray_s_own_takes_a_pod_away(deploy: Deploy) -> None:
+    for template in templates(spec(deploy)):
+        assert template["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
+def test_the_head_and_cpu_workers_stay_on_their_own_pools(deploy: Deploy) -> None:
+    found = spec(deploy)
+
+    assert pod(found["headGroupSpec"])["nodeSelector"] == {"pool": "system"}
+    assert "tolerations" not in pod(found["headGroupSpec"])
+    cpu = pod(worker_groups(found)["cpu"])
+    assert cpu["nodeSelector"] == {"pool": "cpu"}
+    assert [(entry["key"], entry["value"]) for entry in cpu["tolerations"]] == [("pool", "cpu")]
+
+
+def test_no_pod_is_privileged_and_only_the_head_may_talk_to_the_kubernetes_api(deploy: Deploy) -> None:
+    found = spec(deploy)
+
+    for template in templates(found):
+        spec_ = template["spec"]
+        assert spec_["serviceAccountName"] == "ray"
+        assert spec_["securityContext"]["runAsNonRoot"] is True
+        assert {"hostNetwork", "hostPID", "hostIPC"} & set(spec_) == set()
+        for container in [*spec_["containers"], *spec_.get("initContainers", [])]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in container["securityContext"]
+        for volume in spec_["volumes"]:
+            mounted = [m for c in spec_["containers"] for m in c["volumeMounts"] if m["name"] == volume["name"]]
+            assert "hostPath" not in volume or all(m["readOnly"] for m in mounted)
+    assert "automountServiceAccountToken" not in pod(found["headGroupSpec"])
+    assert all(pod(group)["automountServiceAccountToken"] is False for group in found["workerGroupSpecs"])
+
+
+def test_the_data_mount_is_cached_and_read_only_and_the_runs_mount_is_neither(deploy: Deploy) -> None:
+    for template in templates(spec(deploy)):
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        mounts = {mount["name"]: mount for mount in template["spec"]["containers"][0]["volumeMounts"]}
+        data, runs = (volumes[name]["csi"] for name in ("data", "runs"))
+
+        assert (data["volumeAttributes"]["bucketName"], mounts["data"]["mountPath"]) == ("data-bucket", "/data")
+        assert data["readOnly"] is mounts["data"]["readOnly"] is True
+        assert "file-cache:cache-file-for-range-read:true" in data["volumeAttributes"]["mountOptions"]
+        assert (runs["volumeAttributes"]["bucketName"], mounts["runs"]["mountPath"]) == ("runs-bucket", "/bucket")
+        options = runs["volumeAttributes"]["mountOptions"].split(",")
+        assert {"metadata-cache:ttl-secs:0", "write:enable-streaming-writes:true"} <= set(options)
+        assert not any(option.startswith("file-cache") for option in options)
+        assert template["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"
+        assert mounts["scratch"]["mountPath"] == "/scratch"
+        assert volumes["shared-mem"]["emptyDir"]["medium"] == "Memory"
+
+
+def test_a_full_file_cache_never_evicts_its_pod(deploy: Deploy) -> None:
+    for template in templates(spec(deploy)):
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        options = dict(
+            option.rsplit(":", 1)
+            for option in volumes["data"]["csi"]["volumeAttributes"]["mountOptions"].split(",")
+            if ":" in option
+        )
+        limit_gib = int(volumes["gke-gcsfuse-cache"]["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+        assert int(options["file-cache:max-size-mb"]) < limit_gib * 1024
+
+
+def test_a_machine_without_rdma_needs_neither_gib_nor_node_directories(deploy: Deploy) -> None:
+    group = gpu_group(machine=MACHINES["g2-standard-4"], device_networks=[])
+    deployment = build(deploy, gpu=group)
+
+    template = worker_groups(deployment.only(RAY_CLUSTER).inputs["spec"])["gpu"]["template"]
+    assert "initContainers" not in template["spec"]
+    assert "command" not in template["spec"]["containers"][0]
+    assert not any(key.startswith("networking.gke.io") for key in template["metadata"]["annotations"])
+    assert not any("hostPath" in volume for volume in template["spec"]["volumes"])
+    labels = deployment.only("kubernetes:core/v1:Namespace").inputs["metadata"]["labels"]
+    assert labels == {"pod-security.kubernetes.io/enforce": "baseline"}
+
+
+# ---- gIB is required: the rendered commands under bash
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a container's command where `ray` only says how it was called, in an environment that has nothing else."""
+    ray = folder / "bin" / "ray"
+    ray.parent.mkdir(exist_ok=True)
+    ray.write_text('#!/bin/bash\necho "ray $* with NCCL_NET=$NCCL_NET"\n')
+    ray.chmod(0o755)
+    path = f"{ray.parent}{os.pathsep}{os.defpath}"
+    return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=30, check=False)
+
+
+def as_kuberay_starts_it(container: dict[str, Any]) -> list[str]:
+    """The container's final command: what ray-operator v1.6.2 does in controllers/ray/common/pod.go, BuildPod."""
+    joined = "".join(f" {word} " for word in (*container.get("command", []), *container.get("args", [])))
+    assert "ray start" not in joined  # KubeRay would take it for a start command, and add none
+    start = "ulimit -n 65536; ray start  --block  --num-gpus=8 "
+    return ["/bin/bash", "-c", "--", f"{joined} && {start}" if joined else start]
+
+
+@pytest.fixture
+def gib_folder(tmp_path: Path) -> Path:
+    """A complete gIB, as the installer leaves it."""
+    folder = tmp_path / "gib"
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "scripts" / "set_nccl_env.sh").write_text("export NCCL_NET=gIB\n")
+    (folder / gib.MARKER).touch()
+    return folder
+
+
+def gpu_container(deploy: Deploy, folder: Path) -> dict[str, Any]:
+    container = pod(worker_groups(spec(deploy))["gpu"])["containers"][0]
+    return {**container, "command": [word.replace(GIB_DIRECTORY, str(folder)) for word in container["command"]]}
+
+
+def test_with_gib_ray_starts_with_its_settings(deploy: Deploy, gib_folder: Path, tmp_path: Path) -> None:
+    done = run(as_kuberay_starts_it(gpu_container(deploy, gib_folder)), tmp_path)
+
+    assert done.stdout == "ray start --block --num-gpus=8 with NCCL_NET=gIB\n"
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("missing", [gib.MARKER, "scripts/set_nccl_env.sh", "everything"])
+def test_without_gib_ray_never_starts(deploy: Deploy, gib_folder: Path, tmp_path: Path, missing: str) -> None:
+    if missing == "everything":
+        gib_folder = tmp_path / "nothing"
+    else:
+        (gib_folder / missing).unlink()
+
+    done = run(as_kuberay_starts_it(gpu_container(deploy, gib_folder)), tmp_path)
+
+    assert done.stdout == ""
+    assert (done.returncode, str(gib_folder) in done.stderr) == (9, True)
+
+
+def test_a_cpu_worker_starts_without_gib(deploy: Deploy, tmp_path: Path) -> None:
+    container = pod(worker_groups(spec(deploy))["cpu"])["containers"][0]
+
+    assert run(as_kuberay_starts_it(container), tmp_path).stdout.startswith("ray start")
+
+
+def test_the_init_container_waits_for_gib_in_the_mounted_directory_and_ends_with_it(
+    deploy: Deploy, gib_folder: Path, tmp_path: Path
+) -> None:
+    gpu = pod(worker_groups(spec(deploy))["gpu"])
+    (container,) = gpu["initContainers"]
+    assert container["volumeMounts"][0]["mountPath"] == GIB_DIRECTORY
+    volumes = {volume["name"]: volume for volume in gpu["volumes"]}
+    assert volumes[container["volumeMounts"][0]["name"]]["hostPath"]["path"] == gib.HOST_DIRECTORY
+
+    command = [word.replace(GIB_DIRECTORY, str(gib_folder)) for word in container["command"]]
+    assert run(command, tmp_path).returncode == 0
+
+
+def test_the_wait_for_gib_is_bounded_and_says_where_to_look(tmp_path: Path) -> None:
+    done = run(gib.wait_command(str(tmp_path), seconds=1, pause=0.2), tmp_path)
+
+    assert done.returncode == 9
+    assert "nccl-rdma-installer" in done.stderr
+    assert "waiting for gIB" in done.stdout
+
+
+# ---- what stands around the cluster
+
+
+def test_the_dashboard_is_behind_no_load_balancer_unless_an_address_is_given(deploy: Deploy) -> None:
+    assert build(deploy).of_type("kubernetes:core/v1:Service") == []
+    assert port_forward_command("ray", "oasis", 9000) == (
+        "kubectl --namespace ray port-forward service/oasis-head-svc 9000:8265"
+    )
+
+
+def test_the_load_balancer_is_internal_and_for_the_given_ranges_alone(deploy: Deploy) -> None:
+    deployment = build(deploy, dashboard_address="10.64.0.50", dashboard_client_ranges=["10.64.0.0/16"])
+
+    service = deployment.only("kubernetes:core/v1:Service").inputs
+    assert service["metadata"]["annotations"]["networking.gke.io/load-balancer-type"] == "Internal"
+    assert service["spec"]["loadBalancerIP"] == "10.64.0.50"
+    assert service["spec"]["loadBalancerSourceRanges"] == ["10.64.0.0/16"]
+    assert service["spec"]["ports"] == [{"name": "dashboard", "port": 8265, "targetPort": 8265}]
+    policies = {policy.name for policy in deployment.of_type("kubernetes:networking.k8s.io/v1:NetworkPolicy")}
+    assert "dashboard-clients" in policies
+
+
+def test_the_budget_protects_the_head_and_nothing_else(deploy: Deploy) -> None:
+    budget = build(deploy).only("kubernetes:policy/v1:PodDisruptionBudget").inputs["spec"]
+
+    assert budget["minAvailable"] == 1
+    assert budget["selector"]["matchLabels"] == {"ray.io/cluster": "oasis", "ray.io/node-type": "head"}
+
+
+def test_on_destroy_our_cluster_goes_first_then_users_workloads_then_what_they_lived_in(deploy: Deploy) -> None:
+    deployment = build(deploy, dashboard_address="10.64.0.50", dashboard_client_ranges=["10.64.0.0/16"])
+
+    cluster = deployment.only(RAY_CLUSTER)
+    (workloads,) = [resource for resource in deployment if resource.type.endswith(":WorkloadsGone")]
+    assert deployment.is_before(workloads, cluster)
+    assert deployment.is_before(workloads, deployment.only("kubernetes:core/v1:Service"))
+    for type_ in (
+        "core/v1:Namespace",
+        "core/v1:ServiceAccount",
+        "core/v1:ConfigMap",
+        "networking.k8s.io/v1:NetworkPolicy",
+        "policy/v1:PodDisruptionBudget",
+    ):
+        for resource in deployment.of_type(f"kubernetes:{type_}"):
+            assert deployment.is_before(resource, workloads), resource.name
+
+
+def test_the_cluster_waits_for_the_class_and_the_networks_that_its_pods_name(deploy: Deploy) -> None:
+    def program() -> None:
+        class_args = ComputeClassArgs(
+            class_name="h200", pool_names=["flex"], consolidation_delay_minutes=10, kubeconfig="{}"
+        )
+        class_name = ComputeClass("class", class_args).class_name
+        args = DeviceNetworksArgs(
+            gvnic_network_name="gvnic",
+            gvnic_subnet_name="gvnic",
+            rdma_network_name="rdma",
+            rdma_subnet_names=[f"subnet-{i}" for i in range(8)],
+            kubeconfig="{}",
+        )
+        networks = DeviceNetworks("devices", args).network_names
+        RayCluster("ray", arguments(gpu=gpu_group(compute_class=class_name, device_networks=networks)))
+
+    deployment = deploy(program)
+
+    networks = deployment.of_type("kubernetes:networking.gke.io/v1:Network")
+    assert [network.name for network in networks] == sorted(NETWORKS)
+    for needed in (*networks, deployment.only("kubernetes:cloud.google.com/v1:ComputeClass")):
+        assert deployment.is_before(needed, deployment.only(RAY_CLUSTER))
+
+
+def test_outputs_are_the_names_that_jobs_and_people_use(deploy: Deploy) -> None:
+    component = build(deploy).only("oasis:index:RayCluster")
+
+    assert component.outputs == {"ray_namespace": "ray", "ray_cluster_name": "oasis"}
