@@ -1,0 +1,1 @@
+"""Commands that measure what the README reports, and their last results, dated."""

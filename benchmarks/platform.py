@@ -1,0 +1,221 @@
+"""Times the platform on this machine, into benchmarks/platform.json: `python -m benchmarks.platform [--demo] [--first]`
+
+
+Each figure is a median with its spread (least and most). No verdict is given: machines are shared and noisy, so a
+figure means something only beside another of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from emulator import lifecycle, processes
+from emulator.state import CHECKOUT, State
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+_PROGRAM = """
+import json, sys, time
+begun = time.perf_counter()
+import pulumi_gcp.compute, pulumi_gcp.container, pulumi_gcp.storage, pulumi_gcp.artifactregistry, pulumi_gcp.cloudbuild
+import pulumi_gcp.secretmanager, pulumi_gcp.projects, pulumi_gcp.serviceaccount, pulumi_gcp.servicenetworking
+import pulumi_kubernetes, runpy
+from tests.deployment import deploy
+from tests.stacks import FULL
+imported = time.perf_counter()
+deployment = deploy(lambda: runpy.run_path("__main__.py", run_name="__main__"), FULL)
+print(json.dumps([imported - begun, time.perf_counter() - imported, len(deployment)]))
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.platform",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cycles", type=int, default=3, metavar="N", help="up, no-op up, destroy, so many times (3)")
+    parser.add_argument(
+        "--demo", action="store_true", help="also a whole `make demo` in a fresh clone, built programs reused"
+    )
+    parser.add_argument("--first", action="store_true", help="also one with nothing built yet (15 minutes or more)")
+    given = parser.parse_args(arguments)
+    figures: dict[str, Any] = {"date": datetime.date.today().isoformat(), "machine": machine(), "lines": lines()}
+    figures["program"] = program(given.cycles)
+    figures |= cycles(given.cycles)
+    if given.first:
+        figures["demo, first"] = demo(fresh=True)
+    if given.demo:
+        figures["demo, programs built"] = demo(fresh=False)
+    text = json.dumps(figures, indent=2)
+    print(text)
+    RESULTS.write_text(text + "\n")
+    return 0
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_kib("/proc/meminfo", "MemTotal") >> 20,
+        "python": platform.python_version(),
+    }
+
+
+def lines() -> dict[str, int]:
+    """Lines of Python per package, blank lines and comments included."""
+    packages = ("oasis_stack", "workloads", "emulator", "tests", "benchmarks", "docs")
+    counted = {
+        name: sum(len(file.read_text().splitlines()) for file in (CHECKOUT / name).rglob("*.py")) for name in packages
+    }
+    return {"__main__.py": len((CHECKOUT / "__main__.py").read_text().splitlines()), **counted}
+
+
+def program(runs: int) -> dict[str, object]:
+    """Seconds of the Pulumi program under mocks in a fresh interpreter, its imports apart."""
+    imports, itself, resources = [], [], 0
+    for _ in range(runs):
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            cwd=CHECKOUT,
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": "."},
+        )
+        first, second, resources = json.loads(done.stdout.splitlines()[-1])
+        imports.append(first)
+        itself.append(second)
+    return {"import seconds": spread(imports), "program seconds": spread(itself), "resources": resources}
+
+
+def cycles(runs: int) -> dict[str, object]:
+    """Seconds of up, no-op up and destroy on the emulated cloud, and the memory of all that runs."""
+    with tempfile.TemporaryDirectory(prefix="oasis-benchmark-") as folder:
+        state = State(Path(folder) / ".oasis")
+        seconds: dict[str, list[float]] = {"up": [], "no-op up": [], "destroy": []}
+        changes: dict[str, object] = {}
+        with peak_memory(state) as peak:
+            for run in range(runs):
+                try:
+                    with lifecycle.started(state, _quiet) as engine:
+                        for verb, call in (("up", engine.up), ("no-op up", engine.up), ("destroy", engine.destroy)):
+                            result = call()
+                            seconds[verb].append(result.seconds)
+                            changes[verb] = dict(result.changes)
+                finally:
+                    lifecycle.take_down(state)
+                _progress(
+                    f"cycle {run + 1} of {runs}: "
+                    + ", ".join(f"{verb} {taken[-1]:.1f} s" for verb, taken in seconds.items())
+                )
+    figures: dict[str, object] = {f"{verb} seconds": spread(taken) for verb, taken in seconds.items()}
+    return {**figures, "changes": changes, "emulated cloud, peak MiB": peak()}
+
+
+def demo(*, fresh: bool) -> dict[str, object]:
+    """Seconds of `make demo` in a fresh clone; `fresh` with an empty cache, so that every program is built."""
+    with tempfile.TemporaryDirectory(prefix="oasis-benchmark-") as folder:
+        clone = Path(folder) / "oasis"
+        subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
+        environment = dict(os.environ)
+        if fresh:
+            environment["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+        state = State(clone / ".oasis")
+        begun = time.monotonic()
+        with peak_memory(state) as peak:
+            status = _make("demo", clone, environment)
+            seconds = time.monotonic() - begun
+        _make("down", clone, environment)
+        again = time.monotonic()
+        status = status or _make("demo", clone, environment)
+        second = time.monotonic() - again
+        _make("down", clone, environment)
+        _remove_read_only(Path(folder))
+    return {
+        "seconds": round(seconds, 1),
+        "second run, seconds": round(second, 1),
+        "exit status": status,
+        "peak MiB": peak(),
+    }
+
+
+@contextlib.contextmanager
+def peak_memory(state: State) -> Iterator[Callable[[], int]]:
+    """The most that this emulator's processes held together: proportional set size, MiB, looked at once a second."""
+    ended, most = threading.Event(), [0]
+
+    def watch() -> None:
+        while not ended.wait(1.0):
+            pids = processes.owned_by(state.directory)
+            most[0] = max(most[0], sum(_memory_kib(f"/proc/{pid}/smaps_rollup", "Pss") for pid in pids) >> 10)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {
+        "median": round(statistics.median(values), 2),
+        "least": round(min(values), 2),
+        "most": round(max(values), 2),
+        "runs": len(values),
+    }
+
+
+def _make(target: str, clone: Path, environment: dict[str, str]) -> int:
+    _progress(f"make {target} in a fresh clone")
+    log = Path(tempfile.gettempdir()) / f"oasis-benchmark-{os.getpid()}-{target}.log"
+    with log.open("w") as output:
+        return subprocess.run(
+            ["make", target], cwd=clone, env=environment, stdout=output, stderr=subprocess.STDOUT
+        ).returncode
+
+
+def _remove_read_only(folder: Path) -> None:
+    # Go's module cache is read-only, so that rmtree would stop at it.
+    for directory in [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]:
+        directory.chmod(0o755)
+    shutil.rmtree(folder / "oasis", ignore_errors=True)
+
+
+def _memory_kib(file: str, name: str) -> int:
+    try:
+        rows = Path(file).read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(row.split()[1]) for row in rows if row.startswith(f"{name}:")), 0)
+
+
+def _quiet(_line: str) -> None:
+    return None
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The README's tables and picture say what the program does, no more and no less."""
+
+import re
+import runpy
+from pathlib import Path
+
+from docs import platform_picture
+from tests.deployment import Deploy
+from tests.stacks import FULL
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next heading of the same or a higher level."""
+    marks = re.search(rf"^(#+) {re.escape(title)}$", README, re.MULTILINE)
+    assert marks, f"README.md has no section {title!r}"
+    rest = README[marks.end() :]
+    following = re.search(rf"^#{{1,{len(marks.group(1))}}} ", rest, re.MULTILINE)
+    return rest[: following.start()] if following else rest
+
+
+def first_cells(table: str) -> set[str]:
+    """Every name in backquotes in the first column."""
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("|---")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def test_the_outputs_table_names_exactly_the_exports(deploy: Deploy) -> None:
+    exports = deploy(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), FULL).exports
+    assert first_cells(section("Outputs")) == set(exports)
+
+
+def test_the_grants_table_names_exactly_the_roles_that_the_program_grants(deploy: Deploy) -> None:
+    config = {
+        **FULL,
+        "oasis:cluster": {"secrets_encryption_key": "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"},
+    }
+    deployed = deploy(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), config)
+    granted = {resource.inputs["role"] for resource in deployed if resource.type.lower().endswith("iammember")}
+    rows = [row for row in section("Who may do what").splitlines() if row.startswith("|") and "deployer" not in row]
+    assert {role for row in rows for role in re.findall(r"`(roles/[^`]+)`", row)} == granted
+
+
+def test_every_file_that_the_readme_names_exists() -> None:
+    folders = ("", "oasis_stack/", "docs/", "workloads/", "emulator/")
+    later = {"kueue.py", "queue.py", "workloads/tune", "services.tf", "gcs.tf", "registry.tf", "build.tf", "build.sh"}
+    named = set(re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|md|yaml|toml|svg|tf|sh))`", README)) - later
+    of_the_seeds = {"convnext_train.py", "test_nccl_rdma_multi.py", "hello_world.py"}
+    missing = {name for name in named - of_the_seeds if not any((ROOT / folder / name).exists() for folder in folders)}
+    assert missing == set()
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+)(?:[ a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets |= {"preview"}
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)) <= targets
+
+
+def test_the_picture_is_the_one_that_the_code_draws(tmp_path: Path) -> None:
+    platform_picture.draw(tmp_path / "platform.svg")
+    assert (tmp_path / "platform.svg").read_text() == (ROOT / "docs" / "platform.svg").read_text()
+
+
+def test_the_picture_shows_what_the_program_builds(deploy: Deploy) -> None:
+    deployed = deploy(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), FULL)
+    text = "\n".join(line for box in platform_picture.BOXES for line in (box.title, *box.lines))
+    networks = {
+        resource.inputs["metadata"]["name"] for resource in deployed.of_type("kubernetes:networking.gke.io/v1:Network")
+    }
+    assert networks == {"gvnic-1", *(f"rdma-{nic}" for nic in range(8))}
+    assert "Network gvnic-1" in text
+    assert "Networks rdma-0 .. rdma-7" in text
+    pools = deployed.of_type("gcp:container/nodePool:NodePool")
+    machines = {pool.inputs["nodeConfig"]["machineType"] for pool in pools if pool.name.startswith("gpu")}
+    assert machines == {"a3-ultragpu-8g"}
+    assert "a3-ultragpu-8g, 0 nodes at rest" in text
+    mtus = {network.inputs["mtu"] for network in deployed.of_type("gcp:compute/network:Network")}
+    assert mtus == {8896}
+    assert text.count("MTU 8896") == 3
