@@ -8,7 +8,6 @@ from oasis_stack.machine import RDMA_MTU
 from oasis_stack.network_policy import DASHBOARD_PORT
 
 READ, WRITE, SEE = (f"roles/storage.{role}" for role in ("objectViewer", "objectUser", "bucketViewer"))
-
 # One paragraph per component, its wires side by side: the whole on one page. A formatter would give each a line.
 # fmt: off
 stack = settings.load()
@@ -19,11 +18,11 @@ system_nodes, cpu_nodes = ({names.NODE_POOL_LABEL: role} for role in ("system", 
 
 parts = [oasis.Network, oasis.ArtifactRegistry, oasis.Bucket, oasis.Cluster, oasis.WorkloadIdentity,
          *([oasis.GpuNodePool, oasis.RdmaNetwork] if gpu else []),
-         *([oasis.ImageBuild] if build else []), *([oasis.ApiKeySecret] if wandb else [])]
+         *([oasis.ImageBuild, *([oasis.Peering] if build.peered else [])] if build else []),
+         *([oasis.ApiKeySecret] if wandb else [])]
 services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(
     project=project, apis=[api for part in parts for api in part.APIS]))
 cloud = pulumi.ResourceOptions(depends_on=[services])
-
 network = oasis.Network("network", oasis.NetworkArgs(
     project=project, region=region, node_range=ranges.nodes, pods_range=ranges.pods, services_range=ranges.services,
     proxy_only_range=ranges.proxy_only if stack.network.proxy_only else None, proxied_port=DASHBOARD_PORT,
@@ -60,8 +59,9 @@ cluster = oasis.Cluster("cluster", oasis.ClusterArgs(
         role: oasis.PoolArgs(machine_type=pool.machine_type, min_nodes=pool.min_nodes, max_nodes=pool.max_nodes,
                              labels=nodes, dedicated=role == "cpu") for role, pool, nodes in (
             ("system", gke.system_pool, system_nodes), ("cpu", gke.cpu_pool, cpu_nodes)) if pool.max_nodes},
-    node_account_id=names.service_account(name, "nodes"), readable_repositories={"docker": registry.docker_index_id},
-    secrets_encryption_key=gke.secrets_encryption_key, deletion_protection=gke.deletion_protection), cloud)
+    readable_repositories={"docker": registry.docker_index_id, "images": registry.repository_id},
+    node_account_id=names.service_account(name, "nodes"), secrets_encryption_key=gke.secrets_encryption_key,
+    deletion_protection=gke.deletion_protection), cloud)
 nics = [oasis.AdditionalNetwork(network=vpc, subnetwork=subnet) for vpc, subnet in (
     (rdma.gvnic_network_name, rdma.gvnic_subnet_name),
     *((rdma.rdma_network_name, nic) for nic in rdma.rdma_subnet_names))] if rdma else []

@@ -15,8 +15,8 @@ from emulator.engine import Result
 from emulator.state import EmulatorError, State
 
 DESCRIPTION = """\
-The whole platform on one machine: the real Pulumi engine and a real Kubernetes API server against an emulated Google Cloud.
-Everything listens on 127.0.0.1, belongs to this checkout alone and is kept in its .oasis folder.
+The whole platform on one machine: the real Pulumi engine and a real Kubernetes API server against an emulated Google
+Cloud. Everything listens on 127.0.0.1, belongs to this checkout alone and is kept in its .oasis folder.
 """
 
 EPILOG = """\

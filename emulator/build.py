@@ -1,6 +1,7 @@
-"""The Go programs of the emulator: built once per user from pinned modules, kept under a hash of everything that decides their content.
+"""The Go programs of the emulator: built once per user from pinned modules, kept under a hash of what decides them.
 
-A finished program appears in one rename, so an interrupted build leaves nothing behind but Go's own cache, from which it resumes.
+A finished program appears in one rename, so an interrupted build leaves nothing behind but Go's own cache, from which
+it resumes.
 """
 
 from __future__ import annotations
@@ -175,13 +176,13 @@ def _check_room() -> None:
     disk, memory = shutil.disk_usage(cache).free, _free_memory()
     if disk < MIN_FREE_DISK_GB << 30:
         raise EmulatorError(
-            f"{disk / 2**30:.1f} GB are free where {cache} is, and building the emulator's programs takes up to {MIN_FREE_DISK_GB} GB. "
-            "Free some, or set XDG_CACHE_HOME to a folder on a larger disk."
+            f"{disk / 2**30:.1f} GB are free where {cache} is, and building the emulator's programs takes "
+            f"up to {MIN_FREE_DISK_GB} GB. Free some, or set XDG_CACHE_HOME to a folder on a larger disk."
         )
     if memory < MIN_FREE_MEMORY_GB << 30:
         raise EmulatorError(
-            f"{memory / 2**30:.1f} GB of memory are available, and building the emulator's programs takes up to {MIN_FREE_MEMORY_GB} GB. "
-            "End other programs, or use a larger machine."
+            f"{memory / 2**30:.1f} GB of memory are available, and building the emulator's programs takes "
+            f"up to {MIN_FREE_MEMORY_GB} GB. End other programs, or use a larger machine."
         )
 
 
@@ -212,4 +213,5 @@ def _pulumi_on_path() -> Path | None:
     if version is None:
         return None
     numbers, pinned = tuple(map(int, version.groups())), tuple(map(int, PULUMI_VERSION.split(".")))
-    return Path(found) if numbers[0] == pinned[0] and numbers >= pinned else None
+    # Resolved, because after `eval "$(python -m emulator env)"` the first one found is our own link.
+    return Path(found).resolve() if numbers[0] == pinned[0] and numbers >= pinned else None

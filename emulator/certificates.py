@@ -1,4 +1,4 @@
-"""Keys and certificates of one emulated control plane: made when it first starts, valid for 30 days, never leaving its folder."""
+"""Keys and certificates of one emulated control plane: valid for 30 days, and never leaving its folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Authority:
 
 
 def write_all(directory: Path) -> None:
-    """Write `ca.crt`, `api-server.*`, `admin.*` (group system:masters) and the key that signs service accounts' tokens."""
+    """Write `ca.crt`, `api-server.*`, `admin.*` (group system:masters) and the signing key of service accounts."""
     authority = _authority()
     loopback = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     _issue(directory, "api-server", authority, _name("kube-apiserver"), loopback)

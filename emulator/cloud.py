@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from emulator.cloud_errors import AlreadyExistsError, InUseError, NotFoundError
+
 KEPT_KINDS = frozenset(
     {
         "artifactregistry/repository",
@@ -47,34 +49,6 @@ CREATE INDEX IF NOT EXISTS uses_by_used ON uses (used_kind, used_name);
 
 Relation = Literal["blocks", "part-of"]
 """`blocks`: the used object cannot go while the user exists. `part-of`: the user goes with it."""
-
-
-class CloudError(Exception):
-    """An operation on the emulated cloud that cannot be."""
-
-
-class NotFoundError(CloudError):
-    """There is no such object."""
-
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f"{kind} {name!r} does not exist in the emulated cloud")
-        self.kind, self.name = kind, name
-
-
-class AlreadyExistsError(CloudError):
-    """An object of that kind and name is there already."""
-
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f"{kind} {name!r} already exists in the emulated cloud")
-        self.kind, self.name = kind, name
-
-
-class InUseError(CloudError):
-    """The object cannot go: others use it."""
-
-    def __init__(self, kind: str, name: str, users: list[tuple[str, str]]) -> None:
-        super().__init__(f"{kind} {name!r} is in use by {', '.join(f'{k} {n!r}' for k, n in users)}")
-        self.kind, self.name, self.users = kind, name, users
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,9 @@ from io import BufferedIOBase
 from typing import Any, BinaryIO, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from emulator.cloud import Cloud, CloudError
+from emulator.api_probes import ApiProbes
+from emulator.cloud import Cloud
+from emulator.cloud_errors import CloudError
 from emulator.compute import ComputeApi
 from emulator.gcp_errors import Refused, in_googles_words
 from emulator.http_message import Request, Response, as_error
@@ -31,6 +33,17 @@ NAME = "cloud-server"
 """Name of the process, of its port and of its log."""
 
 _START_SECONDS = 20.0
+_OVERRIDES = {
+    "ARTIFACTREGISTRY": "",
+    "CLOUDBUILD": "",
+    "COMPUTE": "compute/v1/",
+    "CONTAINER": "",
+    "IAM": "",
+    "SECRETMANAGER": "",
+    "STORAGE": "storage/v1/",
+}
+"""gcloud's variable for each API's address, and what the address ends in (`gcloud config`, api_endpoint_overrides)."""
+
 _CHUNK = 1 << 20
 
 
@@ -42,7 +55,13 @@ class CloudServer(ThreadingHTTPServer):
 
     def __init__(self, cloud: Cloud, port: int) -> None:
         tokens = Tokens(cloud)
-        apis = (StorageApi(cloud), MetadataServer(cloud, tokens), SecretsApi(cloud, tokens), ComputeApi(cloud, tokens))
+        apis = (
+            ApiProbes(cloud, tokens),
+            StorageApi(cloud),
+            MetadataServer(cloud, tokens),
+            SecretsApi(cloud, tokens),
+            ComputeApi(cloud, tokens),
+        )
         self.apis: tuple[Callable[[Request], Response | None], ...] = tuple(api.answer for api in apis)
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -57,6 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle_one_request()
         except (ConnectionError, TimeoutError):
             self.close_connection = True
+
+    def handle_expect_100(self) -> bool:
+        going_on = super().handle_expect_100()
+        self.wfile.flush()  # else the client waits a second for it before it sends its body
+        return going_on
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         if int(code) >= 400:  # what went well is in the buckets
@@ -185,9 +209,7 @@ def environment(state: State) -> dict[str, str]:
         "GCE_METADATA_IP": host,
         "GCE_METADATA_ROOT": host,
         "NO_GCE_CHECK": "false",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD": f"http://{host}/",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"http://{host}/compute/v1/",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER": f"http://{host}/",
+        **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": f"http://{host}/{path}" for api, path in _OVERRIDES.items()},
         # The user's own Google credentials must never come here.
         "CLOUDSDK_CONFIG": str(empty),
         "GOOGLE_APPLICATION_CREDENTIALS": "",

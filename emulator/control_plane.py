@@ -1,7 +1,7 @@
-"""A real Kubernetes control plane on loopback: etcd, API server, controller-manager, scheduler, and kwok in place of kubelets.
+"""A real Kubernetes control plane on loopback: etcd, API server, controller-manager, scheduler, and kwok for kubelets.
 
-It runs from `python -m emulator up` to `down`, whether or not the stack's cluster exists: the emulated cluster's endpoint is this API
-server, and `gke-gcloud-auth-plugin` in `.oasis/bin` hands out its token where the real one would hand out Google's.
+It runs from `python -m emulator up` to `down`, whether or not the stack's cluster exists: the emulated cluster's
+endpoint is this API server, and `gke-gcloud-auth-plugin` in `.oasis/bin` hands out its token in place of Google's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ADDRESS_FILE = "control-plane.json"
 """In the emulator's folder: `endpoint` and `ca` (base64), which the emulated clusters give as their own."""
 
 _READY_SECONDS = 90
-# kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once, and KubeRay
-# takes a submitter that ended without a finished Ray job for a failure.
+# kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once,
+# and KubeRay takes a submitter that ended without a finished Ray job for a failure.
 _STAGES = (
     "node/fast/node-initialize.yaml",
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",

@@ -1,5 +1,6 @@
-"""The custom resource definitions of an emulated cluster: GKE's networking ones, KubeRay's and Kueue's from their published Go modules, and
-a ComputeClass of ours, since Google publishes none.
+"""The custom resource definitions of an emulated cluster: GKE's networking ones, KubeRay's and Kueue's.
+
+They come from their published Go modules; ComputeClass is written here, since Google publishes no manifest of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def install_kuberay(api: Api) -> None:
 
 
 def install_kueue(api: Api) -> None:
-    """Kueue's kinds. They are stored as they are sent: the conversion webhook belongs to an operator that does not run."""
+    """Kueue's kinds, stored as they are sent: the conversion webhook belongs to an operator that does not run."""
     source = module_directory("kueue", "sigs.k8s.io/kueue")
     _install(api, sorted((source / "config" / "components" / "crd" / "bases").glob("*.yaml")))
 
@@ -55,7 +56,7 @@ def _install(api: Api, files: list[Path]) -> None:
 
 
 def _create(api: Api, body: dict[str, Any]) -> None:
-    # A plain POST: server-side apply would track ownership of some ten thousand schema fields, which takes seconds each.
+    # A plain POST: server-side apply would track the owner of some ten thousand schema fields, for seconds each.
     try:
         api.create(body)
     except ApiError as error:

@@ -1,16 +1,18 @@
-"""Runs the checkout's Pulumi program under the real engine, with the emulator's providers in place of the published ones.
+"""Runs the checkout's Pulumi program under the real engine, with the emulator's providers for the published ones.
 
-The program does not know: the engine finds the providers where it looks for plugins, and reads a copy of the stack's config file in which
-only ports that must be free on this machine differ. The tracked file is never written.
+The program does not know: the engine finds the providers where it looks for plugins, and reads a copy of the stack's
+config file in which only ports that must be free on this machine differ. The tracked file is never written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +29,9 @@ from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
 STACK = "local"
 
 _PROVIDERS = {"gcp": "10.2.0", "kubernetes": "4.34.2"}
-"""Plugins that the program's SDKs ask for, by the versions of pulumi-gcp and pulumi-kubernetes that the lock file has."""
+"""Plugins that the program's SDKs ask for, at the versions of pulumi-gcp and pulumi-kubernetes in the lock file."""
+
+_CANCEL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +151,7 @@ class Engine:
                     else:
                         answer = content
         except BaseException:
-            # The engine finishes what it is at, and then ends its providers.
-            processes.end(processes.in_session(child.pid), grace_seconds=10.0)
-            child.wait()
+            _cancel(child)
             raise
         return answer
 
@@ -194,6 +196,17 @@ class Engine:
         folder = self._state.path("pulumi", name)
         folder.mkdir(exist_ok=True)
         return folder
+
+
+def _cancel(child: subprocess.Popen[str]) -> None:
+    """As Ctrl-C would: the engine finishes what it is at and writes its state; then end whatever is left."""
+    for pid in processes.in_session(child.pid):
+        if processes.command_name(pid) == "pulumi":
+            os.kill(pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=_CANCEL_SECONDS)
+    processes.end(processes.in_session(child.pid), grace_seconds=2.0)
+    child.wait()
 
 
 def merged(config: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""What the engine says while it works, as one compact line per finished resource, and its errors under the resources' names."""
+"""What the engine says while it works: one compact line per finished resource, errors under the resources' names."""
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,9 @@ _VERBS = {
     "discard-replaced": "forgot the old",
 }
 _QUIET = {"same", "read", "refresh"}
+_EPILOGUE = re.compile(r"(preview|update|destroy|refresh) failed")
+_PREAMBLE = re.compile(r"^(an unhandled error occurred: |python inline source runtime error: |Preview failed: )+")
+_FRAMES = re.compile(r"(?s).*Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _MARKUP = re.compile(r"<\{%.*?%\}>|\x1b\[[0-9;]*m")
 
 
@@ -49,27 +53,35 @@ class Progress:
             self.changes = {str(getattr(op, "value", op)): count for op, count in counts.items()}
 
     def failures(self) -> str:
-        """Every resource's errors, one paragraph each."""
-        return "\n".join(f"  {name}: {' '.join(messages)}" for name, messages in self._errors.items())
+        """Every resource's errors, one paragraph each; tracebacks went to standard error."""
+        told = [(name, message) for name, messages in self._errors.items() for message in dict.fromkeys(messages)]
+        reasons = [(name, message) for name, message in told if not _EPILOGUE.fullmatch(message)]
+        return "\n".join(f"  {name}: {message}" for name, message in reasons or told)
 
     def _finished(self, metadata: Any) -> None:
-        if _op(metadata) not in _QUIET:
-            self._report(self._line(_VERBS.get(_op(metadata), _op(metadata)), metadata.urn))
+        if _op(metadata) in _QUIET:
+            return
+        kept = _op(metadata) == "delete" and metadata.old is not None and metadata.old.retain_on_delete
+        verb = "kept" if kept else _VERBS.get(_op(metadata), _op(metadata))
+        self._report(self._line(verb, metadata.urn))
 
     def _told(self, event: Any) -> None:
         message = _MARKUP.sub("", event.message).strip()
-        if not message:
+        if not message or message.startswith("using pulumi-resource-"):  # where it found a plugin
             return
         name = _name(event.urn) if event.urn else "the program"
         if event.severity == "error":
-            # The engine ends with a sentence of its own that names no resource and no reason.
-            if not (event.urn and message == "update failed"):
-                self._errors.setdefault(name, []).append(message)
+            print(message, file=sys.stderr, flush=True)
+            self._errors.setdefault(name, []).append(_without_traceback(message))
         elif event.severity in ("warning", "info", "info#err"):
             self._report(f"{time.monotonic() - self._begun:6.1f} s  {name}: {message}")
 
     def _line(self, verb: str, urn: str) -> str:
         return f"{time.monotonic() - self._begun:6.1f} s  {verb:<16} {_name(urn)}"
+
+
+def _without_traceback(message: str) -> str:
+    return _FRAMES.sub("", _PREAMBLE.sub("", message)).strip()
 
 
 def _op(metadata: Any) -> str:

@@ -1,7 +1,7 @@
-"""One run of the engine in a process of its own: the Automation API with `__main__.py` as inline program. Reports JSON lines on stdout.
+"""One run of the engine: the Automation API with `__main__.py` as inline program. Reports JSON lines on stdout.
 
-A process of its own, because the program must be imported anew each time, and because the SDK leaves half-finished tasks behind when the
-engine fails.
+A process of its own, because the program must be imported anew each time, and because the SDK leaves half-finished
+tasks behind when the engine fails.
 """
 
 from __future__ import annotations
@@ -41,16 +41,13 @@ def main() -> None:
 def _carry_out(stack: automation.Stack, request: dict[str, Any], told: Callable[[Any], None]) -> dict[str, Any]:
     match request["verb"]:
         case "up":
-            stack.up(on_event=told, refresh=request["refresh"])
-        case "preview":
-            stack.preview(on_event=told)
-        case "refresh":
-            stack.refresh(on_event=told)
-        case "destroy":
-            stack.destroy(on_event=told)
-    if request["verb"] not in ("up", "outputs"):
-        return {}
-    return {name: output.value for name, output in stack.outputs().items()}
+            outputs = stack.up(on_event=told, refresh=request["refresh"]).outputs
+        case "outputs":
+            outputs = stack.outputs()
+        case verb:
+            getattr(stack, verb)(on_event=told)
+            outputs = {}
+    return {name: output.value for name, output in outputs.items()}
 
 
 def _stack(request: dict[str, Any]) -> automation.Stack:

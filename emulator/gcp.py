@@ -16,7 +16,8 @@ from google.protobuf import empty_pb2
 from pulumi.runtime.proto import plugin_pb2, provider_pb2
 
 from emulator import faults, gcp_diff, gcp_invokes, gcp_types
-from emulator.cloud import Cloud, CloudError, CloudObject
+from emulator.cloud import Cloud, CloudObject
+from emulator.cloud_errors import CloudError
 from emulator.gcp_cloud import GoogleCloud, UnknownTypeError, row_of
 from emulator.gcp_errors import in_googles_words
 from emulator.gcp_scope import Scope
@@ -26,6 +27,10 @@ from emulator.wire import UNKNOWN, Secret, decode, encode, holds_secret, holds_u
 
 LATENCY_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATENCY_SECONDS", "0.02"))
 """How long the emulated Google thinks about each call that changes something."""
+
+# The provider knows only those labels and annotations that its own configuration gave: none, for what it imports
+# (pulumi/pulumi-gcp issue 3044).
+_UNREAD = frozenset({"annotations", "labels", "resourceLabels"})
 
 Request = TypeVar("Request")
 Context = grpc.ServicerContext
@@ -125,7 +130,8 @@ class GcpProvider(Provider):
             if given:
                 inputs = gcp_diff.drifted(plain(given), found.body)
                 inputs = {key: Secret(value) if holds_secret(given[key]) else value for key, value in inputs.items()}
-            else:  # an import: everything that can be given
+            else:  # an import: everything that can be given, and that the provider reads back
+                outputs = {key: value for key, value in outputs.items() if key not in _UNREAD}
                 inputs = {key: outputs[key] for key in gcp_types.inputs_of(token) if key in outputs}
             return provider_pb2.ReadResponse(id=found.name, properties=encode(outputs), inputs=encode(inputs))
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from emulator import gcp_rules
-from emulator.cloud import Cloud, CloudObject, NotFoundError, Use
+from emulator.cloud import Cloud, CloudObject, Use
+from emulator.cloud_errors import NotFoundError
 from emulator.gcp_diff import applied
 from emulator.gcp_errors import Refused
 from emulator.gcp_row import COMPUTE_URL, Made, ResourceType, at_path, completed, fill
@@ -71,8 +72,9 @@ class GoogleCloud:
         with self._cloud.transaction():
             found = self._cloud.get(row.kind, name)
             body = self.body_after(token, found, old, new)
-            gcp_rules.admit(self._cloud, row.kind, body, name)
-            _, project = self._scoped(token, body)
+            # What is asked for is judged, not what GKE made of it since, such as the number of nodes.
+            asked, project = self._scoped(token, new)
+            gcp_rules.admit(self._cloud, row.kind, asked, name)
             return self._cloud.put(row.kind, name, body, self._uses(row, body, project))
 
     def body_after(

@@ -26,6 +26,19 @@ def _instance_groups(made: Made) -> list[str]:
     return [manager.format(made.project, zone, cluster, pool, made.digits(8, zone)) for zone in zones]
 
 
+_NODE_CONFIG = paths(
+    """
+    nodeConfig.advancedMachineFeatures.enableNestedVirtualization nodeConfig.advancedMachineFeatures.threadsPerCore
+    nodeConfig.bootDiskKmsKey nodeConfig.confidentialNodes.confidentialInstanceType
+    nodeConfig.enableConfidentialStorage nodeConfig.ephemeralStorageLocalSsdConfig nodeConfig.flexStart
+    nodeConfig.guestAccelerators nodeConfig.hostMaintenancePolicy nodeConfig.localNvmeSsdBlockConfig
+    nodeConfig.localSsdCount nodeConfig.localSsdEncryptionMode nodeConfig.maxRunDuration nodeConfig.metadata
+    nodeConfig.minCpuPlatform nodeConfig.nodeGroup nodeConfig.oauthScopes nodeConfig.preemptible
+    nodeConfig.reservationAffinity nodeConfig.sandboxConfig nodeConfig.secondaryBootDisks nodeConfig.serviceAccount
+    nodeConfig.shieldedInstanceConfig nodeConfig.soleTenantConfig nodeConfig.spot
+    """
+)
+
 _CLUSTER = ResourceType(
     source="Terraform Google provider: google_container_cluster",
     kind="container/cluster",
@@ -43,7 +56,8 @@ _CLUSTER = ResourceType(
         clusterAutoscaling.autoProvisioningDefaults.bootDiskKmsKey userManagedKeysConfig.aggregationCa
         userManagedKeysConfig.clusterCa userManagedKeysConfig.etcdApiCa userManagedKeysConfig.etcdPeerCa
         """
-    ),
+    )
+    | _NODE_CONFIG,
     edges=(Edge(path="network", kind="compute/network"), Edge(path="subnetwork", kind="compute/subnetwork")),
     defaults={
         "controlPlaneEndpointsConfig.dnsEndpointConfig.endpoint": _endpoint,
@@ -79,16 +93,9 @@ _NODE_POOL = ResourceType(
         queuedProvisioning networkConfig.acceleratorNetworkProfile networkConfig.additionalNodeNetworkConfigs
         networkConfig.additionalPodNetworkConfigs networkConfig.createPodRange networkConfig.podCidrOverprovisionConfig
         networkConfig.podIpv4CidrBlock networkConfig.podRange networkConfig.subnetwork
-        nodeConfig.advancedMachineFeatures.enableNestedVirtualization nodeConfig.advancedMachineFeatures.threadsPerCore
-        nodeConfig.bootDiskKmsKey nodeConfig.confidentialNodes.confidentialInstanceType
-        nodeConfig.enableConfidentialStorage nodeConfig.ephemeralStorageLocalSsdConfig nodeConfig.flexStart
-        nodeConfig.guestAccelerators nodeConfig.hostMaintenancePolicy nodeConfig.localNvmeSsdBlockConfig
-        nodeConfig.localSsdCount nodeConfig.localSsdEncryptionMode nodeConfig.maxRunDuration nodeConfig.metadata
-        nodeConfig.minCpuPlatform nodeConfig.nodeGroup nodeConfig.oauthScopes nodeConfig.preemptible
-        nodeConfig.reservationAffinity nodeConfig.sandboxConfig nodeConfig.secondaryBootDisks nodeConfig.serviceAccount
-        nodeConfig.shieldedInstanceConfig nodeConfig.soleTenantConfig nodeConfig.spot
         """
-    ),
+    )
+    | _NODE_CONFIG,
     edges=(
         Edge(path="cluster", kind="container/cluster", relation="part-of"),
         Edge(path="networkConfig.additionalNodeNetworkConfigs.network", kind="compute/network"),

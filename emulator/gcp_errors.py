@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.cloud import AlreadyExistsError, CloudError, InUseError, NotFoundError
+from emulator.cloud_errors import AlreadyExistsError, CloudError, InUseError, NotFoundError
 
 
 class Refused(CloudError):

@@ -110,6 +110,31 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         defaults={"direction": "INGRESS", "priority": 1000},
         computed={"creationTimestamp": "{created}", "selfLink": _SELF},
     ),
+    "gcp:compute/address:Address": ResourceType(
+        source="Terraform Google provider: google_compute_address",
+        kind="compute/address",
+        api="compute.googleapis.com",
+        identity=_REGIONAL + "addresses/{name}",
+        auto_name=("name", 63),
+        replaces=paths(
+            "name address addressType description ipCollection ipVersion ipv6EndpointType network networkTier "
+            "prefixLength purpose region subnetwork project"
+        ),
+        edges=(
+            Edge(path="network", kind="compute/network"),
+            Edge(path="subnetwork", kind="compute/subnetwork"),
+        ),
+        defaults={"address": "{address}", "addressType": "EXTERNAL"},
+        computed={
+            "addressId": lambda made: int(made.digits(15)),
+            "creationTimestamp": "{created}",
+            "effectiveLabels": attributed_labels,
+            "labelFingerprint": lambda made: made.digits(11),
+            "pulumiLabels": attributed_labels,
+            "selfLink": _SELF,
+            "users": lambda made: [],
+        },
+    ),
     "gcp:compute/globalAddress:GlobalAddress": ResourceType(
         source="Terraform Google provider: google_compute_global_address",
         kind="compute/globalAddress",

@@ -75,6 +75,22 @@ def refuse_nat_on_roce(cloud: Cloud, body: Mapping[str, Any]) -> None:
         refuse_on_roce(cloud, found.body, "Cloud NAT")
 
 
+def free_address(cloud: Cloud, body: Mapping[str, Any]) -> str:
+    """An address for one that leaves the choice to Google: of its subnetwork, or of the block for documentation."""
+    taken = {str(other.body["address"]) for other in cloud.list("compute/address")}
+    block = IPv4Network("203.0.113.0/24")  # RFC 5737: nobody has these
+    if body.get("subnetwork"):
+        path = _path(body["subnetwork"])
+        collection = f"projects/{body['project']}/regions/{body['region']}/subnetworks/"
+        subnetwork = cloud.get("compute/subnetwork", path if "/" in path else collection + path)
+        block = IPv4Network(subnetwork.body["ipCidrRange"])
+    # "VPC subnets": the first two and the last two addresses of a range are Google's.
+    for index in range(block.num_addresses - 3, 1, -1):
+        if str(block[index]) not in taken:
+            return str(block[index])
+    raise Refused(400, f"IP space of {block} is exhausted.", "ipSpaceExhausted")
+
+
 def is_roce(network: CloudObject) -> bool:
     """Whether a network has the RoCE profile."""
     return bool(network.body.get("networkProfile"))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from emulator import gcp_container_rules, gcp_network_rules
@@ -19,6 +21,9 @@ from emulator.secrets import next_version
 
 LATE_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATE_SECONDS", "1.5"))
 """How long what Google cleans up by itself stays."""
+
+API_SECONDS = float(os.environ.get("OASIS_EMULATOR_API_SECONDS", "1.0"))
+"""How long a freshly enabled API goes on refusing calls; Google's does so for minutes at times."""
 
 PRODUCER = "servicenetworking/producer"
 """Kind of what a worker pool holds on the other side of a private connection."""
@@ -32,7 +37,10 @@ _SECRET = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 def require_api(cloud: Cloud, api: str, project: str, number: str) -> None:
     """Refuse a call to an API that the project has not enabled. Service Usage itself is on in every project."""
-    if api == "serviceusage.googleapis.com" or cloud.find("serviceusage/service", f"{project}/{api}") is not None:
+    if api == "serviceusage.googleapis.com":
+        return
+    enabled = cloud.find("serviceusage/service", f"{project}/{api}")
+    if enabled is not None and time.time() >= datetime.fromisoformat(enabled.created).timestamp() + API_SECONDS:
         return
     raise Refused(
         403,
@@ -48,6 +56,8 @@ def assign(cloud: Cloud, kind: str, body: dict[str, Any]) -> None:
     """Fill in what Google chooses and the name path needs."""
     if kind == "secretmanager/version":
         body["version"] = str(next_version(cloud, body["secret"]))
+    if kind == "compute/address" and not body.get("address"):
+        body["address"] = gcp_network_rules.free_address(cloud, body)
 
 
 def admit(cloud: Cloud, kind: str, body: Mapping[str, Any], name: str) -> None:

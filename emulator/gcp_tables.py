@@ -61,6 +61,12 @@ ROWS: dict[str, ResourceType] = {
         "Terraform Google provider: google_service_account_iam",
         Edge(path="serviceAccountId", kind="iam/serviceAccount", relation="part-of"),
     ),
+    "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": _member(
+        "{cryptoKeyId}",
+        "cloudkms/iamMember",
+        "cloudkms.googleapis.com",
+        "Terraform Google provider: google_kms_crypto_key_iam",
+    ),
     **NETWORK_ROWS,
     **CONTAINER_ROWS,
     "gcp:artifactregistry/repository:Repository": ResourceType(

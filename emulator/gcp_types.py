@@ -54,6 +54,28 @@ def outputs_only(token: str) -> frozenset[str]:
     return frozenset(_types.resource_types(_resource_class(token))) - frozenset(inputs_of(token))
 
 
+def has_input(token: str, path: str) -> bool:
+    """Whether a wire path, without indices of lists, names an input of a type. Raises UnknownTypeError."""
+    expected: Any = _arguments_class(token)
+    for segment in path.split("."):
+        types = _types.input_type_types(expected) if _types.is_input_type(expected) or path else {}
+        if segment not in types:
+            return False
+        expected = _types.unwrap_type(types[segment])
+        while get_origin(expected) is collections.abc.Sequence:
+            (item_type,) = get_args(expected)
+            expected = _types.unwrap_type(item_type)
+    return True
+
+
+def tokens() -> list[str]:
+    """Tokens of every resource type of the SDK."""
+    registered = [
+        module for name, modules in rpc._RESOURCE_MODULES.items() if name.startswith("gcp:") for module in modules
+    ]
+    return [token for module in registered for token in vars(module)["mod_info"]["classes"]]
+
+
 def problems(token: str, inputs: Mapping[str, Any]) -> list[Problem]:
     """Everything in plain inputs that the type does not take. Raises UnknownTypeError."""
     return list(_in_object("", inputs, _arguments_class(token)))

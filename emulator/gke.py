@@ -1,7 +1,7 @@
-"""What GKE does inside a cluster, as a standing process: its resource types arrive, nodes come and go, networks and Services become ready.
+"""What GKE does inside a cluster, as a standing process: its types arrive, nodes come and go, networks become ready.
 
-It sees what the real one sees: the pools and clusters of the emulated cloud, and the objects in the API server. A pool's nodes are
-Node objects that kwok keeps alive; nothing runs on them.
+It sees what the real one sees: the pools and clusters of the emulated cloud, and the objects in the API server. A
+pool's nodes are Node objects that kwok keeps alive; nothing runs on them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from emulator import control_plane, crds
 from emulator.api import Api, ApiError, KindNotServedError, UnreachableError
-from emulator.cloud import Cloud, CloudError
+from emulator.cloud import Cloud
+from emulator.cloud_errors import CloudError
 from emulator.gke_networking import DeviceNetworks
 from emulator.gke_nodes import Autoscaler
 from emulator.gke_services import LoadBalancers

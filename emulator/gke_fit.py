@@ -1,6 +1,6 @@
 """Whether a pending pod would fit a node: selectors, taints and resources, as the scheduler judges them. Pure.
 
-Of node affinity it reads the required terms; what it cannot judge (pod affinity, volumes) it leaves to the real scheduler.
+Of node affinity it reads the required terms; what it cannot judge (pod affinity, volumes) is left to the scheduler.
 """
 
 from __future__ import annotations
@@ -12,8 +12,18 @@ from typing import Any
 Body = dict[str, Any]
 
 _UNITS = {
-    "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+    "m": 1e-3,
+    "": 1.0,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
 }
 
 
@@ -26,18 +36,20 @@ def quantity(text: str) -> float:
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
-    """What a pod asks for: its containers together, or one init container if that is more, and its own place."""
+    """What a pod asks for: all its containers, or one init container if that is more, each beside the sidecars."""
     spec = pod["spec"]
-    total: dict[str, float] = {}
-    for container in spec.get("containers", []):
-        total = _sum(total, _requests(container))
+    sidecars: dict[str, float] = {}
+    peak: dict[str, float] = {}
     for container in spec.get("initContainers") or []:
-        asked = _requests(container)
-        if container.get("restartPolicy") == "Always":  # a sidecar runs beside the others
-            total = _sum(total, asked)
+        beside = _sum(sidecars, _requests(container))
+        if container.get("restartPolicy") == "Always":
+            sidecars = beside
         else:
-            total |= {key: max(amount, total.get(key, 0.0)) for key, amount in asked.items()}
-    return {**total, "pods": 1.0}
+            peak = _larger(peak, beside)
+    together = sidecars
+    for container in spec.get("containers", []):
+        together = _sum(together, _requests(container))
+    return {**_larger(together, peak), "pods": 1.0}
 
 
 def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
@@ -86,6 +98,10 @@ def _requests(container: Mapping[str, Any]) -> dict[str, float]:
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {*one, *other}}
+
+
+def _larger(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {key: max(one.get(key, 0.0), other.get(key, 0.0)) for key in {*one, *other}}
 
 
 def _matches(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

@@ -1,7 +1,8 @@
 """What a node of a GKE node pool looks like to Kubernetes: its labels, taints and what it can allocate. Pure.
 
-Labels and taints: GKE documentation ("Predefined node labels", "About GPUs in GKE", "About flex-start") and kubernetes/autoscaler,
-cluster-autoscaler/cloudprovider/gce. What is reserved: GKE documentation, "Plan GKE Standard node sizes".
+Labels and taints: GKE documentation ("Predefined node labels", "About GPUs in GKE", "About flex-start") and
+kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce. What is reserved: GKE documentation, "Plan GKE Standard
+node sizes".
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def reserved_cpu_millis(vcpus: int) -> int:
 
 
 def reserved_memory_mib(memory_gb: int) -> int:
-    """25 % of the first 4 GB, 20 % of the next 4, 10 % of the next 8, 6 % of the next 112, 2 % of the rest, and 100 MiB."""
+    """25 % of the first 4 GB, 20 % of the next 4, 10 % of the next 8, 6 % of the next 112, 2 % of the rest; 100 MiB."""
     left, reserved = memory_gb, 0.0
     for size, share in ((4, 0.25), (4, 0.20), (8, 0.10), (112, 0.06), (left, 0.02)):
         taken = min(left, size)

@@ -1,7 +1,7 @@
 """GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
 
-A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one; how much capacity
-Google has is not emulated: a pool grows to its maximum at once.
+A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one;
+how much capacity Google has is not emulated: a pool grows to its maximum at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from emulator.api import Api, Body, KindNotServedError
-from emulator.cloud import Cloud, NotFoundError
+from emulator.cloud import Cloud
+from emulator.cloud_errors import NotFoundError
 from emulator.gke_fit import fits, free
 from emulator.gke_node_shapes import (
     COMPUTE_CLASS_LABEL,
@@ -29,6 +30,7 @@ IDLE_SECONDS = 10.0
 """How long a node without pods is kept; the real one keeps it for the class's consolidation delay, in minutes."""
 
 _POOL_KIND = "container/nodePool"
+_PREFIX = "gke-"
 
 
 class Autoscaler:
@@ -45,11 +47,9 @@ class Autoscaler:
             found.body["name"]: Pool(identity=found.name, body=found.body) for found in self._cloud.list(_POOL_KIND)
         }
         nodes = [found for found in self._api.list("v1", "Node") if POOL_LABEL in found["metadata"].get("labels", {})]
-        if not pools and not nodes:
-            return
-        pods = self._api.list("v1", "Pod")
+        pods = self._without_orphans(self._api.list("v1", "Pod"), nodes)
         for found in [found for found in nodes if _pool_of(found) not in pools]:
-            self._remove(found, pods)
+            self._remove(found)
             nodes.remove(found)
         for pool in pools.values():
             for _ in range(pool.minimum - _count(nodes, pool)):
@@ -104,7 +104,7 @@ class Autoscaler:
             idle = now - self._idle_since.setdefault(name, now)
             pool = pools[_pool_of(found)]
             if idle >= IDLE_SECONDS and _count(nodes, pool) > pool.minimum:
-                self._remove(found, pods)
+                self._remove(found)
                 nodes.remove(found)
 
     def _add(self, pool: Pool, nodes: list[Body]) -> Body | None:
@@ -117,7 +117,7 @@ class Autoscaler:
         cluster = pool.identity.split("/clusters/")[1].split("/")[0]
         group = hashlib.sha256(f"{pool.identity}{zone}".encode()).hexdigest()[:8]
         body = self._shape(
-            pool, f"gke-{cluster}-{pool.name}"[:44].rstrip("-") + f"-{group}-{secrets.token_hex(2)}", zone
+            pool, f"{_PREFIX}{cluster}-{pool.name}"[:44].rstrip("-") + f"-{group}-{secrets.token_hex(2)}", zone
         )
         if body is None:
             return None
@@ -153,13 +153,19 @@ class Autoscaler:
             if found["spec"].get("parametersRef", {}).get("name") in ours
         )
 
-    def _remove(self, found: Body, pods: list[Body]) -> None:
-        name = found["metadata"]["name"]
-        for pod in _by_node(pods)[name]:
-            # Nobody is left there who could confirm that the pod has ended.
-            self._api.delete(pod, gracePeriodSeconds=0)
+    def _remove(self, found: Body) -> None:
+        # Before its pods, or a DaemonSet would put a new one there at once.
         self._api.delete(found)
-        self._idle_since.pop(name, None)
+        self._idle_since.pop(found["metadata"]["name"], None)
+
+    def _without_orphans(self, pods: list[Body], nodes: list[Body]) -> list[Body]:
+        """The pods but for those of nodes that are gone, which are deleted: nobody is left who could end them."""
+        names = {found["metadata"]["name"] for found in nodes}
+        orphans = [pod for pod in pods if (pod["spec"].get("nodeName") or "").startswith(_PREFIX)]
+        orphans = [pod for pod in orphans if pod["spec"]["nodeName"] not in names]
+        for pod in orphans:
+            self._api.delete(pod, gracePeriodSeconds=0)
+        return [pod for pod in pods if pod not in orphans]
 
     def _record(self, pool: Pool, count: int) -> None:
         per_zone = -(-count // len(pool.zones))

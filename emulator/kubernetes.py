@@ -1,22 +1,22 @@
-"""Pulumi provider `kubernetes`: server-side apply with strict field validation to whatever API server the kubeconfig names.
+"""Pulumi provider `kubernetes`: server-side apply with strict field validation to the API server of a kubeconfig.
 
-It stands in for pulumi-kubernetes 4.34 and keeps its rules: nothing is taken by force from another field manager unless the object's
-annotation `pulumi.com/patchForce` says so, a preview is a dry run, a deletion ends when the object is gone.
+It stands in for pulumi-kubernetes 4.34 and keeps its rules: nothing is taken by force from another field manager
+unless the object's annotation `pulumi.com/patchForce` says so, a preview is a dry run, a deletion ends when the object
+is gone.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable
 
 import grpc
-from google.protobuf import any_pb2, empty_pb2
-from pulumi.runtime.proto import plugin_pb2, provider_pb2, status_pb2
+from google.protobuf import empty_pb2
+from pulumi.runtime.proto import plugin_pb2, provider_pb2
 
 from emulator import helm, kubernetes_config, wire
+from emulator import kubernetes_messages as messages
 from emulator import kubernetes_objects as objects
 from emulator.api import Api, ApiError, Body, KindNotServedError, UnreachableError
 from emulator.kubernetes_config import Settings
@@ -53,10 +53,10 @@ class KubernetesProvider(Provider):
 
     def DiffConfig(self, request: provider_pb2.DiffRequest, context: grpc.ServicerContext) -> provider_pb2.DiffResponse:
         old, new = (wire.plain(wire.decode(values)) for values in (request.old_inputs, request.news))
-        changed = _top_level(objects.changes(old, new))
+        changed = messages.top_level(objects.changes(old, new))
         before, after = Settings.read(old).cluster, Settings.read(new).cluster
         moved = changed if before and after and before != after else []
-        return provider_pb2.DiffResponse(changes=_some(changed), diffs=changed, replaces=moved)
+        return provider_pb2.DiffResponse(changes=messages.any_change(changed), diffs=changed, replaces=moved)
 
     def Configure(
         self, request: provider_pb2.ConfigureRequest, context: grpc.ServicerContext
@@ -74,7 +74,7 @@ class KubernetesProvider(Provider):
         checked = objects.named(new, old, request.name)
         api_version, kind = checked.get("apiVersion"), checked.get("kind")
         if not api_version or not kind or kind != objects.type_of(request.type)[1]:
-            reason = f"{request.type} with kind {kind!r}: the emulated provider knows resources of one kind only, no patches or lists"
+            reason = f"{request.type} with kind {kind!r}: the emulated provider knows neither patches nor lists"
             failure = provider_pb2.CheckFailure(property="kind", reason=reason)
             return provider_pb2.CheckResponse(inputs=wire.encode(checked), failures=[failure])
         if self._api is not None and "namespace" not in checked["metadata"] and self._is_namespaced(api_version, kind):
@@ -89,19 +89,19 @@ class KubernetesProvider(Provider):
         else:
             replaces = objects.replacing(old, new, self._settings.mutable_kinds)
         return provider_pb2.DiffResponse(
-            changes=_some(found),
-            diffs=_top_level(found),
-            replaces=_top_level(replaces),
+            changes=messages.any_change(found),
+            diffs=messages.top_level(found),
+            replaces=messages.top_level(replaces),
             deleteBeforeReplace=bool(replaces) and objects.same_place(old, new),
             hasDetailedDiff=True,
-            detailedDiff={path.lstrip("."): _difference(how, path in replaces) for path, how in found.items()},
+            detailedDiff={path.lstrip("."): messages.difference(how, path in replaces) for path, how in found.items()},
         )
 
     def Create(self, request: provider_pb2.CreateRequest, context: grpc.ServicerContext) -> provider_pb2.CreateResponse:
         body = wire.plain(wire.decode(request.properties))
         manager = objects.annotation(body, objects.PATCH_FIELD_MANAGER) or f"pulumi-kubernetes-{secrets.token_hex(4)}"
         outputs = self._write(request, body, manager, request.preview, context)
-        identifier = "" if request.preview else objects.identifier(_placed(outputs))
+        identifier = "" if request.preview else objects.identifier(messages.placed(outputs))
         return provider_pb2.CreateResponse(id=identifier, properties=wire.encode(outputs))
 
     def Update(self, request: provider_pb2.UpdateRequest, context: grpc.ServicerContext) -> provider_pb2.UpdateResponse:
@@ -163,14 +163,13 @@ class KubernetesProvider(Provider):
                 live = until_ready(self._connected(), live, request.timeout, self._cancelled.is_set)
             return objects.outputs(live, manager)
         except NotReadyError as error:
-            _abort_unready(context, body, error, manager)
+            messages.abort_unready(context, body, error, manager)
         except (ApiError, KindNotServedError) as error:
             if preview and (isinstance(error, KindNotServedError) or error.status == 404):
                 return body  # its namespace or its kind comes with the same update
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{_label(body)}: {error}{_advice(error)}")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{messages.label(body)}: {error}{messages.advice(error)}")
         except _REFUSALS as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{_label(body)}: {error}")
-        raise AssertionError("abort does not return")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{messages.label(body)}: {error}")
 
     def _apply(self, body: Body, manager: str, preview: bool) -> Body:
         deadline = time.monotonic() + (0 if preview else _KIND_SECONDS)
@@ -216,64 +215,6 @@ class KubernetesProvider(Provider):
         if self._api is None:
             raise UnreachableError("the provider has no kubeconfig")
         return self._api
-
-
-def _abort_unready(context: grpc.ServicerContext, body: Body, error: NotReadyError, manager: str) -> None:
-    """Tell the engine that the object exists though it is not ready, so that the state keeps it."""
-    from grpc_status import rpc_status
-
-    outputs = objects.outputs(error.live, manager)
-    detail = provider_pb2.ErrorResourceInitFailed(
-        id=objects.identifier(error.live),
-        properties=wire.encode(outputs),
-        inputs=wire.encode(body),
-        reasons=[error.reason],
-    )
-    packed = any_pb2.Any()
-    packed.Pack(detail)
-    status = status_pb2.Status(
-        code=grpc.StatusCode.UNKNOWN.value[0], message=f"{_label(body)}: {error.reason}", details=[packed]
-    )
-    context.abort_with_status(rpc_status.to_status(status))
-
-
-def _advice(error: ApiError | KindNotServedError) -> str:
-    if isinstance(error, KindNotServedError):
-        return "; its CustomResourceDefinition is not there (yet)"
-    if error.reason == "Conflict":
-        return (
-            ". Another field manager owns what this program sets: leave the field out of the program, or take it with the "
-            f'annotation {objects.PATCH_FORCE}: "true"'
-        )
-    return ""
-
-
-def _label(body: Body) -> str:
-    return f"{body.get('kind', 'release')} {body.get('metadata', body).get('name', '')!r}"
-
-
-def _placed(outputs: Body) -> Body:
-    return (
-        outputs if "metadata" in outputs else {"metadata": {"name": outputs["name"], "namespace": outputs["namespace"]}}
-    )
-
-
-def _some(changed: Collection[str]) -> provider_pb2.DiffResponse.DiffChanges.ValueType:
-    return provider_pb2.DiffResponse.DIFF_SOME if changed else provider_pb2.DiffResponse.DIFF_NONE
-
-
-def _top_level(paths: Iterable[str]) -> list[str]:
-    return sorted({re.split(r"[.\[]", path)[1] for path in paths})
-
-
-def _difference(how: str, replaces: bool) -> provider_pb2.PropertyDiff:
-    kinds = provider_pb2.PropertyDiff
-    pairs = {
-        "add": (kinds.ADD, kinds.ADD_REPLACE),
-        "delete": (kinds.DELETE, kinds.DELETE_REPLACE),
-        "update": (kinds.UPDATE, kinds.UPDATE_REPLACE),
-    }
-    return kinds(kind=pairs[how][replaces], inputDiff=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Settings of the Kubernetes provider itself: the kubeconfig, and which of the real provider's switches the emulator honours."""
+"""Settings of the Kubernetes provider itself: the kubeconfig, and the switches that the emulator honours."""
 
 from __future__ import annotations
 

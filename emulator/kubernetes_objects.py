@@ -1,4 +1,4 @@
-"""Kubernetes objects as the Pulumi provider sees them: names, what of the live state is ours, what changed, what that replaces. Pure.
+"""Kubernetes objects as Pulumi's provider sees them: names, our part of the live state, changes, replacements. Pure.
 
 Ours is what the program wrote: what a server defaults or a controller adds beside it is never a difference.
 """

@@ -1,6 +1,7 @@
-"""When an object counts as made or gone, for the kinds whose readiness Pulumi's provider awaits and the emulated cluster has.
+"""When an object counts as made or gone, for the kinds that Pulumi's provider awaits and the emulated cluster has.
 
-Rules after pulumi/pulumi-kubernetes, provider/pkg/await; what needs a real network or disk (Endpoints, volume claims) is not awaited.
+Rules after pulumi/pulumi-kubernetes, provider/pkg/await; what needs a real network or disk (Endpoints, volume claims)
+is not awaited.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def _wanted(expression: str) -> Obstacle:
     path = re.fullmatch(r"\{((?:\.\w+)+)\}(?:=(.+))?", rest)
     if kind != "jsonpath" or path is None:
         raise ValueError(
-            f"{WAIT_FOR}: {expression!r} is not understood; the emulator knows `condition=Type` and `jsonpath={{.a.b}}=value`"
+            f"{WAIT_FOR}: {expression!r} is not understood; known are `condition=Type` and `jsonpath={{.a.b}}=value`"
         )
     keys, value = path[1].strip(".").split("."), path[2]
 

@@ -1,4 +1,4 @@
-"""The emulator as a whole: brought up, deployed on, described, taken down. What `python -m emulator` and the demo are made of.
+"""The emulator as a whole: brought up, deployed on, described, taken down. The command line and the demo use it.
 
 A command that starts an emulator and does not come to its end, Ctrl-C included, leaves nothing running.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from emulator import build, cloud_server, control_plane, deployed_ray, ray_nodes
-from emulator.engine import STACK, Engine, Result
+from emulator.engine import STACK, Engine, Result, merged
 from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
 
 Report = Callable[[str], None]
@@ -70,10 +70,10 @@ def take_down(state: State) -> list[str]:
     return names
 
 
-def engine(state: State, report: Report) -> Engine:
-    """The engine for the local stack of this checkout."""
-    overlay = {"oasis:ray": {"dashboard_port": state.port("ray-dashboard", preferred=_wanted_port())}}
-    return Engine(state, report, overlay=overlay, environment=cloud_server.environment(state))
+def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = None) -> Engine:
+    """The engine for the local stack of this checkout; `overlay` wins over the stack file."""
+    ports = {"oasis:ray": {"dashboard_port": state.port("ray-dashboard", preferred=_wanted_port())}}
+    return Engine(state, report, overlay=merged(ports, overlay or {}), environment=cloud_server.environment(state))
 
 
 def environment(state: State) -> dict[str, str]:

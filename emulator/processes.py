@@ -1,4 +1,4 @@
-"""Processes that belong to one emulator: started in their own session, recognised by start time and by a mark in their environment.
+"""Processes that belong to one emulator: recognised by their start time and by a mark in their environment.
 
 A pid alone is never trusted: the kernel gives it to somebody else after the process has ended.
 """
@@ -38,7 +38,7 @@ class Process:
 def start(
     name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str], directory: Path
 ) -> Process:
-    """Start a command in its own session, so that Ctrl-C at the terminal reaches it only through us; output goes to `log`."""
+    """Start a command in its own session, so that a terminal's Ctrl-C reaches it only through us; it writes `log`."""
     _reap()
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -64,7 +64,7 @@ def run(
     tick: Callable[[float], None],
     every_seconds: float,
 ) -> int:
-    """Run a command to its end and return its exit status; `tick` hears the seconds so far. Whatever interrupts ends it too."""
+    """Run a command and return its exit status; `tick` hears the seconds so far. What interrupts us ends it too."""
     process = start("command", command, log, environment, directory)
     child = next(started for started in _started if started.pid == process.pid)
     begun, told = time.monotonic(), time.monotonic()
@@ -90,7 +90,7 @@ def start_time(pid: int) -> int | None:
 
 
 def owned_by(directory: Path) -> list[int]:
-    """Every running process whose environment carries the mark of the emulator in `directory`, this one and its parents left out."""
+    """Every running process that carries the mark of the emulator in `directory`, but this one and its parents."""
     mark = f"{OWNER_VARIABLE}={directory}".encode()
     mine = _ancestry(os.getpid())
     found: list[int] = []
@@ -137,6 +137,14 @@ def in_session(leader: int) -> list[int]:
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit() and _session(int(entry.name)) == leader
     ]
+
+
+def command_name(pid: int) -> str:
+    """The program's name as the kernel has it, at most 15 characters; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def descendants(pid: int) -> list[int]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from emulator.cloud import Cloud, CloudObject, NotFoundError, Use
+from emulator.cloud import Cloud, CloudObject, Use
+from emulator.cloud_errors import NotFoundError
 
 ACCESSOR_ROLES = frozenset({"roles/secretmanager.secretAccessor", "roles/secretmanager.admin", "roles/owner"})
 """Roles that hold `secretmanager.versions.access` ("Secret Manager access control with IAM")."""

@@ -10,7 +10,8 @@ from typing import Any
 import google_crc32c
 
 from emulator import secrets
-from emulator.cloud import Cloud, CloudObject, NotFoundError
+from emulator.cloud import Cloud, CloudObject
+from emulator.cloud_errors import NotFoundError
 from emulator.gcp_errors import Refused
 from emulator.gcp_scope import project_number
 from emulator.http_message import Request, Response, Route, as_json, dispatch

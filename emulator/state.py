@@ -1,4 +1,4 @@
-"""The `.oasis` folder of a checkout: its ports, its lock, its logs and the record of the processes that make up its emulator.
+"""The `.oasis` folder of a checkout: ports, lock, logs, and the record of the processes that make up its emulator.
 
 Everything here is per checkout, so that two checkouts on one machine do not disturb each other.
 """
@@ -83,7 +83,7 @@ class State:
     def spawn(
         self, name: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> Process:
-        """Start a standing process and record it; its output is in `logs/<name>.log`. It ends with `stop` or `stop_all`."""
+        """Start a standing process and record it; it writes `logs/<name>.log` and ends with `stop` or `stop_all`."""
         if (running := self.process(name)) is not None:
             raise EmulatorError(
                 f"{name} is already running as process {running.pid}; `python -m emulator down` ends it"
@@ -117,7 +117,7 @@ class State:
         self._record(name).unlink(missing_ok=True)
 
     def stop_all(self, *, grace_seconds: float = 5.0) -> list[str]:
-        """End every process of this emulator, also one whose record was lost; returns the names of those that were recorded."""
+        """End every process of this emulator, also one whose record was lost; returns the recorded ones' names."""
         recorded = self.processes()
         pids = [pid for process in reversed(recorded) for pid in processes.session_of(process)]
         processes.end(dict.fromkeys([*pids, *processes.owned_by(self.directory)]), grace_seconds)
@@ -149,8 +149,8 @@ class State:
             except BlockingIOError:
                 raise EmulatorError(
                     f"`{self._holder()['command']}` (process {self._holder()['pid']}) is at work in this checkout "
-                    f"({self.directory.parent}), so `{command}` was not started. Wait for it to end, or end it and its emulator "
-                    "with `make down`. A second checkout has its own emulator."
+                    f"({self.directory.parent}), so `{command}` was not started. Wait for it to end, or end it "
+                    "and its emulator with `make down`. A second checkout has its own emulator."
                 ) from None
             file.truncate(0)
             file.write(
@@ -161,7 +161,7 @@ class State:
             file.truncate(0)
 
     def interrupt_holder(self, patience_seconds: float = 30.0) -> str | None:
-        """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name, None if there was none."""
+        """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name."""
         holder = self._holder()
         pid = int(str(holder["pid"]))
         if not self.is_locked() or pid == os.getpid() or processes.start_time(pid) != holder["started"]:
@@ -171,7 +171,7 @@ class State:
         while self.is_locked() and processes.start_time(pid) == holder["started"]:
             if time.monotonic() > deadline:
                 raise EmulatorError(
-                    f"process {pid} (`{holder['command']}`) does not end after {patience_seconds:.0f} s; end it yourself"
+                    f"process {pid} (`{holder['command']}`) goes on after {patience_seconds:.0f} s; end it yourself"
                 )
             time.sleep(0.1)
         return str(holder["command"])

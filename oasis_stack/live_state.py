@@ -8,9 +8,28 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import requests
 
 REQUEST_SECONDS = 30
+
+_PROBES = {
+    "artifactregistry.googleapis.com": ("", "v1/projects/{project}/locations"),
+    "cloudbuild.googleapis.com": ("", "v1/projects/{project}/builds"),
+    "compute.googleapis.com": ("compute/v1/", "projects/{project}/global/networks"),
+    "container.googleapis.com": ("", "v1/projects/{project}/locations/-/clusters"),
+    "iam.googleapis.com": ("", "v1/projects/{project}/serviceAccounts"),
+    "secretmanager.googleapis.com": ("", "v1/projects/{project}/secrets"),
+    "storage.googleapis.com": ("storage/v1/", "b?project={project}"),
+}
+"""Of each API that `up` calls, what gcloud's variable for its address ends in, and a list that is there before anything
+exists (the APIs' REST references)."""
+
+GKE_PREFIXES = ("k8s", "gke-")
+"""How GKE names the firewall rules, endpoint groups and forwarding rules that it makes in the cluster's network
+(hashicorp/terraform-provider-google issues 5948 and 7637)."""
 
 
 class Refused(Exception):
@@ -106,7 +125,59 @@ def google_list(url: str, key: str = "items") -> Iterator[dict[str, Any]]:
             return
 
 
+def made_by_gke(project: str, network: str) -> list[str]:
+    """What GKE made in a network and has not removed yet, as `<collection>/<name>`."""
+    base = google_api("compute", "https://compute.googleapis.com/compute/v1/")
+    return [
+        f"{last_part(listing)}/{item['name']}"
+        for listing in ("global/firewalls", "aggregated/networkEndpointGroups", "aggregated/forwardingRules")
+        for item in google_list(f"{base}projects/{project}/{listing}")
+        if item["name"].startswith(GKE_PREFIXES) and last_part(item.get("network", "")) == network
+    ]
+
+
+def peered_worker_pools(project: str, region: str, network: str) -> list[str]:
+    """Build worker pools that use a network's peering."""
+
+    def peered(pool: Mapping[str, Any]) -> str:
+        return last_part(pool.get("privatePoolV1Config", {}).get("networkConfig", {}).get("peeredNetwork", ""))
+
+    base = google_api("cloudbuild", "https://cloudbuild.googleapis.com/")
+    pools = google_list(f"{base}v1/projects/{project}/locations/{region}/workerPools", "workerPools")
+    return [pool["name"] for pool in pools if peered(pool) == network]
+
+
+def last_part(path: str) -> str:
+    """The name at the end of a resource's path."""
+    return path.rpartition("/")[2]
+
+
+def google_says_disabled(api: str, project: str) -> bool:
+    """Whether an API refuses a request because it is not enabled; any other answer means that it is.
+
+    Raises:
+        Refused: no credentials.
+        NotAnswering: the request may succeed later.
+    """
+    if api not in _PROBES:
+        return False
+    base, path = _PROBES[api]
+    service = api.partition(".")[0]
+    answer = _request(google_api(service, f"https://{api}/{base}") + path.format(project=project), {})
+    # SERVICE_DISABLED is google.rpc.ErrorInfo's reason; storage and compute, which are older, say accessNotConfigured.
+    return answer.status_code == 403 and ("SERVICE_DISABLED" in answer.text or "accessNotConfigured" in answer.text)
+
+
 def _get(url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    answer = _request(url, parameters)
+    if answer.status_code == 404:
+        return {}
+    if answer.status_code != 200:
+        raise Refused(f"{url} answers {answer.status_code}: {answer.text[:500]}. See the README's table of roles.")
+    return answer.json()
+
+
+def _request(url: str, parameters: Mapping[str, str]) -> requests.Response:
     import google.auth
     import google.auth.exceptions
     import requests
@@ -121,10 +192,6 @@ def _get(url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         raise Refused(f"no Google credentials: {failure}. Run `gcloud auth application-default login`.") from failure
     except requests.RequestException as failure:
         raise NotAnswering(f"{url} does not answer ({type(failure).__name__})") from failure
-    if answer.status_code == 404:
-        return {}
     if answer.status_code == 429 or answer.status_code >= 500:
         raise NotAnswering(f"{url} answers {answer.status_code}")
-    if answer.status_code != 200:
-        raise Refused(f"{url} answers {answer.status_code}: {answer.text[:500]}. See the README's table of roles.")
-    return answer.json()
+    return answer

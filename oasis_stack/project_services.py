@@ -12,6 +12,11 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack import wait
+
+ANSWER_MINUTES = 15
+"""Enabling an API takes "a few minutes" to reach Google's systems (the text of its own SERVICE_DISABLED error)."""
+
 FIRST = ("cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com")
 """Enabling any other API reads the project with the first and asks the second (hashicorp/terraform-provider-google
 2026-08-21, resource_google_project_service.go: Read)."""
@@ -28,7 +33,7 @@ class ProjectServicesArgs:
 
 
 class ProjectServices(pulumi.ComponentResource):
-    """Registers one enabled service per API, the two that the others need first."""
+    """Registers one enabled service per API, the two that the others need first, and waits until they answer."""
 
     APIS: ClassVar[tuple[str, ...]] = FIRST
 
@@ -47,8 +52,15 @@ class ProjectServices(pulumi.ComponentResource):
             )
 
         first = [enable(api, []) for api in FIRST]
-        for api in sorted(set(args.apis) - set(FIRST)):
-            enable(api, first)
+        others = sorted(set(args.apis) - set(FIRST))
+        # Enabled is not answering: an API refuses calls as disabled for a while, and the provider gives up at once.
+        wait.ApisAnswer(
+            name,
+            project=args.project,
+            apis=others,
+            timeout_minutes=ANSWER_MINUTES,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[enable(api, first) for api in others]),
+        )
         # No value of a service is in this question, but an empty project cannot answer it before.
         answer = gcp.organizations.get_project_output(
             project_id=args.project, opts=pulumi.InvokeOutputOptions(parent=self, depends_on=first)

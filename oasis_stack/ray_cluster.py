@@ -24,6 +24,7 @@ from workloads.environment import (
     RUNS_MOUNT,
     SCRATCH_MOUNT,
     ClusterEnvironment,
+    variable,
 )
 
 DELETE_TIMEOUT = "20m"
@@ -202,7 +203,9 @@ def _spec(args: RayClusterArgs) -> dict[str, Any]:
     context = PodContext(
         image=args.image,
         service_account=args.service_account,
-        environment=pod_environment(field.name for field in fields(ClusterEnvironment)),
+        environment=pod_environment(
+            CONFIG_MAP, {variable(field.name): field.name for field in fields(ClusterEnvironment)}
+        ),
         mounts=Mounts(
             data=DATA_MOUNT,
             runs=RUNS_MOUNT,

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from oasis_stack.ray_pods import CONTAINER_SECURITY
-from workloads.environment import CONFIG_MAP, variable
 
 AUTOSCALED = {"pulumi.com/patchForce": "true"}
 """Annotation with which an update wins the list of worker groups back from Ray's autoscaler, and does not fail.
@@ -40,12 +39,12 @@ RAY_ENVIRONMENT = {
 """Settings that Ray reads in a job's driver and hands on to its workers (ray 2.60, train/v2/_internal/constants.py)."""
 
 
-def pod_environment(fields: Iterable[str]) -> list[dict[str, Any]]:
-    """Variables of every Ray container: Ray's settings, and one per field of the stack's ConfigMap."""
+def pod_environment(config_map: str, variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables of every Ray container: Ray's settings, and `variables`, each with its key of the ConfigMap."""
     settings: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in RAY_ENVIRONMENT.items()]
     return settings + [
-        {"name": variable(field), "valueFrom": {"configMapKeyRef": {"name": CONFIG_MAP, "key": field}}}
-        for field in fields
+        {"name": name, "valueFrom": {"configMapKeyRef": {"name": config_map, "key": key}}}
+        for name, key in variables.items()
     ]
 
 

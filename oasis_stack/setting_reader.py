@@ -79,7 +79,10 @@ class Reader:
                 read[name] = self._value(hints[name], values[name], _join(key, name), default)
             elif default is MISSING:
                 read[name] = _stand_in(hints[name])
-                self._refuse(_join(key, name), None, _describe(hints[name]), "set it in the stack file")
+                remedy = (
+                    "run `make init`, or set it in the stack file" if name == "project" else "set it in the stack file"
+                )
+                self._refuse(_join(key, name), None, _describe(hints[name]), remedy)
             else:
                 read[name] = default
         return cls(**read)

@@ -13,7 +13,15 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
 
-from oasis_stack.live_state import Cluster, NotAnswering, Unreachable, google_api, google_list
+from oasis_stack.live_state import (
+    Cluster,
+    NotAnswering,
+    Unreachable,
+    google_says_disabled,
+    last_part,
+    made_by_gke,
+    peered_worker_pools,
+)
 from oasis_stack.polling import say, until_none
 
 UNREACHABLE_MINUTES = 5
@@ -28,10 +36,6 @@ MAKERS = (
 )
 """Kinds whose objects hold nodes or load balancers; makers before what they make, so that nothing deleted comes back
 (ray-project/kuberay v1.7.0, ray-operator/apis/ray/v1)."""
-
-GKE_PREFIXES = ("k8s", "gke-")
-"""How GKE names the firewall rules, endpoint groups and forwarding rules that it makes in the cluster's network
-(hashicorp/terraform-provider-google issues 5948 and 7637)."""
 
 
 class _Waiter(ResourceProvider):
@@ -48,6 +52,26 @@ class _Waiter(ResourceProvider):
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
         return UpdateResult(outs=_news)
+
+
+class _ApisAnswer(_Waiter):
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        _await_apis(props)
+        return super().create(props)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        _await_apis(_news)
+        return super().update(_id, _olds, _news)
+
+
+def _await_apis(props: Mapping[str, Any]) -> None:
+    until_none(
+        "waiting until these APIs, which are enabled, answer",
+        lambda: [api for api in props["apis"] if google_says_disabled(api, props["project"])],
+        props["timeout_minutes"],
+        f"Look with `gcloud services list --project={props['project']}`: if one is missing, check the project's "
+        "billing account. Then run `pulumi up` again: it goes on waiting.",
+    )
 
 
 class _CustomResourcesServed(_Waiter):
@@ -144,10 +168,10 @@ def _identity(found: Mapping[str, Any]) -> tuple[str, str, bool]:
 
 class _NetworkFree(_Waiter):
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        project, network = _props["project"], _last(_props["network"])
+        project, network = _props["project"], last_part(_props["network"])
         until_none(
             f"waiting until GKE has cleaned network {network}",
-            lambda: _made_by_gke(project, network),
+            lambda: made_by_gke(project, network),
             _props["timeout_minutes"],
             "GKE did not remove them with its cluster. Remove them with `gcloud compute <firewall-rules | "
             f"network-endpoint-groups | forwarding-rules> delete <name> --project={project}`, then run "
@@ -155,36 +179,32 @@ class _NetworkFree(_Waiter):
         )
 
 
-def _made_by_gke(project: str, network: str) -> list[str]:
-    base = google_api("compute", "https://compute.googleapis.com/compute/v1/")
-    return [
-        f"{_last(listing)}/{item['name']}"
-        for listing in ("global/firewalls", "aggregated/networkEndpointGroups", "aggregated/forwardingRules")
-        for item in google_list(f"{base}projects/{project}/{listing}")
-        if item["name"].startswith(GKE_PREFIXES) and _last(item.get("network", "")) == network
-    ]
-
-
 class _ConnectionFree(_Waiter):
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        project, region, network = _props["project"], _props["region"], _last(_props["network"])
-        base = google_api("cloudbuild", "https://cloudbuild.googleapis.com/")
-        url = f"{base}v1/projects/{project}/locations/{region}/workerPools"
+        project, region, network = _props["project"], _props["region"], last_part(_props["network"])
         until_none(
             f"waiting until no worker pool is peered with network {network}",
-            lambda: [pool["name"] for pool in google_list(url, "workerPools") if _peered_network(pool) == network],
+            lambda: peered_worker_pools(project, region, network),
             _props["timeout_minutes"],
             f"Look with `gcloud builds worker-pools list --region={region} --project={project}`, remove what is not "
             "this stack's, then run `pulumi destroy` again: it goes on from here.",
         )
 
 
-def _peered_network(pool: Mapping[str, Any]) -> str:
-    return _last(pool.get("privatePoolV1Config", {}).get("networkConfig", {}).get("peeredNetwork", ""))
+class ApisAnswer(Resource, module="wait", name="ApisAnswer"):
+    """Exists once freshly enabled Google APIs have stopped refusing calls as disabled, which takes minutes at times."""
 
-
-def _last(path: str) -> str:
-    return path.rpartition("/")[2]
+    def __init__(
+        self,
+        name: str,
+        project: str,
+        apis: Sequence[str],
+        timeout_minutes: int,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`apis` such as `compute.googleapis.com`; those that `up` does not call are not asked."""
+        props = {"project": project, "apis": list(apis), "timeout_minutes": timeout_minutes}
+        super().__init__(_ApisAnswer(), name, props, opts)
 
 
 class CustomResourcesServed(Resource, module="wait", name="CustomResourcesServed"):

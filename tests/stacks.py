@@ -32,9 +32,12 @@ def changed(key: str, value: object, config: Mapping[str, Any] = FULL) -> dict[s
     steps: list[str | int] = [top, *(int(step.strip("[]")) if step.startswith("[") else step for step in path)]
     for step, following in itertools.pairwise(steps):
         empty: Any = [] if isinstance(following, int) else {}
-        if isinstance(here, list) and step == len(here):
-            here.append(empty)
-        here = here.setdefault(step, empty) if isinstance(here, dict) else here[step]
+        if isinstance(step, str):
+            here = here.setdefault(step, empty)
+        else:
+            if step == len(here):
+                here.append(empty)
+            here = here[step]
     last = steps[-1]
     if value is None:
         del here[last]

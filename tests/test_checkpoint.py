@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -136,13 +137,13 @@ def test_a_kill_at_any_instant_leaves_a_newest_that_loads(tmp_path: Path) -> Non
         assert step > 0
         last += step
         store.collect(resumed=store.committed()[-1])
-        assert set(store.committed()) == {name for name in os.listdir(tmp_path)}
+        assert set(store.committed()) == {entry.name for entry in tmp_path.iterdir()}
     assert last > 12
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PlaceError, match="cannot write state.pt to"):
+    with pytest.raises(PlaceError, match=r"cannot write state\.pt to"):
         CheckpointStore(locate(tmp_path / "file" / "runs"), keep=2).save(state(1), 1, IDENTITY, {})
     with served(tmp_path / "google") as google:
         monkeypatch.setenv(EMULATOR_VARIABLE, f"http://{google.host}")
@@ -154,8 +155,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_folder_pickles_so_that_a_worker_can_be_handed_it(runs: Folder) -> None:
-    import pickle
-
     runs.write("name", b"content")
     again = pickle.loads(pickle.dumps(runs))
     assert again.read("name") == b"content"

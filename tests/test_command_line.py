@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from oasis_stack import __main__ as command_line
-from oasis_stack.command_line import stack_file
+from oasis_stack.command_line import image, stack_file
 
 OUTPUTS = {
     "project": "some-project",
@@ -228,7 +230,9 @@ def test_image_builds_with_cloud_build_and_writes_the_digest(
     assert run("image") == 0
 
     (build,) = programs.called("builds submit")
+    assert build[3] == str(checkout)
     for option, value in (
+        ("--config", str(checkout / "workloads" / "image" / "cloudbuild.yaml")),
         ("--worker-pool", OUTPUTS["image_build_worker_pool"]),
         ("--service-account", f"projects/some-project/serviceAccounts/{OUTPUTS['image_builder']}"),
         ("--gcs-source-staging-dir", "gs://some-project-oasis-build/source"),
@@ -251,6 +255,9 @@ def test_image_builds_locally_without_the_token_in_an_argument(
     assert not [call for call in programs.calls if "t0ken" in " ".join(call)]
     login = programs.called(f"{builder} login")[0]
     assert programs.stdin[programs.calls.index(login)] == "t0ken"
+    build = programs.called(f"{builder} build")[0]
+    assert build[build.index("--file") + 1] == str(checkout / "workloads" / "image" / "Dockerfile")
+    assert build[-1] == str(checkout)
     assert programs.called(f"{builder} push")
     ray: Any = stack_file.config(checkout / "Pulumi.dev.yaml")["oasis:ray"]
     assert ray["image"] == reference
@@ -372,3 +379,23 @@ def test_help_names_every_command(capsys: Any) -> None:
     text = capsys.readouterr().out
     for command in ("plan", "init", "preview", "up", "destroy", "destroy-plan", "image", "secret", "dashboard"):
         assert f"\n    {command}" in text
+
+
+def test_the_build_files_take_what_the_command_gives(run: Callable[..., int], programs: Programs) -> None:
+    folder = stack_file.ROOT / image.FOLDER
+    programs.answers |= {
+        "images describe": json.dumps({"image_summary": {"digest": DIGEST}}),
+        "image inspect": json.dumps([f"{OUTPUTS['image_repository']}/ray@{DIGEST}"]),
+    }
+    assert run("image") == 0
+    assert run("image", "--builder", "docker") == 0
+
+    submitted = programs.called("builds submit")[0]
+    given = {pair.partition("=")[0] for pair in submitted[submitted.index("--substitutions") + 1].split(",")}
+    wanted = set(re.findall(r"\$\{(_[A-Z_]+)\}", (folder / "cloudbuild.yaml").read_text()))
+    assert given == wanted
+    built = programs.called("docker build")[0]
+    arguments = {value.partition("=")[0] for option, value in itertools.pairwise(built) if option == "--build-arg"}
+    dockerfile = (folder / "Dockerfile").read_text()
+    assert arguments <= set(re.findall(r"^ARG ([A-Z_]+)", dockerfile, re.MULTILINE))
+    assert "id=python_index_token" in dockerfile

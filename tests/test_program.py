@@ -17,7 +17,7 @@ from oasis_stack.settings import Settings
 from tests.deployment import Deploy, Deployment, Registered
 from tests.deployment import deploy as run_under_mocks
 from tests.program import at, program
-from tests.setting_examples import ALONE, EXAMPLES, LADDER, NOT_IN_THE_CLOUD
+from tests.setting_examples import ALONE, BUCKET, EXAMPLES, LADDER, NOT_IN_THE_CLOUD
 from tests.stacks import FULL, changed
 from workloads.environment import ClusterEnvironment
 
@@ -291,6 +291,47 @@ def test_a_stack_without_cpu_workers_has_no_pool_for_them(deploy: Deploy) -> Non
     stack = deploy(program, changed("oasis:ray.cpu_workers_max", 0, changed("oasis:cluster.cpu_pool.max_nodes", 0)))
 
     assert "cluster-cpu" not in {pool.name for pool in stack.of_type("gcp:container/nodePool:NodePool")}
+
+
+def test_jobs_may_read_data_write_runs_read_one_secret_and_one_index_and_no_more(full: Deployment) -> None:
+    grants = {
+        (found.inputs.get("bucket") or found.inputs.get("secretId") or found.inputs["repository"], found.inputs["role"])
+        for found in full
+        if str(found.inputs.get("member", "")).startswith("principal://")
+    }
+
+    assert grants == {
+        ("some-project-oasis-data", "roles/storage.objectViewer"),
+        ("some-project-oasis-data", "roles/storage.bucketViewer"),
+        ("some-project-oasis-runs", "roles/storage.objectUser"),
+        ("some-project-oasis-runs", "roles/storage.bucketViewer"),
+        ("projects/some-project/secrets/oasis-wandb", "roles/secretmanager.secretAccessor"),
+        ("oasis-python-virtual", "roles/artifactregistry.reader"),
+    }
+
+
+def test_renaming_a_checkpoint_folder_is_one_step_in_the_bucket_that_has_checkpoints(full: Deployment) -> None:
+    buckets = {found.name: at(found, "hierarchicalNamespace.enabled") for found in full.of_type(BUCKET)}
+
+    assert (buckets["data"], buckets["runs"]) == (False, True)
+
+
+def test_the_exports_name_what_was_made(full: Deployment) -> None:
+    host = "us-central1-docker.pkg.dev/some-project"
+    told = {name: full.exports[name] for name in ("data_uri", "runs_uri", "image_repository", "docker_index")}
+
+    assert told == {
+        "data_uri": "gs://some-project-oasis-data",
+        "runs_uri": "gs://some-project-oasis-runs",
+        "image_repository": f"{host}/oasis-docker",
+        "docker_index": f"{host}/oasis-docker-virtual",
+    }
+    assert full.exports["python_index_url"].endswith("-python.pkg.dev/some-project/oasis-python-virtual/simple/")
+    assert full.exports["wandb_secret"] == "projects/some-project/secrets/oasis-wandb"
+    assert full.exports["image_build_bucket"] == "some-project-oasis-build"
+    assert full.exports["image_build_worker_pool"].endswith("/workerPools/build-1a2b3c4")
+    assert full.exports["image_builder"].startswith("oasis-image-builder@")
+    assert full.exports["gpu_compute_class"] == "h200"
 
 
 def test_the_dashboard_answers_where_the_exports_say(full: Deployment, other: Deployment) -> None:

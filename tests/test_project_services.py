@@ -22,6 +22,14 @@ def test_each_api_is_enabled_once_and_after_the_two_that_enabling_needs(deploy: 
         assert all(seen.is_before(services[first], services[api]) for first in FIRST)
 
 
+def test_the_component_is_complete_once_every_enabled_api_answers(deploy: Deploy) -> None:
+    seen = deploy(_program)
+    answering = seen.only("pulumi-python:dynamic/wait:ApisAnswer")
+    assert answering.inputs["apis"] == ["compute.googleapis.com", "container.googleapis.com"]
+    assert all(seen.is_before(service, answering) for service in seen.of_type(SERVICE))
+    assert answering.parent == seen.only("oasis:index:ProjectServices").urn
+
+
 def test_a_destroy_leaves_every_api_on(deploy: Deploy) -> None:
     assert {service.inputs["disableOnDestroy"] for service in deploy(_program).of_type(SERVICE)} == {False}
 

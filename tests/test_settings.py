@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import json
 from collections.abc import Callable
@@ -209,11 +210,11 @@ def test_sections_left_out_are_parts_left_out() -> None:
 def under_pulumi(read: Callable[[], Settings], config: dict[str, Any], secret: bool) -> Settings:
     text = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
 
-    def run() -> Settings:
+    async def run() -> Settings:
         set_all_config(text, ["oasis:wandb_api_key"] if secret else [])
         return read()
 
-    return contextvars.copy_context().run(run)
+    return contextvars.copy_context().run(lambda: asyncio.run(run()))
 
 
 def test_the_program_and_the_command_line_read_alike() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,10 +29,10 @@ class FakeRay:
         self.token = TOKEN
         self.lines = [f"line {number}" for number in range(8)]
         self.exit_code = 0
-        self.break_every = 0
+        self.broken = 0.0
+        self.chance = random.Random(0)
         self.submitted: dict[str, Any] = {}
         self.stopped = False
-        self.requests = 0
         self._polls = 0
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -88,8 +89,7 @@ class FakeRay:
         class Handler(http.server.BaseHTTPRequestHandler):
             def _reply(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                ray.requests += 1
-                if ray.break_every and ray.requests % ray.break_every == 0:
+                if ray.chance.random() < ray.broken:
                     self.close_connection = True
                     return
                 if self.headers.get("Authorization") != f"Bearer {ray.token}":
@@ -134,12 +134,12 @@ def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(
     assert not ray.submitted.get("entrypoint_num_cpus")
 
 
-@pytest.mark.parametrize("every", [2, 3, 5])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
 def test_a_connection_that_breaks_loses_no_line_and_repeats_none(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str], every: int
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], share: float
 ) -> None:
     follower = follow.Follower(_jobs(ray), "x")
-    ray.break_every = every
+    ray.broken = share
     assert follow.exit_code(follower.run()) == 0
     assert capsys.readouterr().out.splitlines() == ray.lines
 

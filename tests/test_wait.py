@@ -138,6 +138,36 @@ def test_creation_waits_until_every_type_is_established_and_outlives_server_erro
     assert "networks.networking.gke.io" not in told
 
 
+def test_creation_waits_until_every_enabled_api_has_stopped_saying_that_it_is_disabled(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER", f"{world.url}/")
+    disabled = {"error": {"code": 403, "details": [{"reason": "SERVICE_DISABLED"}]}}
+    older = {"error": {"code": 403, "errors": [{"reason": "accessNotConfigured"}]}}
+    networks, clusters = (
+        "/compute/v1/projects/project-a/global/networks",
+        "/v1/projects/project-a/locations/-/clusters",
+    )
+    world.answers[networks] = _in_turn((403, older), (503, {}), (200, {}))
+    # No permission to list is an answer all the same: what `up` needs may be granted.
+    world.answers[clusters] = _in_turn((403, disabled), (403, {"error": {"code": 403, "message": "denied"}}))
+    apis = ["compute.googleapis.com", "container.googleapis.com", "iamcredentials.googleapis.com"]
+    wait._ApisAnswer().create({"project": "project-a", "apis": apis, "timeout_minutes": 1.0})
+    asked = [path for _, path in world.asked]
+    assert asked.count(networks) >= 3
+    assert asked.count(clusters) >= 2
+    told = capfd.readouterr().err
+    assert "compute.googleapis.com, container.googleapis.com" in told
+    assert "iamcredentials" not in told
+
+
+def test_an_api_that_stays_disabled_is_named_with_what_to_do(world: World) -> None:
+    world.answers["/compute/v1/projects/project-a/global/networks"] = (403, {"error": {"reason": "SERVICE_DISABLED"}})
+    props = {"project": "project-a", "apis": ["compute.googleapis.com"], "timeout_minutes": SOON}
+    with pytest.raises(WaitError, match=r"still compute\.googleapis\.com.*billing account.*pulumi up"):
+        wait._ApisAnswer().create(props)
+
+
 def test_what_never_comes_is_named_with_what_to_do(world: World) -> None:
     props = {"kubeconfig": world.kubeconfig, "kinds": ["queues.example.com"], "timeout_minutes": SOON}
     with pytest.raises(WaitError, match=r"still queues\.example\.com.*kubectl get crd.*pulumi up"):

@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from workloads.environment import EnvironmentContractError
 from workloads.errors import EXIT_INTERRUPTED, PlaceError, UsageError, WorkloadError
@@ -37,13 +38,15 @@ class Command:
 
     module: str
     help: str
+    needs: str = "ray"
+    """Library that the command cannot do without, looked for before anything is started."""
 
 
 COMMANDS = {
-    "doctor": Command("workloads.doctor", "check that this place is fit for the workloads"),
-    "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier"),
-    "bench": Command("workloads.nccl.command", "measure and check all-reduce between nodes"),
-    "digits": Command("workloads.digits", "write a small data set of real images"),
+    "doctor": Command("workloads.doctor", "check that this place is fit for the workloads", "workloads"),
+    "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier", "torch"),
+    "bench": Command("workloads.nccl.command", "measure and check all-reduce between nodes", "torch"),
+    "digits": Command("workloads.digits", "write a small data set of real images", "sklearn"),
     "submit": Command("workloads.submit", "run any command as a job on a stack's Ray"),
     "jobs": Command("workloads.jobs", "list, follow and stop jobs"),
     "status": Command("workloads.status", "what the stack's Ray has and what runs on it"),
@@ -60,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EnvironmentContractError as error:
         return _explain(PlaceError(str(error), ""))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == __package__:
+        if error.name is None or error.name.partition(".")[0] == __package__:
             raise
-        return _explain(_missing(error))
+        return _explain(_missing(error.name))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -96,15 +99,17 @@ def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, Callable[[argp
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == chosen:
+            if find_spec(command.needs) is None:
+                raise _missing(command.needs)
             module = importlib.import_module(command.module)
             getattr(module, f"add_{name}_arguments")(child)
             run = getattr(module, f"run_{name}")
     return parser, run
 
 
-def _missing(error: ModuleNotFoundError) -> PlaceError:
+def _missing(library: str) -> PlaceError:
     return PlaceError(
-        f"This place has no {error.name}: the stock Ray image runs only what needs Ray alone.",
+        f"This place has no {library}: the stock Ray image runs only what needs Ray alone.",
         "Run `make image STACK=...` and `pulumi up`, then submit again; on a laptop, install what "
         "requirements-workloads.txt lists.",
     )

@@ -131,7 +131,8 @@ class CheckpointStore:
 
     def committed(self) -> list[str]:
         """Names of the committed checkpoints, oldest first; not verified."""
-        return [name for name in self._folder.names() if COMMIT in self._folder.child(name).names()]
+        suffix = f"/{COMMIT}"
+        return sorted(path.removesuffix(suffix) for path in self._folder.files() if path.endswith(suffix))
 
     def collect(self, resumed: str | None) -> list[str]:
         """Remove what killed attempts left unfinished, and what is newer than the checkpoint a run resumed from.

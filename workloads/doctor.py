@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from workloads import listeners
-from workloads.environment import GIB_DIRECTORY, ClusterEnvironment, mount, variable
+from workloads.environment import GIB_DIRECTORY, ClusterEnvironment, variable
 from workloads.errors import EXIT_OK, PlaceError, WorkloadError
 
 RAY_SERIES = "2.60"
@@ -156,7 +156,7 @@ def _gib(place: Place) -> str:
         raise NotHere("the stack promises no RDMA NICs")
     if not place.gpus:
         raise NotHere("no GPU on this node; gIB is on the GPU workers")
-    directory = Path(mount(GIB_DIRECTORY, place.variables))
+    directory = Path(GIB_DIRECTORY)
     missing = [
         pattern for pattern in ("lib64/libnccl-net*.so", "scripts/set_nccl_env.sh") if not list(directory.glob(pattern))
     ]
@@ -183,7 +183,7 @@ def _authentication(place: Place) -> str:
 def _listeners(place: Place) -> str:
     if "KUBERNETES_SERVICE_HOST" in place.variables:
         raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
-    exposed = [text for text, loopback in listeners.of_ray() if not loopback]
+    exposed = [text for text, loopback in listeners.of(listeners.ray_processes()) if not loopback]
     if exposed:
         raise Unfit(
             f"a Ray on this machine listens beyond loopback: {', '.join(exposed[:4])}",

@@ -1,4 +1,4 @@
-"""The contract between the cluster and what runs on it: the names of the variables and mounts a pod is promised, and their reader.
+"""The contract between the cluster and what runs on it: the variables and mounts a pod is promised, and their reader.
 
 Standard library only, because both sides import it: `oasis_stack.ray_cluster` writes these variables into pods and
 `workloads` reads them. The same values, under the same names, are the stack's outputs and the ConfigMap.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 CONFIG_MAP = "oasis-environment"
-"""ConfigMap in the Ray namespace that holds the stack's non-secret outputs, so that kubectl access alone is enough to submit."""
+"""ConfigMap in the Ray namespace with the stack's non-secret outputs, so that kubectl access alone is enough to submit."""
 
 VARIABLE_PREFIX = "OASIS_"
 """Environment variable of field `x` is `OASIS_X`."""
@@ -35,7 +35,7 @@ class EnvironmentContractError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterEnvironment:
-    """What the stack tells a job about the place it runs in. Every field is a stack output, a ConfigMap key and a variable."""
+    """What the stack tells a job about where it runs. Every field is a stack output, a ConfigMap key and a variable."""
 
     project: str
     """Google Cloud project id."""
@@ -89,8 +89,8 @@ class ClusterEnvironment:
         for field in fields(cls):
             if field.name not in values:
                 raise EnvironmentContractError(
-                    f"the stack's outputs lack {field.name!r}; they have {', '.join(sorted(map(str, values))) or 'nothing'}. "
-                    "Run `pulumi up` with this version of the program."
+                    f"the stack's outputs lack {field.name!r}; they have "
+                    f"{', '.join(sorted(map(str, values))) or 'nothing'}. Run `pulumi up` with this version of the program."
                 )
             text = str(values[field.name])
             parsed[field.name] = _count(field.name, text) if field.type == "int" else text

@@ -33,8 +33,9 @@ class Jobs:
     """A stack's Jobs API, over a connection that may break."""
 
     def __init__(self, dashboard: Dashboard) -> None:
-        logging.getLogger("ray").setLevel(logging.WARNING)
+        logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
         self._dashboard = dashboard
+        self._client: JobSubmissionClient | None = None
 
     def ask(self, question: Callable[[JobSubmissionClient], Answer]) -> Answer:
         """Put a question to the Jobs API until it is answered.
@@ -49,8 +50,9 @@ class Jobs:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                return question(self.once())
+                return question(self.client())
             except (OSError, PlaceError) as error:  # requests' errors are OSErrors
+                self._client = None
                 if time.monotonic() > deadline:
                     raise PlaceError(
                         f"Ray's dashboard has been out of reach for {PATIENCE_SECONDS:.0f} s: {_first_line(error)}",
@@ -58,9 +60,11 @@ class Jobs:
                     ) from error
                 time.sleep(_LEAST_PAUSE_SECONDS)
 
-    def once(self) -> JobSubmissionClient:
-        """A client for one question that must not be repeated."""
-        return JobSubmissionClient(self._dashboard.address(), headers=self._dashboard.headers)
+    def client(self) -> JobSubmissionClient:
+        """Ray's own client, for a question that must not be repeated."""
+        if self._client is None:
+            self._client = JobSubmissionClient(self._dashboard.address(), headers=self._dashboard.headers)
+        return self._client
 
     def details(self, submission_id: str) -> JobDetails:
         """What Ray knows of a job.

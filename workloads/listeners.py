@@ -5,22 +5,30 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 
 
-def of_ray() -> list[tuple[str, bool]]:
-    """Each listening address of a Ray process that this user may look into, and whether it is a loopback one."""
+def ray_processes() -> list[int]:
+    """Processes of every Ray on this machine."""
+    return [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit() and _is_ray(process)]
+
+
+def of(pids: Iterable[int]) -> list[tuple[str, bool]]:
+    """Each address that one of these processes listens at, and whether it is a loopback one.
+
+    Args:
+        pids: another user's are passed over, as the kernel does not show their sockets.
+    """
     listening = dict(_listening())
     found: dict[str, bool] = {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _is_ray(process):
-            for inode in _sockets(process):
-                if inode in listening:
-                    address, port = listening[inode]
-                    found[f"{address}:{port}"] = address.is_loopback
+    for pid in pids:
+        for inode in _sockets(Path("/proc", str(pid))):
+            if inode in listening:
+                address, port = listening[inode]
+                found[f"{address}:{port}"] = address.is_loopback
     return sorted(found.items())
 
 

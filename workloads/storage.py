@@ -42,10 +42,11 @@ class Folder:
         return Folder(f"{self.uri.rstrip('/')}/{suffix}", self.filesystem, f"{self.path.rstrip('/')}/{suffix}")
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Write one object, replacing what was there."""
+        """Write one object, replacing what was there; whoever reads sees all of it or nothing."""
         with self._explained(f"write {name} to"):
             if self.filesystem.type_name == "local":
-                (Path(self.path) / name).parent.mkdir(parents=True, exist_ok=True)
+                _replace(Path(self.path) / name, content)
+                return
             with self.filesystem.open_output_stream(f"{self.path}/{name}", compression=None) as stream:
                 stream.write(content)
 
@@ -55,29 +56,38 @@ class Folder:
         Raises:
             FileNotFoundError: there is none; every other failure is a WorkloadError.
         """
-        with self._explained(f"read {name} from"), self.filesystem.open_input_file(f"{self.path}/{name}") as stream:
-            return stream.read()
+        # A stream, not a random-access file: pyarrow asks for the latter's size without letting other threads run.
+        path = f"{self.path}/{name}"
+        with self._explained(f"read {name} from"), self.filesystem.open_input_stream(path, compression=None) as stream:
+            return stream.readall()
 
     def names(self) -> list[str]:
-        """Names of the objects and folders directly inside, sorted; empty where the folder does not exist."""
-        return sorted(info.base_name for info in self._infos(recursive=False) if info.base_name)
+        """Names of the objects and folders directly inside, sorted; empty where the folder does not exist.
+
+        Reckoned from the objects: pyarrow lists a folder of Cloud Storage only where it has a marker object.
+        """
+        return sorted({path.partition("/")[0] for path, _ in self._below()})
 
     def files(self) -> list[str]:
         """Paths of all objects below, relative to this folder, sorted."""
-        inside = len(self.path.rstrip("/")) + 1
-        return sorted(info.path[inside:] for info in self._infos(recursive=True) if info.type == fs.FileType.File)
+        return sorted(path for path, kind in self._below() if kind == fs.FileType.File)
 
     def remove(self) -> None:
         """Delete the folder and everything in it; nothing happens if it is gone already."""
         with self._explained("delete"):
+            if self.filesystem.get_file_info(self.path).type == fs.FileType.NotFound:
+                return
             try:
                 self.filesystem.delete_dir(self.path)
             except FileNotFoundError:
+                # On Cloud Storage the contents have gone by now, and there was no marker object for the folder itself.
                 return
 
-    def _infos(self, recursive: bool) -> list[fs.FileInfo]:
+    def _below(self) -> list[tuple[str, fs.FileType]]:
         with self._explained("list"):
-            return self.filesystem.get_file_info(fs.FileSelector(self.path, recursive=recursive, allow_not_found=True))
+            infos = self.filesystem.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
+        inside = len(self.path.rstrip("/")) + 1
+        return [(info.path[inside:], info.type) for info in infos]
 
     @contextmanager
     def _explained(self, action: str) -> Iterator[None]:
@@ -121,6 +131,16 @@ def _cloud_storage() -> fs.GcsFileSystem:
         endpoint_override=parts.netloc,
         retry_time_limit=timedelta(seconds=10),
     )
+
+
+def _replace(file: Path, content: bytes | memoryview) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
 
 
 def _explain(action: str, uri: str, error: OSError) -> WorkloadError:

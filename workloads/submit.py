@@ -78,7 +78,7 @@ def run_submit(args: argparse.Namespace) -> int:
         jobs = Jobs(dashboard)
         submission_id = f"{_label(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         try:
-            jobs.once().submit_job(
+            jobs.client().submit_job(
                 entrypoint=_entrypoint(command),
                 submission_id=submission_id,
                 runtime_env=runtime_env,

@@ -11,8 +11,8 @@ from oasis_stack.command_line import external_program, stack_file
 from oasis_stack.command_line.external_program import ProgramError, read, show
 from oasis_stack.command_line.pulumi_stack import Stack
 
-CONTEXT = Path("workloads", "image")
-"""Folder of the Dockerfile, below the checkout."""
+FOLDER = Path("workloads", "image")
+"""Where Dockerfile and cloudbuild.yaml lie; they are built from the checkout's root, to which their paths refer."""
 
 BUILDERS = ("cloud-build", "docker", "podman")
 TAG = "latest"
@@ -38,8 +38,8 @@ def image(stack: Stack, builder: str, say: Callable[[str], None]) -> str:
             "without a build section in its file, use --builder docker or podman."
         )
     name = f"{outputs['image_repository']}/ray"
-    say(f"building {CONTEXT} with {builder}; the first build takes 10 to 20 minutes")
-    context = stack.file.parent / CONTEXT
+    say(f"building {FOLDER} with {builder}; the first build takes 10 to 20 minutes")
+    context = stack.file.parent
     digest = (
         _cloud_build(name, context, outputs) if builder == "cloud-build" else _local(builder, name, context, outputs)
     )
@@ -59,7 +59,7 @@ def _cloud_build(name: str, context: Path, outputs: Mapping[str, str]) -> str:
     bucket = f"gs://{outputs['image_build_bucket']}"
     status = show(
         [
-            *("gcloud", "builds", "submit", str(context), "--config", str(context / "cloudbuild.yaml")),
+            *("gcloud", "builds", "submit", str(context), "--config", str(context / FOLDER / "cloudbuild.yaml")),
             *("--project", outputs["project"], "--region", outputs["region"]),
             *("--worker-pool", outputs["image_build_worker_pool"]),
             *("--service-account", f"projects/{outputs['project']}/serviceAccounts/{outputs['image_builder']}"),
@@ -84,7 +84,8 @@ def _local(builder: str, name: str, context: Path, outputs: Mapping[str, str]) -
         secret = Path(folder, "token")
         secret.touch(mode=0o600)
         secret.write_text(token, encoding="utf-8")
-        build = [builder, "build", "--tag", tagged, "--secret", f"id=python_index_token,src={secret}"]
+        build = [builder, "build", "--file", str(context / FOLDER / "Dockerfile"), "--tag", tagged]
+        build += ["--secret", f"id=python_index_token,src={secret}"]
         for key, value in arguments.items():
             build += ["--build-arg", f"{key}={value}"]
         if show([*build, str(context)]) != 0:

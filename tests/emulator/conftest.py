@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from emulator import build, control_plane
+from emulator import build, control_plane, lifecycle
 from emulator.api import Api
 from emulator.cloud import Cloud
+from emulator.engine import Engine
 from emulator.state import State
 
 
@@ -34,6 +36,42 @@ def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPl
         yield ControlPlane(state, control_plane.connect(state), Cloud(state.directory))
     finally:
         state.stop_all()
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """The whole platform, deployed: the local stack of this checkout on an emulator of its own."""
+
+    state: State
+    lines: list[str]
+    """What was reported so far."""
+
+    @property
+    def api(self) -> Api:
+        """An administrator's connection to the emulated cluster."""
+        return control_plane.connect(self.state)
+
+    @property
+    def cloud(self) -> Cloud:
+        """The emulated Google Cloud."""
+        return Cloud(self.state.directory)
+
+    def engine(self, overlay: Mapping[str, Any] | None = None) -> Engine:
+        """An engine for the stack with other settings on top."""
+        return lifecycle.engine(self.state, self.lines.append, overlay)
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
+    """`python -m emulator up`, done; a test that changes or destroys it puts it back."""
+    state = State(tmp_path_factory.mktemp("platform") / ".oasis")
+    found = Emulated(state, [])
+    try:
+        with lifecycle.started(state, found.lines.append) as engine:
+            lifecycle.deploy(state, engine, found.lines.append)
+        yield found
+    finally:
+        lifecycle.take_down(state)
 
 
 def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:

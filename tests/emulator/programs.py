@@ -1,4 +1,4 @@
-"""Small Pulumi programs and objects for tests of the emulator's halves, where the whole platform would hide what is tested."""
+"""Small Pulumi programs and objects for tests where the whole platform would hide what is tested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMPUTE = "https://www.googleapis.com/compute/v1/"
 
 
 def engine(state: State, checkout: Path, program: str) -> Engine:
-    """An engine for a program's text; it finds `pulumi`, `kubernetes`, and in `opts` a provider for the emulated cluster."""
+    """An engine for a program's text; it finds `pulumi`, `kubernetes`, and `opts()` with the cluster's provider."""
     checkout.mkdir(exist_ok=True)
     (checkout / "Pulumi.yaml").write_text(f"name: {checkout.name}\nruntime: python\n")
     (checkout / "Pulumi.local.yaml").write_text("config: {}\n")

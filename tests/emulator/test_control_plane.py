@@ -114,7 +114,7 @@ def _listeners_of(pids: list[int]) -> set[str]:
     inodes: set[str] = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(descriptor)
+            target = str(descriptor.readlink())
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
     entries = (entry.split() for entry in listening_addresses())

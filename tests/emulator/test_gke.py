@@ -1,4 +1,4 @@
-"""What plays GKE: nodes come with the labels of their pool and go when idle, device networks become ready, load balancers leave traces."""
+"""What plays GKE: nodes come with their pool's labels and go when idle, networks become ready, Services leave rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from emulator import gke_nodes, gke_services
 from emulator.api import ApiError, Body
-from emulator.cloud import InUseError
+from emulator.cloud_errors import InUseError
 from emulator.gke_node_shapes import machine_size, reserved_cpu_millis, reserved_memory_mib
 from emulator.state import CHECKOUT
 from tests.emulator import programs
@@ -182,7 +182,7 @@ def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_whi
 
 
 def test_allocatable_follows_gkes_published_formula() -> None:
-    # GKE documentation, "Plan GKE Standard node sizes": e2-standard-4 keeps 80 mCPU and 2.7 GB (1 + 0.8 + 0.8 GB, 100 MiB).
+    # GKE documentation, "Plan GKE Standard node sizes": of 16 GB, 1 + 0.8 + 0.8 GB and 100 MiB are reserved.
     assert machine_size("e2-standard-4") == (4, 16)
     assert reserved_cpu_millis(4) == 80
     assert reserved_memory_mib(16) == round(2.6 * 1024) + 100

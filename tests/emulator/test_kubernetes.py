@@ -1,4 +1,4 @@
-"""The `kubernetes` provider under the real engine: strict, never by force, a dry run in preview, and patient in deletion."""
+"""The `kubernetes` provider under the real engine: strict, never by force, dry in preview, patient in deletion."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from emulator import crds, helm
+from emulator import crds
 from emulator.api import Body
 from emulator.engine import Engine
 from emulator.state import EmulatorError
 from tests.emulator import programs
-from tests.emulator.conftest import ControlPlane, eventually
+from tests.emulator.conftest import ControlPlane
 
 pytestmark = pytest.mark.emulated
 
 Run = Callable[[str], Engine]
 
 NETWORKING = "networking.gke.io/v1"
-RAY = "ray.io/v1"
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_what_somebody_changed_by_hand_is_seen_by_a_refresh_and_a_conflict_is_no
     api = bare_cluster.api
     run(config_map("drift", {"k": "v"}, name="drift", labels={"l": "1"})).up()
     live = api.get("v1", "ConfigMap", "drift", "default") or {}
-    api.merge(live, {"metadata": {"labels": {"l": "by hand"}}})
+    api.merge(live, {"metadata": {"labels": {"l": "by-hand"}}})
 
     with pytest.raises(EmulatorError, match=r"ConfigMap drift:.*conflict.*pulumi\.com/patchForce"):
         run(config_map("drift", {"k": "v"}, name="drift", labels={"l": "1"})).up(refresh=True)
@@ -136,7 +135,7 @@ def test_a_kind_that_the_cluster_does_not_serve_passes_the_preview_and_fails_the
     body = {"apiVersion": "nobody.example/v1", "kind": "Nothing", "metadata": {"name": "n"}, "spec": {}}
 
     assert run(custom("unserved", body)).preview().changes["create"] == 3
-    with pytest.raises(EmulatorError, match='Nothing unserved:.*no matches for kind "Nothing"'):
+    with pytest.raises(EmulatorError, match=r'Nothing unserved:.*no matches for kind "Nothing"'):
         run(custom("unserved", body)).up()
 
 
@@ -177,7 +176,7 @@ annotations = {"pulumi.com/waitFor": "jsonpath={.data.ready}=yes"}
 short = opts(custom_timeouts=pulumi.CustomTimeouts(create="1s"))
 kubernetes.core.v1.ConfigMap("slow", metadata={"name": "slow", "annotations": annotations}, opts=short)
 """
-    with pytest.raises(EmulatorError, match=r"ConfigMap slow:.*not ready after 1 s.*\.data\.ready"):
+    with pytest.raises(EmulatorError, match=r"(?s)ConfigMap slow:.*not ready after 1 s.*\.data\.ready"):
         run(program).up()
     assert api.get("v1", "ConfigMap", "slow", "default") is not None
 
@@ -192,66 +191,5 @@ kubernetes.core.v1.ConfigMap("slow", metadata={"name": "slow", "annotations": an
 def test_a_setting_of_the_provider_that_is_not_emulated_is_refused(run: Run) -> None:
     program = "kubernetes.Provider('other', kubeconfig='{}', render_yaml_to_directory='rendered')"
 
-    with pytest.raises(EmulatorError, match="renderYamlToDirectory.*does not know it"):
+    with pytest.raises(EmulatorError, match=r"renderYamlToDirectory.*does not know it"):
         run(program).preview()
-
-
-def test_workers_that_rays_autoscaler_added_survive_a_changed_setting(bare_cluster: ControlPlane, run: Run) -> None:
-    api, state = bare_cluster.api, bare_cluster.state
-    crds.install_kuberay(api)
-    helm.start_operator(state)
-    try:
-        _add_node(bare_cluster)
-        run(custom("ray", ray_cluster("image:1", 60))).up()
-        eventually(lambda: api.get(RAY, "RayCluster", "scaled", "default"))
-        live = api.get(RAY, "RayCluster", "scaled", "default") or {}
-        groups = live["spec"]["workerGroupSpecs"]
-        groups[0]["replicas"] = 2
-        api.merge(live, {"spec": {"workerGroupSpecs": groups}})
-        eventually(lambda: len(_workers(bare_cluster)) == 2)
-        before = _workers(bare_cluster)
-
-        assert run(custom("ray", ray_cluster("image:1", 60))).up(refresh=True).changes == {"same": 3}
-        assert run(custom("ray", ray_cluster("image:2", 90))).up().changes["update"] == 1
-        time.sleep(3)
-
-        assert _workers(bare_cluster) == before
-        assert run(custom("ray", ray_cluster("image:2", 90))).up().changes == {"same": 3}
-        run("").destroy()
-        eventually(lambda: not _workers(bare_cluster))
-    finally:
-        state.stop(helm.CHART)
-
-
-def ray_cluster(image: str, idle: int) -> Body:
-    template = {"spec": {"containers": [{"name": "ray", "image": image}]}}
-    return {
-        "apiVersion": RAY,
-        "kind": "RayCluster",
-        "metadata": {"name": "scaled", "namespace": "default", "annotations": {"pulumi.com/patchForce": "true"}},
-        "spec": {
-            "rayVersion": "2.60.0",
-            "enableInTreeAutoscaling": True,
-            "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": idle},
-            "headGroupSpec": {"rayStartParams": {}, "template": template},
-            "workerGroupSpecs": [
-                {"groupName": "w", "minReplicas": 0, "maxReplicas": 4, "rayStartParams": {}, "template": template}
-            ],
-        },
-    }
-
-
-def _add_node(found: ControlPlane) -> None:
-    capacity = {"cpu": "64", "memory": "256Gi", "pods": "110"}
-    node = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": "for-ray"},
-        "status": {"capacity": capacity, "allocatable": capacity},
-    }
-    found.api.create(node)
-
-
-def _workers(found: ControlPlane) -> set[str]:
-    pods = found.api.list("v1", "Pod", "default", labelSelector="ray.io/node-type=worker")
-    return {pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}

@@ -7,9 +7,10 @@ import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import pytest
+import requests
 from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
@@ -24,11 +25,20 @@ from emulator.storage import ObjectStore
 from tests.emulator.google import PROJECT, Google, served
 
 
-@pytest.fixture
-def google(tmp_path: Path) -> Iterator[Google]:
-    with served(tmp_path) as google:
-        google.make_bucket("runs")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    with served(tmp_path_factory.mktemp("google")) as google:
         yield google
+
+
+@pytest.fixture
+def google(server: Google) -> Google:
+    """The module's server with one bucket, new and empty."""
+    for bucket in server.cloud.list("storage/bucket"):
+        ObjectStore(server.cloud).drop(bucket.name, force=True)
+        server.cloud.delete("storage/bucket", bucket.name)
+    server.make_bucket("runs")
+    return server
 
 
 @pytest.fixture
@@ -42,6 +52,13 @@ def arrow(google: Google) -> fs.GcsFileSystem:
     return fs.GcsFileSystem(
         anonymous=True, scheme="http", endpoint_override=google.host, retry_time_limit=timedelta(seconds=5)
     )
+
+
+def stored(client: storage.Client, name: str) -> storage.Blob:
+    """The object as the server has it."""
+    found = client.bucket("runs").get_blob(name)
+    assert found is not None
+    return found
 
 
 def test_a_bucket_exists_only_if_the_cloud_has_it(
@@ -70,13 +87,12 @@ def test_an_object_comes_back_as_it_was_written_by_every_kind_of_upload(client: 
     chunked.upload_from_file(io.BytesIO(content), size=None)
     resumed = bucket.blob("dir/resumable.bin", chunk_size=1 << 20)
     resumed.upload_from_file(io.BytesIO(content), size=len(content), checksum="md5")
-    with bucket.blob("dir/stream.bin").open("wb", chunk_size=256 * 1024) as stream:
+    with cast(BinaryIO, bucket.blob("dir/stream.bin").open("wb", chunk_size=256 * 1024)) as stream:
         stream.write(content)
     empty = bucket.blob("empty")
     empty.upload_from_string(b"")
 
-    found = bucket.get_blob("dir/small.json")
-    assert found is not None
+    found = stored(client, "dir/small.json")
     assert (found.content_type, found.metadata, found.size) == ("application/json", {"step": "7"}, 8)
     for name in ("dir/ünder score+%20.bin", "dir/resumable.bin", "dir/stream.bin"):
         assert bucket.blob(name).download_as_bytes(checksum="crc32c") == content
@@ -93,7 +109,7 @@ def test_a_listing_knows_prefixes_delimiters_and_pages(client: storage.Client) -
         bucket.blob(name).upload_from_string(name)
     assert [blob.name for blob in client.list_blobs("runs")] == names
     assert [blob.name for blob in client.list_blobs("runs", prefix="a/", page_size=1)] == ["a/1", "a/2", "a/b/3"]
-    top = client.list_blobs("runs", delimiter="/", page_size=2)
+    top: Any = client.list_blobs("runs", delimiter="/", page_size=2)
     assert [blob.name for blob in top] == ["b", "é"]
     assert sorted(top.prefixes) == ["a/", "c/"]
     assert [blob.name for blob in client.list_blobs("runs", start_offset="a/2", end_offset="c/4")] == [
@@ -111,7 +127,7 @@ def test_preconditions_decide_between_two_writers(client: storage.Client) -> Non
     with pytest.raises(exceptions.PreconditionFailed):
         blob.upload_from_string("two", if_generation_match=0)
     blob.upload_from_string("two", if_generation_match=first)
-    assert blob.generation > first
+    assert first is not None and blob.generation is not None and blob.generation > first
     with pytest.raises(exceptions.PreconditionFailed):
         blob.delete(if_generation_match=first)
     with pytest.raises(exceptions.NotFound):
@@ -146,9 +162,10 @@ def test_objects_are_copied_composed_moved_patched_and_deleted(client: storage.C
     moved = bucket.rename_blob(bucket.blob("two"), "three")
     moved.metadata = {"best": "yes"}
     moved.patch()
-    assert client.bucket("data").get_blob("copied").content_type == "text/one"
+    copied = client.bucket("data").get_blob("copied")
+    assert copied is not None and copied.content_type == "text/one"
     assert bucket.blob("both").download_as_bytes() == b"12"
-    assert bucket.get_blob("three").metadata == {"best": "yes"}
+    assert stored(client, "three").metadata == {"best": "yes"}
     assert bucket.get_blob("two") is None
     bucket.delete_blobs(list(bucket.list_blobs()))
     assert not list(bucket.list_blobs())
@@ -159,16 +176,16 @@ def test_objects_are_copied_composed_moved_patched_and_deleted(client: storage.C
 def test_a_spoilt_upload_is_refused_and_leaves_the_object_as_it_was(client: storage.Client) -> None:
     blob = client.bucket("runs").blob("weights")
     blob.upload_from_string("good")
-    blob.crc32c = "AAAAAA=="
-    with pytest.raises(exceptions.BadRequest, match="doesn't match calculated CRC32C"):
-        blob.upload_from_string("spoilt", checksum=None)
+    address = f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/runs/o?uploadType=media&name=weights"
+    spoilt = requests.post(address, data=b"spoilt", headers={"X-Goog-Hash": "crc32c=AAAAAA=="}, timeout=10)
+    assert spoilt.status_code == 400
+    assert "doesn't match calculated CRC32C" in spoilt.json()["error"]["message"]
     assert client.bucket("runs").blob("weights").download_as_bytes() == b"good"
-    interrupted = client.bucket("runs").blob("weights", chunk_size=256 * 1024)
-    stream = interrupted.open("wb", chunk_size=256 * 1024)
+    stream = cast(BinaryIO, client.bucket("runs").blob("weights", chunk_size=256 * 1024).open("wb"))
     stream.write(os.urandom(1 << 20))
     assert client.bucket("runs").blob("weights").download_as_bytes() == b"good"
     stream.close()
-    assert client.bucket("runs").get_blob("weights").size == 1 << 20
+    assert stored(client, "weights").size == 1 << 20
 
 
 def test_pyarrow_sees_folders_files_and_twenty_megabytes(arrow: fs.GcsFileSystem) -> None:
@@ -217,9 +234,8 @@ def test_a_folder_of_a_bucket_stands_for_its_mount(
     (mount / "made" / "by").mkdir(parents=True)
     (mount / "run" / "plot.png").write_bytes(b"\x89PNG")
 
-    appended = client.bucket("runs").get_blob("run/log.txt")
-    assert appended.download_as_bytes(checksum="md5") == b"one\ntwo\n"
-    assert client.bucket("runs").get_blob("run/plot.png").content_type == "image/png"
+    assert stored(client, "run/log.txt").download_as_bytes(checksum="md5") == b"one\ntwo\n"
+    assert stored(client, "run/plot.png").content_type == "image/png"
     assert [blob.name for blob in client.list_blobs("runs")] == ["made/by/", "run/log.txt", "run/plot.png"]
     assert arrow.get_file_info("runs/made/by").type == fs.FileType.Directory
     for blob in client.list_blobs("runs", prefix="run/"):

@@ -55,8 +55,13 @@ class Controller(UserCallback):
             verdict = find_verdict(exception)
             if verdict is not None:
                 raise verdict
-        lost = ", ".join(f"rank {rank}" for rank in sorted(worker_exceptions))
-        self._journal.append([{"event": "note", "text": f"lost {lost}; the run goes on from its newest checkpoint"}])
+        lost = "; ".join(f"lost rank {rank} ({_cause(error)})" for rank, error in sorted(worker_exceptions.items()))
+        self._journal.append([{"event": "note", "text": f"{lost}; going on from the newest checkpoint"}])
+
+
+def _cause(error: Exception) -> str:
+    # Ray's wrapper shows a traceback, whose last line names the exception.
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 
 def find_verdict(error: BaseException, depth: int = 8) -> WorkloadError | None:

@@ -54,7 +54,7 @@ class Observer(Protocol):
         ...
 
     def after_step(self, training: Training) -> None:
-        """Called on every rank when a step is complete: the moment to save."""
+        """Called on every rank when a step is complete, an epoch's last one with its evaluation: the moment to save."""
         ...
 
 
@@ -164,7 +164,8 @@ class Training:
                 tally = meter.read()
                 whole += tally
                 observer.record(self._progress(tally))
-            observer.after_step(self)
+            if position.consumed < len(self._train):
+                observer.after_step(self)
         whole += meter.read()
         record = {**self._progress(whole), **self._evaluate(), "event": "epoch"}
         position.epoch, position.consumed = position.epoch + 1, 0

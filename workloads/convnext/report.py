@@ -33,7 +33,8 @@ def upload_journal(folder: Folder, journal: Path) -> None:
 def history(folder: Folder) -> list[Record]:
     """The records of all attempts at a run, as one history."""
     journals = folder.child(JOURNAL)
-    return merge([record for name in journals.names() for record in parse(journals.read(name).decode())])
+    whole = [name for name in journals.names() if name.endswith(".jsonl")]
+    return merge([record for name in whole for record in parse(journals.read(name).decode())])
 
 
 def publish(folder: Folder, results: Path, summary: Record) -> Written:

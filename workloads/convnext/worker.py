@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
-from pyarrow import fs
 
 from workloads import environment
 from workloads.checkpoint import Checkpoint, CheckpointStore
@@ -24,7 +24,10 @@ from workloads.convnext.config import TrainConfig
 from workloads.convnext.data import SYNTHETIC, sources
 from workloads.convnext.loop import Record, Training
 from workloads.errors import UsageError
-from workloads.storage import locate
+from workloads.storage import Folder, locate
+
+DOWNLOADS = 16
+"""Objects fetched at a time: many small ones are bound by their latency."""
 
 REPORT_SECONDS = 10.0
 """Longest time between reports within an epoch. `ray.train.report` is a barrier that may wait for the next poll."""
@@ -163,11 +166,17 @@ def _downloaded(uri: str) -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists():
-            fs.copy_files(
-                source.path,
-                str(folder / "images"),
-                source_filesystem=source.filesystem,
-                destination_filesystem=fs.LocalFileSystem(),
-            )
+            _download(source, listing, folder / "images")
             complete.touch()
     return folder / "images"
+
+
+def _download(source: Folder, names: list[str], folder: Path) -> None:
+    def fetch(name: str) -> None:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(source.read(name))
+
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        for _ in pool.map(fetch, names):
+            continue

@@ -6,11 +6,8 @@ Ray would give each actor one visible GPU; NCCL then cannot see its neighbours' 
 
 from __future__ import annotations
 
-import fcntl
 import os
-import platform
 import socket
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,22 +15,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 import ray
-import torch
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from torch.cuda import nccl
 
 from workloads import capacity
 from workloads.errors import WorkloadError, WorkloadFailedError
-from workloads.nccl import measure
+from workloads.nccl import host, measure
 from workloads.nccl.bandwidth import Row, Timing
 from workloads.nccl.measure import Participant, Plan, Sample
 from workloads.nccl.report import Conditions
 
 _ACTOR_ENVIRONMENT = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-_SIOCGIFADDR = 0x8915  # netdevice(7)
 _GRACE_SECONDS = 30.0
 """How much longer than the process group's own limit the driver waits, so that the clearer error comes first."""
 
@@ -64,7 +58,7 @@ class RankActor:
 
     def __init__(self, rank: int, layout: Layout, plan: Plan) -> None:
         # gloo takes the interface that the host's name resolves to, which need not be the one between Ray's nodes.
-        if interface := _interface_of(ray.util.get_node_ip_address()):
+        if interface := host.interface_of(ray.util.get_node_ip_address()):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         self._participant = Participant(rank, layout.ranks, rank % layout.ranks_per_node, plan)
         self._listener: socket.socket | None = None
@@ -78,7 +72,7 @@ class RankActor:
     def join(self, address: str, port: int) -> dict[str, Any]:
         """Enter the process group; returns what this rank runs on."""
         self._participant.join(address, port, self._listener)
-        return _describe_process()
+        return host.describe()
 
     def measure(self, size: int, in_place: bool) -> Sample:
         """Time one size."""
@@ -228,36 +222,3 @@ def conditions(layout: Layout, plan: Plan, ranks: list[dict[str, Any]], machine_
         versions=ranks[0]["versions"],
         variables=ranks[0]["variables"],
     )
-
-
-def _describe_process() -> dict[str, Any]:
-    cuda = torch.cuda.is_available()
-    versions = {
-        "torch": torch.__version__,
-        "ray": ray.__version__,
-        "python": platform.python_version(),
-    }
-    if cuda:
-        versions |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, nccl.version()))}
-    return {
-        "host": f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}",
-        "backend": "nccl" if cuda else "gloo",
-        "accelerator": torch.cuda.get_device_name() if cuda else "",
-        "versions": versions,
-        "variables": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "GLOO_", "OMP_"))
-        },
-    }
-
-
-def _interface_of(address: str) -> str | None:
-    """Network interface that has this IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # an interface without an IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None

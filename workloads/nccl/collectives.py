@@ -80,7 +80,7 @@ def period(dtype: torch.dtype, ranks: int) -> int:
 
 def fill(buffer: Tensor, rank: int, period: int) -> None:
     """Write a rank's data, without a temporary of the buffer's size: element i is (i + rank) mod period."""
-    tile = ((torch.arange(_tile_length(period), device=buffer.device) + rank) % period).to(buffer.dtype)
+    tile = ((torch.arange(_tile_length(period, buffer), device=buffer.device) + rank) % period).to(buffer.dtype)
     for chunk in buffer.split(len(tile)):
         chunk.copy_(tile[: len(chunk)])
 
@@ -92,12 +92,14 @@ def count_wrong(result: Tensor, expected: Tensor) -> int:
         result: flat result of a collective.
         expected: one period of right values.
     """
-    tile = expected.repeat(_tile_length(len(expected)) // len(expected)).to(result.device, result.dtype)
+    repeats = _tile_length(len(expected), result) // len(expected)
+    tile = expected.repeat(repeats).to(result.device, result.dtype)
     wrong = torch.zeros((), dtype=torch.int64, device=result.device)
     for chunk in result.split(len(tile)):
         wrong += (chunk != tile[: len(chunk)]).sum()
     return int(wrong.item())
 
 
-def _tile_length(period: int) -> int:
-    return _TILE_ELEMENTS // period * period
+def _tile_length(period: int, buffer: Tensor) -> int:
+    """Whole periods, enough for a small buffer and few enough for a large one's memory."""
+    return min(_TILE_ELEMENTS // period, -(-len(buffer) // period)) * period

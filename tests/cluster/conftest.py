@@ -1,0 +1,104 @@
+"""A real Ray, a head and two workers on 127.0.0.1, with a stack's variables and token, and an emulated Google."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulator import ray_nodes
+from emulator.cloud import Cloud
+from emulator.cloud_server import CloudServer
+from emulator.deployed_ray import DeployedRay
+from emulator.state import CHECKOUT, State
+from tests import stub_kubectl
+from workloads.environment import ClusterEnvironment
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Ray and what a client on this machine needs to use it."""
+
+    state: State
+    environment: ClusterEnvironment
+    token: str
+    variables: dict[str, str]
+    """Environment of a client: a kubectl that knows this cluster, and where the emulated Google is."""
+
+    def run(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """`python -m workloads` as a user on this machine."""
+        return subprocess.run(
+            [sys.executable, "-m", "workloads", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=CHECKOUT,
+            env=self.variables,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """The same, left running."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "workloads", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=CHECKOUT,
+            env=self.variables,
+        )
+
+    def bucket(self, uri: str) -> Path:
+        """The folder that a mount of a bucket would be."""
+        return self.state.directory / "buckets" / uri.removeprefix("gs://")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One Ray for all tests here; they leave it as they found it."""
+    state = State(tmp_path_factory.mktemp("ray") / ".oasis")
+    cloud = Cloud(state.directory)
+    server = CloudServer(cloud, 0)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+    google = f"http://127.0.0.1:{server.server_address[1]}"
+    endpoints = {"STORAGE_EMULATOR_HOST": google, "CLOUD_STORAGE_EMULATOR_ENDPOINT": google}
+    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
+    environment = replace(stub_kubectl.OUTPUTS, ray_dashboard_url=url)
+    for uri in (environment.data_uri, environment.runs_uri):
+        name = uri.removeprefix("gs://")
+        cloud.put("storage/bucket", name, {"name": name, "project": environment.project, "location": "us-central1"})
+    token = secrets.token_hex(32)
+    outputs = {name: str(value) for name, value in vars(environment).items()}
+    try:
+        ray_nodes.start(state, DeployedRay(environment=outputs, token=token), endpoints, print)
+        path = stub_kubectl.install(tmp_path_factory.mktemp("bin"), environment, token)
+        foreign = ("RAY_", "OASIS_", "PYTEST_")
+        own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        yield Cluster(state, environment, token, {**own, **endpoints, "PATH": path})
+    finally:
+        ray_nodes.stop(state)
+        server.shutdown()
+        server.server_close()
+
+
+def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for what Ray does in its own time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
+        time.sleep(0.2)
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a benchmark's JSON lines."""
+    return [record for line in file.read_text().splitlines() if (record := json.loads(line))["kind"] == "row"]

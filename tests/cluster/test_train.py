@@ -1,0 +1,151 @@
+"""Training on a real Ray, embedded and on loopback: interrupted, killed, losing a worker, and still one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from workloads import digits
+from workloads.checkpoint import CheckpointStore
+from workloads.storage import locate
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A place to train in: data, runs and results of one test."""
+
+    directory: Path
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "digits"
+
+    def start(self, run: str, *flags: str) -> subprocess.Popen[str]:
+        """`python -m workloads train`, as a user would start it."""
+        places = ["--storage", str(self.directory / "runs"), "--results", str(self.directory / "results")]
+        command = [sys.executable, "-m", "workloads", "train", "--run", run, "--data", str(self.data), *places, *flags]
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_", "WANDB_"))
+        }
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def checkpoints(self, run: str) -> list[str]:
+        return CheckpointStore(locate(self.directory / "runs" / run / "checkpoints"), 3).committed()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    digits.write(str(tmp_path / "digits"), lambda _: None)
+    yield Bench(tmp_path)
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"ended early with {process.returncode}:\n{process.communicate()[0]}"
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.1)
+
+
+def descendants(process: subprocess.Popen[str]) -> dict[int, str]:
+    """Process ids and command lines of everything below a process, from /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            # The fields after the command's closing bracket: state, parent.
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found, frontier = {}, {process.pid}
+    while frontier := {pid for pid, parent in parents.items() if parent in frontier}:
+        found |= {pid: command(pid) for pid in frontier}
+    return found
+
+
+def command(pid: int) -> str:
+    """The command line; empty for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def survivors(processes: dict[int, str], seconds: float = 60) -> dict[int, str]:
+    """Those that have not ended after that time; but for Ray's agents, which seek their killed raylet for 60 s first."""
+    agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    watched = {pid: line for pid, line in processes.items() if line and not line.startswith(agents)}
+    deadline = time.monotonic() + seconds
+    while left := {pid: line for pid, line in watched.items() if command(pid) == line}:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    return left
+
+
+def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_95_percent(bench: Bench) -> None:
+    first = bench.start("digits")
+    until(lambda: bench.checkpoints("digits"), first)
+    family = descendants(first)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=90)
+    assert first.returncode == 130, said
+    assert "interrupted; the same command with --run digits continues" in said
+    assert survivors(family) == {}
+
+    before = bench.checkpoints("digits")[-1]
+    second = bench.start("digits")
+    until(lambda: bench.checkpoints("digits")[-1] > before, second)
+    family = descendants(second)
+    second.kill()
+    said, _ = second.communicate(timeout=30)
+    assert f"resumed from {before}" in said
+    assert survivors(family) == {}
+
+    before = bench.checkpoints("digits")[-1]
+    third = bench.start("digits")
+    until(lambda: bench.checkpoints("digits")[-1] > before, third)
+    workers = [pid for pid, line in descendants(third).items() if "RayTrainWorker" in line]
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    said, _ = third.communicate(timeout=240)
+    assert third.returncode == 0, said
+    assert f"resumed from {before}" in said
+    assert "going on from the newest checkpoint" in said
+
+    results = bench.directory / "results" / "digits"
+    summary = json.loads((results / "summary.json").read_text())
+    assert summary["val/accuracy"] >= 0.95
+    assert (summary["steps"], summary["workers"], summary["backend"]) == (16 * 23, 2, "gloo")
+    history = [json.loads(line) for line in (results / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in history if record["event"] == "epoch"] == list(range(1, 17))
+    assert (results / "curve.png").read_bytes().startswith(b"\x89PNG")
+    kept = bench.directory / "runs" / "digits"
+    assert sorted(path.name for path in kept.iterdir()) == ["checkpoints", "journal", "results"]
+    for name in ("curve.png", "metrics.jsonl", "summary.json", "table.txt"):
+        assert (kept / "results" / name).read_bytes() == (results / name).read_bytes()
+    assert len(bench.checkpoints("digits")) <= 3
+
+
+def test_a_torn_image_ends_the_run_once_with_exit_6_and_its_path(bench: Bench) -> None:
+    torn = sorted((bench.data / "train" / "3").iterdir())[0]
+    torn.write_bytes(torn.read_bytes()[:60])
+    process = bench.start("torn", "--epochs", "1")
+    said, _ = process.communicate(timeout=150)
+    assert process.returncode == 6, said
+    assert said.count(f"{torn} cannot be decoded") == 1
+    assert "Traceback" not in said

@@ -1,0 +1,493 @@
+"""The emulated `gcp` provider: Google's outputs, refusals, replacements and drift, as the engine meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulator import gcp, gcp_rules, gcp_types
+from emulator.cloud import Cloud
+from emulator.gcp_tables import ROWS
+from emulator.storage import ObjectStore
+from emulator.wire import UNKNOWN, Secret, plain
+from tests.emulator.provider_client import PROJECT, Client, Failed, Held, InvalidInputs
+
+NETWORK = "gcp:compute/network:Network"
+SUBNETWORK = "gcp:compute/subnetwork:Subnetwork"
+FIREWALL = "gcp:compute/firewall:Firewall"
+CLUSTER = "gcp:container/cluster:Cluster"
+POOL = "gcp:container/nodePool:NodePool"
+BUCKET = "gcp:storage/bucket:Bucket"
+SECRET = "gcp:secretmanager/secret:Secret"
+VERSION = "gcp:secretmanager/secretVersion:SecretVersion"
+ACCOUNT = "gcp:serviceaccount/account:Account"
+ADDRESS = "gcp:compute/globalAddress:GlobalAddress"
+CONNECTION = "gcp:servicenetworking/connection:Connection"
+WORKER_POOL = "gcp:cloudbuild/workerPool:WorkerPool"
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcp, "LATENCY_SECONDS", 0.0)
+    monkeypatch.setattr(gcp_rules, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(gcp_rules, "API_SECONDS", 0.0)
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Cloud:
+    (tmp_path / "control-plane.json").write_text(json.dumps({"endpoint": "127.0.0.1:6443", "ca": "Q0E="}))
+    return Cloud(tmp_path)
+
+
+@pytest.fixture
+def client(cloud: Cloud) -> Client:
+    client = Client(cloud)
+    client.enable(
+        "compute",
+        "container",
+        "storage",
+        "secretmanager",
+        "iam",
+        "cloudresourcemanager",
+        "servicenetworking",
+        "cloudbuild",
+    )
+    return client
+
+
+def subnet(network: Held, block: str, **more: Any) -> dict[str, Any]:
+    return {"project": PROJECT, "region": "us-central1", "network": network.id, "ipCidrRange": block, **more}
+
+
+def flex_pool(cluster: Held, **changes: Any) -> dict[str, Any]:
+    """The inputs of an H200 flex-start pool; `nodeConfig` in `changes` is merged."""
+    node = {
+        "machineType": "a3-ultragpu-8g",
+        "diskType": "hyperdisk-balanced",
+        "flexStart": True,
+        "guestAccelerators": [{"type": "nvidia-h200-141gb", "count": 8}],
+        "labels": {"cloud.google.com/compute-class": "h200"},
+        "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"},
+    }
+    return {
+        "project": PROJECT,
+        "cluster": cluster.outputs["name"],
+        "location": "us-central1",
+        "nodeLocations": ["us-central1-b"],
+        "initialNodeCount": 0,
+        "autoscaling": {"totalMinNodeCount": 0, "totalMaxNodeCount": 4, "locationPolicy": "ANY"},
+        "management": {"autoRepair": False, "autoUpgrade": True},
+        **changes,
+        "nodeConfig": {**node, **changes.get("nodeConfig", {})},
+    }
+
+
+def make_cluster(client: Client) -> tuple[Held, Held, Held]:
+    """(network, subnetwork, cluster)"""
+    network = client.create(NETWORK, "net", {"project": PROJECT, "autoCreateSubnetworks": False})
+    pods = [{"rangeName": "pods", "ipCidrRange": "10.4.0.0/14"}]
+    nodes = client.create(SUBNETWORK, "nodes", subnet(network, "10.0.0.0/24", secondaryIpRanges=pods))
+    inputs = {
+        "project": PROJECT,
+        "location": "us-central1",
+        "network": network.id,
+        "subnetwork": nodes.id,
+        "initialNodeCount": 1,
+        "datapathProvider": "ADVANCED_DATAPATH",
+        "enableMultiNetworking": True,
+        "ipAllocationPolicy": {"clusterSecondaryRangeName": "pods"},
+        "workloadIdentityConfig": {"workloadPool": f"{PROJECT}.svc.id.goog"},
+        "deletionProtection": False,
+    }
+    return network, nodes, client.create(CLUSTER, "oasis", inputs)
+
+
+def make_rdma(client: Client) -> tuple[Held, Held]:
+    """(RoCE network, one of its subnetworks)"""
+    profile = f"projects/{PROJECT}/global/networkProfiles/us-central1-b-vpc-roce"
+    inputs = {"project": PROJECT, "autoCreateSubnetworks": False, "networkProfile": profile}
+    network = client.create(NETWORK, "rdma", inputs)
+    return network, client.create(SUBNETWORK, "rdma-0", subnet(network, "10.128.0.0/20"))
+
+
+def program_types() -> set[str]:
+    """Tokens of the resource types that the program's source names."""
+    source = "\n".join(file.read_text() for file in (CHECKOUT / "oasis_stack").rglob("*.py"))
+    used = set(re.findall(r"\bgcp\.([a-z]+)\.([A-Z]\w+)\(", source))
+    return {token for token in gcp_types.tokens() if (token.split(":")[1].split("/")[0], token.rsplit(":")[-1]) in used}
+
+
+def test_the_tables_have_a_row_for_every_type_that_the_program_uses() -> None:
+    assert program_types() - ROWS.keys() == set()
+
+
+@pytest.mark.parametrize("token", sorted(ROWS))
+def test_a_row_gives_every_output_of_its_type_and_names_only_inputs_it_has(token: str) -> None:
+    row, inputs = ROWS[token], gcp_types.inputs_of(token)
+    assert row.source.startswith("Terraform Google provider: google_")
+    assert row.computed.keys() == gcp_types.outputs_only(token)
+    named = {*row.defaults, *row.replaces, *row.replaces_if, *(edge.path for edge in row.edges), *row.hidden} - {"*"}
+    assert [path for path in named if not gcp_types.has_input(token, path)] == []
+    assert row.auto_name is None or row.auto_name[0] in inputs
+
+
+def test_a_platform_is_made_read_without_drift_and_taken_away_in_order_only(client: Client, cloud: Cloud) -> None:
+    network, nodes, cluster = make_cluster(client)
+    rdma, rdma_subnet = make_rdma(client)
+    pair = {"network": rdma.outputs["name"], "subnetwork": rdma_subnet.outputs["name"]}
+    pool = client.create(POOL, "flex", flex_pool(cluster, networkConfig={"additionalNodeNetworkConfigs": [pair]}))
+    held = [network, nodes, cluster, rdma, rdma_subnet, pool]
+
+    assert cluster.outputs["endpoint"] == "127.0.0.1:6443"
+    assert cluster.outputs["masterAuth"]["clusterCaCertificate"] == "Q0E="
+    assert network.outputs["selfLink"] == f"https://www.googleapis.com/compute/v1/{network.id}"
+    assert (network.outputs["mtu"], rdma.outputs["mtu"]) == (1460, 8896)
+    for one in held:
+        again = client.read(one.token, one.id, one)
+        assert again is not None and (again.inputs, again.outputs) == (one.inputs, one.outputs)
+
+    for early in (network, nodes, rdma, rdma_subnet):
+        with pytest.raises(Failed, match=f"resource '{re.escape(early.id)}' is already being used by"):
+            client.delete(early)
+    for one in (pool, rdma_subnet, rdma, cluster, nodes):
+        client.delete(one)
+    with pytest.raises(Failed, match=r"already being used by 'projects/test-project/global/firewalls/gke-oasis"):
+        client.delete(network)
+    time.sleep(0.25)
+    client.delete(network)
+    client.delete(network)  # gone already: no error
+    assert cloud.inventory().other == []
+    assert client.read(NETWORK, network.id, network) is None
+
+
+def test_names_are_made_up_within_the_limit_and_kept(client: Client) -> None:
+    long = client.create(NETWORK, "Rdma_" + "x" * 80, {"project": PROJECT})
+    assert re.fullmatch(r"rdma-x+-[0-9a-f]{7}", long.inputs["name"]) and len(long.inputs["name"]) == 63
+    assert client.diff(long, {"project": PROJECT}).changes == 1
+    changed = client.diff(long, {"project": PROJECT, "description": "other"})
+    assert (list(changed.replaces), changed.deleteBeforeReplace) == (["description"], False)
+    named = client.create(NETWORK, "n", {"project": PROJECT, "name": "fixed"})
+    assert client.diff(named, {"project": PROJECT, "name": "fixed", "description": "other"}).deleteBeforeReplace
+
+
+@pytest.mark.parametrize(
+    ("token", "inputs", "complaint"),
+    [
+        (FIREWALL, {}, "network: Missing required argument"),
+        (FIREWALL, {"network": "n", "allow": []}, "did you mean 'allows'?"),
+        (
+            FIREWALL,
+            {"network": "n", "priority": "10"},
+            "priority: Incorrect value type: int is expected, '10' was given",
+        ),
+        (FIREWALL, {"network": "n", "allows": [{"protocols": "tcp"}]}, "allows[0].protocol: Missing required argument"),
+        (POOL, {"cluster": "c", "nodeConfig": {"machine_type": "x"}}, "did you mean 'machineType'?"),
+        (BUCKET, {"location": "us", "labels": {"a": 1}}, "labels.a: Incorrect value type"),
+    ],
+)
+def test_an_input_that_the_type_does_not_take_is_named(
+    client: Client, token: str, inputs: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InvalidInputs, match=re.escape(complaint)):
+        client.check(token, "r", inputs)
+    required = {problem.path for problem in gcp_types.problems(token, {})}
+    assert client.check(token, "r", dict.fromkeys(required, UNKNOWN)).keys() >= required
+
+
+Refusal = tuple[str, Callable[[Client], tuple[str, dict[str, Any]]]]
+
+
+def _pool_with(**changes: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
+    return lambda client: (POOL, flex_pool(make_cluster(client)[2], **changes))
+
+
+def _node_with(**node: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
+    return _pool_with(nodeConfig=node)
+
+
+def _on_rdma(token: str, **inputs: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
+    return lambda client: (token, {"project": PROJECT, "network": make_rdma(client)[0].id, **inputs})
+
+
+def _bucket(**inputs: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
+    return lambda client: (BUCKET, {"project": PROJECT, "name": "b-1", "location": "us-central1", **inputs})
+
+
+def _network(profile: str) -> Callable[[Client], tuple[str, dict[str, Any]]]:
+    inputs = {"project": PROJECT, "autoCreateSubnetworks": False, "networkProfile": f"projects/p/{profile}"}
+    return lambda client: (NETWORK, inputs)
+
+
+def _second_subnet(block: str, **more: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
+    return lambda client: (SUBNETWORK, subnet(make_cluster(client)[0], block, **more))
+
+
+def _grant(member: str) -> Callable[[Client], tuple[str, dict[str, Any]]]:
+    inputs = {"project": PROJECT, "role": "roles/viewer", "member": member}
+    return lambda client: ("gcp:projects/iAMMember:IAMMember", inputs)
+
+
+_PRINCIPAL = (
+    "principal://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/x.svc.id.goog/subject/ns/a/sa/b"
+)
+
+REFUSALS: dict[str, Refusal] = {
+    "flex-start with auto-repair": ("Auto-repair must be disabled", _pool_with(management={"autoRepair": True})),
+    "flex-start with Spot": ("cannot use Spot", _node_with(spot=True)),
+    "flex-start with a reservation": (
+        "NO_RESERVATION",
+        _node_with(reservationAffinity={"consumeReservationType": "ANY_RESERVATION"}),
+    ),
+    "flex-start with fixed nodes": ("cannot have a fixed number", _pool_with(nodeCount=2)),
+    "zone without the machine": ("does not exist in zone 'us-central1-a'", _pool_with(nodeLocations=["us-central1-a"])),
+    "H200 on Persistent Disk": ("[pd-balanced] features are not compatible", _node_with(diskType="pd-balanced")),
+    "wrong count of GPUs": (
+        "is not compatible with machine type",
+        _node_with(guestAccelerators=[{"type": "nvidia-h200-141gb", "count": 4}]),
+    ),
+    "nodes of an account that is not": (
+        "Service account nobody@test-project.iam.gserviceaccount.com does not exist.",
+        _node_with(serviceAccount=f"nobody@{PROJECT}.iam.gserviceaccount.com"),
+    ),
+    "RoCE profile of a zone without one": ("was not found, notFound", _network("us-central1-a-vpc-roce")),
+    "firewall on the RoCE network": ("does not support VPC firewall rules", _on_rdma(FIREWALL)),
+    "router on the RoCE network": (
+        "does not support Cloud Router",
+        _on_rdma("gcp:compute/router:Router", region="us-central1"),
+    ),
+    "overlapping subnetworks": (
+        "10.5.0.0/16 conflicts with existing subnetwork 'nodes-",
+        _second_subnet("10.5.0.0/16"),
+    ),
+    "range that is no range": ("has host bits set", _second_subnet("10.9.0.1/24")),
+    "cluster's range that is not": (
+        "secondary range 'services' does not exist",
+        lambda client: (
+            CLUSTER,
+            {
+                **make_cluster(client)[2].inputs,
+                "name": "other",
+                "ipAllocationPolicy": {"servicesSecondaryRangeName": "services"},
+            },
+        ),
+    ),
+    "bucket's soft delete of a day": (
+        "0 or between 7 and 90",
+        _bucket(softDeletePolicy={"retentionDurationSeconds": 86400}),
+    ),
+    "hierarchical bucket with versions": (
+        "do not support object versioning",
+        _bucket(hierarchicalNamespace={"enabled": True}, uniformBucketLevelAccess=True, versioning={"enabled": True}),
+    ),
+    "bucket's name": ("Must be 3-63", _bucket(name="Data")),
+    "grant to an account that is not": (
+        "Service account ghost@test-project.iam.gserviceaccount.com does not exist.",
+        _grant(f"serviceAccount:ghost@{PROJECT}.iam.gserviceaccount.com"),
+    ),
+    "grant to a workload before any cluster": ("Identity Pool does not exist (x.svc.id.goog)", _grant(_PRINCIPAL)),
+    "worker pool on a network without a connection": (
+        "no private connection to servicenetworking",
+        lambda client: (
+            WORKER_POOL,
+            {
+                "project": PROJECT,
+                "location": "us-central1",
+                "networkConfig": {"peeredNetwork": make_cluster(client)[0].id},
+            },
+        ),
+    ),
+    "API that is off": (
+        "artifactregistry.googleapis.com has not been used in project",
+        lambda client: (
+            "gcp:artifactregistry/repository:Repository",
+            {"project": PROJECT, "location": "us-central1", "repositoryId": "r", "format": "DOCKER"},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(REFUSALS))
+def test_what_google_refuses_is_refused_and_leaves_nothing(client: Client, cloud: Cloud, case: str) -> None:
+    words, prepare = REFUSALS[case]
+    token, inputs = prepare(client)
+    before = cloud.list()
+    with pytest.raises(Failed, match=re.escape(words)):
+        client.create(token, "refused", inputs)
+    assert cloud.list() == before
+
+
+def test_only_the_table_decides_what_is_replaced(client: Client) -> None:
+    cluster = make_cluster(client)[2]
+    pool = client.create(POOL, "flex", flex_pool(cluster))
+
+    def replaced(held: Held, **changes: Any) -> bool:
+        answer = client.diff(held, {**{k: v for k, v in plain(held.inputs).items() if k != "__defaults"}, **changes})
+        assert answer.changes == 2
+        return bool(answer.replaces)
+
+    assert not replaced(pool, autoscaling={"totalMinNodeCount": 0, "totalMaxNodeCount": 9})
+    assert not replaced(pool, nodeConfig={**pool.inputs["nodeConfig"], "labels": {"a": "b"}})
+    assert replaced(pool, nodeConfig={**pool.inputs["nodeConfig"], "maxRunDuration": "600s"})
+    assert replaced(cluster, location="us-east4")
+    assert not replaced(cluster, deletionProtection=True)
+    network = client.create(NETWORK, "wide", {"project": PROJECT, "autoCreateSubnetworks": False})
+    nodes = client.create(SUBNETWORK, "wide", subnet(network, "10.8.0.0/24"))
+    assert not replaced(nodes, ipCidrRange="10.8.0.0/20")
+    assert replaced(nodes, ipCidrRange="10.8.0.0/26")
+
+
+def test_what_gke_added_shows_as_drift_and_outlives_an_update(client: Client, cloud: Cloud) -> None:
+    inputs = flex_pool(make_cluster(client)[2])
+    pool = client.create(POOL, "flex", inputs)
+
+    def scale(body: dict[str, Any]) -> None:
+        body["nodeCount"] = 3
+        body["nodeConfig"]["labels"]["cloud.google.com/gke-flex-start"] = "true"
+
+    cloud.update("container/nodePool", pool.id, scale)
+    refreshed = client.read(POOL, pool.id, pool)
+    assert refreshed is not None and refreshed.outputs["nodeCount"] == 3
+    drift = client.diff(refreshed, inputs)
+    assert list(drift.detailedDiff) == ['nodeConfig.labels["cloud.google.com/gke-flex-start"]']
+    assert not drift.replaces
+    updated = client.update(pool, {**inputs, "management": {"autoRepair": False, "autoUpgrade": False}})
+    assert updated.outputs["nodeCount"] == 3
+    assert "cloud.google.com/gke-flex-start" in updated.outputs["nodeConfig"]["labels"]
+    assert updated.outputs["management"]["autoUpgrade"] is False
+
+
+def test_secrets_stay_wrapped_and_write_only_values_do_not_come_back(client: Client, cloud: Cloud) -> None:
+    secret = client.create(SECRET, "s", {"project": PROJECT, "secretId": "wandb", "replication": {"auto": {}}})
+    written = client.create(
+        VERSION, "v", {"secret": secret.id, "secretDataWo": Secret("canary"), "secretDataWoVersion": "1"}
+    )
+    given = client.create(VERSION, "w", {"secret": secret.id, "secretData": Secret("canary")})
+    assert "canary" not in str(plain(written.outputs))
+    assert given.outputs["secretData"] == Secret("canary")
+    assert written.inputs["secretDataWo"] == Secret("canary")
+    assert [held.outputs["version"] for held in (written, given)] == ["1", "2"]
+    again = client.read(VERSION, written.id, written)
+    assert again is not None and again.inputs == written.inputs
+    assert (
+        client.diff(again, {"secret": secret.id, "secretDataWo": Secret("canary"), "secretDataWoVersion": "1"}).changes
+        == 1
+    )
+    client.delete(secret)  # its versions and grants are part of it
+    assert cloud.inventory().other == [] and not cloud.list("secretmanager/version")
+
+
+def test_a_kept_bucket_is_adopted_only_as_it_is(client: Client, cloud: Cloud) -> None:
+    inputs = {
+        "project": PROJECT,
+        "name": "runs-1",
+        "location": "us-central1",
+        "labels": {"stack": "dev"},
+        "uniformBucketLevelAccess": True,
+        "hierarchicalNamespace": {"enabled": True},
+        "softDeletePolicy": {"retentionDurationSeconds": 604800},
+        "forceDestroy": False,
+    }
+    client.create(BUCKET, "runs", inputs)
+    for identity in ("runs-1", f"{PROJECT}/runs-1"):
+        adopted = client.read(BUCKET, identity)
+        assert adopted is not None and adopted.id == "runs-1"
+        unlabelled = {key: value for key, value in inputs.items() if key != "labels"}
+        assert client.diff(adopted, unlabelled).changes == 1
+        assert list(client.diff(adopted, inputs).diffs) == ["labels"]  # which the real provider does not read either
+        assert list(client.diff(adopted, {**unlabelled, "location": "us-east4"}).replaces) == ["location"]
+    with pytest.raises(Failed, match="you already own it"):
+        client.create(BUCKET, "again", inputs)
+
+
+def test_a_bucket_with_objects_goes_only_by_force(client: Client, cloud: Cloud) -> None:
+    inputs = {"project": PROJECT, "name": "runs-2", "location": "us-central1"}
+    bucket = client.create(BUCKET, "runs", inputs)
+    store = ObjectStore(cloud)
+    store.put("runs-2", "a/b", store.temporary())
+    with pytest.raises(Failed, match="The bucket you tried to delete is not empty"):
+        client.delete(bucket)
+    assert store.names("runs-2") == ["a/b"]
+    client.delete(client.update(bucket, {**inputs, "forceDestroy": True}))
+    assert not (cloud.directory / "buckets" / "runs-2").exists()
+    assert cloud.list("storage/bucket") == []
+
+
+def test_a_protected_cluster_and_a_used_connection_stay(client: Client) -> None:
+    network, _, cluster = make_cluster(client)
+    protected = client.update(cluster, {**cluster.inputs, "deletionProtection": True})
+    with pytest.raises(Failed, match="deletion_protection is set to true"):
+        client.delete(protected)
+    address = client.create(
+        ADDRESS,
+        "peering",
+        {
+            "project": PROJECT,
+            "network": network.id,
+            "purpose": "VPC_PEERING",
+            "addressType": "INTERNAL",
+            "prefixLength": 24,
+        },
+    )
+    connection = client.create(
+        CONNECTION,
+        "peering",
+        {
+            "network": network.id,
+            "service": "servicenetworking.googleapis.com",
+            "reservedPeeringRanges": [address.outputs["name"]],
+        },
+    )
+    pool = client.create(
+        WORKER_POOL,
+        "build",
+        {"project": PROJECT, "location": "us-central1", "networkConfig": {"peeredNetwork": network.id}},
+    )
+    client.delete(pool)
+    with pytest.raises(Failed, match=r"Producer services .* are still using this connection"):
+        client.delete(connection)
+    time.sleep(0.25)
+    client.delete(connection)
+
+
+def test_a_preview_makes_nothing_and_leaves_googles_own_values_open(client: Client, cloud: Cloud) -> None:
+    before = cloud.list()
+    foreseen = client.create(SUBNETWORK, "s", subnet(Held(NETWORK, UNKNOWN, {}, {}), "10.0.0.0/24"), preview=True)
+    assert foreseen.id == "" and foreseen.outputs["selfLink"] == UNKNOWN
+    assert foreseen.outputs["ipCidrRange"] == "10.0.0.0/24"
+    assert cloud.list() == before
+
+
+def test_a_fault_is_met_as_often_as_it_says(client: Client, cloud: Cloud) -> None:
+    faults = [
+        {"type": "gcp:compute/*", "call": "create", "effect": "fail", "message": "quota exceeded", "times": 1},
+        {"type": NETWORK, "call": "create", "effect": "lose-answer", "times": 1},
+    ]
+    (cloud.directory / "faults.json").write_text(json.dumps(faults))
+    inputs = {"project": PROJECT, "name": "n"}
+    with pytest.raises(Failed, match="Error 503: quota exceeded"):
+        client.create(NETWORK, "n", inputs)
+    assert cloud.list("compute/network") == []
+    with pytest.raises(Failed, match="the answer was lost"):
+        client.create(NETWORK, "n", inputs)
+    with pytest.raises(Failed, match="already exists, alreadyExists"):
+        client.create(NETWORK, "n", inputs)
+    (cloud.directory / "faults.json").write_text('[{"effect": "explode"}]')
+    with pytest.raises(Failed, match="effect must be one of"):
+        client.create(NETWORK, "n", inputs)
+
+
+def test_what_is_not_emulated_is_an_error_that_says_where_to_add_it(client: Client) -> None:
+    with pytest.raises(Failed, match=r"Add a row to emulator/gcp_tables\.py"):
+        client.create("gcp:sql/databaseInstance:DatabaseInstance", "d", {})
+    with pytest.raises(Failed, match=r"Add it to emulator/gcp_invokes\.py"):
+        client.invoke("gcp:compute/getImage:getImage")
+    project = client.invoke("gcp:organizations/getProject:getProject", projectId=PROJECT)
+    assert re.fullmatch(r"[1-9]\d{11}", project["number"])
+    assert client.invoke("gcp:organizations/getClientConfig:getClientConfig")["accessToken"] == Secret("emulated")

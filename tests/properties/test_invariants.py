@@ -1,0 +1,302 @@
+"""What holds for every legal stack: checked over random settings, shrunk to a stack file that one can read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from ipaddress import IPv4Network
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as some
+
+from oasis_stack import address_plan, capacity_rules
+from oasis_stack.capacity_rules import CapacityEntry
+from oasis_stack.machine import MACHINES, Machine
+from oasis_stack.problem import SettingsError
+from oasis_stack.settings import Settings, from_config, parse
+from tests.deployment import Deployment
+from tests.deployment import deploy as run_under_mocks
+from tests.program import at, program
+
+PARSED = settings(max_examples=100, deadline=None)
+DEPLOYED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+NODE_POOL = "gcp:container/nodePool:NodePool"
+
+ROLES = {
+    *("roles/container.defaultNodeServiceAccount", "roles/artifactregistry.reader", "roles/artifactregistry.writer"),
+    *("roles/storage.objectViewer", "roles/storage.objectUser", "roles/storage.bucketViewer"),
+    *("roles/secretmanager.secretAccessor", "roles/cloudkms.cryptoKeyEncrypterDecrypter"),
+}
+"""Every role that the program may grant."""
+
+
+@some.composite
+def ladders(draw: some.DrawFn, machine: Machine) -> list[dict[str, Any]]:
+    """Legal ladders of a machine."""
+    modes = [mode for mode in capacity_rules.MODES if machine.on_demand or mode != "on-demand"]
+    entries = []
+    for mode in draw(some.lists(some.sampled_from(modes), min_size=1, unique=True)):
+        entry: dict[str, Any] = {"mode": mode, "max_nodes": draw(some.integers(1, 40))}
+        if mode == "reservation":
+            entry["reservation"] = draw(some.from_regex(r"[a-z][a-z0-9-]{0,60}[a-z0-9]", fullmatch=True))
+        if mode == "flex-start" and draw(some.booleans()):
+            entry["max_run_duration_hours"] = draw(some.integers(1, 168))
+        if mode != "flex-start" or machine.flex_start_compact:
+            entry["compact_placement"] = draw(some.booleans())
+        entries.append(entry)
+    return entries
+
+
+@some.composite
+def stacks(draw: some.DrawFn) -> dict[str, Any]:
+    """Legal stack files."""
+    # The one with RDMA as often as the others together: most that can go wrong is there.
+    machine = draw(some.one_of(some.just(MACHINES["a3-ultragpu-8g"]), some.sampled_from(list(MACHINES.values()))))
+    zone = draw(some.sampled_from(machine.zones))
+    first = draw(some.integers(0, 63))
+    config: dict[str, Any] = {
+        "gcp:project": draw(some.from_regex(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", fullmatch=True)),
+        "oasis:region": zone.rpartition("-")[0],
+        "oasis:zone": zone,
+        "oasis:name": draw(some.from_regex(r"[a-z]([a-z0-9-]{0,14}[a-z0-9])?", fullmatch=True)),
+        "oasis:network": {
+            "primary_block": f"10.{first}.0.0/{draw(some.integers(16, 19))}",
+            "pods_block": f"10.{64 + first // 4 * 4}.0.0/14",
+            "device_block": f"10.{128 + first * 2}.0.0/{draw(some.integers(15, 20))}",
+            "proxy_only": draw(some.booleans()),
+        },
+    }
+    optional: dict[str, Any] = {
+        "oasis:gpu": {"machine_type": machine.name, "capacity": draw(ladders(machine))},
+        "oasis:build": {"peered": draw(some.booleans())},
+        "oasis:wandb": {"keep": draw(some.booleans())},
+        "oasis:data": {"keep": draw(some.booleans()), "soft_delete_days": draw(some.sampled_from([0, 7, 90]))},
+        "oasis:labels": draw(some.dictionaries(some.sampled_from(["team", "cost-centre"]), some.just("vision"))),
+        "oasis:ray": {"namespace": draw(some.from_regex(r"[a-z][a-z0-9]{0,62}", fullmatch=True))},
+        "oasis:cluster": draw(
+            some.sampled_from(
+                [
+                    {"endpoint": "dns"},
+                    {"endpoint": "ip", "authorized_networks": [{"name": "office", "cidr": "203.0.113.0/24"}]},
+                ]
+            )
+        ),
+    }
+    left_out = draw(some.sets(some.sampled_from(sorted(optional)), max_size=3))
+    return config | {key: value for key, value in optional.items() if key not in left_out}
+
+
+@PARSED
+@given(stacks())
+def test_every_legal_stack_is_accepted(config: dict[str, Any]) -> None:
+    assert isinstance(parse(from_config(config)), Settings)
+
+
+@PARSED
+@given(stacks())
+def test_ranges_are_apart_private_and_large_enough(config: dict[str, Any]) -> None:
+    stack = parse(from_config(config))
+    plan = stack.address_plan()
+    networks = {name: IPv4Network(text) for name, text in plan.ranges().items()}
+
+    for (one, first), (other, second) in itertools.combinations(networks.items(), 2):
+        assert not first.overlaps(second), (one, other)
+    assert all(any(found.subnet_of(block) for block in address_plan.PRIVATE_BLOCKS) for found in networks.values())
+    gpu_nodes = stack.gpu.max_nodes if stack.gpu else 0
+    every = gpu_nodes + stack.cluster.system_pool.max_nodes + stack.cluster.cpu_pool.max_nodes
+    assert networks["nodes"].num_addresses - 4 >= every
+    assert networks["pods"].num_addresses >= 256 * every
+    for name in ("gvnic", *(name for name in networks if name.startswith("rdma"))):
+        assert networks[name].num_addresses - 4 >= gpu_nodes
+    assert len(plan.rdma) == (stack.gpu.machine.rdma_nics if stack.gpu else 0)
+
+
+@PARSED
+@given(stacks(), some.data())
+def test_a_larger_pool_moves_no_range(config: dict[str, Any], data: some.DataObject) -> None:
+    stack = parse(from_config(config))
+    if not stack.gpu:
+        return
+    config["oasis:gpu"]["capacity"][0]["max_nodes"] = data.draw(some.integers(1, 40))
+    assert parse(from_config(config)).address_plan() == stack.address_plan()
+
+
+@PARSED
+@given(
+    stacks(),
+    some.recursive(some.none() | some.integers() | some.text(max_size=9), some.lists, max_leaves=4),
+    some.data(),
+)
+def test_any_value_is_read_or_refused_by_key(config: dict[str, Any], value: object, data: some.DataObject) -> None:
+    key = data.draw(some.sampled_from(sorted(config)))
+    if isinstance(config[key], dict) and config[key] and data.draw(some.booleans()):
+        config[key][data.draw(some.sampled_from(sorted(config[key])))] = value
+    else:
+        config[key] = value
+    try:
+        parse(from_config(config))
+    except SettingsError as error:
+        assert all(found.key and found.allowed and found.remedy for found in error.problems)
+        assert len({(found.key, found.allowed) for found in error.problems}) == len(error.problems)
+
+
+@PARSED
+@given(some.sampled_from(list(MACHINES.values())), some.data())
+def test_a_legal_pool_never_combines_what_excludes_itself(machine: Machine, data: some.DataObject) -> None:
+    for values in data.draw(ladders(machine)):
+        hours = values.get("max_run_duration_hours", 168 if values["mode"] == "flex-start" else None)
+        entry = CapacityEntry(
+            mode=values["mode"],
+            max_nodes=values["max_nodes"],
+            max_run_duration_hours=hours,
+            reservation=values.get("reservation"),
+            compact_placement=values.get("compact_placement", False),
+        )
+        rules = capacity_rules.pool_rules(machine, entry)
+        assert not (rules.flex_start and rules.spot)
+        assert not (rules.flex_start and rules.auto_repair)
+        assert (rules.reservation is not None) == (rules.consume_reservation_type == "SPECIFIC_RESERVATION")
+        assert not (rules.reservation and (rules.flex_start or rules.spot))
+        assert (rules.max_run_duration is not None) == rules.flex_start
+
+
+def _networks_and_sets(stack: Deployment) -> tuple[list[str], list[str]]:
+    networks = sorted(found.name for found in stack.of_type("kubernetes:networking.gke.io/v1:Network"))
+    sets = sorted(found.name for found in stack.of_type("kubernetes:networking.gke.io/v1:GKENetworkParamSet"))
+    return networks, sets
+
+
+def check_devices(stack: Deployment, chosen: Settings) -> None:
+    """One subnet, NIC, Network, parameter set and interface each, all in one order."""
+    nics = chosen.gpu.machine.rdma_nics if chosen.gpu else 0
+    names = ["gvnic-1", *(f"rdma-{index}" for index in range(nics))] if nics else []
+    assert _networks_and_sets(stack) == (names, names)
+    if not chosen.gpu:
+        return
+    pools = [found for found in stack.of_type(NODE_POOL) if found.name.startswith("gpu-")]
+    groups = at(stack.only("kubernetes:ray.io/v1:RayCluster"), "spec.workerGroupSpecs")
+    gpu_group = next(group for group in groups if group["groupName"] == "gpu")
+    annotations = gpu_group["template"]["metadata"].get("annotations", {})
+    sets = [
+        at(stack.get("kubernetes:networking.gke.io/v1:GKENetworkParamSet", name), "spec.vpcSubnet") for name in names
+    ]
+    for pool in pools:
+        attached = at(pool, "networkConfig.additionalNodeNetworkConfigs") or []
+        assert [nic["subnetwork"] for nic in attached] == sets
+        assert len({nic["subnetwork"] for nic in attached}) == len(attached)
+    interfaces = json.loads(annotations.get("networking.gke.io/interfaces", "[]"))
+    assert [found["network"] for found in interfaces] == (["default", *names] if names else [])
+    assert [found["interfaceName"] for found in interfaces] == [f"eth{index}" for index in range(len(interfaces))]
+
+
+def check_pools(stack: Deployment, chosen: Settings) -> None:
+    """Pools rest at 0, their maxima are Ray's, and class, label, taint and selector are one name."""
+    if not chosen.gpu:
+        return
+    pools = {found.name: found for found in stack.of_type(NODE_POOL) if found.name.startswith("gpu-")}
+    assert set(pools) == {entry.pool_name for entry in chosen.gpu.capacity}
+    groups = at(stack.only("kubernetes:ray.io/v1:RayCluster"), "spec.workerGroupSpecs")
+    gpu_group = next(group for group in groups if group["groupName"] == "gpu")
+    maxima = [at(pool, "autoscaling.totalMaxNodeCount") for pool in pools.values()]
+    assert gpu_group["maxReplicas"] * gpu_group.get("numOfHosts", 1) == sum(maxima) == chosen.gpu.max_nodes
+    assert gpu_group.get("minReplicas", 0) == 0 and "replicas" not in gpu_group
+    key = "cloud.google.com/compute-class"
+    selected = gpu_group["template"]["spec"]["nodeSelector"][key]
+    gpu_class = stack.only("kubernetes:cloud.google.com/v1:ComputeClass")
+    assert at(gpu_class, "metadata.name") == selected == chosen.gpu.compute_class
+    for pool in pools.values():
+        assert (at(pool, "initialNodeCount"), at(pool, "autoscaling.totalMinNodeCount")) == (0, 0)
+        assert at(pool, "nodeConfig.labels")[key] == selected
+        assert {"key": key, "value": selected, "effect": "NO_SCHEDULE"} in at(pool, "nodeConfig.taints")
+        assert at(pool, "nodeLocations") == [chosen.zone]
+    ladder = [rule["nodepools"] for rule in at(gpu_class, "spec.priorities")]
+    assert ladder == [[f"{entry.pool_name}-1a2b3c4"] for entry in chosen.gpu.capacity]
+
+
+def check_roce(stack: Deployment, chosen: Settings) -> None:
+    """The RDMA VPC is of the pool's zone, and nothing that it refuses is attached to it."""
+    roce = [found for found in stack.of_type("gcp:compute/network:Network") if at(found, "networkProfile")]
+    assert len(roce) == bool(chosen.gpu and chosen.gpu.machine.rdma_nics)
+    for network in roce:
+        assert at(network, "networkProfile").endswith(f"/networkProfiles/{chosen.zone}-vpc-roce")
+        for found in stack:
+            if network.urn in found.dependencies and found.type.startswith("gcp:compute/"):
+                assert found.type == "gcp:compute/subnetwork:Subnetwork", found.name
+    assert {at(found, "mtu") for found in stack.of_type("gcp:compute/network:Network")} == {8896}
+
+
+def check_graph(stack: Deployment) -> None:
+    """URNs are unique, no resource waits for itself, and network-class resources have time to go."""
+    assert max(Counter(found.urn for found in stack).values()) == 1
+    for found in stack:
+        assert found.urn not in stack.created_before(found), found.name
+        if re.match(
+            r"gcp:(compute/(network|subnetwork|router|routerNat|firewall|address|globalAddress):|container/)",
+            found.type,
+        ):
+            assert int(found.timeouts["delete"].removesuffix("m")) >= 20, found.name
+
+
+def check_grants(stack: Deployment, chosen: Settings) -> None:
+    """Only known roles, none authoritative, on the project only for nodes, and to one Kubernetes account."""
+    grants = [
+        found for found in stack if re.search(r"iam(Member|Binding|Policy):|IAM(Member|Binding|Policy)|Iam", found.type)
+    ]
+    assert grants
+    account = f"ns/{chosen.ray.namespace}/sa/ray"
+    for found in grants:
+        assert re.search(r"I(AM|am)Member$", found.type), found.type
+        assert found.inputs["role"] in ROLES, found.name
+        on_project = found.type == "gcp:projects/iAMMember:IAMMember"
+        assert not on_project or found.inputs["role"] == "roles/container.defaultNodeServiceAccount"
+        member = str(found.inputs["member"])
+        assert member.endswith(account) if member.startswith("principal:") else member.startswith("serviceAccount:")
+    ray = stack.only("kubernetes:ray.io/v1:RayCluster")
+    for found in (ray, stack.only("kubernetes:core/v1:ServiceAccount")):
+        assert at(found, "metadata.namespace") == chosen.ray.namespace
+    assert at(ray, "spec.headGroupSpec.template.spec.serviceAccountName") == "ray"
+
+
+def check_kept(stack: Deployment, chosen: Settings) -> None:
+    """What a destroy leaves is what the settings say, and nothing else."""
+    kept = {found.name for found in stack if found.retain_on_delete}
+    expected = {name for name, bucket in (("data", chosen.data), ("runs", chosen.runs)) if bucket.keep}
+    expected |= {"registry-docker", "registry-python"} if chosen.registry.keep else set()
+    expected |= {"wandb"} if chosen.wandb and chosen.wandb.keep else set()
+    assert kept == expected
+    for found in stack.of_type("gcp:storage/bucket:Bucket"):
+        assert at(found, "publicAccessPrevention") == "enforced" and at(found, "uniformBucketLevelAccess") is True
+        assert at(found, "forceDestroy") is not found.retain_on_delete
+
+
+@DEPLOYED
+@given(stacks())
+def test_every_legal_stack_keeps_the_invariants(config: dict[str, Any]) -> None:
+    note(json.dumps(config, indent=1))
+    chosen = parse(from_config(config))
+    stack = run_under_mocks(program, config)
+
+    check_devices(stack, chosen)
+    check_pools(stack, chosen)
+    check_roce(stack, chosen)
+    check_graph(stack)
+    check_grants(stack, chosen)
+    check_kept(stack, chosen)
+
+
+@pytest.mark.parametrize("preview", [False, True])
+def test_the_same_settings_give_the_same_program(preview: bool) -> None:
+    config = {"gcp:project": "some-project", "oasis:region": "us-central1", "oasis:zone": "us-central1-b"}
+
+    def rendered() -> dict[tuple[str, str], str]:
+        stack = run_under_mocks(program, config, preview=preview)
+        return {(found.type, found.name): json.dumps(found.inputs, sort_keys=True, default=repr) for found in stack}
+
+    assert {key: re.sub("0x[0-9a-f]+", "", text) for key, text in rendered().items()} == {
+        key: re.sub("0x[0-9a-f]+", "", text) for key, text in rendered().items()
+    }

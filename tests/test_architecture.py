@@ -1,0 +1,277 @@
+"""Rules of the tree that no single module can keep: who imports whom, how large things are, which words are used."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from oasis_stack.command_line.stack_file import ROOT
+
+PACKAGES = ("oasis_stack", "workloads", "emulator")
+MODULE_LINES, FUNCTION_LINES, CONSTRUCTOR_LINES, DIAGRAM_LINES = 280, 50, 65, 120
+
+SETTINGS = {
+    "settings",
+    "infrastructure_settings",
+    "ray_settings",
+    "setting_rules",
+    "ray_setting_rules",
+    "setting_reader",
+}
+READS_SETTINGS = SETTINGS | {"__main__", "stack_outputs", "command_line.cluster_access", "command_line.plan"}
+
+# Pure parts of workloads: torch or the standard library, so that they are tested without Ray.
+WITHOUT_RAY = {"environment", *(f"convnext.{part}" for part in ("config", "data", "model", "loop"))}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("bandwidth", "collectives")}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file, parsed."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    def imports(self) -> set[str]:
+        """Every module it may import: `a.b` for `import a.b`, and both `a` and `a.b` for `from a import b`."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.path}: relative import"
+                found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        return found
+
+    def imported_roots(self) -> set[str]:
+        return {name.partition(".")[0] for name in self.imports()}
+
+    def functions(self) -> Iterator[tuple[str, int]]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+    def classes(self) -> list[ast.ClassDef]:
+        return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+
+
+@cache
+def modules() -> dict[str, Module]:
+    """Every module of the three packages, and the wiring diagram as `__main__`."""
+    paths = [ROOT / "__main__.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    found = {}
+    for path in sorted(paths):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        text = path.read_text(encoding="utf-8")
+        found[name] = Module(name=name, path=path, text=text, tree=ast.parse(text))
+    return found
+
+
+def within(package: str) -> dict[str, Module]:
+    return {name: found for name, found in modules().items() if name.partition(".")[0] == package}
+
+
+def components() -> dict[str, Module]:
+    """Modules of oasis_stack that define a component."""
+    return {
+        name: found
+        for name, found in within("oasis_stack").items()
+        if any("ComponentResource" in ast.unparse(base) for node in found.classes() for base in node.bases)
+    }
+
+
+def ours(found: Module) -> set[str]:
+    return {name for name in found.imports() if name in modules()}
+
+
+def test_the_rules_look_at_something() -> None:
+    assert len(components()) >= 14
+    assert all(len(within(package)) > 10 for package in PACKAGES)
+    assert READS_SETTINGS - {name.removeprefix("oasis_stack.") for name in modules()} == set()
+
+
+def test_the_contract_and_the_hardware_facts_need_only_the_standard_library() -> None:
+    for name in ("workloads.environment", "oasis_stack.machine"):
+        assert modules()[name].imported_roots() <= sys.stdlib_module_names, name
+
+
+def test_a_component_imports_no_other_component_and_no_settings() -> None:
+    strangers = set(components()) | {f"oasis_stack.{name}" for name in READS_SETTINGS}
+    for name, found in components().items():
+        assert ours(found) & strangers - {name} == set(), name
+
+
+def test_what_a_component_uses_imports_no_component_either() -> None:
+    used = {part for found in components().values() for part in ours(found) if part.startswith("oasis_stack.")}
+    for name in used:
+        assert ours(modules()[name]) & set(components()) == set(), name
+
+
+def test_settings_are_read_by_the_wiring_and_the_command_line_alone() -> None:
+    settings = {f"oasis_stack.{name}" for name in SETTINGS}
+    for name, found in modules().items():
+        if ours(found) & settings:
+            assert name == "__main__" or name.removeprefix("oasis_stack.") in READS_SETTINGS, name
+
+
+def test_settings_need_no_cloud_provider() -> None:
+    for name in SETTINGS | {"address_plan", "capacity_rules", "names", "problem", "pod_size"}:
+        found = modules()[f"oasis_stack.{name}"]
+        assert found.imported_roots() & {"pulumi_gcp", "pulumi_kubernetes", "kubernetes"} == set(), name
+        assert ours(found) & set(components()) == set(), name
+
+
+def test_only_the_ray_cluster_knows_the_workloads_and_only_their_contract() -> None:
+    for name, found in within("oasis_stack").items():
+        theirs = {other for other in ours(found) if other.startswith("workloads")} - {"workloads"}
+        assert theirs <= ({"workloads.environment"} if "ray_" in name else set()), name
+
+
+@pytest.mark.parametrize(
+    ("package", "never"),
+    [
+        ("oasis_stack", {"emulator"}),
+        ("workloads", {"pulumi", "pulumi_gcp", "pulumi_kubernetes", "oasis_stack", "emulator"}),
+        ("emulator", {"oasis_stack", "workloads"}),
+    ],
+)
+def test_packages_keep_apart(package: str, never: set[str]) -> None:
+    for name, found in within(package).items():
+        assert found.imported_roots() & never == set(), name
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_RAY))
+def test_the_pure_parts_of_the_workloads_need_no_ray(name: str) -> None:
+    assert "ray" not in modules()[f"workloads.{name}"].imported_roots()
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        if name not in done:
+            # What stands inside a function or under TYPE_CHECKING is not imported when the module is.
+            found = modules()[name]
+            top = [node for node in found.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+            for other in ours(Module(found.name, found.path, found.text, ast.Module(list(top), []))) - set(PACKAGES):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in modules():
+        visit(name, ())
+
+
+def test_the_wiring_diagram_fits_on_a_page_and_only_declares() -> None:
+    diagram = modules()["__main__"]
+    assert len(diagram.text.splitlines()) <= DIAGRAM_LINES
+    assert not [
+        node for node in ast.walk(diagram.tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.While | ast.If)
+    ]
+
+
+def test_modules_and_functions_stay_small() -> None:
+    large = {name: len(found.text.splitlines()) for name, found in modules().items()}
+    assert {name: size for name, size in large.items() if size > MODULE_LINES} == {}
+    long = {
+        f"{name}.{function}": size
+        for name, found in modules().items()
+        for function, size in found.functions()
+        # A component's methods are its constructor in parts: one call with many arguments each.
+        if size > (CONSTRUCTOR_LINES if function == "__init__" or name in components() else FUNCTION_LINES)
+    }
+    assert long == {}
+
+
+def test_every_module_says_what_it_owns() -> None:
+    assert [name for name, found in modules().items() if found.tree.body and not ast.get_docstring(found.tree)] == []
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    empty = {"utils", "util", "helpers", "helper", "common", "base", "misc", "lib"}
+    assert [name for name in modules() if empty & set(name.split("."))] == []
+
+
+def test_arguments_of_components_have_no_defaults_and_say_what_they_mean() -> None:
+    for name, found in components().items():
+        for node in found.classes():
+            if not node.name.endswith("Args"):
+                continue
+            assert ast.unparse(node.decorator_list[0]) == "dataclass(frozen=True, kw_only=True)", f"{name}.{node.name}"
+            for field, follower in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign):
+                    said = isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant)
+                    assert field.value is None and said, f"{name}.{node.name}.{ast.unparse(field.target)}"
+
+
+def test_components_take_name_arguments_and_options() -> None:
+    for name, found in components().items():
+        for node in found.classes():
+            if any("ComponentResource" in ast.unparse(base) for base in node.bases):
+                constructor = next(part for part in node.body if getattr(part, "name", "") == "__init__")
+                assert isinstance(constructor, ast.FunctionDef)
+                arguments = [argument.arg for argument in constructor.args.args]
+                assert arguments == ["self", "name", "args", "opts"], name
+                assert f"'oasis:index:{node.name}'" in ast.unparse(constructor), name
+                assert "register_outputs" in ast.unparse(constructor.body[-1]), name
+
+
+def test_nothing_is_called_through_a_shell() -> None:
+    for name, found in modules().items():
+        for node in ast.walk(found.tree):
+            if isinstance(node, ast.Call):
+                assert not any(
+                    keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+                    for keyword in node.keywords
+                ), name
+                assert ast.unparse(node.func) not in ("os.system", "os.popen", "subprocess.getoutput"), name
+
+
+# Written in two parts, so that this file does not find itself.
+SUPPRESSIONS = (
+    "type: " + "ignore",
+    "no" + "qa",
+    "pyright: " + "ignore",
+    "pragma: no " + "cover",
+    "TO" + "DO",
+    "FIX" + "ME",
+)
+WRONG_WORDS = r"\b(node ?groups?|Infini" + r"Band|C" + r"CC|D" + r"WS)\b"
+
+
+def sources() -> list[Path]:
+    return [found.path for found in modules().values()] + sorted((ROOT / "tests").rglob("*.py"))
+
+
+def test_nothing_is_suppressed_and_nothing_is_left_to_do() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in sources()
+        for word in SUPPRESSIONS
+        if word in path.read_text(encoding="utf-8")
+    ]
+    assert found == []
+
+
+def test_no_path_of_a_machine_stands_in_the_source() -> None:
+    places = re.compile("/wo" + r"rk/(main|shared)|/ho" + r"me/(?!kubernetes/)\w+/|/ro" + "ot/")
+    assert [str(path) for path in sources() if places.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_the_fields_words_are_used() -> None:
+    wrong = re.compile(WRONG_WORDS)
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sources()
+        for match in wrong.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert found == set()
