@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from emulator.api import Api, ApiError
+from emulator.api import Api, ApiError, KindNotServedError
 from emulator.go_modules import module_directory
 from emulator.state import CHECKOUT, EmulatorError
 
-_ESTABLISHED_SECONDS = 30
+_SERVED_SECONDS = 30
 
 
 def install_networking(api: Api) -> None:
@@ -52,7 +52,7 @@ def _install(api: Api, files: list[Path]) -> None:
         body["spec"].pop("conversion", None)
         _create(api, body)
     for body in definitions:
-        _wait_until_established(api, body["metadata"]["name"])
+        _wait_until_served(api, body)
 
 
 def _create(api: Api, body: dict[str, Any]) -> None:
@@ -64,14 +64,17 @@ def _create(api: Api, body: dict[str, Any]) -> None:
             raise
 
 
-def _wait_until_established(api: Api, name: str) -> None:
-    deadline = time.monotonic() + _ESTABLISHED_SECONDS
+def _wait_until_served(api: Api, definition: dict[str, Any]) -> None:
+    # A definition is called established a moment before its objects have an address.
+    spec, deadline = definition["spec"], time.monotonic() + _SERVED_SECONDS
+    versions = [f"{spec['group']}/{version['name']}" for version in spec["versions"] if version["served"]]
     while time.monotonic() < deadline:
-        found = api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", name) or {}
-        conditions = found.get("status", {}).get("conditions") or []
-        if any(entry["type"] == "Established" and entry["status"] == "True" for entry in conditions):
+        try:
+            for version in versions:
+                api.kind(version, spec["names"]["kind"])
+        except KindNotServedError:
+            time.sleep(0.05)
+        else:
             return
-        time.sleep(0.05)
-    raise EmulatorError(
-        f"the API server does not serve {name} after {_ESTABLISHED_SECONDS} s; see the log of kube-apiserver"
-    )
+    name = definition["metadata"]["name"]
+    raise EmulatorError(f"the API server does not serve {name} after {_SERVED_SECONDS} s; see kube-apiserver's log")

@@ -154,8 +154,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
             locate(address)
 
 
+def test_a_local_folder_is_the_same_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert locate("runs").uri == str(tmp_path / "runs")
+
+
 def test_a_folder_pickles_so_that_a_worker_can_be_handed_it(runs: Folder) -> None:
     runs.write("name", b"content")
+    assert locate(runs.uri) == runs
     again = pickle.loads(pickle.dumps(runs))
     assert again.read("name") == b"content"
     assert isinstance(again.filesystem, fs.FileSystem)

@@ -30,7 +30,7 @@ class Folder:
     """A folder of a bucket or of a local disk; it need not exist before the first write."""
 
     uri: str
-    """As the user wrote it, for messages."""
+    """Address that `locate` reads back in any process of any working directory; a local one is absolute."""
     filesystem: fs.FileSystem
     """pyarrow file system; pickles, so a worker can be handed a Folder."""
     path: str
@@ -117,7 +117,8 @@ def locate(uri: str | Path) -> Folder:
         return Folder(text, _cloud_storage(), f"{parts.netloc}{parts.path}".rstrip("/"))
     if "://" in text:
         raise UsageError(f"{text!r} is neither gs://BUCKET/PATH nor a local path.", "Use one of the two.")
-    return Folder(text, fs.LocalFileSystem(), str(Path(text).expanduser().absolute()))
+    path = str(Path(text).expanduser().absolute())
+    return Folder(path, fs.LocalFileSystem(), path)
 
 
 def _cloud_storage() -> fs.GcsFileSystem:

@@ -86,7 +86,7 @@ def command(pid: int) -> str:
 
 
 def survivors(processes: dict[int, str], seconds: float = 60) -> dict[int, str]:
-    """Those that have not ended after that time; but for Ray's agents, which seek their killed raylet for 60 s first."""
+    """Those that have not ended after that time, but for Ray's agents, which seek their killed raylet for 60 s."""
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
     watched = {pid: line for pid, line in processes.items() if line and not line.startswith(agents)}
     deadline = time.monotonic() + seconds
@@ -149,3 +149,36 @@ def test_a_torn_image_ends_the_run_once_with_exit_6_and_its_path(bench: Bench) -
     assert process.returncode == 6, said
     assert said.count(f"{torn} cannot be decoded") == 1
     assert "Traceback" not in said
+
+
+LEASES = """
+from workloads import session
+place = session.prepare()
+from workloads.convnext import train
+import argparse
+parser = argparse.ArgumentParser()
+train.add_train_arguments(parser)
+run = train.plan(parser.parse_args(["--run", "one"]), place)
+with session.connect(place):
+    from workloads.convnext import driver
+    from workloads.errors import UsageError
+    with driver.lease(run):
+        driver.LEASE_PATIENCE_SECONDS = 1
+        try:
+            with driver.lease(run):
+                print("held twice")
+        except UsageError as error:
+            print(error.problem)
+    driver.LEASE_PATIENCE_SECONDS = 20
+    with driver.lease(run):
+        print("held again")
+"""
+
+
+def test_a_run_has_one_driver_at_a_time() -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", LEASES], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150
+    )
+    said = ["run one is being trained by another job of this cluster.", "held again"]
+    assert done.stdout.splitlines() == said, done.stderr

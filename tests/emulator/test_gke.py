@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from emulator import gke_nodes, gke_services
-from emulator.api import ApiError, Body
+from emulator.api import ApiError, Body, KindNotServedError
 from emulator.cloud_errors import InUseError
 from emulator.gke_node_shapes import machine_size, reserved_cpu_millis, reserved_memory_mib
 from emulator.state import CHECKOUT
@@ -28,7 +28,7 @@ def gke(bare_cluster: ControlPlane) -> Iterator[ControlPlane]:
     environment = {"PYTHONPATH": str(CHECKOUT)}
     bare_cluster.state.spawn("gke", [sys.executable, "-u", "-m", "emulator.gke"], env=environment, cwd=CHECKOUT)
     try:
-        eventually(lambda: _served(bare_cluster, "computeclasses.cloud.google.com"))
+        eventually(lambda: _served(bare_cluster, CLASS["apiVersion"], CLASS["kind"]))
         body = {
             **CLASS,
             "metadata": {"name": "h200"},
@@ -189,10 +189,12 @@ def test_allocatable_follows_gkes_published_formula() -> None:
     assert machine_size("a3-ultragpu-8g") == (224, 2952)
 
 
-def _served(found: ControlPlane, name: str) -> bool:
-    body = found.api.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", name) or {}
-    conditions = body.get("status", {}).get("conditions") or []
-    return any(entry["type"] == "Established" and entry["status"] == "True" for entry in conditions)
+def _served(found: ControlPlane, api_version: str, kind: str) -> bool:
+    try:
+        found.api.kind(api_version, kind)
+    except KindNotServedError:
+        return False
+    return True
 
 
 def _nodes(found: ControlPlane) -> list[Body]:

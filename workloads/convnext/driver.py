@@ -29,9 +29,6 @@ LEASE_NAMESPACE = "oasis-runs"
 LEASE_PATIENCE_SECONDS = 20
 """How long a killed driver's actors may outlive it, before a lease counts as held by someone alive."""
 
-CPUS_PER_GPU_WORKER = 24
-"""A3 Ultra has 224 vCPUs for 8 GPUs (Google Cloud, accelerator-optimized machines): 28 each, less the system's."""
-
 
 class Controller(UserCallback):
     """In Ray Train's controller, on the driver's node: writes the journal, and ends a run that no retry can save."""
@@ -90,7 +87,7 @@ def fit(run: Run) -> Record:
         KeyboardInterrupt: Ctrl-C; the workers are gone.
     """
     _configure(run)
-    with _lease(run):
+    with lease(run):
         _await_gpus(run)
         try:
             result = _trainer(run).fit()
@@ -123,12 +120,13 @@ def _trainer(run: Run) -> TorchTrainer:
     on_gpus = run.gpus_per_node > 0
     return TorchTrainer(
         work,
-        train_loop_config={"config": run.config.to_dict(), "checkpoints": run.folder.child("checkpoints").uri},
+        train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri},
         torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS),
         scaling_config=ScalingConfig(
             num_workers=run.workers,
             use_gpu=on_gpus,
-            resources_per_worker={"GPU": 1, "CPU": CPUS_PER_GPU_WORKER} if on_gpus else {"CPU": 1},
+            # One CPU for the training process; the loader's processes are not Ray's, and have the node's others.
+            resources_per_worker={"GPU": 1, "CPU": 1} if on_gpus else {"CPU": 1},
             placement_strategy="PACK" if on_gpus else "SPREAD",
         ),
         run_config=RunConfig(
@@ -151,13 +149,13 @@ def _await_gpus(run: Run) -> None:
     nodes = math.ceil(run.workers / run.gpus_per_node)
     capacity.check_maximum(nodes, run.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
     gpus = min(run.workers, run.gpus_per_node)
-    bundles = [{"GPU": gpus, "CPU": gpus * CPUS_PER_GPU_WORKER}] * nodes
+    bundles = [{"GPU": gpus, "CPU": gpus}] * nodes
     with capacity.hold(bundles, run.timeout, progress.note):
         return
 
 
 @contextmanager
-def _lease(run: Run) -> Iterator[None]:
+def lease(run: Run) -> Iterator[None]:
     """Hold the run's name: an actor that dies with this driver, however that ends, and so needs no expiry."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0)(_Lease).options(

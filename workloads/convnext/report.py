@@ -11,7 +11,7 @@ from workloads.storage import Folder
 from workloads.tracking import Record, merge, parse
 
 JOURNAL = "journal"
-"""Folder of a run's journals, one per attempt, sorted by time."""
+"""Folder of a run's history: a segment per checkpoint, written before its COMMIT, named so that they sort by time."""
 
 
 @dataclass(frozen=True)
@@ -24,24 +24,23 @@ class Written:
     """Folder of the results in the runs bucket."""
 
 
-def upload_journal(folder: Folder, journal: Path) -> None:
-    """Keep an attempt's journal, so far, in the run's folder."""
-    if journal.exists():
-        folder.child(JOURNAL).write(journal.name, journal.read_bytes())
-
-
 def history(folder: Folder) -> list[Record]:
     """The records of all attempts at a run, as one history."""
-    journals = folder.child(JOURNAL)
-    whole = [name for name in journals.names() if name.endswith(".jsonl")]
-    return merge([record for name in whole for record in parse(journals.read(name).decode())])
+    segments = folder.child(JOURNAL)
+    whole = [name for name in segments.names() if name.endswith(".jsonl")]
+    return merge([record for name in whole for record in parse(segments.read(name).decode())])
+
+
+def keep(folder: Folder, name: str, records: list[Record]) -> None:
+    """Write one segment of a run's history."""
+    folder.child(JOURNAL).write(f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def publish(folder: Folder, results: Path, summary: Record) -> Written:
     """Write table, plot, JSON lines and summary.
 
     Args:
-        folder: of the run, with its journals.
+        folder: of the run, with its history.
         results: local folder for the same files.
         summary: of the run.
     """

@@ -43,7 +43,7 @@ class Run:
     config: TrainConfig
     """What it computes."""
     folder: Folder
-    """Checkpoints, journal and results, in the runs bucket."""
+    """Checkpoints, history and results, in the runs bucket."""
     results: Path
     """Table, plot, JSON lines and the growing journal, on this machine."""
     workers: int
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def journal(self) -> Path:
-        """JSON lines of this attempt."""
+        """This attempt's records, for those that follow it; the history that lasts is in `folder`."""
         return self.results / "journal" / f"{self.attempt}.jsonl"
 
 
@@ -165,15 +165,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
 
 @contextmanager
 def _following(run: Run, wandb: Wandb | None) -> Iterator[None]:
-    def upload(record: Record) -> None:
-        # At each commit, so that what a checkpoint holds is never ahead of the history that is kept with it.
-        if record["event"] == "checkpoint":
-            report.upload_journal(run.folder, run.journal)
-
-    followers = [
-        Follower(run.journal, progress.Paced().emit, lambda: None, "progress"),
-        Follower(run.journal, upload, lambda: report.upload_journal(run.folder, run.journal), "the journal's upload"),
-    ]
+    followers = [Follower(run.journal, progress.Paced().emit, lambda: None, "progress")]
     if wandb is not None:
         followers.append(Follower(run.journal, wandb.read, wandb.finish, "W&B"))
     try:

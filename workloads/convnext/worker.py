@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from workloads import environment
 from workloads.checkpoint import Checkpoint, CheckpointStore
+from workloads.convnext import report
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.data import SYNTHETIC, sources
 from workloads.convnext.loop import Record, Training
@@ -37,7 +38,7 @@ def work(job: dict[str, Any]) -> Record:
     """Train to the end; the `train_loop_per_worker`.
 
     Args:
-        job: `config`, a TrainConfig as plain data, and `checkpoints`, the address of the run's checkpoints.
+        job: `config`, a TrainConfig as plain data, and `run`, the address of the run's folder.
 
     Returns:
         The summary of the run.
@@ -46,8 +47,9 @@ def work(job: dict[str, Any]) -> Record:
     device = ray.train.torch.get_device()
     began = time.monotonic()
     training = Training(config, *sources(config, data_folder(config.data), device), device)
-    store = CheckpointStore(locate(job["checkpoints"]), config.keep_checkpoints)
-    reporter = Reporter(config, store)
+    folder = locate(job["run"])
+    store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
+    reporter = Reporter(config, store, folder)
     resumed = _resume(training, store, reporter)
     position = training.position
     reporter.start(position.epoch + position.consumed / training.identity["training_images"])
@@ -69,9 +71,12 @@ def work(job: dict[str, Any]) -> Record:
 class Reporter:
     """Carries the loop's records to the controller and saves when a checkpoint is due."""
 
-    def __init__(self, config: TrainConfig, store: CheckpointStore) -> None:
+    def __init__(self, config: TrainConfig, store: CheckpointStore, folder: Folder) -> None:
         self._config = config
         self._store = store
+        self._folder = folder
+        self._segment: list[Record] = []
+        self._attempt = time.time_ns()
         self._leads = ray.train.get_context().get_world_rank() == 0
         self._pending: list[Record] = []
         self._unreported = 0.0
@@ -88,7 +93,9 @@ class Reporter:
 
     def record(self, record: Record) -> None:
         """Collect; report at an epoch's end and every ten seconds, by the record's own clock that all ranks share."""
-        self._pending.append({**record, "time": time.time(), "eta_seconds": self._remaining(record["epoch"])})
+        timed = {**record, "time": time.time(), "eta_seconds": self._remaining(record["epoch"])}
+        self._pending.append(timed)
+        self._segment.append(timed)
         self._unreported += record["seconds"] if record["event"] == "step" else 0.0
         if record["event"] == "epoch" or self._unreported >= REPORT_SECONDS:
             self.flush()
@@ -105,6 +112,9 @@ class Reporter:
             return
         began = time.monotonic()
         position = training.position
+        # First the history, then the state: what is committed is never ahead of what is known of how it came about.
+        report.keep(self._folder, f"{self._attempt}-{position.step:09d}", self._segment)
+        self._segment = []
         facts = {"world_size": training.world_size, "config": self._config.to_dict(), "epoch": position.epoch}
         saved = self._store.save(training.state(), position.step, training.identity, facts)
         self._saved_at = time.monotonic()
