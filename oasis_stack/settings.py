@@ -152,7 +152,7 @@ def load() -> Settings:
     """Settings of the stack that Pulumi runs.
 
     Raises:
-        SettingsError: as `parse`.
+        pulumi.RunError: with what `parse` found wrong. Pulumi shows its text alone, without a traceback.
     """
     config: dict[str, Any] = runtime_config.get_config_env() | runtime_config.CONFIG.get()
     secret_keys = set(runtime_config.get_config_secret_keys_env())
@@ -160,7 +160,10 @@ def load() -> Settings:
     key = "oasis:wandb_api_key"
     if key in config and (key in secret_keys or runtime_config.is_config_secret(key)):
         values["wandb_api_key"] = pulumi.Output.secret(config[key])
-    return parse(values)
+    try:
+        return parse(values)
+    except SettingsError as error:
+        raise pulumi.RunError(str(error)) from None
 
 
 def from_config(config: Mapping[str, object]) -> dict[str, object]:

@@ -96,7 +96,7 @@ def _await_definitions(props: Mapping[str, Any]) -> None:
 
 
 def _established(definition: Mapping[str, Any]) -> bool:
-    conditions = definition.get("status", {}).get("conditions", [])
+    conditions = definition.get("status", {}).get("conditions") or []  # null in the first moments
     return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 

@@ -120,13 +120,17 @@ def _save_for_ever(folder: str) -> None:
 
 
 def test_a_kill_at_any_instant_leaves_a_newest_that_loads(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
+    # Forked from a server without threads: this process has torch's and pyarrow's, whose locks a fork would copy held.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["workloads.checkpoint"])
     store = CheckpointStore(locate(tmp_path), keep=2)
     last = 0
     for kill in range(12):
         writer = context.Process(target=_save_for_ever, args=(str(tmp_path),))
         writer.start()
+        deadline = time.monotonic() + 60
         while not store.committed():
+            assert time.monotonic() < deadline
             time.sleep(0.005)
         time.sleep(0.02 + 0.007 * kill)
         assert writer.pid is not None

@@ -26,6 +26,12 @@ from workloads.errors import DataIntegrityError, UsageError, WorkloadFailedError
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """As a worker has it; two threads on two busy cores wait for each other."""
+    torch.set_num_threads(1)
+
+
 def small(**changes: Any) -> TrainConfig:
     """A configuration that trains in a second."""
     values = {"data": "synthetic", "epochs": 2, "batch_size": 256, "log_steps": 2, "warmup_epochs": 0, **changes}

@@ -128,7 +128,11 @@ def test_creation_waits_until_every_type_is_established_and_outlives_server_erro
     late = "computeclasses.cloud.google.com"
     world.answers[path + "networks.networking.gke.io"] = _definition(("Established", "True"))
     world.answers[path + late] = _in_turn(
-        (404, {}), (503, {}), _definition(("NamesAccepted", "True")), _definition(("Established", "True"))
+        (404, {}),
+        (503, {}),
+        (200, {"status": {"conditions": None}}),
+        _definition(("NamesAccepted", "True")),
+        _definition(("Established", "True")),
     )
     props = {"kubeconfig": world.kubeconfig, "kinds": ["networks.networking.gke.io", late], "timeout_minutes": 1.0}
     created = wait._CustomResourcesServed().create(props)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 CONFIG_MAP = "oasis-environment"
-"""ConfigMap in the Ray namespace with the stack's non-secret outputs, so that kubectl access alone is enough to submit."""
+"""ConfigMap in the Ray namespace with the stack's outputs, so that kubectl access alone is enough to submit."""
 
 VARIABLE_PREFIX = "OASIS_"
 """Environment variable of field `x` is `OASIS_X`."""
@@ -85,16 +86,15 @@ class ClusterEnvironment:
         Raises:
             EnvironmentContractError: a field is missing, or a count is not a whole number of at least 0.
         """
-        parsed: dict[str, str | int] = {}
-        for field in fields(cls):
-            if field.name not in values:
-                raise EnvironmentContractError(
-                    f"the stack's outputs lack {field.name!r}; they have "
-                    f"{', '.join(sorted(map(str, values))) or 'nothing'}. Run `pulumi up` with this version of the program."
-                )
-            text = str(values[field.name])
-            parsed[field.name] = _count(field.name, text) if field.type == "int" else text
-        return cls(**parsed)  # type checked by the loop above: every field is str or int
+        if missing := [field.name for field in fields(cls) if field.name not in values]:
+            raise EnvironmentContractError(
+                f"the stack's outputs lack {', '.join(missing)}; they have "
+                f"{', '.join(sorted(map(str, values))) or 'nothing'}. Run `pulumi up` with this version of the program."
+            )
+        texts = {field.name: str(values[field.name]) for field in fields(cls) if field.type == "str"}
+        numbers = [field.name for field in fields(cls) if field.type == "int"]
+        read: dict[str, Any] = {**texts, **{name: _count(name, str(values[name])) for name in numbers}}
+        return cls(**read)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
