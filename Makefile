@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 STACK ?= dev
+BUILDER ?= cloud-build
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -16,7 +17,7 @@ help:  ## list the commands
 $(STAMP): requirements-dev.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
 	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free >> 30; sys.exit(f"{free} GiB are free here; the Python packages (torch with CUDA) need 9 GiB. Free some space, or clone to another disk." if free < 9 else None)'
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.txt
 	@touch $@
@@ -24,8 +25,9 @@ $(STAMP): requirements-dev.txt
 demo: $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
 	@$(PY) -m emulator demo
 
-down: $(STAMP)  ## end what `make demo` started
-	@$(PY) -m emulator down
+# `down` works with the environment as it is: after a pull it must not first install what is new.
+down:  ## end what `make demo` started
+	@if test -e $(STAMP); then $(PY) -m emulator down; else echo "nothing was started here: $(STAMP) is missing"; fi
 
 test: $(STAMP) lint  ## every test
 	@$(PY) -m pytest
@@ -42,14 +44,17 @@ plan: $(STAMP)  ## what a stack file means, without any cloud: settings, address
 init: $(STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)
 	@$(PY) -m oasis_stack init --stack $(STACK)
 
-up preview: $(STAMP)
-	@$(PY) -m oasis_stack $@ --stack $(STACK)
+preview: $(STAMP)  ## check the settings, then `pulumi preview` (STACK=dev)
+	@$(PY) -m oasis_stack preview --stack $(STACK)
+
+up: $(STAMP)  ## check the settings, then `pulumi up` (STACK=dev)
+	@$(PY) -m oasis_stack up --stack $(STACK)
 
 destroy: $(STAMP)  ## list what runs and what will stay, then `pulumi destroy` (STACK=dev)
 	@$(PY) -m oasis_stack destroy --stack $(STACK)
 
-image: $(STAMP)  ## build workloads/image, push it, write its digest into the stack file (STACK=dev)
-	@$(PY) -m oasis_stack image --stack $(STACK)
+image: $(STAMP)  ## build workloads/image, push it, write its digest into the stack file (STACK=dev, BUILDER=docker)
+	@$(PY) -m oasis_stack image --stack $(STACK) --builder $(BUILDER)
 
 secret: $(STAMP)  ## store the W&B key in Secret Manager, read from the terminal (STACK=dev)
 	@$(PY) -m oasis_stack secret --stack $(STACK)
@@ -65,6 +70,8 @@ pin: $(STAMP)  ## resolve the ranges of pyproject.toml into the lock files
 	@$(LOCK) --upgrade -o requirements.txt
 	@$(LOCK) --upgrade --group workloads -c requirements.txt -o requirements-workloads.txt
 	@$(LOCK) --upgrade --group workloads --group emulator --group dev -c requirements-workloads.txt -o requirements-dev.txt
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.12 --generate-hashes --no-emit-index-url --no-header \
+	    workloads/image/requirements-index.in -c requirements-workloads.txt -o workloads/image/requirements-index.txt
 
 clean: down  ## remove the environment and the demo's files of this checkout
 	@rm -rf $(VENV) .oasis

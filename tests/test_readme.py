@@ -2,7 +2,10 @@
 
 import re
 import runpy
+import shlex
 from pathlib import Path
+
+import pytest
 
 from docs import platform_picture
 from tests.deployment import Deploy
@@ -54,8 +57,38 @@ def test_every_file_that_the_readme_names_exists() -> None:
 
 def test_every_make_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+)(?:[ a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    targets |= {"preview"}
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)) <= targets
+
+
+def commands(module: str) -> list[list[str]]:
+    """What the README and the Makefile give to `python -m <module>`, as arguments."""
+    text = README.replace("\\\n", " ") + (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.findall(rf"-m {module} ([^`\n#;)]+)", text)
+    return [shlex.split(re.sub(r"\$\((\w+)\)", r"docker", line).replace("[", "").replace("]", "")) for line in found]
+
+
+def test_every_command_line_that_the_readme_or_the_makefile_gives_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from emulator.__main__ import _parser as of_the_emulator
+    from oasis_stack.__main__ import parser as of_the_stack
+    from workloads.__main__ import _parser as of_the_workloads
+
+    for words in commands("oasis_stack"):
+        of_the_stack().parse_args(words)
+    for words in commands("emulator"):
+        of_the_emulator().parse_args(words)
+    shown = commands("workloads")
+    assert {words[0] for words in shown} >= {"submit", "jobs", "train", "bench"}
+    for words in shown:
+        ours = words[: words.index("--")] if "--" in words else words
+        parser, _ = of_the_workloads(ours[0])
+        with pytest.raises(SystemExit):
+            parser.parse_args([ours[0], "--help"])
+        help_text = capsys.readouterr().out
+        assert [word for word in ours if word.startswith("--") and word not in help_text] == []
+
+
+def test_nothing_in_the_readme_waits_to_be_filled_in() -> None:
+    assert not re.search(r"@@|TODO|TBD|XXX", README)
 
 
 def test_the_picture_is_the_one_that_the_code_draws(tmp_path: Path) -> None:

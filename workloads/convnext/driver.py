@@ -12,12 +12,13 @@ from typing import Any
 
 import ray
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import LoggingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workloads import capacity, progress
 from workloads.convnext.train import Run
+from workloads.convnext.train_group import ProcessGroup
 from workloads.convnext.worker import work
 from workloads.errors import CapacityError, UsageError, WorkloadError, WorkloadFailedError
 from workloads.tracking import Journal, Record
@@ -121,7 +122,7 @@ def _trainer(run: Run) -> TorchTrainer:
     return TorchTrainer(
         work,
         train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri},
-        torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS),
+        torch_config=ProcessGroup(timeout_s=COLLECTIVE_TIMEOUT_SECONDS),
         scaling_config=ScalingConfig(
             num_workers=run.workers,
             use_gpu=on_gpus,

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from workloads import capacity
+from workloads import capacity, process_group
 from workloads.errors import WorkloadError, WorkloadFailedError
 from workloads.nccl import host, measure
 from workloads.nccl.bandwidth import Row, Timing
@@ -66,7 +66,7 @@ class RankActor:
     def open(self) -> tuple[str, int]:
         """On rank 0: open the meeting point; returns its address and port."""
         address = ray.util.get_node_ip_address()
-        self._listener = measure.listen(address)
+        self._listener = process_group.listen(address)
         return address, self._listener.getsockname()[1]
 
     def join(self, address: str, port: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
+from workloads import process_group
 from workloads.errors import UsageError
 from workloads.nccl import collectives
 from workloads.nccl.bandwidth import format_size
@@ -54,13 +54,6 @@ class Sample:
     """Wrong elements on this rank, before and after timing."""
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket for the ranks' meeting point, on this address alone: torch's own would listen on every one."""
-    listener = socket.create_server((address, 0))
-    listener.set_inheritable(False)
-    return listener
-
-
 def element_size(dtype: str) -> int:
     """Bytes of one element."""
     return collectives.DTYPES[dtype].itemsize
@@ -89,27 +82,11 @@ class Participant:
             listener: on rank 0, what `listen` returned.
         """
         timeout = timedelta(seconds=self._plan.timeout_seconds)
-        store = TCPStore(
-            address,
-            port,
-            world_size=self.ranks,
-            is_master=listener is not None,
-            timeout=timeout,
-            master_listen_fd=listener.detach() if listener else None,
-        )
-        dist.init_process_group(
-            "nccl" if self._device.type == "cuda" else "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.ranks,
-            timeout=timeout,
-            device_id=self._device if self._device.type == "cuda" else None,
-        )
+        process_group.join(self.rank, self.ranks, address, port, listener, timeout, self._device)
 
     def leave(self) -> None:
         """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        process_group.leave()
 
     def measure(self, size: int, in_place: bool) -> Sample:
         """Time one size; every rank calls this alike.

@@ -1,0 +1,62 @@
+"""How ranks meet: rank 0 listens on its node's own address alone, where torch by itself would listen on every one."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket for the ranks' meeting point, on this address and no other."""
+    listener = socket.create_server((address, 0))
+    listener.set_inheritable(False)
+    return listener
+
+
+def join(
+    rank: int,
+    ranks: int,
+    address: str,
+    port: int,
+    listener: socket.socket | None,
+    timeout: timedelta,
+    device: torch.device,
+) -> None:
+    """Enter the process group: NCCL on a GPU, gloo elsewhere. Returns when all ranks have.
+
+    Args:
+        rank: of this process, from 0.
+        ranks: how many there are.
+        address: where rank 0's meeting point is.
+        port: its port.
+        listener: on rank 0, what `listen` returned.
+        timeout: of the meeting, and of every collective after it.
+        device: this rank's.
+    """
+    store = TCPStore(
+        address,
+        port,
+        world_size=ranks,
+        is_master=listener is not None,
+        timeout=timeout,
+        master_listen_fd=listener.detach() if listener else None,
+    )
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        timeout=timeout,
+        device_id=device if on_gpu else None,
+    )
+
+
+def leave() -> None:
+    """Leave the process group, if this process is in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
