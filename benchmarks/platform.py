@@ -1,5 +1,4 @@
-"""Times the platform on this machine, into benchmarks/platform.json: `python -m benchmarks.platform [--demo] [--first]`
-
+"""Times the platform, into benchmarks/platform.json: `python -m benchmarks.platform [--demo] [--first]`.
 
 Each figure is a median with its spread (least and most). No verdict is given: machines are shared and noisy, so a
 figure means something only beside another of the same run.
@@ -163,7 +162,9 @@ def peak_memory(state: State) -> Iterator[Callable[[], int]]:
 
     def watch() -> None:
         while not ended.wait(1.0):
-            pids = processes.owned_by(state.directory)
+            # Ray's processes rename themselves, which wipes the mark; the session that they are in stays.
+            pids = {*processes.owned_by(state.directory), *processes.descendants(os.getpid())}
+            pids |= {pid for process in state.processes() for pid in processes.session_of(process)}
             most[0] = max(most[0], sum(_memory_kib(f"/proc/{pid}/smaps_rollup", "Pss") for pid in pids) >> 10)
 
     watcher = threading.Thread(target=watch, daemon=True)

@@ -249,7 +249,9 @@ WRONG_WORDS = r"\b(node ?groups?|Infini" + r"Band|C" + r"CC|D" + r"WS)\b"
 
 
 def sources() -> list[Path]:
-    return [found.path for found in modules().values()] + sorted((ROOT / "tests").rglob("*.py"))
+    code = [path for folder in ("tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
+    texts = [ROOT / "Makefile", ROOT / "README.md", *ROOT.glob("*.yaml"), *ROOT.glob("*.toml"), *ROOT.glob("docs/*.md")]
+    return [found.path for found in modules().values()] + sorted(code) + sorted(texts)
 
 
 def test_nothing_is_suppressed_and_nothing_is_left_to_do() -> None:
