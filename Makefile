@@ -8,16 +8,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMP := $(VENV)/.installed
+CLOUD_STAMP := $(VENV)/.installed-for-the-cloud
 
-.PHONY: help demo down test test-fast lint plan init image secret up preview destroy dashboard pin figures clean
+.PHONY: help demo down test test-fast lint plan init image secret up preview restart destroy dashboard pin figures clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(STAMP): requirements-dev.txt
+define environment
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
-	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free >> 30; sys.exit(f"{free} GiB are free here; the Python packages (torch with CUDA) need 9 GiB. Free some space, or clone to another disk." if free < 9 else None)'
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+endef
+
+# What `pulumi up` and the commands around it need: no torch, no Ray.
+$(CLOUD_STAMP): requirements.txt
+	$(environment)
+	@test -e $(STAMP) || $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.txt
+	@touch $@
+
+$(STAMP): requirements-dev.txt
+	$(environment)
+	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free >> 30; sys.exit(f"{free} GiB are free here; the Python packages (torch with CUDA) need 9 GiB. Free some space, or clone to another disk." if free < 9 else None)'
 	@echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.txt
 	@touch $@
@@ -38,28 +49,31 @@ test-fast: $(STAMP)  ## the tests for daily work, under two minutes
 lint: $(STAMP)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
-plan: $(STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
+plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
 	@$(PY) -m oasis_stack plan --stack $(STACK)
 
-init: $(STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)
+init: $(CLOUD_STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)
 	@$(PY) -m oasis_stack init --stack $(STACK)
 
-preview: $(STAMP)  ## check the settings, then `pulumi preview` (STACK=dev)
+preview: $(CLOUD_STAMP)  ## check the settings, then `pulumi preview` (STACK=dev)
 	@$(PY) -m oasis_stack preview --stack $(STACK)
 
-up: $(STAMP)  ## check the settings, then `pulumi up` (STACK=dev)
+up: $(CLOUD_STAMP)  ## check the settings, then `pulumi up` (STACK=dev)
 	@$(PY) -m oasis_stack up --stack $(STACK)
 
-destroy: $(STAMP)  ## list what runs and what will stay, then `pulumi destroy` (STACK=dev)
+destroy: $(CLOUD_STAMP)  ## list what runs and what will stay, then `pulumi destroy` (STACK=dev)
 	@$(PY) -m oasis_stack destroy --stack $(STACK)
 
-image: $(STAMP)  ## build workloads/image, push it, write its digest into the stack file (STACK=dev, BUILDER=docker)
+image: $(CLOUD_STAMP)  ## build workloads/image, push it, write its digest into the stack file (STACK=dev, BUILDER=docker)
 	@$(PY) -m oasis_stack image --stack $(STACK) --builder $(BUILDER)
 
-secret: $(STAMP)  ## store the W&B key in Secret Manager, read from the terminal (STACK=dev)
+restart: $(CLOUD_STAMP)  ## new Ray pods, after the image changed: lists the jobs that would end, and asks (STACK=dev)
+	@$(PY) -m oasis_stack restart --stack $(STACK)
+
+secret: $(CLOUD_STAMP)  ## store the W&B key in Secret Manager, read from the terminal (STACK=dev)
 	@$(PY) -m oasis_stack secret --stack $(STACK)
 
-dashboard: $(STAMP)  ## port-forward the Ray dashboard until Ctrl-C (STACK=dev)
+dashboard: $(CLOUD_STAMP)  ## port-forward the Ray dashboard until Ctrl-C (STACK=dev)
 	@$(PY) -m oasis_stack dashboard --stack $(STACK)
 
 figures: $(STAMP)  ## measure what the README reports; results go to benchmarks/
