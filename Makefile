@@ -40,11 +40,12 @@ demo: $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark;
 down:  ## end what `make demo` started
 	@if test -e $(STAMP); then $(PY) -m emulator down; else echo "nothing was started here: $(STAMP) is missing"; fi
 
-test: $(STAMP) lint  ## every test
-	@$(PY) -m pytest
+# First those that any number of processes can run side by side, then those that start servers and count processes.
+test: $(STAMP) lint test-fast  ## every test
+	@$(PY) -m pytest -m "emulated or ray"
 
 test-fast: $(STAMP)  ## the tests for daily work, under two minutes
-	@$(PY) -m pytest -m "not emulated and not ray"
+	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto
 
 lint: $(STAMP)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

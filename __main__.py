@@ -17,9 +17,8 @@ ranges = stack.address_plan()
 system_nodes, cpu_nodes = ({names.NODE_POOL_LABEL: role} for role in ("system", "cpu"))
 
 parts = [oasis.Network, oasis.ArtifactRegistry, oasis.Bucket, oasis.Cluster, oasis.WorkloadIdentity,
-         *([oasis.GpuNodePool, oasis.RdmaNetwork] if gpu else []),
-         *([oasis.ImageBuild, *([oasis.Peering] if build.peered else [])] if build else []),
-         *([oasis.ApiKeySecret] if wandb else [])]
+         *([oasis.GpuNodePool, oasis.RdmaNetwork] if gpu else []), *([oasis.ApiKeySecret] if wandb else []),
+         *([oasis.ImageBuild, *([oasis.Peering] if build.peered else [])] if build else [])]
 services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(
     project=project, apis=[api for part in parts for api in part.APIS]))
 cloud = pulumi.ResourceOptions(depends_on=[services])
@@ -65,14 +64,14 @@ cluster = oasis.Cluster("cluster", oasis.ClusterArgs(
 nics = [oasis.AdditionalNetwork(network=vpc, subnetwork=subnet) for vpc, subnet in (
     (rdma.gvnic_network_name, rdma.gvnic_subnet_name),
     *((rdma.rdma_network_name, nic) for nic in rdma.rdma_subnet_names))] if rdma else []
+# Flex-start is refused where no pool is always on yet: GPU pools come after the others, and go before them.
 gpu_pools = [oasis.GpuNodePool(entry.pool_name, oasis.GpuNodePoolArgs(
     project=project, cluster_name=cluster.cluster_name, region=region, zone=zone, machine=gpu.machine, entry=entry,
     compute_class=gpu.compute_class, node_service_account=cluster.node_service_account, additional_networks=nics,
-    labels=labels), cloud) for entry in gpu.capacity] if gpu else []
+    labels=labels), pulumi.ResourceOptions(depends_on=[services, cluster])) for entry in gpu.capacity] if gpu else []
 
-inside = pulumi.ResourceOptions(providers=[cluster.provider])
-# So that on destroy a device network goes before the nodes whose NICs it names.
-after_pools = pulumi.ResourceOptions(providers=[cluster.provider], depends_on=gpu_pools)
+# After the pools, so that on destroy a device network goes before the nodes whose NICs it names.
+inside, after_pools = (pulumi.ResourceOptions(providers=[cluster.provider], depends_on=p) for p in ([], gpu_pools))
 operator = oasis.KubeRay("kuberay", oasis.KubeRayArgs(
     namespace=names.KUBERAY_NAMESPACE, version=names.KUBERAY_VERSION, system_pool_labels=system_nodes), inside)
 gpu_class = oasis.ComputeClass("gpu-class", oasis.ComputeClassArgs(
@@ -108,8 +107,9 @@ oasis.RayCluster("ray", oasis.RayClusterArgs(
     data_bucket=data.bucket_name, runs_bucket=runs.bucket_name, operator_namespace=names.KUBERAY_NAMESPACE,
     control_plane_range=ranges.control_plane, dashboard_address=address, dashboard_port=ray.dashboard_port,
     dashboard_client_ranges=ray.dashboard_client_ranges, kubeconfig=cluster.kubeconfig,
-    # Pods need their grants, GPU pods the plugin; on destroy the operator outlives what it operates.
-), pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[operator, identity, *installers]))
+    # Pods need their grants, GPU pods plugin and nodes; on destroy these and the operator outlive users' Ray objects.
+), pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[
+    operator, identity, *installers, *gpu_pools, *filter(None, (gpu_class, devices))]))
 
 for output, value in {
     **environment, "kubeconfig": cluster.kubeconfig, "gpu_compute_class": gpu.compute_class if gpu else "",

@@ -12,7 +12,8 @@ from types import FrameType
 
 from emulator import control_plane, demo, lifecycle
 from emulator.engine import Result
-from emulator.state import EmulatorError, State
+from emulator.go_modules import cache_directory
+from emulator.state import CHECKOUT, EmulatorError, State
 
 DESCRIPTION = """\
 The whole platform on one machine: the real Pulumi engine and a real Kubernetes API server against an emulated Google
@@ -39,9 +40,21 @@ def main(arguments: list[str] | None = None) -> int:
     except EmulatorError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error: {_unusable(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+
+
+def _unusable(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return (
+        f"{place}{error.strerror or error}. The emulator must be able to write, with room to spare, into .oasis in "
+        f"{CHECKOUT}; into the folder for its programs, {cache_directory()}, which XDG_CACHE_HOME can move; and into "
+        "the folder for temporary files, which TMPDIR can move."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,10 @@ Objects stay plain dictionaries, since the fields a caller sent are what it must
 
 from __future__ import annotations
 
+import base64
+import copy
 import json
+import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,9 +63,11 @@ class Api:
 
     def __init__(self, kubeconfig: Mapping[str, Any]) -> None:
         self._configuration = Configuration()
-        load_kube_config_from_dict(dict(kubeconfig), client_configuration=self._configuration, persist_config=False)
+        without, authorities = _authorities(kubeconfig)
+        load_kube_config_from_dict(without, client_configuration=self._configuration, persist_config=False)
         self._pool = urllib3.PoolManager(
             maxsize=32,
+            ssl_context=ssl.create_default_context(cadata=authorities or None),
             ca_certs=self._configuration.ssl_ca_cert,
             cert_file=self._configuration.cert_file,
             key_file=self._configuration.key_file,
@@ -178,6 +183,13 @@ class Api:
         for entry in served:
             if "/" not in entry["name"]:  # `pods/log` and its like
                 self._kinds[api_version, entry["kind"]] = ResourceKind(prefix, entry["name"], entry["namespaced"])
+
+
+def _authorities(kubeconfig: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The kubeconfig without its embedded certificate authorities, which its loader would leave in files, and these."""
+    without = copy.deepcopy(dict(kubeconfig))
+    found = [entry["cluster"].pop("certificate-authority-data", "") for entry in without.get("clusters") or ()]
+    return without, "\n".join(base64.b64decode(data).decode() for data in found if data)
 
 
 def _refusal(code: int, data: bytes) -> ApiError:

@@ -13,10 +13,12 @@ from emulator.metadata import Tokens
 _LISTS = {
     "artifactregistry.googleapis.com": "/v1/projects/{project}/locations",
     "cloudbuild.googleapis.com": "/v1/projects/{project}/builds",
+    "cloudresourcemanager.googleapis.com": "/v1/projects/{project}",
     "compute.googleapis.com": "/compute/v1/projects/{project}/global/networks",
     "container.googleapis.com": "/v1/projects/{project}/locations/-/clusters",
     "iam.googleapis.com": "/v1/projects/{project}/serviceAccounts",
     "secretmanager.googleapis.com": "/v1/projects/{project}/secrets",
+    "serviceusage.googleapis.com": "/v1/projects/{project}/services/compute.googleapis.com",
     "storage.googleapis.com": "/storage/v1/b",
 }
 

@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulator import processes
-from emulator.go_modules import TOOLS, cache_directory, go_environment, go_program
+from emulator import crds, processes, room
+from emulator.control_plane import STAGES_MODULE
+from emulator.go_modules import TOOLS, cache_directory, go_environment, go_program, is_downloaded, module_directory
 from emulator.state import EmulatorError, State
 
 Report = Callable[[str], None]
@@ -87,10 +88,11 @@ PROGRAMS = (
 
 
 def provide(state: State, report: Report) -> None:
-    """Put every program into `.oasis/bin`, building those that this user has not built before.
+    """Put every program into `.oasis/bin`, building those that this user has not built before, and have the modules
+    that are read at run time.
 
     Raises:
-        EmulatorError: too little disk or memory, or a build failed; nothing half-built is left.
+        EmulatorError: too little disk or memory, or a build or a download failed; nothing half-built is left.
     """
     found = {program.name: path for program in PROGRAMS if (path := _available(program)) is not None}
     missing = [program for program in PROGRAMS if program.name not in found]
@@ -102,6 +104,10 @@ def provide(state: State, report: Report) -> None:
         temporary = link.with_name(f".{name}.{os.getpid()}")
         temporary.symlink_to(path)
         temporary.replace(link)
+    for tool, module in (*crds.MODULES, STAGES_MODULE):
+        if not is_downloaded(tool, module):
+            report(f"downloading the Go module {module}")
+            module_directory(tool, module)
 
 
 def _available(program: Program) -> Path | None:
@@ -113,7 +119,13 @@ def _available(program: Program) -> Path | None:
 def _build(state: State, missing: Sequence[Program], report: Report) -> dict[str, Path]:
     missing = [program for program in missing if not program.built().exists()]  # the other builder's, if there was one
     if missing:
-        _check_room()
+        room.require(
+            cache_directory(),
+            "building the emulator's programs",
+            disk_gb=MIN_FREE_DISK_GB,
+            memory_gb=MIN_FREE_MEMORY_GB,
+            elsewhere="set XDG_CACHE_HOME to a folder on a larger disk",
+        )
         report(f"building {len(missing)} programs from Go modules, once per user (about 15 minutes on 2 cores)")
     for number, program in enumerate(missing, start=1):
         _build_one(state, program, f"[{number}/{len(missing)}] {program.name}", report)
@@ -125,7 +137,7 @@ def _build_one(state: State, program: Program, label: str, report: Report) -> No
     workplace = target.with_name(f".{target.name}.{os.getpid()}")
     log = state.log(f"build-{program.name}")
     log.unlink(missing_ok=True)
-    parallel = max(1, min(os.cpu_count() or 1, _free_memory() // (3 << 30)))
+    parallel = max(1, min(os.cpu_count() or 1, room.free_memory() // (3 << 30)))
     command = [
         go_program(),
         "build",
@@ -169,33 +181,6 @@ def _only_builder(report: Report) -> Iterator[None]:
                 waited += 1
                 time.sleep(1)
         yield
-
-
-def _check_room() -> None:
-    cache = cache_directory()
-    disk, memory = shutil.disk_usage(cache).free, _free_memory()
-    if disk < MIN_FREE_DISK_GB << 30:
-        raise EmulatorError(
-            f"{disk / 2**30:.1f} GB are free where {cache} is, and building the emulator's programs takes "
-            f"up to {MIN_FREE_DISK_GB} GB. Free some, or set XDG_CACHE_HOME to a folder on a larger disk."
-        )
-    if memory < MIN_FREE_MEMORY_GB << 30:
-        raise EmulatorError(
-            f"{memory / 2**30:.1f} GB of memory are available, and building the emulator's programs takes "
-            f"up to {MIN_FREE_MEMORY_GB} GB. End other programs, or use a larger machine."
-        )
-
-
-def _free_memory() -> int:
-    """Bytes that can still be used, the control group's limit (containers) included."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    available = int(found.group(1)) << 10 if found else 0
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-    except OSError:  # no control group of version 2, or its root
-        return available
-    return available if limit == "max" else min(available, int(limit) - used)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ as what Google cleans up does.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -95,6 +96,8 @@ class Cloud:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self._path = directory / "cloud.sqlite"
+        # Secrets are in it; SQLite gives its log files the mode that this file has.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         self._local = threading.local()
         with closing(self._open()) as connection:
             connection.executescript(_SCHEMA)

@@ -36,10 +36,12 @@ _START_SECONDS = 20.0
 _OVERRIDES = {
     "ARTIFACTREGISTRY": "",
     "CLOUDBUILD": "",
+    "CLOUDRESOURCEMANAGER": "",
     "COMPUTE": "compute/v1/",
     "CONTAINER": "",
     "IAM": "",
     "SECRETMANAGER": "",
+    "SERVICEUSAGE": "",
     "STORAGE": "storage/v1/",
 }
 """gcloud's variable for each API's address, and what the address ends in (`gcloud config`, api_endpoint_overrides)."""

@@ -6,7 +6,6 @@ GKE's late objects are in the emulated cloud until their end, so that a wait see
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from emulator.cloud import Cloud, CloudObject
@@ -41,18 +40,15 @@ class ComputeApi:
 
     def _global(self, request: Request, project: str, collection: str) -> Response:
         self._tokens.require(request)
-        found = [one for one in self._list(project, collection) if "/global/" in one.name]
-        items = [_item(one) for one in found if _passes(request.query.get("filter", ""), _item(one))]
+        items = [_item(one) for one in self._list(project, collection) if "/global/" in one.name]
         return as_json({"kind": f"compute#{collection}List", "id": f"projects/{project}/global", "items": items})
 
     def _aggregated(self, request: Request, project: str, collection: str) -> Response:
         self._tokens.require(request)
         scopes: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for one in self._list(project, collection):
-            item = _item(one)
-            if _passes(request.query.get("filter", ""), item):
-                place = re.search(r"/((?:zones|regions)/[^/]+|global)/", one.name)
-                scopes.setdefault(place[1] if place else "global", {}).setdefault(collection, []).append(item)
+            place = re.search(r"/((?:zones|regions)/[^/]+|global)/", one.name)
+            scopes.setdefault(place[1] if place else "global", {}).setdefault(collection, []).append(_item(one))
         return as_json({"kind": f"compute#{collection}AggregatedList", "items": scopes})
 
     def _worker_pools(self, request: Request, project: str, location: str) -> Response:
@@ -76,14 +72,3 @@ def _item(found: CloudObject) -> dict[str, Any]:
     network = str(found.body.get("network", ""))
     links = {"network": network if network.startswith("https://") or not network else COMPUTE_URL + network}
     return {**found.body, **links, "selfLink": COMPUTE_URL + found.name}
-
-
-def _passes(expression: str, item: Mapping[str, Any]) -> bool:
-    """Whether an item meets `field=value`, `field="value"` or `field eq regular-expression`, all that is used here."""
-    if not expression:
-        return True
-    exact = re.fullmatch(r'\(?(\w+)\s*=\s*"?([^"]*)"?\)?', expression)
-    if exact:
-        return str(item.get(exact[1], "")) == exact[2]
-    pattern = re.fullmatch(r'\(?(\w+)\s+eq\s+"?([^"]*)"?\)?', expression)
-    return pattern is None or re.fullmatch(pattern[2], str(item.get(pattern[1], ""))) is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ AUTH_PLUGIN = "gke-gcloud-auth-plugin"
 
 ADDRESS_FILE = "control-plane.json"
 """In the emulator's folder: `endpoint` and `ca` (base64), which the emulated clusters give as their own."""
+
+STAGES_MODULE = ("kwok", "sigs.k8s.io/kwok")
+"""Folder below `tools/` that pins it, and the module with kwok's stages."""
 
 _READY_SECONDS = 90
 # kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once,
@@ -170,7 +174,7 @@ def _write_access(state: State, directory: Path) -> None:
         "status": {"token": token},
     }
     write_atomically(directory / "credential.json", json.dumps(credential), mode=0o600)
-    plugin = f"#!/bin/sh\nexec cat '{directory}/credential.json'\n"
+    plugin = f"#!/bin/sh\nexec cat {shlex.quote(str(directory / 'credential.json'))}\n"
     write_atomically(state.path("bin", AUTH_PLUGIN), plugin, mode=0o755)
     authority = base64.b64encode(ca_certificate(state).encode()).decode()
     write_atomically(state.path(ADDRESS_FILE), json.dumps({"endpoint": endpoint(state), "ca": authority}))
@@ -192,7 +196,7 @@ def _kubeconfig(state: State, directory: Path) -> dict[str, Any]:
 
 
 def _write_stages(directory: Path) -> Path:
-    source = module_directory("kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
+    source = module_directory(*STAGES_MODULE) / "kustomize" / "stage"
     file = directory / "kwok.yaml"
     write_atomically(file, "---\n".join((source / name).read_text().rstrip() + "\n" for name in _STAGES))
     return file

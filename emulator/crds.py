@@ -15,25 +15,31 @@ from emulator.api import Api, ApiError, KindNotServedError
 from emulator.go_modules import module_directory
 from emulator.state import CHECKOUT, EmulatorError
 
+NETWORKING = ("gke-networking", "github.com/GoogleCloudPlatform/gke-networking-api")
+KUBERAY = ("kuberay", "github.com/ray-project/kuberay/ray-operator")
+KUEUE = ("kueue", "sigs.k8s.io/kueue")
+MODULES = (NETWORKING, KUBERAY, KUEUE)
+"""Folder below `tools/` that pins it, and the module with the definitions."""
+
 _SERVED_SECONDS = 30
 
 
 def install_networking(api: Api) -> None:
     """Network and GKENetworkParamSet, as GKE installs them on a cluster with multi-networking."""
-    source = module_directory("gke-networking", "github.com/GoogleCloudPlatform/gke-networking-api")
+    source = module_directory(*NETWORKING)
     names = ("networking.gke.io_networks.yaml", "networking.gke.io_gkenetworkparamsets.yaml")
     _install(api, [source / "config" / "crds" / name for name in names])
 
 
 def install_kuberay(api: Api) -> None:
     """What KubeRay's Helm chart brings in its `crds` folder; like Helm, nothing here removes them."""
-    source = module_directory("kuberay", "github.com/ray-project/kuberay/ray-operator")
+    source = module_directory(*KUBERAY)
     _install(api, sorted((source / "config" / "crd" / "bases").glob("*.yaml")))
 
 
 def install_kueue(api: Api) -> None:
     """Kueue's kinds, stored as they are sent: the conversion webhook belongs to an operator that does not run."""
-    source = module_directory("kueue", "sigs.k8s.io/kueue")
+    source = module_directory(*KUEUE)
     _install(api, sorted((source / "config" / "components" / "crd" / "bases").glob("*.yaml")))
 
 

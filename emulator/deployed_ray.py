@@ -6,14 +6,14 @@ The ConfigMap is the stack's, the Secret is KubeRay's; both are read as a resear
 from __future__ import annotations
 
 import base64
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kubernetes import client, config
+import yaml
 
+from emulator.api import Api, KindNotServedError
 from emulator.state import EmulatorError
 
 CONFIG_MAP = "oasis-environment"
@@ -36,39 +36,36 @@ def find(kubeconfig: Path, *, timeout_seconds: float = 120.0) -> DeployedRay:
     Raises:
         EmulatorError: one of them is missing after `timeout_seconds`; says which.
     """
-    api = config.new_client_from_config(config_file=str(kubeconfig))
-    with api:
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            missing, found = _look(api)
-            if found:
-                return found
-            if time.monotonic() > deadline:
-                raise EmulatorError(
-                    f"{missing} is not in the API server after {timeout_seconds:.0f} s, so there is no Ray to start. "
-                    "`kubectl get rayclusters,configmaps,secrets -A` shows what is there; `make down` and then "
-                    "`make demo` start anew."
-                )
-            time.sleep(0.5)
+    api = Api(yaml.safe_load(kubeconfig.read_text()))
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        missing, found = _look(api)
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise EmulatorError(
+                f"{missing} is not in the API server after {timeout_seconds:.0f} s, so there is no Ray to start. "
+                "`kubectl get rayclusters,configmaps,secrets -A` shows what is there; `make down` and then "
+                "`make demo` start anew."
+            )
+        time.sleep(0.5)
 
 
-def _look(api: client.ApiClient) -> tuple[str, DeployedRay | None]:
+def _look(api: Api) -> tuple[str, DeployedRay | None]:
     """What is missing, or what was found."""
-    core = client.CoreV1Api(api)
+    maps = api.list("v1", "ConfigMap", fieldSelector=f"metadata.name={CONFIG_MAP}")
+    if not maps:
+        return f"ConfigMap {CONFIG_MAP}", None
+    data: dict[str, str] = maps[0].get("data") or {}
+    namespace, name = data["ray_namespace"], data["ray_cluster_name"]
     try:
-        maps = core.list_config_map_for_all_namespaces(field_selector=f"metadata.name={CONFIG_MAP}").items
-        if not maps:
-            return f"ConfigMap {CONFIG_MAP}", None
-        data: dict[str, str] = maps[0].data or {}
-        namespace, name = data["ray_namespace"], data["ray_cluster_name"]
-        client.CustomObjectsApi(api).get_namespaced_custom_object("ray.io", "v1", namespace, "rayclusters", name)
-        secret = core.read_namespaced_secret(name, namespace)
-        token = base64.b64decode((secret.data or {})["auth_token"]).decode()
-    except client.ApiException as refusal:
-        if refusal.status != 404:
-            raise
-        return (
-            f"RayCluster or its token Secret ({json.loads(refusal.body or '{}').get('message', refusal.reason)})",
-            None,
-        )
+        cluster = api.get("ray.io/v1", "RayCluster", name, namespace)
+    except KindNotServedError:
+        cluster = None
+    if cluster is None:
+        return f"RayCluster {namespace}/{name}", None
+    secret = api.get("v1", "Secret", name, namespace) or {}
+    if "auth_token" not in secret.get("data", {}):
+        return f"the token Secret {namespace}/{name}", None
+    token = base64.b64decode(secret["data"]["auth_token"]).decode()
     return "", DeployedRay(environment=data, token=token)

@@ -15,8 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _PROVIDERS = {"gcp": "10.2.0", "kubernetes": "4.34.2"}
 """Plugins that the program's SDKs ask for, at the versions of pulumi-gcp and pulumi-kubernetes in the lock file."""
 
 _CANCEL_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class Engine:
         stack: str = STACK,
         overlay: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        trouble: Callable[[], str] = str,
     ) -> None:
         """Prepare a run.
 
@@ -68,10 +71,12 @@ class Engine:
             stack: which stack file to read.
             overlay: config that wins over the file's, by key (`oasis:ray`), objects merged key by key.
             environment: further variables for the engine and its providers: where the emulated Google answers.
+            trouble: asked every second what keeps the run from ever ending; an answer cancels it.
         """
         self._state, self._report = state, report
         self._checkout, self._stack = checkout, stack
         self._overlay, self._environment = overlay or {}, environment or {}
+        self._trouble = trouble
 
     def up(self, *, refresh: bool = False) -> Result:
         """Create or update everything. Raises EmulatorError with every resource that failed."""
@@ -89,10 +94,6 @@ class Engine:
         """Delete everything that is not kept."""
         return self._run("destroy")
 
-    def outputs(self) -> Mapping[str, Any]:
-        """The stack's exports, secrets in the clear."""
-        return self._run("outputs").outputs
-
     def environment(self) -> dict[str, str]:
         """Variables under which a `pulumi` started by hand works on this stack."""
         return {
@@ -102,6 +103,7 @@ class Engine:
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PATH": f"{self._state.path('bin')}:{os.environ.get('PATH', '')}",
+            **_past_proxies(),
             **self._environment,
         }
 
@@ -130,6 +132,7 @@ class Engine:
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
         }
+        environment.pop("PULUMI_CONFIG_PASSPHRASE", None)  # the user's own would win over the emulator's file
         log = self._state.log("engine")
         with log.open("ab") as errors:
             child = subprocess.Popen(
@@ -143,7 +146,7 @@ class Engine:
             )
         answer: dict[str, Any] = {"error": f"the engine's process ended without an answer; see the end of {log}"}
         try:
-            with child:
+            with child, self._watched(child) as troubles:
                 for line in child.stdout or ():
                     content = json.loads(line)
                     if "line" in content:
@@ -153,7 +156,31 @@ class Engine:
         except BaseException:
             _cancel(child)
             raise
-        return answer
+        return {"error": troubles[0]} if troubles else answer
+
+    @contextlib.contextmanager
+    def _watched(self, child: subprocess.Popen[str]) -> Iterator[list[str]]:
+        """Cancel the run as soon as there is trouble; what it was is in the list then."""
+        found: list[str] = []
+        over = threading.Event()
+
+        def watch() -> None:
+            before = False
+            while not over.wait(_LOOK_SECONDS):
+                now = self._trouble()
+                if now and before:  # seen twice: not a process that is being stopped on purpose
+                    found.append(now)
+                    _cancel(child)
+                    return
+                before = bool(now)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield found
+        finally:
+            over.set()
+            watcher.join()
 
     def _prepare(self) -> None:
         # The emulator's own lock says that no other engine runs here: a lock that is left is of one that was killed.
@@ -189,6 +216,11 @@ class Engine:
     def _passphrase_file(self) -> Path:
         file = self._state.path("pulumi", "passphrase")
         if not file.exists():
+            if any(self._folder("state").rglob(f"{self._stack}.json")):
+                raise EmulatorError(
+                    f"{file} is gone, and without it the secrets in the state of stack {self._stack} cannot be read. "
+                    "Put it back, or give the emulated cloud up with `python -m emulator down`."
+                )
             write_atomically(file, secrets.token_urlsafe(24), mode=0o600)
         return file
 
@@ -207,6 +239,13 @@ def _cancel(child: subprocess.Popen[str]) -> None:
         child.wait(timeout=_CANCEL_SECONDS)
     processes.end(processes.in_session(child.pid), grace_seconds=2.0)
     child.wait()
+
+
+def _past_proxies() -> dict[str, str]:
+    """Everything of the emulator is on loopback, whatever proxy the user's shell has for the rest."""
+    exempt = [part for part in (os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "").split(",") if part]
+    value = ",".join(dict.fromkeys([*exempt, "127.0.0.1", "localhost"]))
+    return {"NO_PROXY": value, "no_proxy": value}
 
 
 def merged(config: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,6 @@ def _carry_out(stack: automation.Stack, request: dict[str, Any], told: Callable[
     match request["verb"]:
         case "up":
             outputs = stack.up(on_event=told, refresh=request["refresh"]).outputs
-        case "outputs":
-            outputs = stack.outputs()
         case verb:
             getattr(stack, verb)(on_event=told)
             outputs = {}

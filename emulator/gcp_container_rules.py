@@ -44,6 +44,8 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str) -> None:
     cluster = cloud.get("container/cluster", name.rsplit("/nodePools/", 1)[0])
     _require_machine(node, body)
     _require_one_way_to_buy(node, body)
+    if node.get("flexStart"):
+        _require_ordinary_pool(cloud, cluster)
     channel = cluster.body.get("releaseChannel", {}).get("channel", "UNSPECIFIED")
     if channel != "UNSPECIFIED" and not body.get("management", {}).get("autoUpgrade", True):
         raise _bad(f"Auto_upgrade must be true when release_channel {channel} is set.")
@@ -91,6 +93,14 @@ def _require_one_way_to_buy(node: Mapping[str, Any], body: Mapping[str, Any]) ->
         raise _bad("Autoscaling limits are either per zone or in total for the pool, not both.")
     if body.get("placementPolicy", {}).get("type") == "COMPACT" and len(body.get("nodeLocations", [])) > 1:
         raise _bad("Compact placement is only supported for node pools in a single zone.")
+
+
+def _require_ordinary_pool(cloud: Cloud, cluster: CloudObject) -> None:
+    if not cluster.body.get("removeDefaultNodePool"):
+        return
+    pools = cloud.list("container/nodePool", f"{cluster.name}/nodePools/")
+    if all(pool.body.get("nodeConfig", {}).get("flexStart") for pool in pools):
+        raise _bad("A cluster must have at least one node pool that does not use flex-start.")
 
 
 def _totals(scaling: Mapping[str, Any]) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 from emulator.gcp_errors import Refused
 from emulator.gcp_scope import Scope, project_number
-from emulator.wire import Secret
 
 
 class UnknownFunctionError(Exception):
@@ -46,27 +45,6 @@ def _project(arguments: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     }
 
 
-def _client_config(arguments: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-    # Terraform Google provider: google_client_config.
-    return {
-        "accessToken": Secret("emulated"),
-        "defaultLabels": {},
-        "id": f'projects/"{scope.project}"/regions/"{scope.region}"/zones/"{scope.zone}"',
-        "project": scope.project,
-        "region": scope.region,
-        "zone": scope.zone,
-    }
-
-
-def _storage_account(arguments: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
-    # Terraform Google provider: google_storage_project_service_account.
-    project = str(arguments.get("project") or scope.project)
-    email = f"service-{project_number(project)}@gs-project-accounts.iam.gserviceaccount.com"
-    return {"emailAddress": email, "id": email, "member": f"serviceAccount:{email}", "project": project}
-
-
 _ANSWERS: dict[str, Callable[[Mapping[str, Any], Scope], dict[str, Any]]] = {
-    "gcp:organizations/getClientConfig:getClientConfig": _client_config,
     "gcp:organizations/getProject:getProject": _project,
-    "gcp:storage/getProjectServiceAccount:getProjectServiceAccount": _storage_account,
 }

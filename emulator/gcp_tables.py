@@ -34,6 +34,17 @@ ROWS: dict[str, ResourceType] = {
         shared=True,
         stays=True,
     ),
+    "gcp:projects/serviceIdentity:ServiceIdentity": ResourceType(
+        source="Terraform Google provider: google_project_service_identity",
+        kind="serviceusage/serviceIdentity",
+        api="serviceusage.googleapis.com",
+        identity="projects/{project}/services/{service}",
+        replaces=paths("service project"),
+        # The answer names an account only for some services.
+        computed={"email": "", "member": ""},
+        shared=True,
+        stays=True,
+    ),
     "gcp:projects/iAMMember:IAMMember": _member(
         "{project}",
         "cloudresourcemanager/iamMember",

@@ -56,20 +56,30 @@ def module_directory(tool: str, module: str) -> Path:
     Raises:
         EmulatorError: it cannot be had; carries Go's own words.
     """
+    found = _download(tool, module, {})
+    if "Dir" not in found:
+        raise EmulatorError(
+            f"the Go module {module} cannot be downloaded: {found['Error']}. `make demo` needs a Go module proxy: "
+            "https://proxy.golang.org, or what GOPROXY names"
+        )
+    return Path(found["Dir"])
+
+
+def is_downloaded(tool: str, module: str) -> bool:
+    """Whether `module_directory` answers without the network."""
+    return "Dir" in _download(tool, module, {"GOPROXY": "off"})
+
+
+def _download(tool: str, module: str, variables: dict[str, str]) -> dict[str, str]:
     answer = subprocess.run(
         [go_program(), "mod", "download", "-json", module],
         cwd=TOOLS / tool,
-        env=go_environment(),
+        env={**go_environment(), **variables},
         capture_output=True,
         text=True,
         check=False,
     )
     try:
-        found = json.loads(answer.stdout)
+        return {"Error": answer.stderr.strip(), **json.loads(answer.stdout)}
     except ValueError:
-        found = {"Error": answer.stderr.strip()}
-    if "Dir" not in found:
-        raise EmulatorError(
-            f"the Go module {module} cannot be downloaded: {found.get('Error') or answer.stderr.strip()}"
-        )
-    return Path(found["Dir"])
+        return {"Error": answer.stderr.strip()}

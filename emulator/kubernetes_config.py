@@ -21,6 +21,7 @@ KNOWN = frozenset(
         "enableServerSideApply",
         "enableConfigMapMutable",
         "enableSecretMutable",
+        "upsertExistingObjects",
         "deleteUnreachable",
         "suppressDeprecationWarnings",
         "suppressHelmHookWarnings",

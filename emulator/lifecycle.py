@@ -6,6 +6,7 @@ A command that starts an emulator and does not come to its end, Ctrl-C included,
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from emulator import build, cloud_server, control_plane, deployed_ray, ray_nodes
+from emulator import build, cloud_server, control_plane, deployed_ray, helm, ray_nodes, room
 from emulator.engine import STACK, Engine, Result, merged
 from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
 
@@ -21,6 +22,9 @@ Report = Callable[[str], None]
 
 DASHBOARD_PORT = 8265
 """Ray's own; taken if it is free and the stack file does not name another."""
+
+MEMORY_GB, DISK_GB = 3, 2
+"""What a running emulator takes: its control plane, three Ray nodes and a job's processes; logs and buckets."""
 
 
 @contextlib.contextmanager
@@ -33,6 +37,13 @@ def started(state: State, report: Report) -> Iterator[Engine]:
     try:
         if fresh:
             take_down(state)  # what an emulator that was killed has left
+            room.require(
+                state.directory,
+                "running the emulator",
+                disk_gb=DISK_GB,
+                memory_gb=MEMORY_GB,
+                elsewhere="use a checkout on a larger disk",
+            )
             report("preparing the emulator's programs")
             build.provide(state, report)
         report("starting the emulated cloud" if fresh else "the emulated cloud is running already")
@@ -40,11 +51,26 @@ def started(state: State, report: Report) -> Iterator[Engine]:
         cloud_server.start(state)
         if state.process("gke") is None:
             state.spawn("gke", [sys.executable, "-u", "-m", "emulator.gke"], env={"PYTHONPATH": str(CHECKOUT)})
+        if helm.CHART in state.ended():
+            helm.start_operator(state)
         yield engine(state, report)
     except BaseException:
         if fresh:
-            take_down(state)
+            with _undisturbed():
+                report("ending everything")
+                take_down(state)
         raise
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of it running."""
+    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 def deploy(state: State, running: Engine, report: Report, *, refresh: bool = False) -> Result:
@@ -73,7 +99,26 @@ def take_down(state: State) -> list[str]:
 def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = None) -> Engine:
     """The engine for the local stack of this checkout; `overlay` wins over the stack file."""
     ports = {"oasis:ray": {"dashboard_port": state.port("ray-dashboard", preferred=_wanted_port())}}
-    return Engine(state, report, overlay=merged(ports, overlay or {}), environment=cloud_server.environment(state))
+    return Engine(
+        state,
+        report,
+        overlay=merged(ports, overlay or {}),
+        environment=cloud_server.environment(state),
+        trouble=lambda: trouble(state),
+    )
+
+
+def trouble(state: State) -> str:
+    """Which standing process ended by itself, and its last words; empty while all run. Ray's are started again."""
+    ended = [name for name in state.ended() if name not in (ray_nodes.HEAD, *ray_nodes.WORKERS)]
+    if not ended:
+        return ""
+    log = state.log(ended[0])
+    words = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-12:]) if log.exists() else "(nothing)"
+    return (
+        f"{ended[0]}, a part of the emulated cloud, ended by itself. `python -m emulator up` starts it again; "
+        f"its log is {log} and ends with:\n  {words}"
+    )
 
 
 def environment(state: State) -> dict[str, str]:

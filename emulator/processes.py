@@ -5,6 +5,7 @@ A pid alone is never trusted: the kernel gives it to somebody else after the pro
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -27,9 +28,11 @@ class Process:
     pid: int
     started: int
     """Start time in clock ticks since boot (proc(5), stat, field 22)."""
+    boot: str
+    """Which boot of the machine (random(4), boot_id): both numbers begin anew with the next one."""
 
     def is_running(self) -> bool:
-        return start_time(self.pid) == self.started
+        return start_time(self.pid) == self.started and self.boot == boot()
 
     def record(self) -> dict[str, object]:
         return asdict(self)
@@ -53,7 +56,7 @@ def start(
     _started.append(child)
     # A child that has already ended is still a zombie of ours, so its start time can be read.
     fields = _fields(child.pid)
-    return Process(name, child.pid, int(fields[19]) if fields else 0)
+    return Process(name, child.pid, int(fields[19]) if fields else 0, boot())
 
 
 def run(
@@ -89,9 +92,20 @@ def start_time(pid: int) -> int | None:
     return int(fields[19])
 
 
-def owned_by(directory: Path) -> list[int]:
-    """Every running process that carries the mark of the emulator in `directory`, but this one and its parents."""
-    mark = f"{OWNER_VARIABLE}={directory}".encode()
+@functools.cache
+def boot() -> str:
+    """What tells this boot of the machine from every other one."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def owned_by(directory: Path, **variables: str) -> list[int]:
+    """Every running process that carries the mark of the emulator in `directory`, but this one and its parents.
+
+    Args:
+        directory: the emulator's folder.
+        variables: what must be in the process's environment besides.
+    """
+    marks = {f"{name}={value}".encode() for name, value in {OWNER_VARIABLE: directory, **variables}.items()}
     mine = _ancestry(os.getpid())
     found: list[int] = []
     for entry in Path("/proc").iterdir():
@@ -101,7 +115,7 @@ def owned_by(directory: Path) -> list[int]:
             environment = (entry / "environ").read_bytes()
         except OSError:  # ended meanwhile, or another user's
             continue
-        if mark in environment.split(b"\0"):
+        if marks <= set(environment.split(b"\0")):
             found.append(int(entry.name))
     return found
 
@@ -124,10 +138,10 @@ def end(pids: Iterable[int], grace_seconds: float) -> None:
 
 
 def session_of(process: Process) -> list[int]:
-    """The process, if it runs, and what it started without leaving its session."""
-    # A session outlives its leader, but its number is not given to another process while it has members.
-    members = in_session(process.pid)
-    return members if process.is_running() else [pid for pid in members if pid != process.pid]
+    """The process, if it runs, and what it started without leaving its session, which outlives it."""
+    # The number of a session is not given to another process while it has members.
+    now = start_time(process.pid)
+    return in_session(process.pid) if process.boot == boot() and now in (None, process.started) else []
 
 
 def in_session(leader: int) -> list[int]:
@@ -147,17 +161,17 @@ def command_name(pid: int) -> str:
         return ""
 
 
-def descendants(pid: int) -> list[int]:
-    """Every running process that this one started, through any number of sessions, itself left out."""
+def descendants(*pids: int) -> list[int]:
+    """Every running process that these started, through any number of sessions, themselves left out."""
     parents = {
         int(entry.name): int(fields[1])
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit() and (fields := _fields(int(entry.name)))
     }
-    found = {pid}
+    found = set(pids)
     while new := {child for child, parent in parents.items() if parent in found} - found:
         found |= new
-    return sorted(found - {pid})
+    return sorted(found - set(pids))
 
 
 def _session(pid: int) -> int | None:

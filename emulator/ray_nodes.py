@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,8 +33,15 @@ HEAD = "ray-head"
 _MIB = 1024 * 1024
 _NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each node would offer the whole machine's
 _OBJECT_STORE = 128 * _MIB
+_WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
+_PORTS_PER_NODE = 300
+_MARK = {"OASIS_EMULATOR_PART": "ray"}  # in the environment of every node, and so of every job's command
+# unix(7): a socket's path has at most 107 characters. Ray's longest below `session_directory`'s parent:
+_LONGEST_SOCKET = "/oasis-0123456789ab/worker-1/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _DRIVERS = 1000
 """Of the head's custom resource `driver`; as many as nobody uses up."""
+
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -49,7 +56,7 @@ _RAY_ENVIRONMENT = {
 
 
 def overrides(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a Ray on loopback cannot have as the stack promises it: GPUs, RDMA NICs, mounts. Nothing else differs.
+    """What a Ray on loopback cannot have as the stack promises it: GPUs, NICs, mounts, an image. Nothing else differs.
 
     Args:
         directory: the emulator's folder.
@@ -59,6 +66,7 @@ def overrides(directory: Path, environment: Mapping[str, str]) -> dict[str, str]
         "OASIS_GPUS_PER_NODE": "0",
         "OASIS_RDMA_NICS": "0",
         "OASIS_ACCELERATOR": "",
+        "OASIS_IMAGE": "",
         "OASIS_DATA_MOUNT": str(_bucket_directory(directory, environment["data_uri"])),
         "OASIS_RUNS_MOUNT": str(_bucket_directory(directory, environment["runs_uri"])),
         "OASIS_SCRATCH_MOUNT": str(directory / "scratch"),
@@ -110,13 +118,15 @@ def start(
 
 def stop(state: State, *, grace_seconds: float = 5.0) -> None:
     """End every node and what runs on it, jobs included, and remove Ray's session folders."""
-    running = [process for name in (*WORKERS, HEAD) if (process := state.process(name))]
-    pids = [pid for process in running for pid in processes.session_of(process)]
-    # A job's command has a session of its own, and Ray's processes overwrite the mark in their environment with titles.
-    processes.end([*pids, *_descendants(pids)], grace_seconds)
+    recorded = [process for name in (*WORKERS, HEAD) if (process := state.recorded(name))]
+    pids = [pid for process in recorded for pid in processes.session_of(process)]
+    # Ray's processes overwrite the mark in their environment with titles, and are known by their session. A job's
+    # command has a session of its own and keeps the mark, also when the node that started it has died.
+    marked = processes.owned_by(state.directory, **_MARK)
+    processes.end(dict.fromkeys([*pids, *processes.descendants(*pids), *marked]), grace_seconds)
     for name in (*WORKERS, HEAD):
         state.stop(name)
-    shutil.rmtree(_session_directory(state.directory), ignore_errors=True)
+    shutil.rmtree(session_directory(state.directory), ignore_errors=True)
 
 
 def _variables(directory: Path, deployed: DeployedRay, environ: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +137,15 @@ def _variables(directory: Path, deployed: DeployedRay, environ: Mapping[str, str
     promised = {f"OASIS_{name.upper()}": value for name, value in deployed.environment.items()}
     # A pod has neither the deployer's settings nor a kubeconfig.
     given = {name: value for name, value in environ.items() if not name.startswith(("PULUMI_", "KUBECONFIG"))}
-    return {**given, **promised, **changed, **_RAY_ENVIRONMENT, "RAY_AUTH_TOKEN": deployed.token, **_path(environ)}
+    return {
+        **given,
+        **promised,
+        **changed,
+        **_RAY_ENVIRONMENT,
+        **_MARK,
+        "RAY_AUTH_TOKEN": deployed.token,
+        **_path(environ),
+    }
 
 
 def _path(environ: Mapping[str, str]) -> dict[str, str]:
@@ -161,8 +179,9 @@ def _worker_command(state: State, name: str, gcs: int) -> list[str]:
 
 
 def _ray_start(state: State, name: str) -> list[str]:
-    directory = _session_directory(state.directory) / name.removeprefix("ray-")
+    directory = session_directory(state.directory) / name.removeprefix("ray-")
     directory.mkdir(parents=True, exist_ok=True)
+    ports = worker_ports(state, name)
     # -P: this folder has modules named like the standard library's.
     return [
         *(sys.executable, "-P", str(Path(__file__).with_name("ray_start.py"))),
@@ -171,12 +190,27 @@ def _ray_start(state: State, name: str) -> list[str]:
         f"--memory={_NODE_MEMORY}",
         f"--object-store-memory={_OBJECT_STORE}",
         f"--dashboard-agent-listen-port={state.port(f'{name}-agent')}",
+        *(f"--min-worker-port={ports.start}", f"--max-worker-port={ports.stop - 1}"),
     ]
 
 
-def _session_directory(directory: Path) -> Path:
+def worker_ports(state: State, name: str) -> range:
+    """Ports of a node's workers: its own, as two nodes that share an address would hand out the same ones.
+
+    Which part of Ray's range it is depends on a port that is this emulator's, so that two emulators rarely meet.
+    """
+    nodes = (HEAD, *WORKERS)
+    emulators = len(_WORKER_PORTS) // (_PORTS_PER_NODE * len(nodes))
+    place = (state.port("ray-gcs") % emulators) * len(nodes) + nodes.index(name)
+    return _WORKER_PORTS[place * _PORTS_PER_NODE :][:_PORTS_PER_NODE]
+
+
+def session_directory(directory: Path) -> Path:
     """Where Ray keeps sockets and logs: not in the checkout, as a socket's path has only 107 characters (unix(7))."""
-    path = Path(tempfile.gettempdir()) / f"oasis-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
+    parent = tempfile.gettempdir()
+    if len(parent) + len(_LONGEST_SOCKET) > 107:
+        parent = "/tmp"
+    path = Path(parent) / f"oasis-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     if path.is_symlink() or path.stat().st_uid != os.getuid():
@@ -225,24 +259,8 @@ def _nodes_alive(url: str, token: str) -> int:
     """Nodes that Ray's dashboard calls alive; 0 while it does not answer."""
     request = urllib.request.Request(f"{url}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(request, timeout=5) as response:
+        with _DIRECTLY.open(request, timeout=5) as response:
             summary = json.load(response)["data"]["summary"]
     except (OSError, ValueError, KeyError):
         return 0
     return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in summary)
-
-
-def _descendants(pids: list[int]) -> list[int]:
-    """Every process that one of them started, through any number of sessions."""
-    parents = dict(_parents())
-    found = set(pids)
-    while new := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= new
-    return sorted(found - set(pids))
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # ended meanwhile
-                yield int(entry.name), int((entry / "stat").read_text().rpartition(")")[2].split()[1])

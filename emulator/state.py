@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from emulator import processes
 from emulator.processes import OWNER_VARIABLE, Process
@@ -30,6 +31,7 @@ _KEPT = {"lock", "logs", "results"}
 # Above the range that Ray gives its workers (10002-19999), which it refuses to share, and below Linux's for outgoing
 # connections (32768-60999, ip-sysctl.rst), which could take a port while nobody listens.
 _PORTS = range(20000, 32000)
+_RAYS = range(10002, 20000)
 
 
 class EmulatorError(Exception):
@@ -42,6 +44,8 @@ class State:
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.directory.stat().st_mode & 0o777 != 0o700:  # credentials and secrets are in it
+            self.directory.chmod(0o700)
 
     @classmethod
     def of_checkout(cls, checkout: Path = CHECKOUT) -> State:
@@ -66,7 +70,7 @@ class State:
     def port(self, name: str, preferred: int | None = None) -> int:
         """The loopback port of that name: chosen free on the first call and the same from then on, until `clear`.
 
-        `preferred` is taken when it is free.
+        `preferred` is taken when it is free and not in the range that Ray gives its workers.
         """
         with self._held(self.path("ports.lock")):
             file = self.path("ports.json")
@@ -99,32 +103,39 @@ class State:
 
     def process(self, name: str) -> Process | None:
         """The recorded process of that name, if it is running."""
-        record = self._record(name)
-        if not record.exists():
+        process = self.recorded(name)
+        return process if process and process.is_running() else None
+
+    def recorded(self, name: str) -> Process | None:
+        """The recorded process of that name, running or not."""
+        try:
+            return Process(**json.loads(self._record(name).read_text()))
+        except FileNotFoundError:
             return None
-        process = Process(**json.loads(record.read_text()))
-        return process if process.is_running() else None
 
     def processes(self) -> list[Process]:
         """Recorded processes that are running, oldest first."""
-        names = [file.stem for file in self.path("processes", "_").parent.glob("*.json")]
-        return sorted(filter(None, map(self.process, names)), key=lambda process: process.started)
+        return [process for process in self._all() if process.is_running()]
+
+    def ended(self) -> list[str]:
+        """Names of recorded processes that run no more, though nothing stopped them."""
+        return [process.name for process in self._all() if not process.is_running()]
 
     def stop(self, name: str, *, grace_seconds: float = 5.0) -> None:
         """End one recorded process and what it started; nothing happens if it is not running."""
-        if (process := self.process(name)) is not None:
+        if (process := self.recorded(name)) is not None:
             processes.end(processes.session_of(process), grace_seconds)
         self._record(name).unlink(missing_ok=True)
 
     def stop_all(self, *, grace_seconds: float = 5.0) -> list[str]:
         """End every process of this emulator, also one whose record was lost; returns the recorded ones' names."""
-        recorded = self.processes()
-        pids = [pid for process in reversed(recorded) for pid in processes.session_of(process)]
+        running = self.processes()
+        pids = [pid for process in reversed(self._all()) for pid in processes.session_of(process)]
         processes.end(dict.fromkeys([*pids, *processes.owned_by(self.directory)]), grace_seconds)
         # What they started while they were being ended.
         processes.end(processes.owned_by(self.directory), grace_seconds)
         shutil.rmtree(self.path("processes"), ignore_errors=True)
-        return [process.name for process in recorded]
+        return [process.name for process in running]
 
     def clear(self) -> None:
         """Forget the emulated cloud: everything but logs and results. Only with nothing running."""
@@ -144,14 +155,12 @@ class State:
             EmulatorError: another command holds it; says which, and what to do.
         """
         with self.path("lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _taken(file):
                 raise EmulatorError(
                     f"`{self._holder()['command']}` (process {self._holder()['pid']}) is at work in this checkout "
                     f"({self.directory.parent}), so `{command}` was not started. Wait for it to end, or end it "
                     "and its emulator with `make down`. A second checkout has its own emulator."
-                ) from None
+                )
             file.truncate(0)
             file.write(
                 json.dumps({"command": command, "pid": os.getpid(), "started": processes.start_time(os.getpid())})
@@ -160,11 +169,16 @@ class State:
             yield
             file.truncate(0)
 
-    def interrupt_holder(self, patience_seconds: float = 30.0) -> str | None:
-        """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name."""
+    def interrupt_holder(self, patience_seconds: float = 90.0) -> str | None:
+        """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name.
+
+        Args:
+            patience_seconds: more than a demo's command may take to stop its job, and the rest to end after it.
+        """
         holder = self._holder()
         pid = int(str(holder["pid"]))
-        if not self.is_locked() or pid == os.getpid() or processes.start_time(pid) != holder["started"]:
+        known = pid > 0 and pid != os.getpid() and holder["started"] is not None
+        if not known or not self.is_locked() or processes.start_time(pid) != holder["started"]:
             return None
         os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + patience_seconds
@@ -180,7 +194,7 @@ class State:
         """Whether a command is at work in this checkout, this process included."""
         with self.path("lock").open("a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who only ask must not meet each other
             except BlockingIOError:
                 return True
             return False
@@ -190,6 +204,10 @@ class State:
             return dict(json.loads(self.path("lock").read_text()))
         except (OSError, ValueError):
             return {"command": "another command", "pid": 0, "started": None}
+
+    def _all(self) -> list[Process]:
+        names = [file.stem for file in self.path("processes", "_").parent.glob("*.json")]
+        return sorted(filter(None, map(self.recorded, names)), key=lambda process: process.started)
 
     def _record(self, name: str) -> Path:
         return self.path("processes", f"{name}.json")
@@ -211,8 +229,20 @@ def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
     temporary.replace(file)
 
 
+def _taken(lock: IO[str]) -> bool:
+    """Whether the lock is ours now. Tried for a moment, as `is_locked` of another process holds it for an instant."""
+    for _ in range(10):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
+
+
 def _free_port(preferred: int | None, taken: set[int]) -> int:
-    candidates = [preferred] if preferred else []
+    candidates = [preferred] if preferred and preferred not in _RAYS else []
     candidates += random.sample(_PORTS, 200)
     for port in candidates:
         if port not in taken and _is_free(port):

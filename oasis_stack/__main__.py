@@ -5,9 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from oasis_stack.command_line import cluster_access, image, init, plan, secret, stack_file
+from oasis_stack.command_line import (
+    cluster_access,
+    external_program,
+    image,
+    init,
+    plan,
+    restart,
+    secret,
+    stack_file,
+)
 from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.command_line.pulumi_stack import Stack
 from oasis_stack.command_line.stack_file import StackFileError
@@ -23,11 +33,27 @@ In order, for a new stack:
   python -m oasis_stack plan --stack mine              check what it means, at no cost
   pulumi up -s mine                                    15 to 25 minutes
   python -m oasis_stack image --stack mine             then `pulumi up -s mine` again
+  python -m oasis_stack restart --stack mine           Ray pods with the new image; asks first
   python -m oasis_stack dashboard --stack mine
   python -m oasis_stack destroy --stack mine
 
 Exit status: 0 done, 1 a step failed, 2 wrong usage or settings, 130 interrupted.
 """
+
+_PLAN = "Needs no account, no program and no network: run it after every edit of the stack file."
+_INIT = """\
+Needs gcloud, signed in (`gcloud auth application-default login`), and pulumi. It makes what is missing of: the bucket
+for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself. Run it again after an interruption."""
+_PULUMI = """\
+Needs pulumi, gke-gcloud-auth-plugin, and Google credentials (`gcloud auth application-default login`)."""
+_IMAGE = """\
+After the first `up`. The stack file then names the image by digest; `pulumi up` and `restart` bring it into use.
+Needs pulumi and gcloud, and for another builder than cloud-build that builder."""
+_RESTART = """\
+After `up` with a new image: pods that run keep the one they have. Asks before anything ends.
+Needs pulumi, kubectl, gke-gcloud-auth-plugin."""
+_SECRET = """\
+After `up` with the section oasis:wandb. The key is in no file, argument or log. Needs pulumi and gcloud."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,25 +63,34 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, does: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=does, description=does)
+    def command(name: str, does: str, more: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=does, description=f"{does[0].upper()}{does[1:]}.\n{more}", formatter_class=root.formatter_class
+        )
         made.add_argument("--stack", default="dev", help="Pulumi.<stack>.yaml is read (default: dev)")
         return made
 
-    command("plan", "show every setting and where it comes from, the addresses and the ladder; touches nothing")
-    initialise = command("init", "make state bucket and key, and write what is missing into an existing stack file")
-    initialise.add_argument("--project", help="Google Cloud project, if the stack file names none (default: gcloud's)")
-    for name, does in (
-        ("preview", "check the settings, then `pulumi preview`"),
-        ("up", "check the settings, then `pulumi up`"),
-        ("destroy", "list what runs and what will stay, then `pulumi destroy`"),
+    command("plan", "show every setting and where it comes from, the addresses and the ladder; touches nothing", _PLAN)
+    initialise = command(
+        "init", "make state bucket and key, and write what is missing into an existing stack file", _INIT
+    )
+    initialise.add_argument(
+        "--project",
+        help="Google Cloud project id, written into the stack file as gcp:project. Needed if neither the file nor\n"
+        "`gcloud config get-value project` names one; refused if the file names another",
+    )
+    for name, does, more in (
+        ("preview", "check the settings, then `pulumi preview`", _PULUMI),
+        ("up", "check the settings, then `pulumi up`", _PULUMI),
+        ("destroy", "list what runs and what will stay, then `pulumi destroy`", _PULUMI),
+        ("restart", "end the Ray pods, so that KubeRay makes them anew; lists the jobs that end with them", _RESTART),
     ):
-        command(name, does).add_argument("--yes", action="store_true", help="do not ask")
-    command("destroy-plan", "only list what `destroy` would end, and what would stay")
-    build = command("image", "build workloads/image, push it, and write its digest into the stack file")
+        command(name, does, more).add_argument("--yes", action="store_true", help="do not ask")
+    command("destroy-plan", "only list what `destroy` would end, and what would stay", "Nothing is changed.")
+    build = command("image", "build workloads/image, push it, and write its digest into the stack file", _IMAGE)
     build.add_argument("--builder", choices=image.BUILDERS, default="cloud-build", help="default: cloud-build")
-    command("secret", "store the Weights & Biases key, read from the terminal or standard input")
-    command("dashboard", "make ray_dashboard_url answer until Ctrl-C")
+    command("secret", "store the Weights & Biases key, read from the terminal or standard input", _SECRET)
+    command("dashboard", "make ray_dashboard_url answer until Ctrl-C", "Needs pulumi, kubectl, gke-gcloud-auth-plugin.")
     return root
 
 
@@ -78,8 +113,8 @@ def _run(options: argparse.Namespace, stack: Stack) -> int:
     match options.command:
         case "init":
             init.init(stack, options.project, _say)
-        case "image":
-            image.image(stack, options.builder, _say)
+        case "restart":
+            return restart.restart(stack, options.yes, _say)
         case "secret":
             secret.secret(stack, _say)
         case "dashboard":
@@ -94,8 +129,17 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     values = from_config(stack_file.config(stack.file))
     settings = parse(values)
     if options.command == "plan":
-        _say(plan.report(settings, values))
+        _say("\n".join([plan.report(settings, values), *plan.notes(settings, datetime.now(UTC))]))
         return OK
+    if options.command == "image":
+        image.image(stack, settings.ray.version, options.builder, _say)
+        return OK
+    if options.command != "destroy-plan":
+        # Pulumi's Kubernetes provider signs in by the plugin; without it a run would stop half way.
+        external_program.require("pulumi", "gke-gcloud-auth-plugin")
+        stack.environment()
+    for note in plan.notes(settings, datetime.now(UTC)) if options.command in ("preview", "up") else ():
+        _say(note)
     if options.command in ("destroy", "destroy-plan"):
         _say("\n  ".join(["Ends with the stack:", *cluster_access.reachable(stack)]))
         _say("\n  ".join(["Stays:", *cluster_access.kept(settings)]))

@@ -24,6 +24,12 @@ LOCAL_PRIORITY, REMOTE_PRIORITY = 20, 10
 
 DAY_SECONDS = 24 * 60 * 60
 
+PACKAGE_DAYS = 180
+"""Age at which a version of a package that was made here is deleted, unless it is one of the newest."""
+
+COPY_DAYS = 30
+"""Age at which a copy of something public is deleted, unless it is one of the newest; who asks again gets a new one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactRegistryArgs:
@@ -44,7 +50,7 @@ class ArtifactRegistryArgs:
     keep_untagged_days: int
     """Age at which an image that lost its tag is deleted; too short removes layers that a running pod still pulls."""
     keep_versions: int
-    """How many of the newest versions of each image are kept, whatever their age."""
+    """How many of the newest versions of each image and package are kept, whatever their age."""
 
 
 class ArtifactRegistry(pulumi.ComponentResource):
@@ -61,8 +67,8 @@ class ArtifactRegistry(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ArtifactRegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:ArtifactRegistry", name, None, opts)
-        images, image_index = self._triple(name, args, "DOCKER", cleanup_policies(args))
-        _, package_index = self._triple(name, args, "PYTHON", [])
+        images, image_index = self._triple(name, args, "DOCKER")
+        _, package_index = self._triple(name, args, "PYTHON")
         host = f"{args.region}-{{}}.pkg.dev/{args.project}/"
         self.image_repository = pulumi.Output.concat(host.format("docker"), images.repository_id)
         self.docker_index = pulumi.Output.concat(host.format("docker"), image_index.repository_id)
@@ -84,11 +90,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
         )
 
     def _triple(
-        self,
-        name: str,
-        args: ArtifactRegistryArgs,
-        format_: Format,
-        policies: list[gcp.artifactregistry.RepositoryCleanupPolicyArgsDict],
+        self, name: str, args: ArtifactRegistryArgs, format_: Format
     ) -> tuple[gcp.artifactregistry.Repository, gcp.artifactregistry.Repository]:
         """The local and the virtual repository of one format."""
         kind = format_.lower()
@@ -100,7 +102,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
             repository_id=local_id,
             format=format_,
             mode="STANDARD_REPOSITORY",
-            cleanup_policies=policies,
+            cleanup_policies=cleanup_policies(local_leavings(format_, args.keep_untagged_days), args.keep_versions),
             labels=dict(args.labels),
             opts=keep_or_adopt(
                 self,
@@ -116,6 +118,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
             format=format_,
             mode="REMOTE_REPOSITORY",
             remote_repository_config=upstream(format_),
+            cleanup_policies=cleanup_policies(COPIES, args.keep_versions),
             labels=dict(args.labels),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -145,14 +148,25 @@ def upstream(format_: Format) -> gcp.artifactregistry.RepositoryRemoteRepository
     return {"python_repository": {"public_repository": "PYPI"}}
 
 
-def cleanup_policies(args: ArtifactRegistryArgs) -> list[gcp.artifactregistry.RepositoryCleanupPolicyArgsDict]:
-    """Images that lost their tag go after some days, but never the newest ones: what is kept wins over what is deleted
-    (Google Cloud documentation, "Configure cleanup policies")."""
+Leavings = gcp.artifactregistry.RepositoryCleanupPolicyConditionArgsDict
+"""Which versions may go."""
+
+COPIES: Leavings = {"tag_state": "ANY", "older_than": f"{COPY_DAYS * DAY_SECONDS}s"}
+
+
+def local_leavings(format_: Format, keep_untagged_days: int) -> Leavings:
+    """Of what was made here: images that lost their tag; packages, which have no tags, by their age alone."""
+    if format_ == "DOCKER":
+        return {"tag_state": "UNTAGGED", "older_than": f"{keep_untagged_days * DAY_SECONDS}s"}
+    return {"tag_state": "ANY", "older_than": f"{PACKAGE_DAYS * DAY_SECONDS}s"}
+
+
+def cleanup_policies(
+    leavings: Leavings, keep_versions: int
+) -> list[gcp.artifactregistry.RepositoryCleanupPolicyArgsDict]:
+    """Leavings go, but never the newest versions: what is kept wins over what is deleted (Google Cloud documentation,
+    "Configure cleanup policies")."""
     return [
-        {
-            "id": "delete-old-untagged",
-            "action": "DELETE",
-            "condition": {"tag_state": "UNTAGGED", "older_than": f"{args.keep_untagged_days * DAY_SECONDS}s"},
-        },
-        {"id": "keep-newest", "action": "KEEP", "most_recent_versions": {"keep_count": args.keep_versions}},
+        {"id": "delete-old", "action": "DELETE", "condition": leavings},
+        {"id": "keep-newest", "action": "KEEP", "most_recent_versions": {"keep_count": keep_versions}},
     ]

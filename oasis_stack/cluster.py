@@ -14,7 +14,7 @@ import pulumi
 import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 
-from oasis_stack.control_plane import authorized_networks, kubeconfig, maintenance, secrets_encryption, server
+from oasis_stack import control_plane
 from oasis_stack.cpu_pool import PoolArgs, node_config
 
 TIMEOUTS = pulumi.CustomTimeouts(create="60m", update="90m", delete="60m")
@@ -65,7 +65,7 @@ class ClusterArgs:
     secrets_encryption_key: str | None
     """Cloud KMS key for Kubernetes Secrets, in full, in a project with that API on; None: Google's own encryption."""
     deletion_protection: bool
-    """Whether the provider refuses to delete the cluster; a destroy then fails until this is false and applied."""
+    """Whether the cluster is protected: a destroy fails before it deletes anything, until this is false and applied."""
     labels: Mapping[str, str]
     """Labels of cluster and nodes, for the bill."""
 
@@ -93,11 +93,11 @@ class Cluster(pulumi.ComponentResource):
         cluster = self._cluster(name, args, account, grants)
         pools = [self._pool(name, role, pool, args, cluster, account) for role, pool in args.pools.items()]
         self.cluster_name = cluster.name
-        self.endpoint = server(cluster, args.endpoint)
+        self.endpoint = control_plane.server(cluster, args.endpoint)
         authority = cluster.master_auth.apply(lambda auth: auth.cluster_ca_certificate)
         self.kubeconfig = pulumi.Output.secret(
             pulumi.Output.all(cluster.name, self.endpoint, authority).apply(
-                lambda known: kubeconfig(known[0], known[1], known[2] if args.endpoint == "ip" else None)
+                lambda known: control_plane.kubeconfig(known[0], known[1], known[2] if args.endpoint == "ip" else None)
             )
         )
         self.node_service_account = account.email
@@ -106,6 +106,11 @@ class Cluster(pulumi.ComponentResource):
             kubeconfig=self.kubeconfig,
             # The cluster is who it is: another way to reach it must not replace everything inside.
             cluster_identifier=cluster.id,
+            # An `up` may end between making an object and noting it; the next one would be refused (pulumi-kubernetes
+            # 4.34, `upsertExistingObjects`).
+            upsert_existing_objects=True,
+            # Changed in place: a replaced ConfigMap is gone for a moment, in which no pod that names it starts.
+            enable_config_map_mutable=True,
             # What runs in the cluster needs nodes to start on, and its controllers need them to end it.
             opts=pulumi.ResourceOptions(parent=self, depends_on=pools),
         )
@@ -137,19 +142,12 @@ class Cluster(pulumi.ComponentResource):
             # Both at creation or never: nodes with further networks need them.
             datapath_provider="ADVANCED_DATAPATH",
             enable_multi_networking=True,
-            private_cluster_config={
-                "enable_private_nodes": True,
-                "enable_private_endpoint": False,
-                "master_ipv4_cidr_block": args.control_plane_range,
-            },
-            control_plane_endpoints_config={
-                "dns_endpoint_config": {"allow_external_traffic": args.endpoint == "dns"},
-                "ip_endpoints_config": {"enabled": args.endpoint == "ip"},
-            },
-            master_authorized_networks_config=authorized_networks(args.endpoint, args.authorized_networks),
+            private_cluster_config=control_plane.private_cluster(args.endpoint, args.control_plane_range),
+            control_plane_endpoints_config=control_plane.endpoints(args.endpoint),
+            master_authorized_networks_config=control_plane.authorized(args.endpoint, args.authorized_networks),
             workload_identity_config={"workload_pool": f"{args.project}.svc.id.goog"},
             enable_shielded_nodes=True,
-            database_encryption=secrets_encryption(args.secrets_encryption_key),
+            database_encryption=control_plane.secrets_encryption(args.secrets_encryption_key),
             addons_config={"gcs_fuse_csi_driver_config": {"enabled": True}},
             logging_config={"enable_components": ["SYSTEM_COMPONENTS", "WORKLOADS"]},
             # DCGM: utilisation, memory, NVLink and errors of every GPU.
@@ -160,7 +158,7 @@ class Cluster(pulumi.ComponentResource):
             cost_management_config={"enabled": True},
             release_channel={"channel": args.release_channel},
             min_master_version=args.minimum_version,
-            maintenance_policy=maintenance(args.maintenance_exclusion),
+            maintenance_policy=control_plane.maintenance(args.maintenance_exclusion),
             # For pools that GKE would make by itself; ours say so themselves.
             node_pool_defaults={"node_config_defaults": {"insecure_kubelet_readonly_port_enabled": "FALSE"}},
             resource_labels=dict(args.labels),
@@ -174,6 +172,10 @@ class Cluster(pulumi.ComponentResource):
                 # No value says so, but a node without these roles writes no logs and pulls no image.
                 depends_on=grants,
                 custom_timeouts=TIMEOUTS,
+                # A successor has the same /28 for its control plane, which two clusters of a network cannot share.
+                delete_before_replace=True,
+                # The provider's own refusal comes in the middle of a destroy, when the workloads are gone already.
+                protect=args.deletion_protection,
                 # Of that first pool. Once it is gone the provider reads another pool's nodes here; compared with what
                 # was asked for, any difference would mean a new cluster.
                 ignore_changes=["initialNodeCount", "nodeConfig"],
@@ -212,17 +214,8 @@ class Cluster(pulumi.ComponentResource):
                 )
             )
         if args.secrets_encryption_key is not None:
-            agent = pulumi.Output.format(
-                "serviceAccount:service-{0}@container-engine-robot.iam.gserviceaccount.com", args.project_number
-            )
             grants.append(
-                gcp.kms.CryptoKeyIAMMember(
-                    f"{name}-secrets",
-                    crypto_key_id=args.secrets_encryption_key,
-                    role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
-                    member=agent,
-                    opts=child,
-                )
+                control_plane.key_grant(self, name, args.project, args.project_number, args.secrets_encryption_key)
             )
         return account, grants
 

@@ -47,7 +47,8 @@ class MaintenanceExclusion:
     start: Time
     """First moment."""
     end: Time
-    """Last moment; GKE ends it earlier where the version loses support."""
+    """Last moment, at most 180 days after the first, and kept as given: it does not follow the end of the version's
+    support. One that has passed protects nothing."""
 
     @property
     def period(self) -> tuple[str, str]:
@@ -88,7 +89,8 @@ class ClusterSettings:
     minimum_version: Annotated[
         str, Matching(r"1\.\d+(\.\d+(-gke\.\d+)?)?", 'a GKE version in quotes, such as "1.35"')
     ] = "1.35"
-    """Lowest control plane version. Below 1.34 the latest GPU driver is too old for a CUDA 13 image."""
+    """Lowest control plane version. Below 1.34 the latest GPU driver is too old for a CUDA 13 image; flex-start needs
+    1.32.2-gke.1652000."""
     endpoint: Literal["dns", "ip"] = "dns"
     """How the control plane is reached: `dns` by a Google name and IAM alone; `ip` from authorised networks alone."""
     authorized_networks: tuple[AuthorizedNetwork, ...] = ()
@@ -98,12 +100,16 @@ class ClusterSettings:
     system_pool: SystemPool = field(default_factory=SystemPool)
     cpu_pool: CpuPool = field(default_factory=CpuPool)
     deletion_protection: bool = False
-    """Whether Google refuses to delete the cluster; `pulumi destroy` then fails until this is false and applied."""
+    """Whether Pulumi refuses to delete the cluster; a destroy deletes nothing until this is false and applied."""
     secrets_encryption_key: (
-        Annotated[str, Matching(r"projects/.+/locations/.+/keyRings/.+/cryptoKeys/.+", "a Cloud KMS key's full name")]
+        Annotated[
+            str,
+            Matching(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+", "a Cloud KMS key's full name"),
+        ]
         | None
     ) = None
-    """Cloud KMS key that encrypts Kubernetes Secrets in the control plane's store, beyond Google's own encryption."""
+    """Cloud KMS key, in the stack's region, that encrypts Kubernetes Secrets in the control plane's store, beyond
+    Google's own encryption."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,16 @@ REQUEST_SECONDS = 30
 _PROBES = {
     "artifactregistry.googleapis.com": ("", "v1/projects/{project}/locations"),
     "cloudbuild.googleapis.com": ("", "v1/projects/{project}/builds"),
+    "cloudresourcemanager.googleapis.com": ("", "v1/projects/{project}"),
     "compute.googleapis.com": ("compute/v1/", "projects/{project}/global/networks"),
     "container.googleapis.com": ("", "v1/projects/{project}/locations/-/clusters"),
     "iam.googleapis.com": ("", "v1/projects/{project}/serviceAccounts"),
     "secretmanager.googleapis.com": ("", "v1/projects/{project}/secrets"),
+    "serviceusage.googleapis.com": ("", "v1/projects/{project}/services/compute.googleapis.com"),
     "storage.googleapis.com": ("storage/v1/", "b?project={project}"),
 }
-"""Of each API that `up` calls, what gcloud's variable for its address ends in, and a list that is there before anything
-exists (the APIs' REST references)."""
+"""Of each API that `up` calls, what gcloud's variable for its address ends in, and a question that it can answer before
+anything exists (the APIs' REST references)."""
 
 GKE_PREFIXES = ("k8s", "gke-")
 """How GKE names the firewall rules, endpoint groups and forwarding rules that it makes in the cluster's network
@@ -104,7 +106,7 @@ def google_api(service: str, default: str) -> str:
     return os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}", default).rstrip("/") + "/"
 
 
-def google_list(url: str, key: str = "items") -> Iterator[dict[str, Any]]:
+def google_list(project: str, url: str, key: str = "items") -> Iterator[dict[str, Any]]:
     """Everything that a list method of a Google API answers: all pages, and all scopes of an aggregated list.
 
     Raises:
@@ -113,7 +115,7 @@ def google_list(url: str, key: str = "items") -> Iterator[dict[str, Any]]:
     """
     token = ""
     while True:
-        answer = _get(url, {"pageToken": token} if token else {})
+        answer = _get(project, url, {"pageToken": token} if token else {})
         found = answer.get(key, [])
         if isinstance(found, dict):  # aggregated: {scope: {kind: [...]}}
             for scope in found.values():
@@ -131,7 +133,7 @@ def made_by_gke(project: str, network: str) -> list[str]:
     return [
         f"{last_part(listing)}/{item['name']}"
         for listing in ("global/firewalls", "aggregated/networkEndpointGroups", "aggregated/forwardingRules")
-        for item in google_list(f"{base}projects/{project}/{listing}")
+        for item in google_list(project, f"{base}projects/{project}/{listing}")
         if item["name"].startswith(GKE_PREFIXES) and last_part(item.get("network", "")) == network
     ]
 
@@ -143,7 +145,7 @@ def peered_worker_pools(project: str, region: str, network: str) -> list[str]:
         return last_part(pool.get("privatePoolV1Config", {}).get("networkConfig", {}).get("peeredNetwork", ""))
 
     base = google_api("cloudbuild", "https://cloudbuild.googleapis.com/")
-    pools = google_list(f"{base}v1/projects/{project}/locations/{region}/workerPools", "workerPools")
+    pools = google_list(project, f"{base}v1/projects/{project}/locations/{region}/workerPools", "workerPools")
     return [pool["name"] for pool in pools if peered(pool) == network]
 
 
@@ -163,13 +165,13 @@ def google_says_disabled(api: str, project: str) -> bool:
         return False
     base, path = _PROBES[api]
     service = api.partition(".")[0]
-    answer = _request(google_api(service, f"https://{api}/{base}") + path.format(project=project), {})
+    answer = _request(project, google_api(service, f"https://{api}/{base}") + path.format(project=project), {})
     # SERVICE_DISABLED is google.rpc.ErrorInfo's reason; storage and compute, which are older, say accessNotConfigured.
     return answer.status_code == 403 and ("SERVICE_DISABLED" in answer.text or "accessNotConfigured" in answer.text)
 
 
-def _get(url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-    answer = _request(url, parameters)
+def _get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    answer = _request(project, url, parameters)
     if answer.status_code == 404:
         return {}
     if answer.status_code != 200:
@@ -177,14 +179,18 @@ def _get(url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
     return answer.json()
 
 
-def _request(url: str, parameters: Mapping[str, str]) -> requests.Response:
+def _request(project: str, url: str, parameters: Mapping[str, str]) -> requests.Response:
     import google.auth
+    import google.auth.credentials
     import google.auth.exceptions
     import requests
     from google.auth.transport.requests import AuthorizedSession
 
     try:
         credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+        if isinstance(credentials, google.auth.credentials.CredentialsWithQuotaProject):
+            # Otherwise Google also asks whether the API is on in the project that the credentials come from.
+            credentials = credentials.with_quota_project(project)
         answer = AuthorizedSession(credentials).get(url, params=parameters, timeout=REQUEST_SECONDS)
     except google.auth.exceptions.TransportError as failure:
         raise NotAnswering(f"no access token yet ({failure})") from failure

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import re
 
-NAME_PATTERN = re.compile(r"[a-z](?:[a-z0-9-]{0,14}[a-z0-9])?")
-"""The stack's `name`: 16 characters, so that a service account `<name>-image-builder` keeps within 30."""
+NAME_PATTERN = re.compile(r"(?!goog|.*google)[a-z](?:[a-z0-9-]{0,14}[a-z0-9])?")
+"""The stack's `name`: 16 characters, so that a service account `<name>-image-builder` keeps within 30. It stands in
+bucket names, where Google refuses its own (Cloud Storage documentation, "About Cloud Storage buckets")."""
 
 PROJECT_PATTERN = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 """Google Cloud project ids (Resource Manager documentation, "Creating and managing projects")."""
@@ -20,14 +21,19 @@ DNS_LABEL_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 RAY_CLUSTER_PATTERN = re.compile(r"[a-z](?:[a-z0-9-]{0,51}[a-z0-9])?")
 """RayCluster names: DNS-1035, at most 53 characters (ray-project/kuberay v1.7.0, controllers/ray/utils)."""
 
-LABEL_KEY_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-"""Google Cloud label keys (Resource Manager documentation, "Labels overview")."""
+LABEL_KEY_PATTERN = re.compile(r"(?!goog)[a-z][a-z0-9_-]{0,62}")
+"""Google Cloud label keys (Resource Manager documentation, "Labels overview"); Google's own begin with `goog`."""
 
 LABEL_VALUE_PATTERN = re.compile(r"[a-z0-9_-]{0,63}")
 """Google Cloud label values (same page)."""
 
 KUBERAY_NAMESPACE = "kuberay-system"
 """Namespace of the operator."""
+
+RAY_NAMESPACE_PATTERN = re.compile(
+    rf"(?!(?:default|{KUBERAY_NAMESPACE})\Z|(?:kube|gke|gmp)-)" + DNS_LABEL_PATTERN.pattern
+)
+"""Namespaces that a stack may make, and delete with all that is in them: not Kubernetes', GKE's or the operator's."""
 
 KUBERAY_VERSION = "1.6.2"
 """The operator's Helm chart and image; token authentication of a RayCluster needs 1.5.1 or later."""

@@ -1,11 +1,13 @@
 """The primary VPC: first interface of every node, pods, Services, and the only way out to the internet.
 
-Replaced when changed: region, and a subnet whose range moves or shrinks; a range that grows, secondary ranges, MTU and
-firewalls in place (hashicorp/terraform-provider-google 2026-08-21, resource_compute_network.go, ..._subnetwork.go).
+Replaced when changed: region, a subnet whose range moves or shrinks, and the nodes' subnet with its secondary ranges,
+each time with the cluster in it; a range that grows, MTU and firewalls in place
+(hashicorp/terraform-provider-google 2026-08-21, resource_compute_network.go, ..._subnetwork.go).
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,9 +15,6 @@ import pulumi
 import pulumi_gcp as gcp
 
 from oasis_stack.wait import NetworkFree
-
-PODS_RANGE = "pods"
-SERVICES_RANGE = "services"
 
 TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
 """Google releases addresses and rules some time after their users are gone, beyond the provider's own limits."""
@@ -61,6 +60,7 @@ class Network(pulumi.ComponentResource):
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:Network", name, None, opts)
         child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
+        pods, services = range_name("pods", args.pods_range), range_name("services", args.services_range)
         vpc = gcp.compute.Network(
             name,
             project=args.project,
@@ -76,12 +76,16 @@ class Network(pulumi.ComponentResource):
             network=vpc.id,
             ip_cidr_range=args.node_range,
             secondary_ip_ranges=[
-                {"range_name": PODS_RANGE, "ip_cidr_range": args.pods_range},
-                {"range_name": SERVICES_RANGE, "ip_cidr_range": args.services_range},
+                {"range_name": pods, "ip_cidr_range": args.pods_range},
+                {"range_name": services, "ip_cidr_range": args.services_range},
             ],
             # Nodes have no public address: this is how they reach Google's APIs without the NAT.
             private_ip_google_access=True,
-            opts=self._subnet_options(),
+            opts=pulumi.ResourceOptions.merge(
+                # The provider would change them in place, and Google refuses that while a cluster is in them.
+                self._subnet_options(),
+                pulumi.ResourceOptions(replace_on_changes=["secondaryIpRanges"]),
+            ),
         )
         way_out = self._way_out(name, args, vpc)
         rules = self._firewall(name, args, vpc)
@@ -99,8 +103,8 @@ class Network(pulumi.ComponentResource):
         self.network_name = vpc.name
         self.subnet_id = nodes.id
         self.subnet_name = nodes.name
-        self.pods_range_name = pulumi.Output.from_input(PODS_RANGE)
-        self.services_range_name = pulumi.Output.from_input(SERVICES_RANGE)
+        self.pods_range_name = pulumi.Output.from_input(pods)
+        self.services_range_name = pulumi.Output.from_input(services)
         self.register_outputs(
             {
                 "network_id": self.network_id,
@@ -169,3 +173,9 @@ class Network(pulumi.ComponentResource):
         if args.proxy_only_range is not None:
             rules.append(allow("proxies", [args.proxy_only_range], [("tcp", [str(args.proxied_port)])]))
         return rules
+
+
+def range_name(role: str, block: str) -> str:
+    """Name of a secondary range, which tells its addresses apart: a cluster is replaced for another name, and only so
+    does a plan show that other addresses mean another cluster."""
+    return f"{role}-{hashlib.sha256(block.encode()).hexdigest()[:7]}"

@@ -51,16 +51,19 @@ class ProjectServices(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self, depends_on=after),
             )
 
-        first = [enable(api, []) for api in FIRST]
-        others = sorted(set(args.apis) - set(FIRST))
         # Enabled is not answering: an API refuses calls as disabled for a while, and the provider gives up at once.
-        wait.ApisAnswer(
-            name,
-            project=args.project,
-            apis=others,
-            timeout_minutes=ANSWER_MINUTES,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[enable(api, first) for api in others]),
-        )
+        def answering(role: str, apis: list[str], enabled: list[pulumi.Resource]) -> pulumi.Resource:
+            return wait.ApisAnswer(
+                role,
+                project=args.project,
+                apis=apis,
+                timeout_minutes=ANSWER_MINUTES,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=enabled),
+            )
+
+        first = [answering(f"{name}-first", list(FIRST), [enable(api, []) for api in FIRST])]
+        others = sorted(set(args.apis) - set(FIRST))
+        answering(name, others, [enable(api, first) for api in others])
         # No value of a service is in this question, but an empty project cannot answer it before.
         answer = gcp.organizations.get_project_output(
             project_id=args.project, opts=pulumi.InvokeOutputOptions(parent=self, depends_on=first)

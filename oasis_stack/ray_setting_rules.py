@@ -75,13 +75,14 @@ def dashboard(settings: Settings) -> Iterator[Problem]:
 
 
 def image(settings: Settings) -> Iterator[Problem]:
-    stock = re.search(r"rayproject/ray(?:-ml)?:(\d+\.\d+\.\d+)", settings.ray.image)
-    if stock is not None and stock[1] != settings.ray.version:
+    # Ray's own images, and those that `make image` builds, begin their tag with the version of Ray in them.
+    inside = re.search(r"(?:rayproject/ray-ml|/ray):(\d+\.\d+\.\d+)\b", settings.ray.image)
+    if inside is not None and inside[1] != settings.ray.version:
         yield Problem(
             key="ray.version",
             value=settings.ray.version,
-            allowed=f"the version inside oasis:ray.image, which is {stock[1]}",
-            remedy="make the two agree",
+            allowed=f"the version inside oasis:ray.image, which is {inside[1]}",
+            remedy="correct the version, or remove oasis:ray.image and build a new one with `make image`",
         )
     if tuple(map(int, settings.ray.version.split("."))) < (2, 52, 0):
         yield Problem(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from oasis_stack import names
-from oasis_stack.infrastructure_settings import Block, Label
+from oasis_stack.infrastructure_settings import Block
 from oasis_stack.setting_reader import Between, Matching
 
 
@@ -34,8 +34,15 @@ class CpuWorkerSettings:
 class RaySettings:
     """The long-lived RayCluster."""
 
-    namespace: Label = "ray"
-    """Kubernetes namespace."""
+    namespace: Annotated[
+        str,
+        Matching(
+            names.RAY_NAMESPACE_PATTERN,
+            "1 to 63 of a-z, 0-9 and -, no - at either end; "
+            f"not default, {names.KUBERAY_NAMESPACE}, kube-*, gke-* or gmp-*",
+        ),
+    ] = "ray"
+    """Kubernetes namespace, made and deleted with the stack."""
     cluster_name: Annotated[
         str, Matching(names.RAY_CLUSTER_PATTERN, "1 to 53 of a-z, 0-9 and -, a letter first, no - at the end")
     ] = "oasis"
@@ -45,7 +52,7 @@ class RaySettings:
     image: Annotated[
         str,
         Matching(
-            r"[a-z0-9][a-z0-9._:/-]*(:\w[\w.-]{0,127}|@sha256:[0-9a-f]{64})",
+            r"[a-z0-9][a-z0-9._:/-]*(:\w[\w.-]{0,127}|(:\w[\w.-]{0,127})?@sha256:[0-9a-f]{64})",
             "an image with a tag or a digest; `make image` writes one",
         ),
     ] = ""

@@ -1,9 +1,10 @@
 """A secret in Secret Manager, whose value need not pass through the stack.
 
 Without a value in the stack's configuration only the container is made, and `make secret` fills it. With one, the value
-is a write-only argument: the provider sends it and keeps no copy in the state. Replaced when changed: the secret with
-its id, a version with its value (hashicorp/terraform-provider-google 2026-08-21, resource_secret_manager_secret.go and
-..._version.go).
+is a write-only argument: the provider sends it and keeps no copy, but the stack's state has one among the inputs, in
+encrypted form (pulumi/pulumi-terraform-bridge issue 3201); `make secret` leaves none. Replaced when changed: the secret
+with its id, a version with its value (hashicorp/terraform-provider-google 2026-08-21, resource_secret_manager_secret.go
+and ..._version.go).
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ A rule is left out where a setting it reads is already refused, so that one mist
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from oasis_stack import capacity_rules, names, ray_setting_rules
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 WIDEST_AUTHORIZED_PREFIX = 8
 """A network wider than this is the internet by another name."""
+
+DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
+"""Docker's default bridge (Docker documentation, "Bridge network driver"): a machine with Docker cannot reach what has
+these addresses elsewhere."""
+
+MAX_EXCLUSION = timedelta(days=180)
+"""Longest maintenance exclusion of this scope (Google Kubernetes Engine documentation, "Maintenance windows and
+exclusions")."""
+
+FLEX_START_VERSION = (1, 32, 2, 1652000)
+"""First GKE version with flex-start nodes (Google Kubernetes Engine documentation, "About flex-start provisioning
+mode")."""
 
 
 def problems(settings: Settings, wandb_api_key: object, refused: set[str]) -> Iterator[Problem]:
@@ -59,6 +72,50 @@ def _addresses(settings: Settings) -> Iterable[Problem]:
     except SettingsError as error:
         return error.problems
     return ()
+
+
+def _docker_bridge(settings: Settings) -> Iterator[Problem]:
+    for key in ("primary_block", "pods_block", "device_block"):
+        text = getattr(settings.network, key)
+        try:
+            taken = ipaddress.IPv4Network(text).overlaps(DOCKER_BRIDGE)
+        except ValueError:
+            continue  # refused with the address plan
+        if taken:
+            yield Problem(
+                key=f"network.{key}",
+                value=text,
+                allowed=f"a network apart from {DOCKER_BRIDGE}, which is Docker's own bridge on a machine that has it",
+                remedy="move the block, for example into 10.0.0.0/8",
+            )
+
+
+def _flex_start_version(settings: Settings) -> Iterator[Problem]:
+    version = settings.cluster.minimum_version
+    parts = tuple(map(int, re.findall(r"\d+", version)))
+    # GKE reads a shorter version as the newest that begins with it.
+    if (
+        settings.gpu is not None
+        and any(entry.mode == "flex-start" for entry in settings.gpu.capacity)
+        and parts < FLEX_START_VERSION[: len(parts)]
+    ):
+        yield Problem(
+            key="cluster.minimum_version",
+            value=version,
+            allowed="1.32.2-gke.1652000 or newer, with a flex-start entry in oasis:gpu.capacity",
+            remedy="raise it, or remove the flex-start entry",
+        )
+
+
+def _encryption_key(settings: Settings) -> Iterator[Problem]:
+    key = settings.cluster.secrets_encryption_key
+    if key is not None and key.split("/")[3] != settings.region:
+        yield Problem(
+            key="cluster.secrets_encryption_key",
+            value=key,
+            allowed=f"a key in the cluster's own region, {settings.region}",
+            remedy="name a key whose locations/ part is that region; Cloud KMS cannot move one, so make it there",
+        )
 
 
 def _endpoint(settings: Settings) -> Iterator[Problem]:
@@ -110,12 +167,12 @@ def _maintenance(settings: Settings) -> Iterator[Problem]:
                 allowed="a UTC time that exists",
                 remedy=f"correct it: {error}",
             )
-    if len(moments) == 2 and moments[0] >= moments[1]:
+    if len(moments) == 2 and not timedelta() < moments[1] - moments[0] <= MAX_EXCLUSION:
         yield Problem(
             key="cluster.maintenance_exclusion.end",
             value=exclusion.end,
-            allowed=f"a time after its start, {exclusion.start}",
-            remedy="move one of the two",
+            allowed=f"a time after its start, {exclusion.start}, and at most {MAX_EXCLUSION.days} days after it",
+            remedy="move one of the two; a longer run of training needs a new exclusion before this one ends",
         )
 
 
@@ -147,7 +204,7 @@ def _labels(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 key=f"labels.{key}",
                 value=value,
-                allowed="key and value of at most 63 of a-z, 0-9, _ and -, the key with a letter first",
+                allowed="key and value of at most 63 of a-z, 0-9, _ and -, the key with a letter first and not goog",
                 remedy="rename it",
             )
 
@@ -175,6 +232,9 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("region", "zone"), _zone),
     (("gpu.machine_type",), _capacity),
     (("network", "cluster.system_pool", "cluster.cpu_pool", "gpu.machine_type", "gpu.capacity"), _addresses),
+    (("network",), _docker_bridge),
+    (("cluster.minimum_version", "gpu.capacity"), _flex_start_version),
+    (("cluster.secrets_encryption_key", "region"), _encryption_key),
     (("cluster.endpoint", "cluster.authorized_networks"), _endpoint),
     (("cluster.maintenance_exclusion",), _maintenance),
     (("cluster.system_pool", "cluster.cpu_pool"), _pools),

@@ -24,6 +24,8 @@ from oasis_stack.setting_reader import Between, Matching, Reader
 
 __all__ = ["Problem", "Settings", "SettingsError", "from_config", "load", "parse"]
 
+_NAME = "1 to 16 of a-z, 0-9 and -, a letter first, no - at the end, not beginning with goog nor containing google"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSettings:
@@ -46,7 +48,7 @@ class RegistrySettings:
     adopt: bool = False
     """As for a bucket."""
     keep_untagged_days: Annotated[int, Between(1, 365)] = 7
-    """Untagged images older than this are deleted."""
+    """Untagged images older than this are deleted. What `make image` builds keeps a tag, so nothing that runs goes."""
     keep_versions: Annotated[int, Between(1, 100)] = 5
     """The newest versions of each package that no policy deletes."""
 
@@ -85,9 +87,7 @@ class Settings:
     """Region of everything. Changing it replaces everything."""
     zone: Annotated[str, Matching(r"[a-z]+-[a-z]+[0-9]+-[a-z]", "a zone such as us-central1-b")]
     """Zone of all nodes; an RDMA VPC has exactly one."""
-    name: Annotated[str, Matching(names.NAME_PATTERN, "1 to 16 of a-z, 0-9 and -, a letter first, no - at the end")] = (
-        "oasis"
-    )
+    name: Annotated[str, Matching(names.NAME_PATTERN, _NAME)] = "oasis"
     """First part of every name that must be found again; two stacks of one project need two. A change replaces."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of everything that can carry some, for the bill."""

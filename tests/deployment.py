@@ -48,6 +48,7 @@ class Registered:
     retain_on_delete: bool
     delete_before_replace: bool
     ignore_changes: frozenset[str]
+    replace_on_changes: frozenset[str]
     secret_outputs: frozenset[str]
     import_id: str
     timeouts: dict[str, str]
@@ -217,6 +218,7 @@ def _registered(request: Any, urn: str, inputs: dict[str, Any], secret_inputs: f
         retain_on_delete=request.retainOnDelete,
         delete_before_replace=request.deleteBeforeReplace,
         ignore_changes=frozenset(request.ignoreChanges),
+        replace_on_changes=frozenset(request.replaceOnChanges),
         secret_outputs=frozenset(request.additionalSecretOutputs),
         import_id=request.importId,
         timeouts={key: value for key, value in timeouts.items() if value},

@@ -51,7 +51,7 @@ EXAMPLES: dict[str, Example] = {
     "network.primary_block": Example("10.48.0.0/16", SUBNET, "ipCidrRange", "10.48.0.0/18"),
     "network.pods_block": Example("10.52.0.0/14", SUBNET, "secondaryIpRanges[0].ipCidrRange", "10.52.0.0/14"),
     "network.device_block": Example(
-        *("172.16.0.0/15", ("gcp:compute/subnetwork:Subnetwork", "rdma-rdma-7"), "ipCidrRange", "172.17.0.0/19")
+        *("172.18.0.0/15", ("gcp:compute/subnetwork:Subnetwork", "rdma-rdma-7"), "ipCidrRange", "172.19.0.0/19")
     ),
     "network.proxy_only": Example(
         *(True, ("gcp:compute/subnetwork:Subnetwork", "network-proxies"), "ipCidrRange", "10.48.80.0/23")

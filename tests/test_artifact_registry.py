@@ -57,6 +57,16 @@ def test_old_untagged_images_go_but_never_the_newest(deploy: Deploy) -> None:
     assert policies["KEEP"]["mostRecentVersions"] == {"keepCount": 2}
 
 
+def test_packages_and_copies_of_public_things_go_by_age_but_never_the_newest(deploy: Deploy) -> None:
+    seen = _deployed(deploy, keep_versions=2)
+    half_a_year, month = f"{180 * 86400}s", f"{30 * 86400}s"
+    for name, age in (("python", half_a_year), ("python-remote", month), ("docker-remote", month)):
+        policies = {p["action"]: p for p in seen.get(REPOSITORY, f"registry-{name}").inputs["cleanupPolicies"]}
+        assert policies["DELETE"]["condition"] == {"tagState": "ANY", "olderThan": age}
+        assert policies["KEEP"]["mostRecentVersions"] == {"keepCount": 2}
+    assert "cleanupPolicies" not in seen.get(REPOSITORY, "registry-docker-virtual").inputs
+
+
 def test_only_what_was_made_here_is_kept_and_adopted(deploy: Deploy) -> None:
     seen = _deployed(deploy, keep=True, adopt=True)
     local = {"registry-docker", "registry-python"}

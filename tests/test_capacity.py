@@ -8,7 +8,7 @@ from workloads import capacity
 from workloads.capacity import Observation, Verdict
 from workloads.errors import InfeasibleError
 
-NOTHING = Observation(granted=False, autoscaler=True, refusals=0, fitting_nodes=0)
+NOTHING = Observation(granted=False, autoscaler=True, refusals=0, fitting=0)
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,34 @@ NOTHING = Observation(granted=False, autoscaler=True, refusals=0, fitting_nodes=
         (replace(NOTHING, refusals=2), 1, "infeasible"),
         (replace(NOTHING, failed=40), 599, "wait"),
         (NOTHING, 600, "late"),
-        (replace(NOTHING, autoscaler=False, fitting_nodes=1), 9, "wait"),
-        (replace(NOTHING, autoscaler=False, fitting_nodes=1), 10, "infeasible"),
-        (replace(NOTHING, autoscaler=False, fitting_nodes=2), 10, "wait"),
-        (replace(NOTHING, autoscaler=False, fitting_nodes=2), 600, "late"),
+        (replace(NOTHING, autoscaler=False, fitting=1), 9, "wait"),
+        (replace(NOTHING, autoscaler=False, fitting=1), 10, "infeasible"),
+        (replace(NOTHING, autoscaler=False, fitting=2), 10, "wait"),
+        (replace(NOTHING, autoscaler=False, fitting=2), 600, "late"),
     ],
 )
 def test_each_observation_has_one_verdict(seen: Observation, waited: float, verdict: Verdict) -> None:
-    assert capacity.judge(seen, nodes=2, waited=waited, limit=600) == verdict
+    assert capacity.judge(seen, bundles=2, waited=waited, limit=600) == verdict
 
 
 def test_a_short_limit_does_not_turn_what_can_never_come_into_no_capacity() -> None:
-    assert capacity.judge(replace(NOTHING, autoscaler=False), nodes=2, waited=3, limit=3) == "infeasible"
+    assert capacity.judge(replace(NOTHING, autoscaler=False), bundles=2, waited=3, limit=3) == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bundles", "fitting", "text"),
+    [
+        ("STRICT_SPREAD", 3, 2, "3 nodes with 1 CPU"),
+        ("SPREAD", 3, 3, "3 workers with 1 CPU"),
+        ("SPREAD", 9, 5, "9 workers with 1 CPU"),
+    ],
+)
+def test_bundles_share_a_node_unless_each_must_have_its_own(
+    strategy: capacity.Strategy, bundles: int, fitting: int, text: str
+) -> None:
+    request = capacity.Request(({"CPU": 1},) * bundles, strategy)
+    assert request.fitting([{"CPU": 4, "GPU": 1}, {"driver": 1}, {"CPU": 1.5}]) == fitting
+    assert str(request) == text
 
 
 def test_more_nodes_than_the_stack_can_have_are_refused_before_asking() -> None:

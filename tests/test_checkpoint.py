@@ -124,25 +124,28 @@ def test_a_kill_at_any_instant_leaves_a_newest_that_loads(tmp_path: Path) -> Non
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["workloads.checkpoint"])
     store = CheckpointStore(locate(tmp_path), keep=2)
-    last = 0
-    for kill in range(12):
+    kills = torn = 0
+    # A dozen kills, and on until one has fallen into a save: otherwise nothing was tried.
+    while kills < 12 or not torn:
+        kills += 1
+        assert kills < 100
+        before = set(store.committed())
         writer = context.Process(target=_save_for_ever, args=(str(tmp_path),))
         writer.start()
         deadline = time.monotonic() + 60
-        while not store.committed():
+        while set(store.committed()) <= before:
             assert time.monotonic() < deadline
-            time.sleep(0.005)
-        time.sleep(0.02 + 0.007 * kill)
+            time.sleep(0.002)
+        time.sleep(0.003 * (kills % 12))
         assert writer.pid is not None
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
+        torn += len({entry.name for entry in tmp_path.iterdir()} - set(store.committed()))
         step, said = newest(store)
         assert said == []
         assert step > 0
-        last += step
         store.collect(resumed=store.committed()[-1])
         assert set(store.committed()) == {entry.name for entry in tmp_path.iterdir()}
-    assert last > 12
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ def test_the_cluster_is_private_regional_and_ready_for_further_networks(deploy: 
     assert cluster["addonsConfig"] == {"gcsFuseCsiDriverConfig": {"enabled": True}}
     assert "DCGM" in cluster["monitoringConfig"]["enableComponents"]
     assert cluster["monitoringConfig"]["managedPrometheus"] == {"enabled": True}
+    assert cluster["loggingConfig"] == {"enableComponents": ["SYSTEM_COMPONENTS", "WORKLOADS"]}
+    assert cluster["maintenancePolicy"] == {"dailyMaintenanceWindow": {"startTime": "03:00"}}
     assert cluster["enableShieldedNodes"] is True and cluster["costManagementConfig"] == {"enabled": True}
 
 
@@ -93,11 +95,26 @@ def test_settings_reach_the_cluster(deploy: Deploy) -> None:
             "exclusionOptions": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
         }
     ]
+    assert cluster.inputs["maintenancePolicy"]["dailyMaintenanceWindow"] == {"startTime": "03:00"}
     assert cluster.inputs["resourceLabels"] == {"team": "vision"}
     grant = seen.only("gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember")
     agent = "serviceAccount:service-123456789012@container-engine-robot.iam.gserviceaccount.com"
     assert (grant.inputs["cryptoKeyId"], grant.inputs["member"]) == (key, agent)
+    identity = seen.only("gcp:projects/serviceIdentity:ServiceIdentity")
+    assert identity.inputs == {"project": "project-a", "service": "container.googleapis.com"}
+    assert seen.is_before(identity, grant)
     assert seen.is_before(grant, cluster)
+
+
+def test_a_protected_cluster_ends_a_destroy_before_anything_is_deleted(deploy: Deploy) -> None:
+    assert [deploy(lambda on=on: _cluster(deletion_protection=on)).only(CLUSTER).protect for on in (True, False)] == [
+        True,
+        False,
+    ]
+
+
+def test_a_cluster_makes_room_for_its_successor_which_has_the_same_control_plane_range(deploy: Deploy) -> None:
+    assert deploy(_cluster).only(CLUSTER).delete_before_replace
 
 
 def test_no_node_exists_before_the_grants_of_its_account_and_that_holds_for_the_short_lived_first_pool(
@@ -139,6 +156,7 @@ def test_the_system_pool_is_always_on_and_the_cpu_pool_shrinks_to_nothing_behind
     assert cpu["nodeConfig"]["taints"] == [{"key": "pool", "value": "cpu", "effect": "NO_SCHEDULE"}]
     for pool in (system, cpu):
         assert pool["management"] == {"autoRepair": True, "autoUpgrade": True}
+        assert pool["upgradeSettings"] == {"maxSurge": 1, "maxUnavailable": 0}
         assert pool["networkConfig"] == {"enablePrivateNodes": True}
         assert pool["nodeConfig"]["kubeletConfig"] == {"insecureKubeletReadonlyPortEnabled": "FALSE"}
 
@@ -150,6 +168,8 @@ def test_the_dns_endpoint_is_the_only_way_in_by_default(deploy: Deploy) -> None:
         "ipEndpointsConfig": {"enabled": False},
     }
     assert "masterAuthorizedNetworksConfig" not in cluster
+    # GKE turns that one on by itself when there is no IP endpoint; `False` here would differ for ever.
+    assert "enablePrivateEndpoint" not in cluster["privateClusterConfig"]
     seen = deploy(_program_that_exports)
     kubeconfig = json.loads(seen.exports["kubeconfig"])
     assert kubeconfig["clusters"][0]["cluster"] == {"server": "https://gke-0a1b-123456789012.us-central1.gke.goog"}
@@ -161,6 +181,7 @@ def test_the_ip_endpoint_answers_to_authorised_networks_alone(deploy: Deploy) ->
         "dnsEndpointConfig": {"allowExternalTraffic": False},
         "ipEndpointsConfig": {"enabled": True},
     }
+    assert cluster["privateClusterConfig"]["enablePrivateEndpoint"] is False
     assert cluster["masterAuthorizedNetworksConfig"] == {
         "cidrBlocks": [{"cidrBlock": "203.0.113.0/24", "displayName": "office"}],
         "gcpPublicCidrsAccessEnabled": False,
@@ -185,8 +206,11 @@ def test_what_runs_in_the_cluster_comes_after_its_nodes_and_goes_before_them(dep
     seen = deploy(_program_that_exports)
     inside = seen.get("kubernetes:core/v1:Namespace", "inside")
     assert all(seen.is_before(pool, inside) for pool in seen.of_type(POOL))
+    provider = seen.get("pulumi:providers:kubernetes", "cluster").inputs
     # Another way to reach the same cluster must not replace what is in it.
-    assert "clusterIdentifier" in seen.get("pulumi:providers:kubernetes", "cluster").inputs
+    assert "clusterIdentifier" in provider
+    # What an interrupted `up` made is taken over by the next one, and a ConfigMap is changed without a gap.
+    assert provider["upsertExistingObjects"] == provider["enableConfigMapMutable"] == "true"
 
 
 def test_a_preview_shows_the_same_resources_as_the_update(deploy: Deploy) -> None:

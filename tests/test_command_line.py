@@ -29,6 +29,8 @@ OUTPUTS = {
     "image_build_worker_pool": "projects/some-project/locations/us-central1/workerPools/build",
     "image_builder": "oasis-image-builder@some-project.iam.gserviceaccount.com",
     "image_build_bucket": "some-project-oasis-build",
+    "ray_namespace": "ray",
+    "ray_cluster_name": "oasis",
     "wandb_secret": "projects/some-project/secrets/oasis-wandb",
     "ray_dashboard_url": "http://127.0.0.1:8265",
     "ray_dashboard_command": "kubectl --namespace ray port-forward service/oasis-head-svc 8265:8265",
@@ -75,7 +77,14 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
 def checkout(tmp_path: Path) -> Path:
     """A folder with a copy of the dev stack, for the commands that write."""
     shutil.copy(stack_file.find("dev"), tmp_path)
+    shutil.copy(stack_file.ROOT / image.LOCK, tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def project(checkout: Path) -> None:
+    """The stack has been initialised, as far as the file shows it."""
+    stack_file.fill(checkout / "Pulumi.dev.yaml", ("config", "gcp:project"), "some-project")
 
 
 @pytest.fixture
@@ -134,7 +143,7 @@ def test_wrong_settings_end_a_command_before_it_calls_anything(
     with (checkout / "Pulumi.dev.yaml").open("a") as file:
         file.write("  oasis:nmae: x\n")
 
-    for command in ("plan", "preview", "up", "destroy", "destroy-plan"):
+    for command in ("plan", "preview", "up", "destroy", "destroy-plan", "image"):
         assert run(command) == 2
         assert "did you mean oasis:name" in capsys.readouterr().err.replace("Did", "did")
     assert programs.calls == []
@@ -146,7 +155,7 @@ def test_a_stack_without_a_file_ends_with_usage(run: Callable[..., int], capsys:
 
 
 def test_a_missing_program_is_answered_with_how_to_install_it(
-    run: Callable[..., int], programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    run: Callable[..., int], programs: Programs, project: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     hints = {
@@ -154,6 +163,10 @@ def test_a_missing_program_is_answered_with_how_to_install_it(
         "secret": ["cloud.google.com/sdk", "pulumi.com/docs/install"],
         "dashboard": ["gcloud components install kubectl", "gke-gcloud-auth-plugin"],
         "image": ["cloud.google.com/sdk", "pulumi.com/docs/install"],
+        "restart": ["gcloud components install kubectl", "gke-gcloud-auth-plugin"],
+        "preview": ["pulumi.com/docs/install", "gcloud components install gke-gcloud-auth-plugin"],
+        "up": ["pulumi.com/docs/install", "gcloud components install gke-gcloud-auth-plugin"],
+        "destroy": ["pulumi.com/docs/install", "gcloud components install gke-gcloud-auth-plugin"],
     }
     for command, expected in hints.items():
         assert run(command) == 1
@@ -222,10 +235,101 @@ def test_init_does_not_move_a_stack_to_another_project(
     assert "names project some-project" in capsys.readouterr().err
 
 
-def test_image_builds_with_cloud_build_and_writes_the_digest(
-    run: Callable[..., int], programs: Programs, checkout: Path
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("local", "make demo"), ("my.stack", "letters, digits, _ and -"), ("s" * 64, "1 to 63")],
+)
+def test_init_refuses_a_stack_whose_name_cannot_be(
+    name: str, words: str, run: Callable[..., int], programs: Programs, checkout: Path, capsys: Any
 ) -> None:
-    programs.answers["images describe"] = json.dumps({"image_summary": {"digest": DIGEST}})
+    shutil.copy(checkout / "Pulumi.dev.yaml", checkout / f"Pulumi.{name}.yaml")
+
+    assert run("init", "--stack", name, "--project", "some-project") == 1
+
+    said = capsys.readouterr().err
+    assert f"stack {name} " in said and words in said
+    assert programs.calls == []
+
+
+def test_before_init_the_missing_project_is_all_that_is_said(
+    run: Callable[..., int], programs: Programs, capsys: Any
+) -> None:
+    for command in ("preview", "up", "destroy", "image"):
+        assert run(command) == 2
+        said = capsys.readouterr().err
+        assert "1 setting needs a change" in said and "gcp:project is missing" in said and "make init" in said
+    assert programs.calls == []
+
+
+@pytest.mark.parametrize("command", ["preview", "up", "destroy", "image", "restart", "dashboard", "secret"])
+def test_a_passphrase_that_is_missing_is_named_before_pulumi_starts(
+    command: str,
+    run: Callable[..., int],
+    programs: Programs,
+    project: None,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    for name in ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with (checkout / "Pulumi.dev.yaml").open("a") as file:
+        file.write("encryptionsalt: v1:abc\n")
+
+    assert run(command) == 1
+
+    assert "PULUMI_CONFIG_PASSPHRASE_FILE" in capsys.readouterr().err
+    assert not programs.called("pulumi")
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"PULUMI_CONFIG_PASSPHRASE": ""}, "encryptionsalt: v1:abc\n"),
+        ({"PULUMI_CONFIG_PASSPHRASE_FILE": "/some/file"}, "secretsprovider: passphrase\n"),
+        ({}, "secretsprovider: gcpkms://key\nencryptedkey: abc\n"),
+    ],
+)
+def test_a_passphrase_that_is_given_or_not_needed_is_not_asked_for(
+    given: dict[str, str],
+    written: str,
+    run: Callable[..., int],
+    programs: Programs,
+    project: None,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with (checkout / "Pulumi.dev.yaml").open("a") as file:
+        file.write(written)
+
+    assert run("up") == 0
+
+    assert programs.calls[-1] == ["pulumi", "--cwd", str(checkout), "up", "--stack", "dev"]
+
+
+def test_an_exclusion_that_has_passed_is_legal_and_noted(
+    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
+) -> None:
+    path = checkout / "Pulumi.dev.yaml"
+    for key, value in (("start", "2020-01-01T00:00:00Z"), ("end", "2020-03-01T00:00:00Z")):
+        stack_file.set_value(path, ("config", "oasis:cluster", "maintenance_exclusion", key), value)
+
+    for command in ("plan", "preview", "up"):
+        assert run(command) == 0
+        assert "ended at 2020-03-01T00:00:00Z" in capsys.readouterr().out
+
+
+def test_image_builds_with_cloud_build_and_writes_tag_and_digest(
+    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
+) -> None:
+    programs.answers |= {
+        "images describe": json.dumps({"image_summary": {"digest": DIGEST}}),
+        "rev-parse --short HEAD": "abc1234\n",
+    }
 
     assert run("image") == 0
 
@@ -240,12 +344,41 @@ def test_image_builds_with_cloud_build_and_writes_the_digest(
     ):
         assert build[build.index(option) + 1] == value
     ray: Any = stack_file.config(checkout / "Pulumi.dev.yaml")["oasis:ray"]
-    assert ray["image"] == f"{OUTPUTS['image_repository']}/ray@{DIGEST}"
+    tag = rf"{re.escape(ray['version'])}-\d{{8}}-\d{{6}}-abc1234"
+    assert re.fullmatch(rf"{re.escape(OUTPUTS['image_repository'])}/ray:{tag}@{DIGEST}", ray["image"])
+    assert f"_TAG={ray['image'].rpartition('@')[0].rpartition(':')[2]}" in " ".join(build)
+    assert programs.called("images describe")[0][5] == ray["image"].rpartition("@")[0]
+    said = capsys.readouterr().out
+    assert said.index("pulumi up -s dev") < said.index("restart --stack dev")
+    assert run("plan") == 0
+
+
+def test_an_image_of_another_ray_than_the_locked_one_is_not_built(
+    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
+) -> None:
+    stack_file.set_value(checkout / "Pulumi.dev.yaml", ("config", "oasis:ray", "version"), "2.99.0")
+
+    assert run("image") == 1
+
+    said = capsys.readouterr().err
+    assert "oasis:ray.version is 2.99.0" in said and image.LOCK in said
+    assert programs.calls == []
+
+
+def test_an_unpacked_archive_without_a_commit_is_tagged_by_time_alone(
+    run: Callable[..., int], programs: Programs, project: None, checkout: Path
+) -> None:
+    programs.answers |= {"images describe": json.dumps({"image_summary": {"digest": DIGEST}}), "rev-parse": 128}
+
+    assert run("image") == 0
+
+    ray: Any = stack_file.config(checkout / "Pulumi.dev.yaml")["oasis:ray"]
+    assert re.search(r":2\.\d+\.\d+-\d{8}-\d{6}@sha256:", ray["image"])
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman"])
 def test_image_builds_locally_without_the_token_in_an_argument(
-    builder: str, run: Callable[..., int], programs: Programs, checkout: Path
+    builder: str, run: Callable[..., int], programs: Programs, project: None, checkout: Path
 ) -> None:
     reference = f"{OUTPUTS['image_repository']}/ray@{DIGEST}"
     programs.answers |= {"print-access-token": "t0ken\n", "image inspect": json.dumps(["other@sha256:1", reference])}
@@ -258,14 +391,15 @@ def test_image_builds_locally_without_the_token_in_an_argument(
     build = programs.called(f"{builder} build")[0]
     assert build[build.index("--file") + 1] == str(checkout / "workloads" / "image" / "Dockerfile")
     assert build[-1] == str(checkout)
-    assert programs.called(f"{builder} push")
     ray: Any = stack_file.config(checkout / "Pulumi.dev.yaml")["oasis:ray"]
-    assert ray["image"] == reference
+    tagged, _, digest = ray["image"].partition("@")
+    assert programs.called(f"{builder} push")[0][-1] == tagged == build[build.index("--tag") + 1]
+    assert digest == DIGEST
 
 
 @pytest.mark.parametrize("failing", ["builds submit", "images describe"])
 def test_a_build_that_fails_writes_nothing(
-    failing: str, run: Callable[..., int], programs: Programs, checkout: Path
+    failing: str, run: Callable[..., int], programs: Programs, project: None, checkout: Path
 ) -> None:
     before = (checkout / "Pulumi.dev.yaml").read_bytes()
     programs.answers |= {"images describe": json.dumps({"image_summary": {"digest": DIGEST}}), failing: 1}
@@ -275,7 +409,9 @@ def test_a_build_that_fails_writes_nothing(
     assert (checkout / "Pulumi.dev.yaml").read_bytes() == before
 
 
-def test_image_before_the_first_up_says_so(run: Callable[..., int], programs: Programs, capsys: Any) -> None:
+def test_image_before_the_first_up_says_so(
+    run: Callable[..., int], programs: Programs, project: None, capsys: Any
+) -> None:
     programs.answers["stack output"] = json.dumps({"project": "some-project"})
     assert run("image") == 1
     assert "pulumi up -s dev" in capsys.readouterr().err
@@ -344,8 +480,83 @@ def test_destroy_first_lists_what_runs_and_what_stays(
 
     assert "RayJob ray/mine" in listed and "Service ray/outer" in listed and "ray/inner" not in listed
     assert "2 nodes, 1 of them with GPUs" in listed
+    stays = [line for line in listed.partition("Stays:")[2].splitlines() if ".keep)" in line]
+    assert len(stays) == 3 and all(line.endswith("set adopt: true in its section for the next up") for line in stays)
     assert "gs://some-project-oasis-data" in listed and "gs://some-project-oasis-runs" in listed
     assert programs.calls[-1] == ["pulumi", "--cwd", str(checkout), "destroy", "--stack", "dev", "--yes"]
+
+
+HEAD = {
+    "metadata": {"name": "oasis-head-1", "labels": {"ray.io/node-type": "head"}},
+    "spec": {"containers": [{"name": "ray-head", "image": "old@sha256:1"}]},
+    "status": {"phase": "Running"},
+}
+
+
+@pytest.fixture
+def ray_pods(programs: Programs) -> list[str]:
+    programs.answers |= {
+        "kubectl get pods": json.dumps({"items": [HEAD]}),
+        "kubectl exec": "raysubmit_1 RUNNING python -m workloads train\n",
+    }
+    return ["kubectl", "delete", "pods", "--namespace", "ray", "--selector", "ray.io/cluster=oasis"]
+
+
+def test_restart_lists_pods_and_jobs_and_then_deletes_the_pods_of_that_cluster_alone(
+    run: Callable[..., int], programs: Programs, ray_pods: list[str], capsys: Any
+) -> None:
+    assert run("restart", "--yes") == 0
+
+    said = capsys.readouterr().out
+    assert "head oasis-head-1, Running, image old@sha256:1" in said
+    assert "raysubmit_1 RUNNING python -m workloads train" in said
+    assert programs.calls[-1] == ray_pods
+    assert programs.called("kubectl exec")[0][2:5] == ["--namespace", "ray", "oasis-head-1"]
+    assert all(environment["KUBECONFIG"] for environment in programs.environments[-3:])
+
+
+@pytest.mark.parametrize(("terminal", "answer", "status"), [(True, "", 0), (True, "no", 0), (False, "y", 1)])
+def test_restart_deletes_nothing_without_consent(
+    terminal: bool,
+    answer: str,
+    status: int,
+    run: Callable[..., int],
+    programs: Programs,
+    ray_pods: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    stdin = io.StringIO(answer)  # the first ends without a line, as Ctrl-D does
+    monkeypatch.setattr(stdin, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+    assert run("restart") == status
+
+    said = capsys.readouterr()
+    assert "nothing was deleted" in said.out + said.err and ray_pods not in programs.calls
+    assert terminal or "--yes" in said.err
+
+
+def test_restart_asks_on_a_terminal_and_needs_no_answer_of_the_head(
+    run: Callable[..., int], programs: Programs, ray_pods: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    programs.answers["kubectl exec"] = 1
+    stdin = io.StringIO("y\n")
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+    assert run("restart") == 0
+
+    assert "not known" in capsys.readouterr().out
+    assert programs.calls[-1] == ray_pods
+
+
+def test_restart_without_pods_deletes_nothing(run: Callable[..., int], programs: Programs, capsys: Any) -> None:
+    programs.answers["kubectl get pods"] = json.dumps({"items": []})
+
+    assert run("restart") == 0
+
+    assert "has no pods" in capsys.readouterr().out and not programs.called("kubectl delete")
 
 
 def test_destroy_goes_on_when_the_cluster_does_not_answer(
@@ -373,15 +584,29 @@ def test_pulumi_uses_the_backend_of_the_stack_file_unless_the_caller_names_one(
     assert programs.environments[-1]["PULUMI_BACKEND_URL"] == "file:///theirs"
 
 
+COMMANDS = ("plan", "init", "preview", "up", "destroy", "destroy-plan", "image", "restart", "secret", "dashboard")
+
+
 def test_help_names_every_command(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
     text = capsys.readouterr().out
-    for command in ("plan", "init", "preview", "up", "destroy", "destroy-plan", "image", "secret", "dashboard"):
+    for command in COMMANDS:
         assert f"\n    {command}" in text
 
 
-def test_the_build_files_take_what_the_command_gives(run: Callable[..., int], programs: Programs) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_says_what_it_needs(command: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert re.search(r"Needs |Nothing is changed", text)
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_the_build_files_take_what_the_command_gives(
+    run: Callable[..., int], programs: Programs, project: None
+) -> None:
     folder = stack_file.ROOT / image.FOLDER
     programs.answers |= {
         "images describe": json.dumps({"image_summary": {"digest": DIGEST}}),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import multiprocessing
-import socket
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
 
+from workloads import process_group
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.data import ResidentImages, sources
@@ -246,9 +246,13 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
         training.run(Recorder())
 
 
-def _rank(rank: int, port: int, results: Any) -> None:
+def _rank(rank: int, meeting: Any, results: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    listener = process_group.listen("127.0.0.1") if rank == 0 else None
+    if listener:
+        for _ in range(2):
+            meeting.put(listener.getsockname()[1])
+    process_group.join(rank, 2, "127.0.0.1", meeting.get(timeout=60), listener, timedelta(seconds=60), CPU)
     # 1024 images in batches of 300: uneven over ranks and in the last batch; 256 to validate, in one batch.
     config = small(batch_size=300, epochs=1, clip_norm=0.0)
     with warnings.catch_warnings(record=True) as caught:
@@ -258,16 +262,13 @@ def _rank(rank: int, port: int, results: Any) -> None:
         training.run(recorder)
     weights = torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
     results.put((rank, recorder.records[-1], weights.numpy(), [str(warning.message) for warning in caught]))
-    dist.destroy_process_group()
+    process_group.leave()
 
 
 def test_two_ranks_compute_what_one_computes_although_nothing_divides_evenly() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, results)) for rank in (0, 1)]
+    meeting, results = context.Queue(), context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, meeting, results)) for rank in (0, 1)]
     for process in ranks:
         process.start()
     answers = sorted((results.get(timeout=120) for _ in ranks), key=lambda answer: answer[0])

@@ -13,6 +13,7 @@ def test_chart_and_operator_have_the_one_version_and_run_on_the_system_pool(depl
 
     release = deployment.only("kubernetes:helm.sh/v3:Release").inputs
     assert (release["chart"], release["version"]) == ("kuberay-operator", "1.6.2")
+    assert release["repositoryOpts"] == {"repo": "https://ray-project.github.io/kuberay-helm/"}
     assert release["values"]["image"]["tag"] == "v1.6.2"
     assert release["values"]["nodeSelector"] == {"pool": "system"}
     assert (release["namespace"], release["createNamespace"]) == ("kuberay-system", True)

@@ -77,6 +77,35 @@ def test_the_rdma_vpc_has_no_firewall_router_or_nat_and_only_the_primary_one_has
     assert seen.only(NAT).property_dependencies["router"] == {seen.only(ROUTER).urn}
 
 
+def test_nodes_reach_googles_apis_directly_and_the_rest_of_the_world_through_the_nat(deploy: Deploy) -> None:
+    seen = _both(deploy)
+    assert seen.get(SUBNET, "network-nodes").inputs["privateIpGoogleAccess"] is True
+    nat = seen.only(NAT).inputs
+    assert (nat["natIpAllocateOption"], nat["sourceSubnetworkIpRangesToNat"]) == (
+        "AUTO_ONLY",
+        "ALL_SUBNETWORKS_ALL_IP_RANGES",
+    )
+    # Google refuses the first together with the second.
+    assert (nat["enableDynamicPortAllocation"], nat["enableEndpointIndependentMapping"]) == (True, False)
+    assert nat["logConfig"] == {"enable": True, "filter": "ERRORS_ONLY"}
+
+
+def test_other_secondary_ranges_have_other_names_and_replace_the_subnet_with_the_cluster_in_it(deploy: Deploy) -> None:
+    def names(**changes: Any) -> dict[str, str]:
+        seen = deploy(lambda: _primary(**changes))
+        subnet = seen.get(SUBNET, "network-nodes")
+        assert subnet.replace_on_changes == {"secondaryIpRanges"}
+        ranges = {item["ipCidrRange"]: item["rangeName"] for item in subnet.inputs["secondaryIpRanges"]}
+        told = seen.get("oasis:index:Network", "network").outputs
+        assert list(ranges.values()) == [told["pods_range_name"], told["services_range_name"]]
+        return ranges
+
+    one, same, moved = names(), names(mtu=1460), names(pods_range="10.100.0.0/14")
+    assert one == same
+    assert moved["10.100.0.0/14"] not in one.values()
+    assert moved["10.64.16.0/20"] == one["10.64.16.0/20"]
+
+
 def test_firewalls_let_in_the_networks_own_ranges_and_nothing_else(deploy: Deploy) -> None:
     sources = {rule.name: rule.inputs["sourceRanges"] for rule in _both(deploy).of_type(FIREWALL)}
     assert sources == {

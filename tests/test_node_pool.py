@@ -54,6 +54,8 @@ def test_a_pool_rests_at_no_nodes_and_keeps_what_gke_counts_and_labels(
     pool = _pool(deploy, _entry(mode))
     assert pool.inputs["initialNodeCount"] == 0
     assert pool.inputs["autoscaling"] == {"totalMinNodeCount": 0, "totalMaxNodeCount": 4, "locationPolicy": "ANY"}
+    # There is no spare capacity from which to add a node before one is taken away.
+    assert pool.inputs["upgradeSettings"] == {"strategy": "SURGE", "maxSurge": 0, "maxUnavailable": 1}
     assert pool.inputs["nodeLocations"] == ["us-central1-b"]
     assert {"initialNodeCount", "nodeCount"} <= pool.ignore_changes
     # Only GKE's own keys are ignored: a changed class must still reach label and taint.

@@ -18,7 +18,7 @@ from oasis_stack.settings import Settings
 from tests.deployment import Deploy, Deployment, Registered
 from tests.deployment import deploy as run_under_mocks
 from tests.program import at, program
-from tests.setting_examples import ALONE, BUCKET, EXAMPLES, LADDER, NOT_IN_THE_CLOUD
+from tests.setting_examples import ALONE, BUCKET, CLUSTER, EXAMPLES, KMS_KEY, LADDER, NOT_IN_THE_CLOUD, SUBNET
 from tests.stacks import FULL, changed
 from workloads.environment import ClusterEnvironment
 
@@ -81,7 +81,7 @@ def test_preview_shows_what_an_update_does(deploy: Deploy, full: Deployment) -> 
             (found.type, found.name): (
                 *(found.parent, frozenset(found.inputs), found.retain_on_delete, found.import_id),
                 # A preview does not ask Google for the project's number, so nothing hangs on that answer.
-                frozenset(urn for urn in found.dependencies if "gcp:projects/service:Service" not in urn),
+                frozenset(urn for urn in found.dependencies if "::services-" not in urn),
             )
             for found in deployment
         }
@@ -150,23 +150,58 @@ def test_the_kubeconfig_is_a_secret_wherever_it_goes(full: Deployment) -> None:
     assert "token" not in str(full.exports["kubeconfig"])
 
 
-def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment, deploy: Deploy) -> None:
-    rest = deploy(program, everything_changed(but=MAY_REPLACE | {"zone", "wandb_api_key"}))
-
-    for resource, paths in REPLACING.items():
-        for path in paths:
-            assert at(full.get(*resource), path) == at(rest.get(*resource), path), (resource, path)
-
-
-@pytest.mark.parametrize("key", ["project", "region", "network.primary_block", "network.pods_block"])
-def test_a_new_place_or_range_does_replace_it(key: str, full: Deployment, other: Deployment) -> None:
-    # Otherwise the test above might look at nothing.
-    assert any(
-        at(full.get(*resource), path) != at(other.get(*resource), path)
+def replaced(before: Deployment, after: Deployment) -> set[tuple[str, str]]:
+    """Logical name and path of every difference that means a new cluster, or a new network under it."""
+    return {
+        (resource[1], path)
         for resource, paths in REPLACING.items()
         for path in paths
-        if str(EXAMPLES[key].value).partition(".0")[0] in str(at(other.get(*resource), path))
+        if at(before.get(*resource), path) != at(after.get(*resource), path)
+    }
+
+
+def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment, deploy: Deploy) -> None:
+    # The zone is looked at below: another one of the same region has no H200. A key must be in the cluster's region.
+    rest = everything_changed(but=MAY_REPLACE | {"zone", "wandb_api_key"})
+    key = KMS_KEY.replace(str(EXAMPLES["region"].value), FULL["oasis:region"])
+
+    assert replaced(full, deploy(program, changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
+
+
+def test_another_zone_of_the_region_does_not_replace_the_cluster(deploy: Deploy) -> None:
+    config = changed("oasis:gpu.machine_type", "g2-standard-12")
+    before, after = (
+        deploy(program, changed("oasis:zone", zone, config)) for zone in ("us-central1-a", "us-central1-b")
     )
+
+    assert at(before.get(*CLUSTER), "nodeLocations") != at(after.get(*CLUSTER), "nodeLocations")
+    assert replaced(before, after) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "differences"),
+    [
+        ("project", {"project"}),
+        ("region", {"location"}),
+        (
+            "network.primary_block",
+            {"privateClusterConfig.masterIpv4CidrBlock", "ipAllocationPolicy.servicesSecondaryRangeName"},
+        ),
+        ("network.pods_block", {"ipAllocationPolicy.clusterSecondaryRangeName"}),
+    ],
+)
+def test_a_new_place_or_range_does_replace_it(
+    key: str, differences: set[str], full: Deployment, deploy: Deploy
+) -> None:
+    config = changed(config_key(key), EXAMPLES[key].value)
+    stack = deploy(program, changed("oasis:zone", EXAMPLES["zone"].value, config) if key == "region" else config)
+
+    found = {path for name, path in replaced(full, stack) if name == CLUSTER[1]}
+    # Project and region also stand in the paths of network and subnet.
+    assert found - {"network", "subnetwork"} == differences
+    # The old one goes first: it holds the ranges, and the control plane's /28, that its successor takes.
+    assert stack.get(*CLUSTER).delete_before_replace
+    assert stack.get(*SUBNET).delete_before_replace
 
 
 def test_wrong_settings_end_the_program_before_it_registers_anything(
@@ -225,6 +260,17 @@ DELETED_FIRST = [
     (("kubernetes:ray.io/v1:RayCluster", "ray"), ("pulumi-python:dynamic/wait:WorkloadsGone", "ray")),
     (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:helm.sh/v3:Release", "kuberay")),
     (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:core/v1:Namespace", "ray")),
+    # Users' Ray objects, which only the waiter knows, have pods on GPU nodes.
+    (
+        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
+        ("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class"),
+    ),
+    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:networking.gke.io/v1:Network", "rdma-3")),
+    (
+        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
+        ("kubernetes:networking.gke.io/v1:GKENetworkParamSet", "rdma-3"),
+    ),
+    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("gcp:container/nodePool:NodePool", "gpu-spot")),
     (
         ("kubernetes:ray.io/v1:RayCluster", "ray"),
         ("gcp:storage/bucketIAMMember:BucketIAMMember", "identity-runs-objectUser"),
@@ -241,6 +287,8 @@ DELETED_FIRST = [
         ("gcp:container/nodePool:NodePool", "gpu-flex-start"),
     ),
     (("kubernetes:helm.sh/v3:Release", "kuberay"), ("gcp:container/nodePool:NodePool", "cluster-system")),
+    # Made in the opposite order: GKE refuses flex-start in a cluster without a pool that is always on.
+    (("gcp:container/nodePool:NodePool", "gpu-flex-start"), ("gcp:container/nodePool:NodePool", "cluster-system")),
     (("gcp:container/nodePool:NodePool", "gpu-spot"), ("gcp:container/cluster:Cluster", "cluster")),
     (("gcp:container/nodePool:NodePool", "gpu-spot"), ("gcp:compute/subnetwork:Subnetwork", "rdma-rdma-7")),
     (("gcp:container/cluster:Cluster", "cluster"), ("pulumi-python:dynamic/wait:NetworkFree", "network")),

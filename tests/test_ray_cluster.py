@@ -157,6 +157,16 @@ def test_a_gpu_worker_has_ten_interfaces_in_nic_order(deploy: Deploy) -> None:
     ]
 
 
+def test_a_gpu_worker_finds_driver_and_plugin_and_talks_to_others_over_its_first_interface(deploy: Deploy) -> None:
+    gpu = pod(worker_groups(spec(deploy))["gpu"])
+    (container,) = gpu["containers"]
+
+    found = environment(container)
+    assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "eth0"
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert found["LD_LIBRARY_PATH"] == f"{mounted['gib']}/lib64:{mounted['nvidia']}/lib64"
+
+
 def test_a_gpu_worker_lands_on_its_class_alone_and_tolerates_what_such_nodes_carry(deploy: Deploy) -> None:
     taints = {"nvidia.com/gpu": "present", "cloud.google.com/compute-class": "h200"}
     for spot, expected in ((False, taints), (True, {**taints, "cloud.google.com/gke-spot": "true"})):
@@ -225,6 +235,42 @@ def test_the_data_mount_is_cached_and_read_only_and_the_runs_mount_is_neither(de
         assert template["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"
         assert mounts["scratch"]["mountPath"] == "/scratch"
         assert volumes["shared-mem"]["emptyDir"]["medium"] == "Memory"
+
+
+def test_the_fuse_sidecar_has_no_limit_that_could_end_it_and_reserves_what_it_needs(deploy: Deploy) -> None:
+    for template in templates(spec(deploy)):
+        found = template["metadata"]["annotations"]
+
+        assert {found[f"gke-gcsfuse/{kind}-limit"] for kind in ("cpu", "memory", "ephemeral-storage")} == {"0"}
+        assert int(found["gke-gcsfuse/cpu-request"].removesuffix("m")) > 0
+        assert int(found["gke-gcsfuse/memory-request"].removesuffix("Mi")) >= 256
+        assert found["gke-gcsfuse/ephemeral-storage-request"] == "1Gi"
+
+
+def test_each_mount_caches_what_its_readers_may_see_late(deploy: Deploy) -> None:
+    for template in templates(spec(deploy)):
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        attributes = {name: volumes[name]["csi"]["volumeAttributes"] for name in ("data", "runs")}
+        data, runs = (set(attributes[name]["mountOptions"].split(",")) for name in ("data", "runs"))
+        training = template["spec"].get("nodeSelector", {}).keys() == {"cloud.google.com/compute-class"}
+
+        assert data >= {
+            "implicit-dirs",
+            f"metadata-cache:ttl-secs:{-1 if training else 60}",
+            "metadata-cache:negative-ttl-secs:0",
+            "metadata-cache:stat-cache-max-size-mb:-1",
+            "metadata-cache:type-cache-max-size-mb:-1",
+            "file-cache:enable-parallel-downloads:true",
+            "read_ahead_kb=1024",
+        }
+        assert runs >= {
+            "implicit-dirs",
+            "metadata-cache:ttl-secs:0",
+            "metadata-cache:negative-ttl-secs:0",
+            "file-system:kernel-list-cache-ttl-secs:0",
+        }
+        assert (attributes["data"].get("gcsfuseMetadataPrefetchOnMount") == "true") is training
+        assert "gcsfuseMetadataPrefetchOnMount" not in attributes["runs"]
 
 
 def test_a_full_file_cache_never_evicts_its_pod(deploy: Deploy) -> None:
@@ -314,6 +360,29 @@ def test_a_cpu_worker_starts_without_gib(deploy: Deploy, tmp_path: Path) -> None
     assert run(as_kuberay_starts_it(container), tmp_path).stdout.startswith("ray start")
 
 
+@pytest.mark.parametrize("group", ["cpu", "gpu"])
+def test_the_signal_that_ends_a_worker_reaches_ray_which_then_drains(
+    deploy: Deploy, gib_folder: Path, tmp_path: Path, group: str
+) -> None:
+    cpu = pod(worker_groups(spec(deploy))["cpu"])["containers"][0]
+    container = gpu_container(deploy, gib_folder) if group == "gpu" else cpu
+    ray = tmp_path / "bin" / "ray"
+    ray.parent.mkdir()
+    ray.write_text("#!/bin/bash\ntrap 'echo drained; exit 0' TERM\necho started\nwhile :; do sleep 0.05; done\n")
+    ray.chmod(0o755)
+    command, path = as_kuberay_starts_it(container), f"{ray.parent}{os.pathsep}{os.defpath}"
+
+    with subprocess.Popen(command, env={"PATH": path}, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == "started\n"
+        worker.terminate()  # as the kubelet does, to the container's first process alone
+        try:
+            told, _ = worker.communicate(timeout=10)
+        finally:
+            worker.kill()
+
+    assert (told, worker.returncode) == ("drained\n", 0)
+
+
 def test_the_init_container_waits_for_gib_in_the_mounted_directory_and_ends_with_it(
     deploy: Deploy, gib_folder: Path, tmp_path: Path
 ) -> None:
@@ -351,6 +420,7 @@ def test_the_load_balancer_is_internal_and_for_the_given_ranges_alone(deploy: De
     service = deployment.only("kubernetes:core/v1:Service").inputs
     assert service["metadata"]["annotations"]["networking.gke.io/load-balancer-type"] == "Internal"
     assert service["spec"]["loadBalancerIP"] == "10.64.0.50"
+    assert service["spec"]["externalTrafficPolicy"] == "Local"  # or the policies would see nodes instead of clients
     assert service["spec"]["loadBalancerSourceRanges"] == ["10.64.0.0/16"]
     assert service["spec"]["ports"] == [{"name": "dashboard", "port": 8265, "targetPort": 8265}]
     policies = {policy.name for policy in deployment.of_type("kubernetes:networking.k8s.io/v1:NetworkPolicy")}

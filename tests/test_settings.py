@@ -38,9 +38,17 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
     "zone without the machine": ("oasis:zone", "us-central1-f", "oasis:zone", "us-east4-b"),
     "region that is none": ("oasis:region", "USA", "oasis:region", "us-central1"),
     "name too long": ("oasis:name", "a-name-of-17-char", "oasis:name", "1 to 16"),
+    "name that begins with goog": ("oasis:name", "goog-1", "oasis:name", "not beginning with goog"),
+    "name that contains google": ("oasis:name", "my-google", "oasis:name", "nor containing google"),
+    "namespace of Kubernetes": ("oasis:ray.namespace", "kube-system", "oasis:ray.namespace", "kube-*"),
+    "namespace of everyone": ("oasis:ray.namespace", "default", "oasis:ray.namespace", "not default"),
+    "namespace of GKE": ("oasis:ray.namespace", "gke-managed-system", "oasis:ray.namespace", "gke-*"),
+    "namespace of Managed Prometheus": ("oasis:ray.namespace", "gmp-public", "oasis:ray.namespace", "gmp-*"),
+    "namespace of KubeRay": ("oasis:ray.namespace", "kuberay-system", "oasis:ray.namespace", "kuberay-system"),
     "namespace too long": ("oasis:ray.namespace", "n" * 64, "oasis:ray.namespace", "1 to 63"),
     "Ray cluster name too long": ("oasis:ray.cluster_name", "n" * 54, "oasis:ray.cluster_name", "1 to 53"),
     "label that Google refuses": ("oasis:labels", {"Team": "a b"}, "oasis:labels.Team", "rename"),
+    "label key of Google's": ("oasis:labels", {"goog-team": "a"}, "oasis:labels.goog-team", "not goog"),
     "labels that are no mapping": ("oasis:labels", ["a"], "oasis:labels", "section"),
     "block that is no network": (
         *("oasis:network.primary_block", "10.64.0.0/33", "oasis:network.primary_block"),
@@ -49,6 +57,26 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
     "block with host bits": (
         *("oasis:network.primary_block", "10.64.0.1/16", "oasis:network.primary_block"),
         "has host bits set",
+    ),
+    "block on Docker's bridge": (
+        *("oasis:network.device_block", "172.16.0.0/15", "oasis:network.device_block"),
+        "apart from 172.17.0.0/16",
+    ),
+    "block inside Docker's bridge": (
+        *("oasis:network.primary_block", "172.17.64.0/18", "oasis:network.primary_block"),
+        "apart from 172.17.0.0/16",
+    ),
+    "key of another region": (
+        *("oasis:cluster.secrets_encryption_key", "projects/p/locations/us-east4/keyRings/r/cryptoKeys/k"),
+        *("oasis:cluster.secrets_encryption_key", "us-central1"),
+    ),
+    "GKE older than flex-start": (
+        *("oasis:cluster.minimum_version", "1.32.1", "oasis:cluster.minimum_version"),
+        "1.32.2-gke.1652000 or newer",
+    ),
+    "GKE build older than flex-start": (
+        *("oasis:cluster.minimum_version", "1.32.2-gke.1000000", "oasis:cluster.minimum_version"),
+        "1.32.2-gke.1652000 or newer",
     ),
     "block that is public": ("oasis:network.pods_block", "8.8.0.0/16", "oasis:network.pods_block", "10.0.0.0/8"),
     "overlapping blocks": (
@@ -101,6 +129,10 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
         *("oasis:cluster.maintenance_exclusion", {"start": "2027-02-01T00:00:00Z", "end": "2027-01-01T00:00:00Z"}),
         *("oasis:cluster.maintenance_exclusion.end", "after its start"),
     ),
+    "maintenance longer than GKE accepts": (
+        *("oasis:cluster.maintenance_exclusion", {"start": "2027-01-01T00:00:00Z", "end": "2027-07-01T00:00:00Z"}),
+        *("oasis:cluster.maintenance_exclusion.end", "at most 180 days"),
+    ),
     "maintenance on a day that is none": (
         *("oasis:cluster.maintenance_exclusion", {"start": "2027-02-30T00:00:00Z", "end": "2027-03-01T00:00:00Z"}),
         *("oasis:cluster.maintenance_exclusion.start", "exists"),
@@ -126,6 +158,10 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
     ),
     "Ray without token authentication": ("oasis:ray.version", "2.48.0", "oasis:ray.version", "2.52.0 or newer"),
     "Ray other than in the image": ("oasis:ray.image", "rayproject/ray:2.59.0", "oasis:ray.version", "2.59.0"),
+    "Ray other than in the image that was built": (
+        *("oasis:ray.image", "r-docker.pkg.dev/p/oasis-docker/ray:2.59.0-20270101-000000@sha256:" + "0a" * 32),
+        *("oasis:ray.version", "2.59.0"),
+    ),
     "image without tag": ("oasis:ray.image", "rayproject/ray", "oasis:ray.image", "a tag or a digest"),
     "port below 1024": ("oasis:ray.dashboard_port", 80, "oasis:ray.dashboard_port", "from 1024 to 65535"),
     "load balancer for nobody": (
@@ -157,10 +193,31 @@ def test_every_mistake_is_answered_with_its_key_and_what_to_do(mistake: str) -> 
     assert all("allowed: " in line for line in lines)
 
 
+def test_what_is_just_within_googles_limits_is_accepted() -> None:
+    longest = {"start": "2027-01-01T00:00:00Z", "end": "2027-06-30T00:00:00Z"}
+    for key, value in (
+        ("oasis:cluster.maintenance_exclusion", longest),
+        ("oasis:cluster.minimum_version", "1.32.2-gke.1652000"),
+        ("oasis:cluster.minimum_version", "1.32"),
+        ("oasis:network.device_block", "172.18.0.0/15"),
+        ("oasis:ray.namespace", "kubeflow"),
+        ("oasis:ray.namespace", "default-ray"),
+        ("oasis:name", "my-goog"),
+        ("oasis:labels", {"my-goog": "a"}),
+        ("oasis:ray.image", "r-docker.pkg.dev/p/oasis-docker/ray:2.60.0-20270101-000000@sha256:" + "0a" * 32),
+    ):
+        parse(from_config(changed(key, value)))
+    without = [entry for entry in FULL["oasis:gpu"]["capacity"] if entry["mode"] != "flex-start"]
+    parse(from_config(changed("oasis:gpu.capacity", without, changed("oasis:cluster.minimum_version", "1.31"))))
+
+
 def test_one_mistake_is_reported_once() -> None:
     once = {
         name: refusal(changed(MISTAKES[name][0], MISTAKES[name][1])).problems
-        for name in ("missing zone", "machine type that is none", "mode that is none", "block with host bits")
+        for name in (
+            *("missing zone", "machine type that is none", "mode that is none", "block with host bits"),
+            *("block on Docker's bridge", "maintenance that ends first", "key of another region"),
+        )
     }
     assert {name: len(problems) for name, problems in once.items()} == dict.fromkeys(once, 1)
 
@@ -232,6 +289,6 @@ def test_the_key_is_the_only_output_and_stays_wrapped() -> None:
 
 
 def test_a_key_that_is_configured_without_encryption_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"wandb_api_key is '.plain text") as caught:
+    with pytest.raises(pulumi.RunError, match=r"wandb_api_key is '.plain text") as caught:
         under_pulumi(load, FULL | {"oasis:wandb_api_key": "hunter2"}, secret=False)
     assert "hunter2" not in str(caught.value)

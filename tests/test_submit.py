@@ -18,6 +18,7 @@ from tests import stub_kubectl
 from tests.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
 from workloads import follow
+from workloads.errors import PlaceError
 
 TOKEN = "a-token-of-this-test-alone"
 
@@ -33,6 +34,7 @@ class FakeRay:
         self.chance = random.Random(0)
         self.submitted: dict[str, Any] = {}
         self.stopped = False
+        self.deaf = False
         self._polls = 0
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -68,7 +70,7 @@ class FakeRay:
 
     @property
     def _ended(self) -> bool:
-        return self.stopped or self._polls > 4
+        return (self.stopped or self._polls > 4) and not self.deaf
 
     def _details(self) -> dict[str, Any]:
         status = "RUNNING"
@@ -262,7 +264,7 @@ def test_the_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixtur
         command_line.main(["--help"])
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in command_line.COMMANDS)
-    assert all(f"{code} " in text for code in (0, 2, 3, 4, 5, 6, 7, 8, 9, 130))
+    assert all(f"{code} " in text for code in (0, 2, 3, 4, 5, 6, 7, 8, 130))
 
 
 def _jobs(ray: FakeRay) -> follow.Jobs:
@@ -273,8 +275,47 @@ def _jobs(ray: FakeRay) -> follow.Jobs:
     return follow.Jobs(Dashboard(Stack(environment=environment, token=TOKEN, kubectl=("kubectl",))))
 
 
-def test_the_token_is_in_no_text_of_a_stack() -> None:
+def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.deaf = True
+    monkeypatch.setattr(follow, "STOP_SECONDS", 0.5)
+    pressed: list[bool] = []
+    show = follow.Follower._show
+
+    def press_once(follower: follow.Follower, log: str, whole: bool) -> None:
+        if not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        show(follower, log, whole)
+
+    monkeypatch.setattr(follow.Follower, "_show", press_once)
+    assert command_line.main(["submit", "--", "sleep", "100"]) == 130
+    assert ray.stopped
+    assert "it has not stopped" in capsys.readouterr().err
+    assert command_line.main(["jobs", "stop", ray.submitted["submission_id"]]) == 5
+    assert "has not stopped within" in capsys.readouterr().err
+
+
+def test_a_dashboard_that_is_gone_while_a_job_stops_is_not_waited_for_longer(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "STOP_SECONDS", 0.5)
+    jobs = _jobs(ray)
+    jobs.stop("x")
+    ray.broken = 1.0
+    with pytest.raises(PlaceError, match="out of reach for"):
+        follow.Follower(jobs, "x").run()
+
+
+def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
     from workloads.stack import Stack
 
     assert TOKEN not in repr(Stack(environment=OUTPUTS, token=TOKEN, kubectl=("kubectl",)))
-    assert "TOKEN" not in os.environ.get("RAY_AUTH_TOKEN", "")
+    assert command_line.main(["submit", "--", "bench"]) == 0
+    printed = capsys.readouterr()
+    assert ray.submitted["entrypoint"] == "python -m workloads bench"
+    assert TOKEN not in printed.out + printed.err + json.dumps(ray.submitted)
+    assert TOKEN not in os.environ.values()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray.train
 
 from workloads import session
+from workloads.checkpoint import CheckpointStore
 from workloads.convnext import train
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.worker import data_folder
+from workloads.convnext.worker import Reporter, data_folder
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
 from workloads.errors import UsageError
+from workloads.storage import locate
 
 FLAGS = {
     *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
@@ -86,3 +91,19 @@ def test_a_data_name_is_below_the_mount_and_a_path_is_itself(monkeypatch: pytest
     assert str(data_folder("digits")) == "/mnt/elsewhere/digits"
     assert str(data_folder("/srv/digits")) == "/srv/digits"
     assert data_folder("synthetic") is None
+
+
+@pytest.mark.parametrize(("rank", "kept"), [(0, 3), (1, 0)])
+def test_only_the_rank_that_saves_keeps_the_history_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, kept: int
+) -> None:
+    reported: list[int] = []
+    context = SimpleNamespace(get_world_rank=lambda: rank)
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(ray.train, "report", lambda metrics: reported.append(len(metrics["records"])))
+    folder = locate(tmp_path)
+    reporter = Reporter(train.configuration.digits_laptop(), CheckpointStore(folder, 2), folder)
+    for number in range(3):
+        reporter.record({"event": "epoch", "step": number, "epoch": number + 1, "seconds": 1.0})
+    assert len(reporter._segment) == kept
+    assert reported == [kept // 3] * 3

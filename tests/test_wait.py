@@ -39,6 +39,7 @@ class World:
             "/api/v1/services": (200, {"items": []}),
         }
         self.asked: list[tuple[str, str]] = []
+        self.quota_projects: set[str | None] = set()
         self.url = ""
 
     def answer(self, method: str, path: str) -> Answer:
@@ -78,6 +79,8 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private_key: str) -> 
         def _reply(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             self.rfile.read(length)
+            if not self.path.startswith(("/token", "/api")):
+                world.quota_projects.add(self.headers.get("x-goog-user-project"))
             status, body = world.answer(self.command, self.path)
             data = json.dumps(body).encode()
             self.send_response(status)
@@ -160,6 +163,8 @@ def test_creation_waits_until_every_enabled_api_has_stopped_saying_that_it_is_di
     asked = [path for _, path in world.asked]
     assert asked.count(networks) >= 3
     assert asked.count(clusters) >= 2
+    # An API that is off where the credentials come from does not count.
+    assert world.quota_projects == {"project-a"}
     told = capfd.readouterr().err
     assert "compute.googleapis.com, container.googleapis.com" in told
     assert "iamcredentials" not in told

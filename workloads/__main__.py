@@ -28,7 +28,7 @@ first steps:
 
 exit codes:
   0 ok   2 usage   3 infeasible   4 no capacity in time   5 failed   6 wrong data or wrong collective result
-  7 token, key or permission   8 this place lacks something   9 bad fabric   130 interrupted
+  7 token, key or permission   8 this place lacks something   130 interrupted
 """
 
 

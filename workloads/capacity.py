@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +22,9 @@ from workloads.errors import CapacityError, InfeasibleError
 
 Bundle = Mapping[str, float]
 """What one node must have: resource -> amount, `{"GPU": 8, "CPU": 8}`."""
+
+Strategy = Literal["STRICT_SPREAD", "SPREAD"]
+"""Ray's names for where bundles go."""
 
 Verdict = Literal["go", "wait", "infeasible", "late"]
 
@@ -46,20 +49,20 @@ class Observation:
     """An autoscaler reports to this cluster; without one, no node will be added."""
     refusals: int
     """Consecutive fresh replies in which the autoscaler called this request infeasible."""
-    fitting_nodes: int
-    """Nodes whose total resources hold a bundle, busy or not."""
+    fitting: int
+    """Bundles that the nodes which are up could hold together, were they free."""
     launching: int = 0
     """Nodes asked for, or started and not yet part of Ray."""
     failed: int = 0
     """Attempts to add a node that failed; a stock-out shows here."""
 
 
-def judge(seen: Observation, nodes: int, waited: float, limit: float) -> Verdict:
+def judge(seen: Observation, bundles: int, waited: float, limit: float) -> Verdict:
     """What an observation means.
 
     Args:
         seen: the newest observation.
-        nodes: bundles asked for, each on its own node.
+        bundles: how many were asked for.
         waited: seconds since the request.
         limit: seconds the user is willing to wait.
     """
@@ -67,27 +70,33 @@ def judge(seen: Observation, nodes: int, waited: float, limit: float) -> Verdict
         return "go"
     if seen.refusals >= FRESH_REPLIES:
         return "infeasible"
-    if not seen.autoscaler and seen.fitting_nodes < nodes and waited >= min(PATIENCE_SECONDS, limit):
+    if not seen.autoscaler and seen.fitting < bundles and waited >= min(PATIENCE_SECONDS, limit):
         return "infeasible"
     return "late" if waited >= limit else "wait"
 
 
 @contextmanager
-def hold(bundles: Sequence[Bundle], timeout_seconds: float, report: Callable[[str], None]) -> Iterator[PlacementGroup]:
-    """Hold one node per bundle for the length of the block; given back however the block ends.
+def hold(
+    bundles: Sequence[Bundle],
+    timeout_seconds: float,
+    report: Callable[[str], None],
+    strategy: Strategy = "STRICT_SPREAD",
+) -> Iterator[PlacementGroup]:
+    """Hold what the bundles name for the length of the block; given back however the block ends.
 
     Args:
-        bundles: what each node must have.
+        bundles: what is wanted, each on one node.
         timeout_seconds: longest wait; adding A3 Ultra nodes takes minutes, a queue for them hours.
         report: told of each change, and every ten seconds.
+        strategy: STRICT_SPREAD gives each bundle a node of its own, SPREAD only where there are enough.
 
     Raises:
         InfeasibleError: the cluster can never hold the bundles.
         CapacityError: it could, but did not in time.
     """
-    group = placement_group([dict(bundle) for bundle in bundles], strategy="STRICT_SPREAD")
+    group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     try:
-        _wait(group, bundles, timeout_seconds, report)
+        _wait(group, Request(tuple(bundles), strategy), timeout_seconds, report)
         yield group
     finally:
         remove_placement_group(group)
@@ -106,30 +115,57 @@ def check_maximum(nodes: int, maximum: int, kind: str, setting: str) -> None:
         )
 
 
-def _wait(
-    group: PlacementGroup, bundles: Sequence[Bundle], timeout_seconds: float, report: Callable[[str], None]
-) -> None:
-    watch = _Watch(group, bundles)
+@dataclass(frozen=True)
+class Request:
+    """What is asked of Ray in one go."""
+
+    bundles: tuple[Bundle, ...]
+    """Each on one node."""
+    strategy: Strategy
+    """Whether bundles may share a node."""
+
+    def __str__(self) -> str:
+        each = "node" if self.strategy == "STRICT_SPREAD" else "worker"
+        kinds = Counter(
+            ", ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) for bundle in self.bundles
+        )
+        return " and ".join(f"{count} {each}{'s' if count > 1 else ''} with {kind}" for kind, count in kinds.items())
+
+    def fitting(self, nodes: Iterable[Mapping[str, float]]) -> int:
+        """How many of the bundles nodes with these total resources hold, the first that fits taking each."""
+        free = [Counter(node) for node in nodes]
+        held = 0
+        for bundle in self.bundles:
+            node = next((node for node in free if all(node[name] >= amount for name, amount in bundle.items())), None)
+            if node is None:
+                continue
+            held += 1
+            node.subtract(node if self.strategy == "STRICT_SPREAD" else bundle)
+        return held
+
+
+def _wait(group: PlacementGroup, request: Request, timeout_seconds: float, report: Callable[[str], None]) -> None:
+    watch = _Watch(group, request)
     began = time.monotonic()
     said, said_at = "", began
     while True:
         seen = watch.look()
         waited = time.monotonic() - began
-        verdict = judge(seen, len(bundles), waited, timeout_seconds)
+        verdict = judge(seen, len(request.bundles), waited, timeout_seconds)
         if verdict == "go":
             return
         if verdict != "wait":
-            raise _refusal(verdict, seen, bundles, waited)
+            raise _refusal(verdict, seen, request, waited)
         if group.wait(TICK_SECONDS):
             return
-        line = _describe(seen, bundles)
+        line = _describe(seen, request)
         if line != said or time.monotonic() - said_at >= PROGRESS_SECONDS:
             said, said_at = line, time.monotonic()
             report(f"{line}; waited {waited:.0f} of at most {timeout_seconds:.0f} s")
 
 
-def _describe(seen: Observation, bundles: Sequence[Bundle]) -> str:
-    text = f"waiting for {_request(bundles)}: {seen.fitting_nodes} of the kind up"
+def _describe(seen: Observation, request: Request) -> str:
+    text = f"waiting for {request}: {seen.fitting} of them up"
     if seen.launching:
         text += f", {seen.launching} being added"
     if seen.failed:
@@ -137,39 +173,32 @@ def _describe(seen: Observation, bundles: Sequence[Bundle]) -> str:
     return text
 
 
-def _refusal(
-    verdict: Verdict, seen: Observation, bundles: Sequence[Bundle], waited: float
-) -> InfeasibleError | CapacityError:
-    request = _request(bundles)
+def _refusal(verdict: Verdict, seen: Observation, request: Request, waited: float) -> InfeasibleError | CapacityError:
     if verdict == "infeasible":
         return InfeasibleError(
-            f"This cluster can never give {request}: {seen.fitting_nodes} of the kind up, and no more can be added.",
-            "Ask for fewer nodes with --nodes or less per node; `python -m workloads status` shows what there is.",
+            f"This cluster can never give {request}: {seen.fitting} of them up, and no more can be added.",
+            "Ask for fewer with --nodes or --workers, or less per node; `python -m workloads status` shows "
+            "what there is.",
         )
-    if seen.fitting_nodes >= len(bundles):
+    if seen.fitting >= len(request.bundles):
         return CapacityError(
             f"Not free within {waited:.0f} s: {request}; the nodes are there and busy.",
             "`python -m workloads jobs list` shows what runs; wait longer with --timeout.",
         )
     return CapacityError(
-        f"Not there within {waited:.0f} s: {request}; {seen.fitting_nodes} of the kind up, "
+        f"Not there within {waited:.0f} s: {request}; {seen.fitting} of them up, "
         f"{seen.launching} being added, {seen.failed} attempts failed.",
         "`kubectl get pods,events --namespace NAMESPACE` names the reason (stock-out, quota); wait longer with "
         "--timeout, or add another way to get GPUs to oasis:gpu.capacity.",
     )
 
 
-def _request(bundles: Sequence[Bundle]) -> str:
-    kinds = Counter(", ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) for bundle in bundles)
-    return " and ".join(f"{count} node{'s' if count > 1 else ''} with {kind}" for kind, count in kinds.items())
-
-
 class _Watch:
     """Observes one request; remembers which replies of the autoscaler were already counted."""
 
-    def __init__(self, group: PlacementGroup, bundles: Sequence[Bundle]) -> None:
+    def __init__(self, group: PlacementGroup, request: Request) -> None:
         self._group = group
-        self._bundles = bundles
+        self._request = request
         reply = autoscaler.read()
         # Only a reply that saw the cluster as it was after the request says anything about the request.
         self._counted_version = reply.resource_version if reply else 0
@@ -186,7 +215,7 @@ class _Watch:
             granted=granted,
             autoscaler=reply is None or reply.seen_version is not None,
             refusals=self._refusals,
-            fitting_nodes=sum(_fits(resources, self._bundles) for resources in alive),
+            fitting=self._request.fitting(alive),
             launching=reply.launching if reply else 0,
             failed=reply.failed if reply else 0,
         )
@@ -196,7 +225,3 @@ class _Watch:
         mine = self._group.id.hex()
         refused = any(details.startswith(mine) for details in reply.infeasible_groups)
         self._refusals = self._refusals + 1 if refused else 0
-
-
-def _fits(resources: Mapping[str, float], bundles: Sequence[Bundle]) -> bool:
-    return any(all(resources.get(name, 0) >= amount for name, amount in bundle.items()) for bundle in bundles)

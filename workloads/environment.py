@@ -107,10 +107,6 @@ class ClusterEnvironment:
         names = {variable(field.name): field.name for field in fields(cls)}
         return cls.from_mapping({names[key]: value for key, value in environ.items() if key in names})
 
-    def to_env(self) -> dict[str, str]:
-        """The variables that `from_env` reads back."""
-        return {variable(field.name): str(getattr(self, field.name)) for field in fields(self)}
-
 
 def variable(field: str) -> str:
     """Environment variable that carries a field."""

@@ -72,35 +72,3 @@ class PlaceError(WorkloadError):
     """The place lacks what the workload needs: no torch in the image, no Ray at the address, a bucket out of reach."""
 
     exit_code = 8
-
-
-class FabricError(WorkloadError):
-    """The network between GPUs is not the one the stack promises."""
-
-    exit_code = 9
-
-
-KINDS: dict[str, type[WorkloadError]] = {
-    kind.__name__: kind
-    for kind in (
-        UsageError,
-        InfeasibleError,
-        CapacityError,
-        WorkloadFailedError,
-        DataIntegrityError,
-        AuthError,
-        PlaceError,
-        FabricError,
-    )
-}
-"""By class name, for an error that crossed a process boundary as plain data."""
-
-
-def to_record(error: WorkloadError) -> dict[str, str]:
-    """The error as plain data; `from_record` reads it back."""
-    return {"kind": type(error).__name__, "problem": error.problem, "remedy": error.remedy}
-
-
-def from_record(record: dict[str, str]) -> WorkloadError:
-    """The error that `to_record` wrote; an unknown kind reads as a plain failure."""
-    return KINDS.get(record["kind"], WorkloadFailedError)(record["problem"], record["remedy"])

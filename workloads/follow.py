@@ -7,6 +7,7 @@ status decides, and the log is read on from where the last complete line ended.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, U
 PATIENCE_SECONDS = 180.0
 """How long the dashboard may be out of reach before following ends; the job itself goes on."""
 
+STOP_SECONDS = 60.0
+"""How long a job may take to stop before we leave: twice what Ray gives it (RAY_JOB_STOP_WAIT_TIME_S) until SIGKILL."""
+
 _LEAST_PAUSE_SECONDS = 1.0
 _SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it
 _PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
@@ -36,6 +40,7 @@ class Jobs:
         logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
         self._dashboard = dashboard
         self._client: JobSubmissionClient | None = None
+        self._until = math.inf
 
     def ask(self, question: Callable[[JobSubmissionClient], Answer]) -> Answer:
         """Put a question to the Jobs API until it is answered.
@@ -47,18 +52,34 @@ class Jobs:
             PlaceError: the dashboard stayed out of reach.
             RuntimeError: Ray's refusal, with its HTTP status.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        began = time.monotonic()
+        deadline = min(began + PATIENCE_SECONDS, self._until)
         while True:
             try:
                 return question(self.client())
             except (OSError, PlaceError) as error:  # requests' errors are OSErrors
                 self._client = None
                 if time.monotonic() > deadline:
+                    away = time.monotonic() - began
                     raise PlaceError(
-                        f"Ray's dashboard has been out of reach for {PATIENCE_SECONDS:.0f} s: {_first_line(error)}",
+                        f"Ray's dashboard has been out of reach for {away:.0f} s: {_first_line(error)}",
                         "The job goes on without you; attach to it again when the connection is back.",
                     ) from error
                 time.sleep(_LEAST_PAUSE_SECONDS)
+
+    def stop(self, submission_id: str) -> None:
+        """Have a job stopped; from here on there are `STOP_SECONDS` for it and for every answer about it.
+
+        Raises:
+            PlaceError: the dashboard stayed out of reach.
+        """
+        self._until = time.monotonic() + STOP_SECONDS
+        self.ask(lambda client: client.stop_job(submission_id))
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a job that was to stop has had its time."""
+        return time.monotonic() >= self._until
 
     def client(self) -> JobSubmissionClient:
         """Ray's own client, for a question that must not be repeated."""
@@ -101,7 +122,7 @@ class Follower:
     _shown: int = 0
 
     def run(self) -> JobDetails:
-        """Follow until the job has ended and all it wrote is shown."""
+        """Follow until the job has ended and all it wrote is shown, or until it has not stopped when told to."""
         told, started = False, time.monotonic()
         while True:
             # The status first: if it says that the job has ended, the log read after it is complete.
@@ -109,7 +130,7 @@ class Follower:
             began = time.monotonic()
             ended = details.status.is_terminal()
             self._show(self.jobs.log(self.submission_id), whole=ended)
-            if ended:
+            if ended or self.jobs.given_up:
                 return details
             if details.status == JobStatus.PENDING and not told and began - started > _SILENCE_SECONDS:
                 told = True

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from workloads import results, stack
 from workloads.dashboard import reach
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
-from workloads.follow import Follower, Jobs, exit_code
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError, WorkloadFailedError
+from workloads.follow import STOP_SECONDS, Follower, Jobs, exit_code
 
 _UNLIMITED = 1000
 
@@ -92,8 +92,13 @@ def _stop(jobs: Jobs, args: argparse.Namespace) -> int:
     if jobs.details(submission_id).status.is_terminal():
         print(f"{submission_id} had ended already")
         return EXIT_OK
-    jobs.ask(lambda client: client.stop_job(submission_id))
+    jobs.stop(submission_id)
     while not (details := jobs.details(submission_id)).status.is_terminal():
+        if jobs.given_up:
+            raise WorkloadFailedError(
+                f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.",
+                f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again.",
+            )
         time.sleep(0.5)
     print(f"{submission_id} {details.status.value.lower()}")
     return EXIT_OK

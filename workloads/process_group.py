@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
+import struct
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+
+_SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 def listen(address: str) -> socket.socket:
@@ -46,6 +51,9 @@ def join(
         master_listen_fd=listener.detach() if listener else None,
     )
     on_gpu = device.type == "cuda"
+    if not on_gpu and (interface := _interface_of(_own_address(address, port))):
+        # gloo takes the interface that the host's name resolves to, which need not be the one that the ranks share.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         store=store,
@@ -54,6 +62,26 @@ def join(
         timeout=timeout,
         device_id=device if on_gpu else None,
     )
+
+
+def _interface_of(address: str) -> str | None:
+    """Network interface that has this IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _own_address(address: str, port: int) -> str:
+    """The address that this machine has on the way to rank 0; nothing is sent to find out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        query.connect((address, port))
+        return query.getsockname()[0]
 
 
 def leave() -> None:

@@ -24,7 +24,7 @@ import yaml
 from workloads import progress, results, stack
 from workloads.dashboard import reach
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError, WorkloadError
-from workloads.follow import Follower, Jobs, exit_code, refused
+from workloads.follow import STOP_SECONDS, Follower, Jobs, exit_code, refused
 
 OWN_COMMANDS = ("train", "bench", "digits", "doctor")
 """Commands of this package that run in a job as they do here."""
@@ -34,9 +34,6 @@ DRIVER_RESOURCES = {"driver": 0.01}
 
 EXCLUDES = [".git/", ".venv/", ".oasis/", "__pycache__/", ".pytest_cache/", ".ruff_cache/", "node_modules/", "*.pyc"]
 """Never part of an uploaded working directory, besides what its .gitignore names."""
-
-STOP_SECONDS = 60.0
-"""How long a job may take to stop before we leave."""
 
 _JOB_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
@@ -112,8 +109,9 @@ def run_submit(args: argparse.Namespace) -> int:
 def _stop(jobs: Jobs, follower: Follower, again: str) -> int:
     print(f"stopping job {follower.submission_id}; Ctrl-C again leaves it to itself", file=sys.stderr)
     try:
-        jobs.ask(lambda client: client.stop_job(follower.submission_id))
-        follower.run()
+        jobs.stop(follower.submission_id)
+        if not follower.run().status.is_terminal():
+            print(f"it has not stopped within {STOP_SECONDS:.0f} s; look at it with `{again}`", file=sys.stderr)
     except KeyboardInterrupt:
         print(f"left while it was stopping; follow it with `{again}`", file=sys.stderr)
     return EXIT_INTERRUPTED

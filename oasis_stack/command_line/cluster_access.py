@@ -31,7 +31,7 @@ def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
     if not command:
         say(f"{url} answers by itself, inside the VPC")
         return 0
-    with _kubeconfig(stack) as environment:
+    with kubeconfig(stack) as environment:
         say(f"{url} answers until Ctrl-C")
         return show(shlex.split(command), environment)
 
@@ -43,7 +43,7 @@ def running(stack: Stack) -> Iterator[str]:
         ProgramError: a program is missing, or the cluster does not answer.
     """
     external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
-    with _kubeconfig(stack) as environment:
+    with kubeconfig(stack) as environment:
         listed = json.loads(read(["kubectl", "get", _RUNNING, "--all-namespaces", "--output", "json"], environment))
         for item in listed["items"]:
             if item["kind"] != "Service" or item["spec"].get("type") == "LoadBalancer":
@@ -54,21 +54,25 @@ def running(stack: Stack) -> Iterator[str]:
 
 
 def kept(settings: Settings) -> Iterator[str]:
-    """What `destroy` leaves, and how to be rid of it."""
+    """What `destroy` leaves, by which setting, and how the next `up` takes it over."""
     project, name = settings.project, settings.name
+    adopt = "set adopt: true in its section for the next up"
     for purpose, bucket in (("data", settings.data), ("runs", settings.runs)):
         if bucket.keep:
-            yield f"bucket gs://{names.bucket(project, name, purpose)} (oasis:{purpose}.keep)"
+            yield f"bucket gs://{names.bucket(project, name, purpose)} (oasis:{purpose}.keep); {adopt}"
     if settings.registry.keep:
-        yield f"the local repositories {name}-* in Artifact Registry, {settings.region} (oasis:registry.keep)"
+        yield f"the local repositories {name}-* in Artifact Registry, {settings.region} (oasis:registry.keep); {adopt}"
     if settings.wandb is not None and settings.wandb.keep:
-        yield f"secret {names.secret(name, 'wandb')} (oasis:wandb.keep)"
+        yield f"secret {names.secret(name, 'wandb')} (oasis:wandb.keep); {adopt}"
     yield "enabled Google APIs, the state bucket and the encryption key"
 
 
 @contextmanager
-def _kubeconfig(stack: Stack) -> Iterator[dict[str, str]]:
-    # Names the cluster and the plugin that logs in; a file for kubectl's sake, readable by this user alone.
+def kubeconfig(stack: Stack) -> Iterator[dict[str, str]]:
+    """Environment in which kubectl reaches the stack's cluster.
+
+    The file names the cluster and the plugin that logs in, is readable by this user alone, and goes with the context.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kubeconfig")
         path.touch(mode=0o600)

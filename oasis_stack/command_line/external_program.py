@@ -14,6 +14,7 @@ INSTALL = {
     "gke-gcloud-auth-plugin": "`gcloud components install gke-gcloud-auth-plugin`",
     "docker": "https://docs.docker.com/engine/install/",
     "podman": "https://podman.io/docs/installation",
+    "git": "https://git-scm.com/downloads",
 }
 """How to get each program."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from oasis_stack.command_line import external_program, stack_file
@@ -15,19 +18,20 @@ FOLDER = Path("workloads", "image")
 """Where Dockerfile and cloudbuild.yaml lie; they are built from the checkout's root, to which their paths refer."""
 
 BUILDERS = ("cloud-build", "docker", "podman")
-TAG = "latest"
-"""Tag that a build moves; the stack uses the digest, so a later build changes nothing until it is written down."""
+LOCK = "requirements-workloads.txt"
+"""Lock file of the image's packages, Ray among them: an image has this Ray, whatever the stack says."""
 
 
-def image(stack: Stack, builder: str, say: Callable[[str], None]) -> str:
-    """Build and push; the image's reference by digest.
+def image(stack: Stack, ray_version: str, builder: str, say: Callable[[str], None]) -> str:
+    """Build and push; the image's reference by tag and digest. `ray_version` is the stack's oasis:ray.version.
 
     Raises:
-        ProgramError: a program is missing, the build failed, or the stack was never brought up.
+        ProgramError: a program is missing, the build failed, the stack was never brought up, or wants another Ray.
         StackFileError: the stack file cannot be edited.
     """
     # `pulumi` gives the outputs; `gcloud` builds, or is the registry's credential helper for a local builder.
     external_program.require("pulumi", "gcloud", *(() if builder == "cloud-build" else (builder,)))
+    _check_ray(stack, ray_version)
     outputs = {name: str(value) for name, value in stack.outputs().items()}
     needed = ["image_repository", "docker_index", "python_index_url", "region", "project"]
     needed += ["image_build_worker_pool", "image_builder", "image_build_bucket"] if builder == "cloud-build" else []
@@ -40,19 +44,44 @@ def image(stack: Stack, builder: str, say: Callable[[str], None]) -> str:
     name = f"{outputs['image_repository']}/ray"
     say(f"building {FOLDER} with {builder}; the first build takes 10 to 20 minutes")
     context = stack.file.parent
-    digest = (
-        _cloud_build(name, context, outputs) if builder == "cloud-build" else _local(builder, name, context, outputs)
-    )
-    reference = f"{name}@{digest}"
+    tagged = f"{name}:{_tag(context, ray_version)}"
+    if builder == "cloud-build":
+        digest = _cloud_build(tagged, context, outputs)
+    else:
+        digest = _local(builder, tagged, context, outputs)
+    reference = f"{tagged}@{digest}"
     changed = stack_file.set_value(stack.file, ("config", "oasis:ray", "image"), reference)
     say(f"{stack.file.name}: oasis:ray.image {'is now' if changed else 'already is'} {reference}")
+    say(
+        f"next: `pulumi up -s {stack.name}`, then `python -m oasis_stack restart --stack {stack.name}`: "
+        "Ray pods that run keep the image they have until then"
+    )
     return reference
 
 
-def _cloud_build(name: str, context: Path, outputs: Mapping[str, str]) -> str:
+def _check_ray(stack: Stack, version: str) -> None:
+    locked = re.search(r"^ray==([0-9.]+)", (stack.file.parent / LOCK).read_text(encoding="utf-8"), re.MULTILINE)
+    if locked is None or locked[1] != version:
+        raise ProgramError(
+            f"oasis:ray.version is {version} in {stack.file.name}; allowed: the Ray that {LOCK} puts into the image, "
+            f"{locked[1] if locked else 'and it names none'}. Set it so, or change ray in pyproject.toml and BASE in "
+            f"{FOLDER}/Dockerfile, and run `make pin`."
+        )
+
+
+def _tag(context: Path, ray_version: str) -> str:
+    # Each build has a tag of its own and keeps it: the registry deletes what is untagged, and a stack may run it.
+    parts = [ray_version, datetime.now(UTC).strftime("%Y%m%d-%H%M%S")]
+    with suppress(ProgramError):  # an unpacked archive has no commit
+        parts.append(read(["git", "-C", str(context), "rev-parse", "--short", "HEAD"]).strip())
+    return "-".join(filter(None, parts))
+
+
+def _cloud_build(tagged: str, context: Path, outputs: Mapping[str, str]) -> str:
+    name, _, tag = tagged.rpartition(":")
     substitutions = {
         "_IMAGE": name,
-        "_TAG": TAG,
+        "_TAG": tag,
         "_DOCKER_INDEX": outputs["docker_index"],
         "_PYTHON_INDEX_URL": outputs["python_index_url"],
     }
@@ -69,16 +98,16 @@ def _cloud_build(name: str, context: Path, outputs: Mapping[str, str]) -> str:
     )
     if status != 0:
         raise ProgramError(f"the build failed with status {status}; its log is above and in {bucket}/logs")
-    described = ["gcloud", "artifacts", "docker", "images", "describe", f"{name}:{TAG}", "--format", "json"]
+    described = ["gcloud", "artifacts", "docker", "images", "describe", tagged, "--format", "json"]
     return _digest(str(json.loads(read(described))["image_summary"]["digest"]))
 
 
-def _local(builder: str, name: str, context: Path, outputs: Mapping[str, str]) -> str:
+def _local(builder: str, tagged: str, context: Path, outputs: Mapping[str, str]) -> str:
+    name = tagged.rpartition(":")[0]
     token = read(["gcloud", "auth", "print-access-token"]).strip()
     registry = name.split("/")[0]
     read([builder, "login", "--username", "oauth2accesstoken", "--password-stdin", registry], stdin=token)
     arguments = {"DOCKER_INDEX": outputs["docker_index"], "PYTHON_INDEX_URL": outputs["python_index_url"]}
-    tagged = f"{name}:{TAG}"
     with tempfile.TemporaryDirectory() as folder:
         # The build reads the private Python index with this token; as a build secret it stays out of the layers.
         secret = Path(folder, "token")

@@ -5,6 +5,7 @@ Every step may be repeated: an interrupted `init` is finished by running it agai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from oasis_stack import names
@@ -15,6 +16,12 @@ from oasis_stack.command_line.pulumi_stack import Stack
 KEY_RING = "oasis"
 ROTATION = "90d"
 """How often Cloud KMS makes a new version of the key; values encrypted with older ones stay readable."""
+
+_KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,63}")
+"""Cloud KMS key ids (Cloud KMS API reference, "Method: cryptoKeys.create"); the key has the stack's name."""
+
+EMULATED = "local"
+"""The stack that `make demo` deploys; its project does not exist at Google."""
 
 # Services that init itself calls. The program enables what it needs itself.
 _SERVICES = ("cloudkms.googleapis.com", "storage.googleapis.com", "cloudresourcemanager.googleapis.com")
@@ -27,6 +34,7 @@ def init(stack: Stack, project: str | None, say: Callable[[str], None]) -> None:
         ProgramError: a program is missing or refused.
         StackFileError: the stack file cannot be edited.
     """
+    _check_name(stack)
     external_program.require("gcloud", "pulumi")
     config = stack_file.config(stack.file)
     project = _project(stack, config.get("gcp:project"), project)
@@ -48,6 +56,19 @@ def init(stack: Stack, project: str | None, say: Callable[[str], None]) -> None:
         written = stack_file.fill(stack.file, keys, value)
         say(f"{stack.file.name}: {'wrote' if written else 'kept'} {keys[-1]}: {value if written else 'as it is'}")
     _select(stack, backend, key, say)
+
+
+def _check_name(stack: Stack) -> None:
+    if stack.name == EMULATED:
+        raise ProgramError(
+            f"stack {stack.name} is the emulated cloud's, and needs no init: `make demo` deploys it. For a project of "
+            "Google Cloud, copy Pulumi.dev.yaml to Pulumi.mine.yaml, edit it, and name that: --stack mine."
+        )
+    if not _KEY_ID.fullmatch(stack.name):
+        raise ProgramError(
+            f"stack {stack.name} cannot have an encryption key of its name: Cloud KMS allows 1 to 63 of letters, "
+            f"digits, _ and -. Rename {stack.file.name}, and name the stack so."
+        )
 
 
 def _project(stack: Stack, written: object, asked: str | None) -> str:

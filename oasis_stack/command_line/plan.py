@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -18,6 +19,16 @@ def report(settings: Settings, values: Mapping[str, object]) -> str:
     if settings.gpu is None:
         return "\n".join([*parts, "No GPUs: the stack has no gpu section."])
     return "\n".join([*parts, *_ladder(settings.gpu), "", *_quotas(settings)])
+
+
+def notes(settings: Settings, now: datetime) -> Iterator[str]:
+    """What is legal, and probably not meant."""
+    exclusion = settings.cluster.maintenance_exclusion
+    if exclusion is not None and datetime.fromisoformat(exclusion.end) <= now:
+        yield (
+            f"Note: oasis:cluster.maintenance_exclusion ended at {exclusion.end}: upgrades may now drain a node under "
+            "a training run. Give it new times, or remove it."
+        )
 
 
 def effective(settings: Settings, values: Mapping[str, object]) -> list[tuple[str, str, str]]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from oasis_stack.command_line import external_program, stack_file
 from oasis_stack.command_line.external_program import ProgramError
 
+_PASSPHRASE = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
@@ -31,7 +33,16 @@ class Stack:
         return cls(name=name, file=stack_file.find(name, directory))
 
     def environment(self) -> dict[str, str]:
-        """What the Pulumi command line needs beside the caller's environment, which wins."""
+        """What the Pulumi command line needs beside the caller's environment, which wins.
+
+        Raises:
+            ProgramError: the stack is encrypted with a passphrase that the caller's environment does not name.
+        """
+        if stack_file.encrypted_with_passphrase(self.file) and not any(name in os.environ for name in _PASSPHRASE):
+            raise ProgramError(
+                f"the secrets of stack {self.name} are encrypted with a passphrase, and none is given. "
+                f"Set {_PASSPHRASE[1]} to a file that holds it, or {_PASSPHRASE[0]} to the passphrase itself."
+            )
         backend = stack_file.config(self.file).get("oasis:state_backend")
         return {} if "PULUMI_BACKEND_URL" in os.environ or not backend else {"PULUMI_BACKEND_URL": str(backend)}
 

@@ -64,6 +64,17 @@ def config(path: Path) -> dict[str, object]:
     return section
 
 
+def encrypted_with_passphrase(path: Path) -> bool:
+    """Whether the stack's secrets are encrypted with a passphrase, which Pulumi then asks for.
+
+    Raises:
+        StackFileError: the file is no YAML mapping.
+    """
+    file = _load(path.read_text(encoding="utf-8"), path.name)
+    provider = str(file.get("secretsprovider") or ("passphrase" if file.get("encryptionsalt") else ""))
+    return provider == "passphrase"
+
+
 def set_value(path: Path, keys: Sequence[str], value: str) -> bool:
     """Set one text value, such as `("config", "oasis:ray", "image")`; False if it stood there already.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import signal
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -48,6 +51,51 @@ def test_ctrl_c_stops_the_job_and_what_it_started(cluster: Cluster) -> None:
     assert "STOPPED" in cluster.run("jobs", "list").stdout
 
 
+def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_results_in_the_bucket_and_here(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    environment = cluster.environment
+    written = cluster.run("digits", "--to", f"{environment.data_uri}/digits")
+    assert written.returncode == 0, written.stderr
+    run = f"digits-{secrets.token_hex(4)}"
+    train = ["train", "--recipe", "digits_laptop", "--run", run, "--epochs", "10", "--wandb", "off"]
+    client = cluster.start("submit", "--results", str(tmp_path), "--", *train)
+    assert client.stdout is not None
+    output = ""
+    while "epoch   2" not in output:
+        line = client.stdout.readline()
+        assert line, output
+        output += line
+    workers = [pid for pid in _of_the_cluster(cluster) if _command(pid).startswith(b"ray::RayTrainWorker")]
+    driver = [int(process.name) for process in Path("/proc").glob("[0-9]*") if _is_driver(int(process.name), run)]
+    assert len(workers) == 2 and len(listeners.of(workers)) > 2 and driver
+    found = listeners.of({*driver, *_of_the_cluster(cluster)})
+    assert [address for address, loopback in found if not loopback] == []
+    rest, _ = client.communicate(timeout=240)
+    assert client.returncode == 0, output + rest
+
+    here, kept = tmp_path / run, cluster.bucket(environment.runs_uri) / run
+    files = ["curve.png", "metrics.jsonl", "summary.json", "table.txt"]
+    assert [sorted(path.name for path in folder.iterdir()) for folder in (here, kept / "results")] == [files, files]
+    assert all((here / name).read_bytes() == (kept / "results" / name).read_bytes() for name in files)
+    assert (here / "curve.png").read_bytes().startswith(b"\x89PNG")
+    history = [json.loads(line) for line in (here / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in history if record["event"] == "epoch"] == list(range(1, 11))
+    summary = json.loads((here / "summary.json").read_text())
+    assert (summary["workers"], summary["backend"], summary["device"]) == (2, "gloo", "cpu")
+    assert summary["val/accuracy"] >= 0.95
+    assert list((kept / "checkpoints").rglob("COMMIT"))
+
+
+def test_more_training_workers_than_there_are_cpus_is_infeasible_soon(cluster: Cluster) -> None:
+    began = time.monotonic()
+    done = cluster.run("submit", "--", "train", "--data", "synthetic", "--workers", "3", "--wandb", "off")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "3 workers with 1 CPU: 2 of them up" in done.stdout
+    assert time.monotonic() - began < 60
+    eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
+
+
 def test_a_detached_job_is_attached_to_and_stopped_by_its_id(cluster: Cluster) -> None:
     command = ["python", "-uc", "import time\nfor i in range(9999): print('tick', i); time.sleep(0.2)"]
     submitted = cluster.run("submit", "--detach", "--", *command)
@@ -77,7 +125,7 @@ def test_without_the_token_and_with_a_wrong_one_the_jobs_api_refuses(cluster: Cl
 
 
 def test_no_process_of_the_cluster_listens_beyond_loopback(cluster: Cluster) -> None:
-    found = listeners.of(pid for node in cluster.state.processes() for pid in processes.session_of(node))
+    found = listeners.of(_of_the_cluster(cluster))
     assert len(found) > 10  # three raylets, the GCS, the dashboard and the agents
     assert {address.rpartition(":")[0] for address, _ in found} == {"127.0.0.1"}
     assert all(loopback for _, loopback in found)
@@ -107,13 +155,25 @@ def test_starting_again_changes_nothing_while_all_nodes_run(cluster: Cluster) ->
     assert cluster.state.processes() == before
 
 
+def _of_the_cluster(cluster: Cluster) -> list[int]:
+    return [pid for node in cluster.state.processes() for pid in processes.session_of(node)]
+
+
+def _is_driver(pid: int, run: str) -> bool:
+    words = _command(pid).split(b"\0")
+    return words[1:4] == [b"-m", b"workloads", b"train"] and run.encode() in words
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # ended meanwhile
+        return b""
+
+
 def _running(argument: str) -> bool:
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                words = (process / "cmdline").read_bytes().split(b"\0")
-            except OSError:  # ended meanwhile
-                continue
-            if words[0] == b"sleep" and argument.encode() in words:
-                return True
+    for process in Path("/proc").glob("[0-9]*"):
+        words = _command(int(process.name)).split(b"\0")
+        if words[0] == b"sleep" and argument.encode() in words:
+            return True
     return False

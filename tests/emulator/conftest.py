@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from emulator import build, control_plane, lifecycle
-from emulator.api import Api
+from emulator.api import Api, ApiError, Body
 from emulator.cloud import Cloud
 from emulator.engine import Engine
 from emulator.state import State
@@ -45,6 +45,8 @@ class Emulated:
     state: State
     lines: list[str]
     """What was reported so far."""
+    empty: set[str]
+    """Every object that the API server had before the stack was deployed, as `objects` names them."""
 
     @property
     def api(self) -> Api:
@@ -65,9 +67,12 @@ class Emulated:
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
     """`python -m emulator up`, done; a test that changes or destroys it puts it back."""
     state = State(tmp_path_factory.mktemp("platform") / ".oasis")
-    found = Emulated(state, [])
+    found = Emulated(state, [], set())
     try:
         with lifecycle.started(state, found.lines.append) as engine:
+            for kind in ("ServiceAccount", "ConfigMap"):  # the controllers' own, one in every namespace
+                eventually(lambda kind=kind: len({namespace(o) for o in objects(found.api) if f" {kind} " in o}) >= 4)
+            found.empty.update(objects(found.api))
             lifecycle.deploy(state, engine, found.lines.append)
         yield found
     finally:
@@ -80,6 +85,36 @@ def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"after {seconds:.0f} s the answer is still {answer!r}"
         time.sleep(0.1)
+
+
+def objects(api: Api) -> set[str]:
+    """`<group> <kind> <namespace>/<name>` of every object of every kind that is served, but events."""
+    groups = api.request("GET", "/apis")["groups"]
+    prefixes = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
+    found: set[str] = set()
+    for prefix in prefixes:
+        for resource in api.request("GET", prefix)["resources"]:
+            if "/" in resource["name"] or "list" not in resource["verbs"] or resource["kind"] == "Event":
+                continue
+            for item in _items(api, f"{prefix}/{resource['name']}"):
+                place = f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
+                found.add(f"{prefix.split('/')[2]} {resource['kind']} {place}")
+    return found
+
+
+def _items(api: Api, path: str) -> list[Body]:
+    while True:
+        try:
+            return api.request("GET", path)["items"]
+        except ApiError as error:
+            if "(re)initializing" not in error.message:  # so says a type that was installed a moment ago
+                raise
+            time.sleep(0.2)
+
+
+def namespace(named: str) -> str:
+    """Of an object that `objects` named."""
+    return named.split()[2].partition("/")[0]
 
 
 def listening_addresses() -> set[str]:

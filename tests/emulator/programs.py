@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -33,7 +34,7 @@ def opts(**options):
 COMPUTE = "https://www.googleapis.com/compute/v1/"
 
 
-def engine(state: State, checkout: Path, program: str) -> Engine:
+def engine(state: State, checkout: Path, program: str, trouble: Callable[[State], str] = lambda _state: "") -> Engine:
     """An engine for a program's text; it finds `pulumi`, `kubernetes`, and `opts()` with the cluster's provider."""
     checkout.mkdir(exist_ok=True)
     (checkout / "Pulumi.yaml").write_text(f"name: {checkout.name}\nruntime: python\n")
@@ -41,7 +42,7 @@ def engine(state: State, checkout: Path, program: str) -> Engine:
     (checkout / "__main__.py").write_text(
         _HEAD.format(kubeconfig=str(control_plane.kubeconfig_file(state))) + dedent(program)
     )
-    return Engine(state, print, checkout=checkout)
+    return Engine(state, print, checkout=checkout, trouble=lambda: trouble(state))
 
 
 def cloud_with_pools(cloud: Cloud) -> None:

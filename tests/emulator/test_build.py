@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from emulator import build, go_modules
+from emulator import build, crds, go_modules, room
 from emulator.build import PROGRAMS, Program
 from emulator.state import EmulatorError, State
 
@@ -69,7 +69,7 @@ def test_too_little_room_is_said_before_anything_is_built(
     cache: Path, state: State, monkeypatch: pytest.MonkeyPatch, disk_gb: int, memory_gb: int, words: str
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(100 << 30, 0, disk_gb << 30))
-    monkeypatch.setattr(build, "_free_memory", lambda: memory_gb << 30)
+    monkeypatch.setattr(room, "free_memory", lambda: memory_gb << 30)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
     with pytest.raises(EmulatorError, match=words):
@@ -114,3 +114,18 @@ def test_an_installed_pulumi_is_used_if_it_is_new_enough(
     monkeypatch.setenv("PATH", f"{link.parent}:/usr/bin:/bin")
     build.provide(state, print)
     assert link.readlink() != link, "the emulator's own link, first on PATH, is not an installed pulumi"
+
+
+def test_modules_that_are_read_at_run_time_are_fetched_with_the_programs_and_said_so(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[tuple[str, str]] = []
+    lines: list[str] = []
+    monkeypatch.setattr(build, "PROGRAMS", ())
+    monkeypatch.setattr(build, "is_downloaded", lambda tool, _module: tool != "kueue")
+    monkeypatch.setattr(build, "module_directory", lambda *module: fetched.append(module))
+
+    build.provide(state, lines.append)
+
+    assert fetched == [crds.KUEUE]
+    assert lines == ["downloading the Go module sigs.k8s.io/kueue"]

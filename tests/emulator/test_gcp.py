@@ -212,6 +212,11 @@ def _node_with(**node: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
     return _pool_with(nodeConfig=node)
 
 
+def _pool_alone(client: Client) -> tuple[str, dict[str, Any]]:
+    inputs = {**make_cluster(client)[2].inputs, "name": "bare", "removeDefaultNodePool": True}
+    return POOL, flex_pool(client.create(CLUSTER, "bare", inputs))
+
+
 def _on_rdma(token: str, **inputs: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
     return lambda client: (token, {"project": PROJECT, "network": make_rdma(client)[0].id, **inputs})
 
@@ -246,6 +251,7 @@ REFUSALS: dict[str, Refusal] = {
         _node_with(reservationAffinity={"consumeReservationType": "ANY_RESERVATION"}),
     ),
     "flex-start with fixed nodes": ("cannot have a fixed number", _pool_with(nodeCount=2)),
+    "flex-start in a cluster without another pool": ("at least one node pool that does not", _pool_alone),
     "zone without the machine": ("does not exist in zone 'us-central1-a'", _pool_with(nodeLocations=["us-central1-a"])),
     "H200 on Persistent Disk": ("[pd-balanced] features are not compatible", _node_with(diskType="pd-balanced")),
     "wrong count of GPUs": (
@@ -321,6 +327,13 @@ def test_what_google_refuses_is_refused_and_leaves_nothing(client: Client, cloud
     with pytest.raises(Failed, match=re.escape(words)):
         client.create(token, "refused", inputs)
     assert cloud.list() == before
+
+
+def test_a_flex_start_pool_is_made_beside_an_ordinary_one(client: Client) -> None:
+    flex = _pool_alone(client)[1]
+    ordinary = {"project": PROJECT, "location": "us-central1", "cluster": flex["cluster"], "initialNodeCount": 1}
+    client.create(POOL, "system", ordinary)
+    client.create(POOL, "flex", flex)
 
 
 def test_only_the_table_decides_what_is_replaced(client: Client) -> None:
@@ -490,4 +503,3 @@ def test_what_is_not_emulated_is_an_error_that_says_where_to_add_it(client: Clie
         client.invoke("gcp:compute/getImage:getImage")
     project = client.invoke("gcp:organizations/getProject:getProject", projectId=PROJECT)
     assert re.fullmatch(r"[1-9]\d{11}", project["number"])
-    assert client.invoke("gcp:organizations/getClientConfig:getClientConfig")["accessToken"] == Secret("emulated")

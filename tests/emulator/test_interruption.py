@@ -1,7 +1,8 @@
-"""Ctrl-C in every phase of `python -m emulator up`, in a checkout beside this one: nothing is left."""
+"""Ctrl-C in every phase of `python -m emulator up`, and `down` during a demo, in a checkout beside this one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from emulator import processes
+from emulator import processes, ray_nodes
 from emulator.go_modules import cache_directory
 from emulator.state import CHECKOUT, State
 
@@ -61,7 +62,7 @@ def test_an_interrupted_build_ends_the_compiler_and_leaves_no_half_program(check
         part for part in environment["PATH"].split(os.pathsep) if ".oasis" not in part
     )
 
-    status, said = _interrupted_up(checkout, "[1/8] etcd: building", environment)
+    status, said = _interrupted_up(checkout, "] etcd: building", environment)
 
     assert status == 130, said
     assert processes.owned_by(checkout / ".oasis") == []
@@ -69,7 +70,7 @@ def test_an_interrupted_build_ends_the_compiler_and_leaves_no_half_program(check
 
 
 def test_a_second_command_in_the_same_checkout_is_refused_and_down_ends_the_first(checkout: Path) -> None:
-    first = _start_up(checkout, dict(os.environ))
+    first = _start(checkout, "up", dict(os.environ))
     try:
         _read_until(first, "starting the emulated cloud")
         second = _emulator(checkout, "up")
@@ -88,9 +89,42 @@ def test_a_second_command_in_the_same_checkout_is_refused_and_down_ends_the_firs
         first.communicate()
 
 
+def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of_it(checkout: Path) -> None:
+    first = _start(checkout, "demo", dict(os.environ))
+    try:
+        _read_until(first, "submitted; Ctrl-C stops it")
+        second = _emulator(checkout, "demo")
+        assert second.returncode == 1
+        assert f"`make demo` (process {first.pid}) is at work in this checkout" in second.stderr
+        time.sleep(5)  # the job's processes come
+
+        down = _emulator(checkout, "down")
+
+        assert down.returncode == 0, down.stderr
+        assert "interrupted `make demo`" in down.stdout
+        said, _ = first.communicate(timeout=PATIENCE_SECONDS)
+        assert first.returncode == 130, said
+        assert "ending everything" in said
+        assert processes.owned_by(checkout / ".oasis") == []
+        assert _mentioning(str(checkout), str(ray_nodes.session_directory(checkout / ".oasis"))) == []
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def _mentioning(*words: str) -> list[str]:
+    """Command lines of running processes with one of the words; Ray's carry no mark but their folder's name."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if any(word in line for word in words)]
+
+
 def _interrupted_up(checkout: Path, phase: str, environment: dict[str, str]) -> tuple[int, str]:
     """Start `up`, press Ctrl-C when it says `phase`; its exit status and what it said."""
-    process = _start_up(checkout, environment)
+    process = _start(checkout, "up", environment)
     try:
         said = _read_until(process, phase)
         time.sleep(0.5)
@@ -102,9 +136,9 @@ def _interrupted_up(checkout: Path, phase: str, environment: dict[str, str]) -> 
         process.communicate()
 
 
-def _start_up(checkout: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+def _start(checkout: Path, command: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "emulator", "up"],
+        [sys.executable, "-u", "-m", "emulator", command],
         cwd=checkout,
         env=environment,
         stdout=subprocess.PIPE,

@@ -59,6 +59,8 @@ def test_created_then_unchanged_then_updated_then_gone(bare_cluster: ControlPlan
     program = f"CPU = '1000m'\n{DEPLOYMENT}"
 
     assert run(program).preview().changes == {"create": 4}
+    assert bare_cluster.api.list("apps/v1", "Deployment", "default") == []
+    assert bare_cluster.api.list("v1", "Secret", "default") == []
     assert run(program).up().changes == {"create": 4}
     assert run(program).up(refresh=True).changes == {"same": 4}, "neither defaults nor spelling are a difference"
     assert run(f"CPU = '2'\n{DEPLOYMENT}").up().changes == {"update": 1, "same": 3}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from emulator import processes
+from emulator.cloud import Cloud
 from emulator.state import CHECKOUT, EmulatorError, State
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -52,7 +55,7 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(state: State) -> No
 def test_a_recorded_pid_that_now_belongs_to_another_process_is_left_alone(state: State) -> None:
     bystander = subprocess.Popen(SLEEP)
     try:
-        record = {"name": "old", "pid": bystander.pid, "started": 1}
+        record = {"name": "old", "pid": bystander.pid, "started": 1, "boot": processes.boot()}
         state.path("processes", "old.json").write_text(json.dumps(record))
 
         assert state.process("old") is None
@@ -85,6 +88,33 @@ def test_two_emulators_do_not_end_each_others_processes(tmp_path: Path) -> None:
         other.stop_all()
 
 
+def test_a_process_that_outlives_the_one_that_started_it_is_ended_with_its_session(state: State) -> None:
+    orphan = f"import subprocess; print(subprocess.Popen({SLEEP!r}, env={{}}).pid, flush=True)"
+    leader = state.spawn("leader", [sys.executable, "-c", orphan])
+    while leader.is_running() or not state.log("leader").read_text():
+        time.sleep(0.05)
+    child = int(state.log("leader").read_text())
+    assert processes.start_time(child) is not None
+    assert state.ended() == ["leader"]
+
+    state.stop("leader")
+
+    assert processes.start_time(child) is None
+    assert state.ended() == []
+
+
+def test_a_record_of_before_the_machine_was_started_anew_ends_nobody(state: State) -> None:
+    process = state.spawn("p", SLEEP)
+    record = json.loads(state.path("processes", "p.json").read_text())
+    state.path("processes", "p.json").write_text(json.dumps({**record, "boot": "an earlier one"}))
+
+    state.stop("p")
+
+    assert process.is_running()
+    state.stop_all()
+    assert not process.is_running()
+
+
 def test_a_port_stays_the_same_and_two_names_never_share_one(state: State) -> None:
     ports = {name: state.port(name) for name in "abcdef"}
 
@@ -101,6 +131,33 @@ def test_a_preferred_port_that_is_taken_is_not_handed_out(state: State, tmp_path
         wanted = taken.getsockname()[1]
         assert state.port("dashboard", preferred=wanted) != wanted
     assert State(tmp_path / "second").port("dashboard", preferred=wanted) == wanted
+
+
+def test_a_preferred_port_among_those_of_rays_workers_is_not_taken(state: State) -> None:
+    assert state.port("dashboard", preferred=12000) >= 20000
+
+
+def test_whoever_asks_at_once_whether_it_is_locked_gets_the_same_answer_and_hinders_nobody(state: State) -> None:
+    with state.path("lock").open("a+") as another:
+        fcntl.flock(another, fcntl.LOCK_SH)  # one who asks, at this moment
+        assert not state.is_locked()
+        threading.Timer(0.1, fcntl.flock, [another, fcntl.LOCK_UN]).start()
+        with state.lock("up"):
+            assert state.is_locked()
+
+
+def test_an_empty_lock_file_that_is_held_gets_nobody_interrupted(state: State) -> None:
+    with state.path("lock").open("a+") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        assert state.interrupt_holder() is None
+
+
+def test_nobody_else_can_look_into_the_folder_or_the_cloud(state: State) -> None:
+    state.directory.chmod(0o755)
+    Cloud(State(state.directory).directory)
+
+    assert state.directory.stat().st_mode & 0o777 == 0o700
+    assert state.path("cloud.sqlite").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_second_command_is_refused_with_the_first_ones_name_and_what_to_do(state: State) -> None:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterable
+import sys
+from pathlib import Path
 
 import pytest
 
 from emulator import lifecycle
 from emulator.api import Body
 from emulator.state import CHECKOUT
-from tests.emulator.conftest import Emulated, eventually
+from tests.emulator.conftest import Emulated, eventually, objects
 
 pytestmark = pytest.mark.emulated
 
 RAY = "ray.io/v1"
 GPU_NODES = 2
-# Kubernetes' own, and what Helm leaves: a release's namespace outlives it.
-NAMESPACES = {"default", "kube-node-lease", "kube-public", "kube-system", "kuberay-system"}
+# What outlives the stack on purpose: resource types, which are GKE's own or left by Helm, and a release's namespace.
+TYPES = ("ray.io", "kueue.x-k8s.io", "networking.gke.io", "cloud.google.com")
+LEFT = {
+    "v1 Namespace /kuberay-system",
+    "v1 ServiceAccount kuberay-system/default",
+    "v1 ConfigMap kuberay-system/kube-root-ca.crt",
+}
+REPOSITORIES = "artifactregistry/repository projects/oasis-local/locations/us-central1/repositories"
+KEPT = {
+    *(f"{REPOSITORIES}/oasis-{name}" for name in ("docker", "python")),
+    *(f"storage/bucket oasis-local-oasis-{role}" for role in ("data", "runs")),
+}
+JOB = "54321"
 ADOPT = {"oasis:data": {"adopt": True}, "oasis:runs": {"adopt": True}, "oasis:registry": {"adopt": True}}
 
 
@@ -45,6 +58,15 @@ def test_a_changed_setting_reaches_what_it_names_and_no_worker_goes(emulated: Em
     assert cluster["spec"]["autoscalerOptions"]["idleTimeoutSeconds"] == 777
     assert before <= _workers(emulated)
     emulated.engine().up()
+
+
+def test_the_queues_types_are_served(emulated: Emulated) -> None:
+    pins = [named for named in objects(emulated.api) if "CustomResourceDefinition" in named and "kueue" in named]
+
+    assert {f"{kind}.kueue.x-k8s.io" for kind in ("clusterqueues", "localqueues", "workloads", "resourceflavors")} <= {
+        named.rpartition("/")[2] for named in pins
+    }
+    assert emulated.api.list("kueue.x-k8s.io/v1beta1", "ClusterQueue") == []
 
 
 def test_the_users_own_tools_work_and_the_checkout_stays_clean(emulated: Emulated) -> None:
@@ -73,14 +95,18 @@ def test_one_destroy_leaves_nothing_whatever_runs_and_a_later_up_adopts_what_was
     kept = state.path("buckets", _bucket(emulated, "runs"), "kept.txt")
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("a checkpoint")
+    _submit(emulated, "sleep", JOB)
+    eventually(_sleepers, seconds=90)
 
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
 
     assert set(with_what_ran.changes) == {"delete"}
+    assert _sleepers() == []
     assert [(found.kind, found.name) for found in cloud.inventory().other] == []
-    assert {body["metadata"]["name"] for body in api.list("v1", "Namespace")} == NAMESPACES
+    assert _kept(emulated) == KEPT
     eventually(lambda: not api.list("v1", "Node"))
-    assert _left(emulated) == []
+    eventually(lambda: _left(emulated) <= LEFT)
+    assert _left(emulated) == LEFT
 
     with lifecycle.started(state, emulated.lines.append) as engine:
         del engine  # the running emulator, with settings of this test's own
@@ -113,20 +139,37 @@ def _pods(found: Emulated, namespace: str) -> list[Body]:
     return found.api.list("v1", "Pod", namespace)
 
 
-def _left(found: Emulated) -> list[str]:
-    """Objects of users and of the stack that are still in the API server."""
-    kinds = [
-        ("v1", "Pod"),
-        ("v1", "Service"),
-        ("apps/v1", "DaemonSet"),
-        ("apps/v1", "Deployment"),
-        ("cloud.google.com/v1", "ComputeClass"),
-        ("networking.gke.io/v1", "GKENetworkParamSet"),
-        ("networking.gke.io/v1", "Network"),
-        *((RAY, kind) for kind in ("RayCluster", "RayJob", "RayService")),
-    ]
-    left: Iterable[Body] = (body for version, kind in kinds for body in found.api.list(version, kind))
-    return [f"{body['kind']} {body['metadata']['name']}" for body in left if body["metadata"]["name"] != "kubernetes"]
+def _left(found: Emulated) -> set[str]:
+    """What is in the API server now and was not before the stack came, resource types apart."""
+    return {
+        named
+        for named in objects(found.api) - found.empty
+        if not (named.split()[1] in ("CustomResourceDefinition", "APIService") and named.endswith(TYPES))
+    }
+
+
+def _kept(found: Emulated) -> set[str]:
+    """What is kept, by kind and last name; APIs, which are never disabled, apart."""
+    kept = [one for one in found.cloud.inventory().kept if one.kind != "serviceusage/service"]
+    return {f"{one.kind} {one.name}" for one in kept}
+
+
+def _submit(found: Emulated, *command: str) -> None:
+    workloads = (sys.executable, "-m", "workloads", "submit", "--stack", "local", "--detach", "--")
+    environment = {**os.environ, **lifecycle.environment(found.state)}
+    subprocess.run([*workloads, *command], env=environment, cwd=CHECKOUT, check=True, timeout=120)
+
+
+def _sleepers() -> list[int]:
+    """Processes of the submitted job's command."""
+    wanted = f"sleep\0{JOB}\0".encode()
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                if (entry / "cmdline").read_bytes() == wanted:
+                    found.append(int(entry.name))
+    return found
 
 
 def _bucket(found: Emulated, role: str) -> str:

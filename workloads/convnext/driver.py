@@ -89,7 +89,7 @@ def fit(run: Run) -> Record:
     """
     _configure(run)
     with lease(run):
-        _await_gpus(run)
+        _await_capacity(run)
         try:
             result = _trainer(run).fit()
         except SystemExit as stop:
@@ -108,7 +108,7 @@ def _configure(run: Run) -> None:
     settings = {
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints every line twice (Ray 2.60)
         "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": str(COLLECTIVE_TIMEOUT_SECONDS),
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(min(run.timeout, 60) if not run.gpus_per_node else run.timeout),
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(run.timeout),
         # A report waits for the controller's next poll, and a failure is seen at one.
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
         "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
@@ -143,10 +143,11 @@ def _trainer(run: Run) -> TorchTrainer:
     )
 
 
-def _await_gpus(run: Run) -> None:
-    """Wait for the nodes, with progress and a verdict; the idle timeout keeps them until Ray Train takes them."""
+def _await_capacity(run: Run) -> None:
+    """Wait for all workers' places, with progress and a verdict; the idle timeout keeps nodes until Ray Train comes."""
     if not run.gpus_per_node:
-        return
+        with capacity.hold([{"CPU": 1}] * run.workers, run.timeout, progress.note, "SPREAD"):
+            return
     nodes = math.ceil(run.workers / run.gpus_per_node)
     capacity.check_maximum(nodes, run.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
     gpus = min(run.workers, run.gpus_per_node)

@@ -6,7 +6,6 @@ A run is its name. Whatever was killed, the same command with the same `--run` g
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from workloads import progress, session
+from workloads import progress, run_name, session
 from workloads.convnext import config as configuration
 from workloads.convnext import report
 from workloads.convnext.config import TrainConfig
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
 from workloads.storage import Folder, locate
 from workloads.tracking import Follower, Record, Wandb, WandbMode, wandb_reader
-
-RUN_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
-"""One name for a folder, a Ray actor and a W&B run: lower case, as the narrowest of them wants it."""
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
 """Fields of the configuration that have a flag of their name; the others are the recipe's business."""
@@ -137,11 +133,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
     config = configuration.from_recipe(args.recipe, **changes)
     now = time.gmtime()
     name = args.run or f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}"
-    if not RUN_NAME.fullmatch(name):
-        raise UsageError(
-            f"--run is {name!r}; a name has up to 63 of a-z, 0-9, '.', '_', '-', with a letter or digit at both ends.",
-            "Choose another name.",
-        )
+    run_name.check("--run", name)
     cluster = place.environment
     gpus = cluster.gpus_per_node if cluster else 0
     workers = args.workers if args.workers is not None else gpus or CPU_WORKERS

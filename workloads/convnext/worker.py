@@ -95,7 +95,8 @@ class Reporter:
         """Collect; report at an epoch's end and every ten seconds, by the record's own clock that all ranks share."""
         timed = {**record, "time": time.time(), "eta_seconds": self._remaining(record["epoch"])}
         self._pending.append(timed)
-        self._segment.append(timed)
+        if self._leads:  # the others never save, and would keep every record to the end
+            self._segment.append(timed)
         self._unreported += record["seconds"] if record["event"] == "step" else 0.0
         if record["event"] == "epoch" or self._unreported >= REPORT_SECONDS:
             self.flush()

@@ -1,12 +1,11 @@
 """The all-reduce benchmark on Ray: one node per bundle, one actor per rank, every rank sees all GPUs of its node.
 
 Ray would give each actor one visible GPU; NCCL then cannot see its neighbours' and is slower by orders of magnitude
-(ray-project/ray issue 61073), so the masking is off and each rank picks its GPU by its local rank.
+(ray-project/ray issue 61073), so the masking is off and each rank takes, of all it sees, the GPU that Ray gave it.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +20,9 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads import capacity, process_group
-from workloads.errors import WorkloadError, WorkloadFailedError
+from workloads.errors import UsageError, WorkloadError, WorkloadFailedError
 from workloads.nccl import host, measure
-from workloads.nccl.bandwidth import Row, Timing
+from workloads.nccl.bandwidth import Row, Timing, format_size
 from workloads.nccl.measure import Participant, Plan, Sample
 from workloads.nccl.report import Conditions
 
@@ -57,10 +56,8 @@ class RankActor:
     """One rank; a process of its own on the node of its bundle."""
 
     def __init__(self, rank: int, layout: Layout, plan: Plan) -> None:
-        # gloo takes the interface that the host's name resolves to, which need not be the one between Ray's nodes.
-        if interface := host.interface_of(ray.util.get_node_ip_address()):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        self._participant = Participant(rank, layout.ranks, rank % layout.ranks_per_node, plan)
+        self._device = host.device(layout.gpus_per_node)
+        self._participant = Participant(rank, layout.ranks, self._device, plan)
         self._listener: socket.socket | None = None
 
     def open(self) -> tuple[str, int]:
@@ -72,7 +69,7 @@ class RankActor:
     def join(self, address: str, port: int) -> dict[str, Any]:
         """Enter the process group; returns what this rank runs on."""
         self._participant.join(address, port, self._listener)
-        return host.describe()
+        return {**host.describe(self._device), "room": self._participant.room()}
 
     def measure(self, size: int, in_place: bool) -> Sample:
         """Time one size."""
@@ -87,6 +84,7 @@ def run(
     layout: Layout,
     plan: Plan,
     sizes: Sequence[int],
+    shorten: bool,
     wait_seconds: float,
     say: Callable[[str], None],
     begin: Callable[[list[dict[str, Any]]], None],
@@ -97,13 +95,15 @@ def run(
     Args:
         layout: where the ranks are.
         plan: what they do.
-        sizes: bytes per rank, in the order of measurement.
+        sizes: bytes per rank, rising.
+        shorten: leave out the sizes that do not fit a rank's memory, rather than refuse them.
         wait_seconds: longest wait for the nodes.
         say: told of the progress before measuring.
         begin: told what each rank runs on, once all have joined.
         show: given each row as it is finished.
 
     Raises:
+        UsageError: a size does not fit a rank's memory, and `shorten` is false.
         InfeasibleError, CapacityError: the nodes cannot come, or did not.
         WorkloadFailedError: a rank died or hung; says which, and on which node.
     """
@@ -114,14 +114,37 @@ def run(
         limit = plan.timeout_seconds + _GRACE_SECONDS
         say(f"starting {layout.ranks} ranks on {layout.nodes} nodes")
         address, port = _all([actors[0].open.remote()], limit)[0]
-        begin(_all([actor.join.remote(address, port) for actor in actors], limit))
+        found = _all([actor.join.remote(address, port) for actor in actors], limit)
+        within = fitting(sizes, min(rank["room"] for rank in found), shorten)
+        begin(found)
         rows = []
-        for size in sizes:
+        for size in within:
             timings = [_measure(actors, size, in_place, limit) for in_place in (False, True)]
             rows.append(_row(size, plan, layout.ranks, *timings))
             show(rows[-1])
         _all([actor.leave.remote() for actor in actors], limit)
         return rows
+
+
+def fitting(sizes: Sequence[int], room: int, shorten: bool) -> Sequence[int]:
+    """The sizes that fit.
+
+    Args:
+        sizes: bytes, rising.
+        room: largest size that fits the rank with the least memory.
+        shorten: leave out the others, rather than refuse them.
+
+    Raises:
+        UsageError: a size does not fit and may not be left out, or none fits.
+    """
+    within = [size for size in sizes if size <= room]
+    if not within or (len(within) < len(sizes) and not shorten):
+        raise UsageError(
+            f"Two buffers of {format_size(sizes[-1])} do not fit the {2 * room / 1024**3:.1f} GiB of memory that the "
+            "fullest rank has left.",
+            "End --sizes earlier.",
+        )
+    return within
 
 
 @contextmanager

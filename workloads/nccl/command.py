@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads import progress, session
+from workloads import progress, run_name, session
 from workloads.errors import EXIT_OK, DataIntegrityError, InfeasibleError, UsageError
 from workloads.nccl import bandwidth
 from workloads.session import Place
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from workloads.nccl.measure import Plan
     from workloads.nccl.report import Conditions
 
-DEFAULT_SIZES = "1K:64M:2"
+DEFAULT_SIZES = "1K:8G:2"
+"""On GPUs, as far as their memory reaches: the bus bandwidth of many nodes has levelled out there."""
+
+CPU_SIZES = "1K:64M:2"
+"""On CPUs, where gloo takes a second and more for each larger size."""
+
 DTYPES = ("float", "half", "bfloat16", "int32")
 
 
@@ -35,9 +40,8 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument(
         "--sizes",
-        default=DEFAULT_SIZES,
         metavar="FIRST:LAST:FACTOR",
-        help="bytes per rank; K, M, G are powers of 1024 (%(default)s)",
+        help=f"bytes per rank; K, M, G are powers of 1024 ({DEFAULT_SIZES}, as memory allows; on CPU {CPU_SIZES})",
     )
     what.add_argument("--dtype", choices=DTYPES, default="float", help="element type (%(default)s)")
     what.add_argument("--warmup", type=int, default=10, metavar="N", help="calls before timing (%(default)s)")
@@ -60,13 +64,14 @@ def run_bench(args: argparse.Namespace) -> int:
     Raises:
         DataIntegrityError: a result was wrong; the table was written all the same, as it shows where.
     """
-    sizes = bandwidth.parse_sizes(args.sizes)
+    given = bandwidth.parse_sizes(args.sizes) if args.sizes is not None else None
     _check(args)
     place = session.prepare(args.address)
     # Not before `prepare`: they import ray.
     from workloads.nccl import all_reduce, report
 
     layout, plan = _layout(args, place), _plan(args)
+    sizes = given or bandwidth.parse_sizes(DEFAULT_SIZES if layout.gpus_per_node else CPU_SIZES)
     _check_sizes(sizes, plan)
     found: list[Conditions] = []
 
@@ -81,7 +86,7 @@ def run_bench(args: argparse.Namespace) -> int:
         progress.emit({"event": "note", "text": bandwidth.table_row(row), **report.row_record(row)})
 
     with session.connect(place, cpus=layout.ranks):
-        rows = all_reduce.run(layout, plan, sizes, args.timeout, progress.note, begin, show)
+        rows = all_reduce.run(layout, plan, sizes, given is None, args.timeout, progress.note, begin, show)
     for line in bandwidth.table_footer(rows).splitlines():
         progress.note(line)
     _keep(args, place, found[0], rows)
@@ -128,6 +133,8 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.name is not None:
+        run_name.check("--name", args.name)
     for flag, value, least in (
         ("--nodes", args.nodes, 1),
         ("--ranks-per-node", args.ranks_per_node, 1),

@@ -1,24 +1,38 @@
-"""What a rank finds around itself: its node, its libraries, and the network interface that Ray's nodes share."""
+"""What a rank finds around itself: its device, its node and its libraries."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import socket
-import struct
 from typing import Any
 
 import ray
 import torch
 from torch.cuda import nccl
 
-_SIOCGIFADDR = 0x8915  # netdevice(7)
+
+def device(gpus_per_node: int) -> torch.device:
+    """This rank's device: the GPU that Ray gave it, or the CPU where the layout has no GPUs, whatever the machine has.
+
+    Args:
+        gpus_per_node: of the layout; 0 is a layout on CPUs.
+    """
+    if not gpus_per_node:
+        return torch.device("cpu")
+    assigned = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # torch counts the visible GPUs; Ray names them as the variable does, where the node was started with one.
+    return torch.device("cuda", visible.split(",").index(assigned) if visible else int(assigned))
 
 
-def describe() -> dict[str, Any]:
-    """What this process runs on, as plain data for the results' head."""
-    cuda = torch.cuda.is_available()
+def describe(device: torch.device) -> dict[str, Any]:
+    """What this process runs on, as plain data for the results' head.
+
+    Args:
+        device: this rank's.
+    """
+    cuda = device.type == "cuda"
     versions = {
         "torch": torch.__version__,
         "ray": ray.__version__,
@@ -29,22 +43,9 @@ def describe() -> dict[str, Any]:
     return {
         "host": f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}",
         "backend": "nccl" if cuda else "gloo",
-        "accelerator": torch.cuda.get_device_name() if cuda else "",
+        "accelerator": torch.cuda.get_device_name(device) if cuda else "",
         "versions": versions,
         "variables": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "GLOO_", "OMP_"))
         },
     }
-
-
-def interface_of(address: str) -> str | None:
-    """Network interface that has this IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # an interface without an IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None

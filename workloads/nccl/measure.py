@@ -62,11 +62,11 @@ def element_size(dtype: str) -> int:
 class Participant:
     """One rank in the process group."""
 
-    def __init__(self, rank: int, ranks: int, local_rank: int, plan: Plan) -> None:
+    def __init__(self, rank: int, ranks: int, device: torch.device, plan: Plan) -> None:
         self.rank = rank
         self.ranks = ranks
         self._plan = plan
-        self._device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        self._device = device
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         self._dtype = collectives.DTYPES[plan.dtype]
@@ -87,6 +87,10 @@ class Participant:
     def leave(self) -> None:
         """Leave the process group."""
         process_group.leave()
+
+    def room(self) -> int:
+        """Largest size, in bytes, whose two buffers fit this rank's free memory."""
+        return max(0, (_free_bytes(self._device) - _RESERVE_BYTES) // 2)
 
     def measure(self, size: int, in_place: bool) -> Sample:
         """Time one size; every rank calls this alike.

@@ -1,0 +1,81 @@
+"""`restart`: new Ray pods from the current spec, after the image or anything else of theirs was changed.
+
+KubeRay 1.6 makes pods anew only with the upgrade strategy Recreate, which would end every job at any small change; so
+a person does it, when the jobs that run may end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oasis_stack.command_line import external_program
+from oasis_stack.command_line.cluster_access import kubeconfig
+from oasis_stack.command_line.external_program import ProgramError, read, show
+from oasis_stack.command_line.pulumi_stack import Stack
+
+CLUSTER_LABEL, TYPE_LABEL = "ray.io/cluster", "ray.io/node-type"
+"""What KubeRay marks a RayCluster's pods with (ray-project/kuberay v1.6.2, controllers/ray/utils/constant.go)."""
+
+# Ray's dashboard knows jobs that no Kubernetes object stands for; the head has Ray's token in its environment.
+_LIST_JOBS = """\
+from ray.job_submission import JobSubmissionClient
+for job in JobSubmissionClient("http://127.0.0.1:8265").list_jobs():
+    if not job.status.is_terminal():
+        print(job.submission_id or job.job_id, job.status.value, job.entrypoint)
+"""
+
+
+def restart(stack: Stack, yes: bool, say: Callable[[str], None]) -> int:
+    """Delete the RayCluster's pods, once the person agrees; the exit status of kubectl.
+
+    Raises:
+        ProgramError: a program is missing, the cluster does not answer, or there is no one to ask.
+    """
+    external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
+    namespace, cluster = stack.output("ray_namespace"), stack.output("ray_cluster_name")
+    chosen = ["--namespace", namespace, "--selector", f"{CLUSTER_LABEL}={cluster}"]
+    with kubeconfig(stack) as environment:
+        pods = json.loads(read(["kubectl", "get", "pods", *chosen, "--output", "json"], environment))["items"]
+        if not pods:
+            say(f"RayCluster {namespace}/{cluster} has no pods; KubeRay makes them from the current spec by itself")
+            return 0
+        say("\n  ".join(["Ends, and comes back from the current spec:", *map(_described, pods)]))
+        say("\n  ".join(["Ends with them, and is to be submitted again:", *_jobs(pods, namespace, environment)]))
+        if not yes and not _agreed():
+            say("nothing was deleted")
+            return 0
+        status = show(["kubectl", "delete", "pods", *chosen], environment)
+    if status == 0:
+        say("KubeRay makes the head anew, in a minute or two, and workers when jobs ask for them")
+    return status
+
+
+def _described(pod: Mapping[str, Any]) -> str:
+    metadata, containers = pod["metadata"], pod["spec"]["containers"]
+    role = metadata["labels"].get(TYPE_LABEL, "pod")
+    return f"{role} {metadata['name']}, {pod.get('status', {}).get('phase', 'Unknown')}, image {containers[0]['image']}"
+
+
+def _jobs(pods: list[Mapping[str, Any]], namespace: str, environment: Mapping[str, str]) -> list[str]:
+    heads = [pod for pod in pods if pod["metadata"]["labels"].get(TYPE_LABEL) == "head"]
+    if not heads:
+        return ["no jobs: there is no head"]
+    head = heads[0]
+    inside = ["--container", head["spec"]["containers"][0]["name"], "--", "python", "-c", _LIST_JOBS]
+    try:
+        listed = read(["kubectl", "exec", "--namespace", namespace, head["metadata"]["name"], *inside], environment)
+    except ProgramError as error:
+        return [f"not known: the head does not answer, as one that cannot start: {str(error).splitlines()[-1]}"]
+    return listed.splitlines() or ["no job runs"]
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        raise ProgramError("nothing was deleted: there is no terminal to ask on. Pass --yes to agree beforehand.")
+    try:
+        return input("Delete these pods? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

@@ -1,0 +1,192 @@
+"""Starting and ending the emulator: what is looked at first, what is said, and what a second Ctrl-C cannot do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from emulator import demo, lifecycle, processes, ray_nodes, room
+from emulator.processes import OWNER_VARIABLE
+from emulator.state import CHECKOUT, EmulatorError, State
+from tests import stub_kubectl
+from tests.emulator import programs
+from tests.emulator.conftest import ControlPlane
+from tests.emulator.test_build import Usage
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    return State(tmp_path / ".oasis")
+
+
+@pytest.mark.parametrize(
+    ("disk_gb", "memory_gb", "words"),
+    [(1, 64, r"1\.0 GB are free.*up to 2 GB.*larger disk"), (64, 2, r"2\.0 GB of memory.*up to 3 GB.*End other")],
+)
+def test_too_little_room_is_said_before_anything_is_started(
+    state: State, monkeypatch: pytest.MonkeyPatch, disk_gb: int, memory_gb: int, words: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(100 << 30, 0, disk_gb << 30))
+    monkeypatch.setattr(room, "free_memory", lambda: memory_gb << 30)
+
+    with pytest.raises(EmulatorError, match=words), lifecycle.started(state, print):
+        pass
+
+    assert not state.path("bin").exists()
+    assert state.processes() == []
+
+
+def test_a_second_ctrl_c_does_not_disturb_the_end(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def interrupted(_state: State) -> list[str]:
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), name)
+        ended.append("all")
+        return []
+
+    lines: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(room, "require", lambda *_room, **_limits: os.kill(os.getpid(), signal.SIGINT))
+    # The first call clears what an earlier emulator left, before there is anything to interrupt.
+    monkeypatch.setattr(lifecycle, "take_down", lambda found: interrupted(found) if lines else lines.append("clear"))
+
+    with pytest.raises(KeyboardInterrupt), lifecycle.started(state, lines.append):
+        pass
+
+    assert ended == ["all"]
+    assert lines[-1] == "ending everything"
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, variable: str) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(CHECKOUT / "emulator", checkout / "emulator", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
+    environment |= {variable: "/proc/nowhere", "PATH": "/usr/bin:/bin"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "emulator", "up"], cwd=checkout, env=environment, capture_output=True, text=True
+    )
+
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "/proc/nowhere" in done.stderr
+    assert "No such file or directory" in done.stderr
+    assert "XDG_CACHE_HOME" in done.stderr
+    assert processes.owned_by(checkout / ".oasis") == []
+
+
+def test_a_command_of_the_demo_hears_ctrl_c_and_is_ended_with_all_it_started(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = tmp_path / "heard"
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    command = f"""
+import pathlib, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {deaf!r}])
+print("started", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path({str(heard)!r}).touch()
+    time.sleep(60)
+"""
+    monkeypatch.setattr(demo, "STOP_SECONDS", 1.0)
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)  # this process alone, as `make down` does
+    signal.setitimer(signal.ITIMER_REAL, 1.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            demo.run([sys.executable, "-c", command], {OWNER_VARIABLE: str(state.directory)})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    assert heard.exists()
+    assert processes.owned_by(state.directory) == []
+
+
+def test_a_demo_fails_without_its_results_or_with_a_model_that_did_not_learn(tmp_path: Path) -> None:
+    for name in demo.RESULTS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"val/accuracy": 0.96}')
+    demo.check(tmp_path)
+
+    (tmp_path / demo.SUMMARY).write_text('{"val/accuracy": 0.94}')
+    with pytest.raises(EmulatorError, match=r"94\.0% validation accuracy.*95%.*table\.txt"):
+        demo.check(tmp_path)
+    (tmp_path / demo.MEASUREMENT / "all_reduce.png").unlink()
+    with pytest.raises(EmulatorError, match=r"demo-bench/all_reduce\.png did not arrive"):
+        demo.check(tmp_path)
+
+
+def test_the_documented_overrides_are_those_that_ray_gets(tmp_path: Path) -> None:
+    documented: dict[str, str] = {}
+    for line in (CHECKOUT / "docs" / "emulator.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0].startswith("`OASIS_"):
+            documented[cells[0].strip("`")] = "" if cells[1] == "empty" else cells[1].strip("`")
+    environment = {"data_uri": "gs://<data bucket>", "runs_uri": "gs://<runs bucket>"}
+
+    made = ray_nodes.overrides(tmp_path / ".oasis", environment)
+
+    assert {name: value.removeprefix(f"{tmp_path}/") for name, value in made.items()} == documented
+    promised = {f"OASIS_{name.upper()}" for name in vars(stub_kubectl.OUTPUTS)}
+    assert {name for name in made if not name.endswith("_MOUNT")} <= promised
+
+
+def test_two_ray_nodes_never_share_a_worker_port(state: State) -> None:
+    ranges = [ray_nodes.worker_ports(state, name) for name in (ray_nodes.HEAD, *ray_nodes.WORKERS)]
+
+    assert len({port for ports in ranges for port in ports}) == sum(map(len, ranges)) > 0
+    assert all(min(ports) >= 10002 and max(ports) <= 19999 for ports in ranges)
+
+
+@pytest.mark.emulated
+def test_an_up_fails_soon_when_a_part_of_the_cloud_has_died_and_shows_its_last_words(
+    bare_cluster: ControlPlane, tmp_path: Path
+) -> None:
+    state = bare_cluster.state
+    endless = programs.engine(state, tmp_path / "endless", "import time\ntime.sleep(120)\n", lifecycle.trouble)
+    state.spawn("gke", ["sh", "-c", "echo its last words; exit 1"])
+    begun = time.monotonic()
+    try:
+        with pytest.raises(EmulatorError, match=r"(?s)gke, a part of the emulated cloud, ended.*its last words"):
+            endless.up()
+    finally:
+        state.stop("gke")
+
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.emulated
+def test_a_lost_passphrase_is_not_replaced_and_the_users_own_is_not_used(
+    bare_cluster: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "the user's")
+    engine = programs.engine(bare_cluster.state, tmp_path / "secretive", "")
+    engine.up()
+    file = bare_cluster.state.path("pulumi", "passphrase")
+    kept = file.read_text()
+    monkeypatch.delenv("PULUMI_CONFIG_PASSPHRASE")
+    engine.preview()  # by the file alone
+
+    file.unlink()
+    try:
+        with pytest.raises(EmulatorError, match=r"passphrase is gone.*emulator down"):
+            engine.preview()
+    finally:
+        file.write_text(kept)

@@ -1,0 +1,27 @@
+"""What a run may be called: one name for a folder, an object's address, a Ray actor and a W&B run."""
+
+from __future__ import annotations
+
+import re
+
+from workloads.errors import UsageError
+
+_ALLOWED = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+"""Lower case, as the narrowest of them wants it; without a slash, so that it names nothing outside its folder."""
+
+
+def check(flag: str, name: str) -> None:
+    """Refuse what cannot be a name.
+
+    Args:
+        flag: that gave the name.
+        name: as given.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not _ALLOWED.fullmatch(name):
+        raise UsageError(
+            f"{flag} is {name!r}; a name has up to 63 of a-z, 0-9, '.', '_', '-', with a letter or digit at both ends.",
+            "Choose another name.",
+        )
