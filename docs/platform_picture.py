@@ -149,7 +149,7 @@ BOXES = (
             "gIB (NCCL for RDMA) required: no gIB, no ray start",
             "/data   data bucket through Cloud Storage FUSE, cached",
             "/bucket runs bucket, no cache: results, logs",
-            "SIGTERM -> drain -> checkpoint",
+            "SIGTERM: Ray drains it before it goes",
         ),
     ),
     Box(

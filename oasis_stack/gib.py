@@ -23,7 +23,7 @@ WAIT_SECONDS = 900
 """Driver installation and a cold image pull take minutes on a new node; a node without gIB after this is broken."""
 
 EXIT_BAD_FABRIC = 9
-"""The workloads' exit code for a fabric that is not what it should be."""
+"""Of a GPU worker that ends for want of gIB: the exit code that stands for a bad fabric wherever one is reported."""
 
 VOLUMES: list[dict[str, Any]] = [
     {"name": "gib", "hostPath": {"path": HOST_DIRECTORY, "type": "DirectoryOrCreate"}},
