@@ -12,7 +12,7 @@ READ, WRITE, SEE = (f"roles/storage.{role}" for role in ("objectViewer", "object
 # fmt: off
 stack = settings.load()
 project, region, zone, name, labels = stack.project, stack.region, stack.zone, stack.name, stack.labels
-gke, gpu, ray, build, wandb = stack.cluster, stack.gpu, stack.ray, stack.build, stack.wandb
+gke, gpu, ray, build, wandb, repos = stack.cluster, stack.gpu, stack.ray, stack.build, stack.wandb, stack.registry
 ranges = stack.address_plan()
 system_nodes, cpu_nodes = ({names.NODE_POOL_LABEL: role} for role in ("system", "cpu"))
 
@@ -31,8 +31,8 @@ rdma = oasis.RdmaNetwork("rdma", oasis.RdmaNetworkArgs(
     mtu=RDMA_MTU), cloud) if gpu and gpu.machine.rdma_nics else None
 
 registry = oasis.ArtifactRegistry("registry", oasis.ArtifactRegistryArgs(
-    project=project, region=region, prefix=name, labels=labels, keep=stack.registry.keep, adopt=stack.registry.adopt,
-    keep_untagged_days=stack.registry.keep_untagged_days, keep_versions=stack.registry.keep_versions), cloud)
+    project=project, region=region, prefix=name, labels=labels, keep=repos.keep, adopt=repos.adopt, in_use=ray.image,
+    keep_untagged_days=repos.keep_untagged_days, keep_versions=repos.keep_versions), cloud)
 data, runs = (oasis.Bucket(purpose, oasis.BucketArgs(
     project=project, region=region, bucket_name=names.bucket(project, name, purpose), labels=labels,
     hierarchical=purpose == "runs", soft_delete_days=bucket.soft_delete_days, keep=bucket.keep, adopt=bucket.adopt,
@@ -103,10 +103,10 @@ oasis.RayCluster("ray", oasis.RayClusterArgs(
     cpu_worker=oasis.PodSize(cpus=ray.cpu_worker.cpus, memory_gib=ray.cpu_worker.memory_gb),
     cpu_workers_max=ray.cpu_workers_max, cpu_pool_labels=cpu_nodes, gpu=oasis.GpuGroup(
         compute_class=gpu_class.class_name, machine=gpu.machine, max_nodes=gpu.max_nodes, spot=gpu.has_spot,
-        device_networks=devices.network_names if devices else []) if gpu and gpu_class else None,
-    data_bucket=data.bucket_name, runs_bucket=runs.bucket_name, operator_namespace=names.KUBERAY_NAMESPACE,
-    control_plane_range=ranges.control_plane, dashboard_address=address, dashboard_port=ray.dashboard_port,
-    dashboard_client_ranges=ray.dashboard_client_ranges, kubeconfig=cluster.kubeconfig,
+        max_run_seconds=gpu.max_run_seconds, device_networks=devices.network_names if devices else []
+    ) if gpu and gpu_class else None, data_bucket=data.bucket_name, runs_bucket=runs.bucket_name,
+    operator_namespace=names.KUBERAY_NAMESPACE, control_plane_range=ranges.control_plane, kubeconfig=cluster.kubeconfig,
+    dashboard_address=address, dashboard_port=ray.dashboard_port, dashboard_client_ranges=ray.dashboard_client_ranges,
     # Pods need their grants, GPU pods plugin and nodes; on destroy these and the operator outlive users' Ray objects.
 ), pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[
     operator, identity, *installers, *gpu_pools, *filter(None, (gpu_class, devices))]))

@@ -24,8 +24,8 @@ LOCAL_PRIORITY, REMOTE_PRIORITY = 20, 10
 
 DAY_SECONDS = 24 * 60 * 60
 
-PACKAGE_DAYS = 180
-"""Age at which a version of a package that was made here is deleted, unless it is one of the newest."""
+MADE_HERE_DAYS = 180
+"""Age at which an image or a package that was made here is deleted, unless it is one of the newest or in use."""
 
 COPY_DAYS = 30
 """Age at which a copy of something public is deleted, unless it is one of the newest; who asks again gets a new one."""
@@ -51,6 +51,8 @@ class ArtifactRegistryArgs:
     """Age at which an image that lost its tag is deleted; too short removes layers that a running pod still pulls."""
     keep_versions: int
     """How many of the newest versions of each image and package are kept, whatever their age."""
+    in_use: str
+    """Image of the Ray pods, which is kept whatever its age; another one than they have, and theirs may go."""
 
 
 class ArtifactRegistry(pulumi.ComponentResource):
@@ -102,7 +104,10 @@ class ArtifactRegistry(pulumi.ComponentResource):
             repository_id=local_id,
             format=format_,
             mode="STANDARD_REPOSITORY",
-            cleanup_policies=cleanup_policies(local_leavings(format_, args.keep_untagged_days), args.keep_versions),
+            cleanup_policies=[
+                *local_policies(format_, args.keep_untagged_days, args.keep_versions),
+                *kept_in_use(args.in_use, f"{args.region}-{kind}.pkg.dev/{args.project}/{local_id}/"),
+            ],
             labels=dict(args.labels),
             opts=keep_or_adopt(
                 self,
@@ -118,7 +123,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
             format=format_,
             mode="REMOTE_REPOSITORY",
             remote_repository_config=upstream(format_),
-            cleanup_policies=cleanup_policies(COPIES, args.keep_versions),
+            cleanup_policies=copies_policies(args.keep_versions),
             labels=dict(args.labels),
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -148,25 +153,54 @@ def upstream(format_: Format) -> gcp.artifactregistry.RepositoryRemoteRepository
     return {"python_repository": {"public_repository": "PYPI"}}
 
 
-Leavings = gcp.artifactregistry.RepositoryCleanupPolicyConditionArgsDict
-"""Which versions may go."""
+Policy = gcp.artifactregistry.RepositoryCleanupPolicyArgsDict
 
-COPIES: Leavings = {"tag_state": "ANY", "older_than": f"{COPY_DAYS * DAY_SECONDS}s"}
-
-
-def local_leavings(format_: Format, keep_untagged_days: int) -> Leavings:
-    """Of what was made here: images that lost their tag; packages, which have no tags, by their age alone."""
-    if format_ == "DOCKER":
-        return {"tag_state": "UNTAGGED", "older_than": f"{keep_untagged_days * DAY_SECONDS}s"}
-    return {"tag_state": "ANY", "older_than": f"{PACKAGE_DAYS * DAY_SECONDS}s"}
+Condition = gcp.artifactregistry.RepositoryCleanupPolicyConditionArgsDict
 
 
-def cleanup_policies(
-    leavings: Leavings, keep_versions: int
-) -> list[gcp.artifactregistry.RepositoryCleanupPolicyArgsDict]:
-    """Leavings go, but never the newest versions: what is kept wins over what is deleted (Google Cloud documentation,
-    "Configure cleanup policies")."""
-    return [
-        {"id": "delete-old", "action": "DELETE", "condition": leavings},
-        {"id": "keep-newest", "action": "KEEP", "most_recent_versions": {"keep_count": keep_versions}},
+def copies_policies(keep_versions: int) -> list[Policy]:
+    """Of a remote repository: old copies go."""
+    return [_newest(keep_versions), _delete("old", {"tag_state": "ANY", "older_than": f"{COPY_DAYS * DAY_SECONDS}s"})]
+
+
+def local_policies(format_: Format, keep_untagged_days: int, keep_versions: int) -> list[Policy]:
+    """Of a local repository: what is old goes, and images that lost their tag before that.
+
+    What one policy keeps, no other deletes (Google Cloud documentation, "Cleanup policy overview"). The newest are
+    counted for each image and package; the layer cache of an image is one of its versions.
+    """
+    policies = [
+        _newest(keep_versions),
+        _delete("old", {"tag_state": "ANY", "older_than": f"{MADE_HERE_DAYS * DAY_SECONDS}s"}),
     ]
+    if format_ == "DOCKER":
+        lost: Condition = {"tag_state": "UNTAGGED", "older_than": f"{keep_untagged_days * DAY_SECONDS}s"}
+        policies.append(_delete("untagged", lost))
+    return policies
+
+
+def kept_in_use(image: str, repository: str) -> list[Policy]:
+    """What keeps the image that the stack runs, however many were built after it; nothing for one from elsewhere.
+
+    Args:
+        image: reference by tag, by digest, or by both.
+        repository: address of the repository, with a slash at the end.
+    """
+    if not image.startswith(repository):
+        return []
+    named, _, digest = image.removeprefix(repository).partition("@")
+    tag = named.partition(":")[2]
+    ways: dict[str, Condition] = {}
+    if tag:
+        ways["tag"] = {"tag_state": "TAGGED", "tag_prefixes": [tag]}
+    if digest:  # the name of the version in a Docker repository; a tag may have been moved to another one
+        ways["digest"] = {"version_name_prefixes": [digest]}
+    return [{"id": f"keep-{name}-in-use", "action": "KEEP", "condition": one} for name, one in ways.items()]
+
+
+def _newest(keep_versions: int) -> Policy:
+    return {"id": "keep-newest", "action": "KEEP", "most_recent_versions": {"keep_count": keep_versions}}
+
+
+def _delete(name: str, condition: Condition) -> Policy:
+    return {"id": f"delete-{name}", "action": "DELETE", "condition": condition}

@@ -69,8 +69,8 @@ def key_grant(
         f"{name}-secrets",
         crypto_key_id=key,
         role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
-        # Not the identity's own output, which is empty for services whose answer names no account
-        # (hashicorp/terraform-provider-google 2026-08-21, resource_project_service_identity.go).
+        # Not the identity's own output, which is empty where Google's answer names no account
+        # (GoogleCloudPlatform/magic-modules pull request 6192).
         member=pulumi.Output.format(
             "serviceAccount:service-{0}@container-engine-robot.iam.gserviceaccount.com", project_number
         ),

@@ -141,6 +141,12 @@ class GpuSettings:
         return any(entry.mode == "spot" for entry in self.capacity)
 
     @property
+    def max_run_seconds(self) -> int | None:
+        """Life of the flex-start rung's nodes; None where no rung has an end."""
+        hours = [entry.max_run_duration_hours for entry in self.capacity if entry.max_run_duration_hours]
+        return min(hours) * 3600 if hours else None
+
+    @property
     def max_nodes(self) -> int:
         """Most GPU nodes of all rungs together."""
         return sum(entry.max_nodes for entry in self.capacity)

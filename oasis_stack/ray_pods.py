@@ -25,6 +25,9 @@ SPOT_DRAIN_SECONDS, SPOT_GRACE_SECONDS = 12, 15
 DRAIN_SECONDS, GRACE_SECONDS = 120, 150
 """Elsewhere: time for a checkpoint of some 10 GB to reach the bucket. Ray drains, then the pod may end."""
 
+MAX_RUN_VARIABLE = "OASIS_MAX_RUN_SECONDS"
+"""In GPU workers of a ladder with flex-start: GKE takes such a node so many seconds after its start, whatever runs."""
+
 CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """No pod of Ray is privileged; Google's RDMA test pods dropped IPC_LOCK in 2025 (container-engine-accelerators)."""
 
@@ -46,6 +49,8 @@ class GpuGroup:
     """Most workers; above the sum of the pools' maxima, Ray waits for nodes that cannot come."""
     spot: bool
     """Whether the ladder has a Spot pool: pods have 15 seconds to leave there, and must drain within that."""
+    max_run_seconds: int | None
+    """Shortest life of a flex-start node in the ladder, so that training commits before its end; None without one."""
     device_networks: Sequence[pulumi.Input[str]]
     """GKE Networks of eth1, eth2, ... in NIC order; none for a machine without RDMA NICs."""
 
@@ -98,6 +103,8 @@ def gpu_worker_template(context: PodContext, gpu: GpuGroup) -> dict[str, Any]:
         resources["nvidia.com/gpu"] = str(machine.gpus)
     drain, grace = (SPOT_DRAIN_SECONDS, SPOT_GRACE_SECONDS) if gpu.spot else (DRAIN_SECONDS, GRACE_SECONDS)
     container["env"].append(_drain(drain))
+    if gpu.max_run_seconds is not None:
+        container["env"].append({"name": MAX_RUN_VARIABLE, "value": str(gpu.max_run_seconds)})
     pod = _pod(context, container, volumes, grace) | {
         "automountServiceAccountToken": False,
         "nodeSelector": {"cloud.google.com/compute-class": gpu.compute_class},

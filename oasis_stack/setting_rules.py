@@ -21,12 +21,12 @@ WIDEST_AUTHORIZED_PREFIX = 8
 """A network wider than this is the internet by another name."""
 
 DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
-"""Docker's default bridge (Docker documentation, "Bridge network driver"): a machine with Docker cannot reach what has
-these addresses elsewhere."""
+"""First of Docker's built-in address pools, and so its default bridge (moby/moby, daemon/libnetwork/ipamutils): a
+machine with Docker cannot reach what has these addresses elsewhere."""
 
 MAX_EXCLUSION = timedelta(days=180)
-"""Longest maintenance exclusion of this scope (Google Kubernetes Engine documentation, "Maintenance windows and
-exclusions")."""
+"""Longest maintenance exclusion, by our own choice: an upgrade is due twice a year. GKE takes one of this scope up to
+the end of the minor version's support (GoogleCloudPlatform/cluster-toolkit pull request 4986)."""
 
 FLEX_START_VERSION = (1, 32, 2, 1652000)
 """First GKE version with flex-start nodes (Google Kubernetes Engine documentation, "About flex-start provisioning

@@ -48,9 +48,9 @@ class RegistrySettings:
     adopt: bool = False
     """As for a bucket."""
     keep_untagged_days: Annotated[int, Between(1, 365)] = 7
-    """Untagged images older than this are deleted. What `make image` builds keeps a tag, so nothing that runs goes."""
+    """Untagged images older than this are deleted. What `make image` builds keeps its tag, and goes after 180 days."""
     keep_versions: Annotated[int, Between(1, 100)] = 5
-    """The newest versions of each package that no policy deletes."""
+    """The newest versions of each image and package that no policy deletes; nor does one delete the image in use."""
 
 
 @dataclass(frozen=True, kw_only=True)

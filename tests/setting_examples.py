@@ -129,8 +129,8 @@ EXAMPLES: dict[str, Example] = {
     "registry.adopt": Example(
         True, IMAGES, "@import_id", "projects/my-project/locations/us-east4/repositories/mine-docker"
     ),
-    "registry.keep_untagged_days": Example(21, IMAGES, "cleanupPolicies[0].condition.olderThan", f"{21 * 24 * 3600}s"),
-    "registry.keep_versions": Example(17, IMAGES, "cleanupPolicies[1].mostRecentVersions.keepCount", 17),
+    "registry.keep_untagged_days": Example(21, IMAGES, "cleanupPolicies[2].condition.olderThan", f"{21 * 24 * 3600}s"),
+    "registry.keep_versions": Example(17, IMAGES, "cleanupPolicies[0].mostRecentVersions.keepCount", 17),
     "build.machine_type": Example("c3-highcpu-44", WORKERS, "workerConfig.machineType", "c3-highcpu-44"),
     "build.disk_gb": Example(345, WORKERS, "workerConfig.diskSizeGb", 345),
     "build.peered": Example(True, WORKERS, "networkConfig.peeredNetworkIpRange", "10.48.82.0/24"),

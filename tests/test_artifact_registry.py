@@ -1,6 +1,9 @@
 """Repositories of images and packages."""
 
+from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from oasis_stack.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs
 from tests.deployment import Deploy, Deployment
@@ -18,6 +21,7 @@ def _deployed(deploy: Deploy, **changes: Any) -> Deployment:
         "adopt": False,
         "keep_untagged_days": 7,
         "keep_versions": 5,
+        "in_use": "rayproject/ray:2.60.0-py312-cu128",
     }
     return deploy(lambda: ArtifactRegistry("registry", ArtifactRegistryArgs(**(arguments | changes))))
 
@@ -50,11 +54,78 @@ def test_the_addresses_are_the_local_one_to_push_and_the_virtual_ones_to_pull(de
     }
 
 
-def test_old_untagged_images_go_but_never_the_newest(deploy: Deploy) -> None:
-    seen = _deployed(deploy, keep_untagged_days=3, keep_versions=2)
-    policies = {p["action"]: p for p in seen.get(REPOSITORY, "registry-docker").inputs["cleanupPolicies"]}
-    assert policies["DELETE"]["condition"] == {"tagState": "UNTAGGED", "olderThan": "259200s"}
-    assert policies["KEEP"]["mostRecentVersions"] == {"keepCount": 2}
+@dataclass(frozen=True)
+class Version:
+    """One version of an image, as the registry has it."""
+
+    digest: str
+    tags: tuple[str, ...]
+    days: int
+    """Its age."""
+
+
+def deleted(policies: list[dict[str, Any]], versions: list[Version]) -> set[str]:
+    """What Artifact Registry deletes: what a DELETE policy matches and no KEEP policy does (Google Cloud
+    documentation, "Cleanup policy overview")."""
+
+    def matches(policy: dict[str, Any], version: Version) -> bool:
+        if "mostRecentVersions" in policy:
+            newest = sorted(versions, key=lambda one: one.days)[: int(policy["mostRecentVersions"]["keepCount"])]
+            return version in newest
+        condition = policy["condition"]
+        assert set(condition) <= {"tagState", "olderThan", "tagPrefixes", "versionNamePrefixes"}
+        return (
+            {"TAGGED": bool(version.tags), "UNTAGGED": not version.tags}.get(condition.get("tagState"), True)
+            and version.days * 86400 > int(condition.get("olderThan", "0s").removesuffix("s"))
+            and any(tag.startswith(p) for p in condition.get("tagPrefixes", [""]) for tag in version.tags or ("",))
+            and any(version.digest.startswith(p) for p in condition.get("versionNamePrefixes", [""]))
+        )
+
+    meant: dict[str, set[str]] = {"DELETE": set(), "KEEP": set()}
+    for policy in policies:
+        meant[policy["action"]] |= {version.digest for version in versions if matches(policy, version)}
+    return meant["DELETE"] - meant["KEEP"]
+
+
+IMAGES = [
+    Version("sha256:a1", ("2.60.0-20261101",), 1),
+    Version("sha256:b2", (), 5),
+    Version("sha256:c3", ("2.60.0-20260901",), 61),
+    Version("sha256:d4", ("2.60.0-20260301",), 250),
+    Version("sha256:e5", ("2.60.0-20260101",), 310),
+]
+OURS = "us-central1-docker.pkg.dev/project-a/oasis-docker/ray"
+
+
+@pytest.mark.parametrize(
+    ("in_use", "gone"),
+    [
+        ("rayproject/ray:2.60.0-py312-cu128", {"sha256:b2", "sha256:d4", "sha256:e5"}),
+        (f"{OURS}:2.60.0-20260301@sha256:d4", {"sha256:b2", "sha256:e5"}),
+        (f"{OURS}:2.60.0-20260301", {"sha256:b2", "sha256:e5"}),
+        (f"{OURS}@sha256:e5", {"sha256:b2", "sha256:d4"}),
+        # The tag was moved to a later build; the pods have the digest.
+        (f"{OURS}:2.60.0-20260901@sha256:d4", {"sha256:b2", "sha256:e5"}),
+        ("elsewhere.example/ray:2.60.0-20260301", {"sha256:b2", "sha256:d4", "sha256:e5"}),
+    ],
+)
+def test_old_images_and_untagged_ones_go_but_never_the_newest_nor_the_one_in_use(
+    deploy: Deploy, in_use: str, gone: set[str]
+) -> None:
+    seen = _deployed(deploy, keep_untagged_days=3, keep_versions=1, in_use=in_use)
+    policies = seen.get(REPOSITORY, "registry-docker").inputs["cleanupPolicies"]
+
+    assert deleted(policies, IMAGES) == gone
+    assert len({policy["id"] for policy in policies}) == len(policies) <= 10
+
+
+def test_of_many_old_images_as_many_stay_as_the_stack_asks_for(deploy: Deploy) -> None:
+    seen = _deployed(deploy, keep_versions=4)
+    old = [Version(f"sha256:{day}", (f"2.60.0-{day}",), day) for day in range(200, 210)]
+
+    gone = deleted(seen.get(REPOSITORY, "registry-docker").inputs["cleanupPolicies"], old)
+
+    assert gone == {f"sha256:{day}" for day in range(204, 210)}
 
 
 def test_packages_and_copies_of_public_things_go_by_age_but_never_the_newest(deploy: Deploy) -> None:

@@ -6,6 +6,12 @@ import tomllib
 from pathlib import Path
 
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from oasis_stack.ray_mounts import GROUP, USER
+from oasis_stack.settings import from_config, parse
+from tests.stacks import FULL
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 IMAGE = CHECKOUT / "workloads" / "image"
@@ -31,18 +37,18 @@ def test_the_dockerfile_has_known_instructions_one_stage_and_ends_as_an_ordinary
     known = {"ARG", "FROM", "USER", "RUN", "WORKDIR", "ENV", "COPY"}
     assert {word for word, _ in DOCKERFILE} == known
     assert [rest for word, rest in DOCKERFILE if word == "FROM"] == ["${DOCKER_INDEX}/${BASE}"]
-    assert [rest for word, rest in DOCKERFILE if word == "USER"] == ["root", "ray"]
+    assert [rest for word, rest in DOCKERFILE if word == "USER"] == ["0:0", f"{USER}:{GROUP}"]
 
 
 def test_only_the_system_packages_are_installed_as_root() -> None:
-    user = "ray"
+    user = f"{USER}:{GROUP}"
     as_root = []
     for word, rest in DOCKERFILE:
         user = rest if word == "USER" else user
-        if word in ("RUN", "COPY") and user == "root":
+        if word in ("RUN", "COPY") and user == "0:0":
             as_root.append(rest)
     assert len(as_root) == 1
-    assert "libnl-3-200 libnl-route-3-200" in as_root[0]
+    assert "'libnl-3-200=3.*' 'libnl-route-3-200=3.*'" in as_root[0]
     assert as_root[0].endswith("rm -rf /var/lib/apt/lists/*")
 
 
@@ -76,22 +82,43 @@ def test_python_packages_come_hash_checked_and_the_token_stays_out_of_the_layers
     assert not any("TOKEN" in rest for word, rest in DOCKERFILE if word in ("ARG", "ENV"))
 
 
-def test_the_base_is_the_stock_image_of_the_locked_ray() -> None:
-    [base] = [rest.partition("=")[2] for word, rest in DOCKERFILE if word == "ARG" and rest.startswith("BASE=")]
+def test_image_client_environment_locks_and_default_setting_have_one_ray_and_one_python() -> None:
+    makefile = (CHECKOUT / "Makefile").read_text()
+    [python] = re.findall(r"^IMAGE_PYTHON := (.+)$", makefile, re.MULTILINE)
     locked = pinned((CHECKOUT / "requirements-workloads.txt").read_text())
-    assert base.partition("@")[0] == f"rayproject/ray:{locked['ray']}-py312-cu128"
+    [base] = [rest.partition("=")[2] for word, rest in DOCKERFILE if word == "ARG" and rest.startswith("BASE=")]
+    environment = yaml.safe_load((IMAGE / "environment.yaml").read_text())
+
+    stock = f"rayproject/ray:{locked['ray']}-py{python.replace('.', '')}-cu128"
+    assert base.partition("@")[0] == parse(from_config(FULL)).ray.image == stock
+    assert f"python={python}" in environment["dependencies"]
+    # Both the lock of what the image adds and the check that every package has a wheel are for that Python.
+    assert len(re.findall(r"--python-version \$\(IMAGE_PYTHON\)", makefile)) == 2
 
 
-def test_the_two_lock_files_of_the_image_never_ask_for_two_versions_of_one_package() -> None:
-    workloads = pinned((CHECKOUT / "requirements-workloads.txt").read_text())
-    index = pinned((IMAGE / "requirements-index.txt").read_text())
-    assert {"keyring", "keyrings-google-artifactregistry-auth"} <= set(index)
-    shared = set(workloads) & set(index)
-    assert shared
-    assert {name: index[name] for name in shared} == {name: workloads[name] for name in shared}
+def test_every_lock_file_holds_what_pyproject_asks_for_and_none_disagrees_with_another() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    groups = {"program": project["project"]["dependencies"], **project["dependency-groups"]}
+    files = {
+        "requirements.txt": ("program",),
+        "requirements-workloads.txt": ("program", "workloads"),
+        "requirements-dev.txt": ("program", "workloads", "emulator", "dev"),
+    }
+    locks = {name: pinned((CHECKOUT / name).read_text()) for name in files}
+    locks["requirements-index.txt"] = pinned((IMAGE / "requirements-index.txt").read_text())
+    asked = {name: [line for group in names for line in groups[group]] for name, names in files.items()}
+    asked["requirements-index.txt"] = [
+        line for line in (IMAGE / "requirements-index.in").read_text().splitlines() if not line.startswith("#")
+    ]
+
+    for name, lines in asked.items():
+        for wanted in map(Requirement, lines):
+            assert locks[name].get(canonicalize_name(wanted.name), "0") in wanted.specifier, (name, str(wanted))
+    every = [(package, version) for lock in locks.values() for package, version in lock.items()]
+    assert len({package for package, _ in every}) == len(set(every))
 
 
-def test_the_conda_environment_takes_its_pins_from_the_lock_file_and_a_supported_python() -> None:
+def test_the_conda_environment_takes_its_pins_from_the_image_s_lock_file_and_a_supported_python() -> None:
     environment = yaml.safe_load((IMAGE / "environment.yaml").read_text())
     [pip] = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     [requirement] = pip

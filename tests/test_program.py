@@ -13,12 +13,23 @@ import pytest
 from oasis_stack import components
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.problem import config_key
+from oasis_stack.ray_pods import MAX_RUN_VARIABLE
 from oasis_stack.setting_reader import known_keys
 from oasis_stack.settings import Settings
 from tests.deployment import Deploy, Deployment, Registered
 from tests.deployment import deploy as run_under_mocks
 from tests.program import at, program
-from tests.setting_examples import ALONE, BUCKET, CLUSTER, EXAMPLES, KMS_KEY, LADDER, NOT_IN_THE_CLOUD, SUBNET
+from tests.setting_examples import (
+    ALONE,
+    BUCKET,
+    CLUSTER,
+    EXAMPLES,
+    GPU_GROUP,
+    KMS_KEY,
+    LADDER,
+    NOT_IN_THE_CLOUD,
+    SUBNET,
+)
 from tests.stacks import FULL, changed
 from workloads.environment import ClusterEnvironment
 
@@ -334,6 +345,15 @@ def test_a_stack_without_gpus_has_nothing_that_is_for_gpus(deploy: Deploy) -> No
     read = ClusterEnvironment.from_mapping(stack.exports)
     assert (read.machine_type, read.gpus_per_node, read.gpu_max_nodes, read.wandb_secret) == ("", 0, 0, "")
     assert len(at(stack.get("kubernetes:ray.io/v1:RayCluster", "ray"), "spec.workerGroupSpecs")) == 1
+
+
+def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs(deploy: Deploy) -> None:
+    for ladder, seconds in ((LADDER, "86400"), ([LADDER[0], LADDER[2]], None)):
+        stack = deploy(program, changed("oasis:gpu.capacity", ladder))
+
+        (container,) = at(stack.get("kubernetes:ray.io/v1:RayCluster", "ray"), f"{GPU_GROUP}.template.spec.containers")
+        known = {one["name"]: one.get("value") for one in container["env"]}
+        assert known.get(MAX_RUN_VARIABLE) == seconds
 
 
 def test_a_stack_without_cpu_workers_has_no_pool_for_them(deploy: Deploy) -> None:

@@ -19,6 +19,7 @@ from oasis_stack.device_network import DeviceNetworks, DeviceNetworksArgs
 from oasis_stack.machine import MACHINES
 from oasis_stack.pod_size import PodSize, gpu_pod
 from oasis_stack.ray_cluster import GpuGroup, RayCluster, RayClusterArgs, port_forward_command
+from oasis_stack.ray_pods import MAX_RUN_VARIABLE
 from tests.deployment import Deploy, Deployment
 from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, ClusterEnvironment, variable
 
@@ -29,7 +30,9 @@ ENVIRONMENT = {field.name: f"<{field.name}>" for field in dataclasses.fields(Clu
 
 
 def gpu_group(**changes: Any) -> GpuGroup:
-    group = GpuGroup(compute_class="h200", machine=H200, max_nodes=4, spot=False, device_networks=NETWORKS)
+    group = GpuGroup(
+        compute_class="h200", machine=H200, max_nodes=4, spot=False, max_run_seconds=None, device_networks=NETWORKS
+    )
     return dataclasses.replace(group, **changes)
 
 
@@ -177,12 +180,51 @@ def test_a_gpu_worker_lands_on_its_class_alone_and_tolerates_what_such_nodes_car
         assert gpu["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
-@pytest.mark.parametrize(("spot", "most"), [(True, 15), (False, 150)])
-def test_a_worker_has_drained_before_its_pod_is_killed(deploy: Deploy, spot: bool, most: int) -> None:
-    gpu = pod(worker_groups(spec(deploy, gpu=gpu_group(spot=spot)))["gpu"])
+@pytest.mark.parametrize(("spot", "group", "most"), [(True, "gpu", 15), (False, "gpu", 150), (True, "cpu", 150)])
+def test_a_worker_drains_within_its_grace_and_nothing_delays_the_signal(
+    deploy: Deploy, spot: bool, group: str, most: int
+) -> None:
+    worker = pod(worker_groups(spec(deploy, gpu=gpu_group(spot=spot)))[group])
+    (container,) = worker["containers"]
 
-    drain = int(environment(gpu["containers"][0])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
-    assert drain < gpu["terminationGracePeriodSeconds"] <= most
+    drain = int(environment(container)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+    # What is left of the grace is for Ray to end its processes.
+    assert drain + 3 <= worker["terminationGracePeriodSeconds"] <= most
+    # A preStop hook runs before the signal, out of the same seconds; one with `ray stop` would skip the drain.
+    assert "lifecycle" not in container
+
+
+def test_training_asks_about_a_preemption_often_enough_for_spot(deploy: Deploy) -> None:
+    for template in templates(spec(deploy)):
+        assert environment(template["spec"]["containers"][0])["RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"] == "1"
+
+
+def test_only_gpu_workers_of_a_ladder_with_flex_start_learn_when_their_node_goes(deploy: Deploy) -> None:
+    for seconds, shown in ((86400, "86400"), (None, None)):
+        found = spec(deploy, gpu=gpu_group(max_run_seconds=seconds))
+
+        told = {name: environment(pod(group)["containers"][0]) for name, group in worker_groups(found).items()}
+        told["head"] = environment(pod(found["headGroupSpec"])["containers"][0])
+        assert {name: known.get(MAX_RUN_VARIABLE) for name, known in told.items()} == {
+            "gpu": shown,
+            "cpu": None,
+            "head": None,
+        }
+    # The name by which a job would read a field of the contract.
+    assert variable("max_run_seconds") == MAX_RUN_VARIABLE
+
+
+def test_shared_memory_holds_rays_object_store_and_loader_workers(deploy: Deploy) -> None:
+    for template in templates(spec(deploy)):
+        (container,) = template["spec"]["containers"]
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        shared = int(volumes["shared-mem"]["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+        memory = int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
+
+        assert {m["name"]: m["mountPath"] for m in container["volumeMounts"]}["shared-mem"] == "/dev/shm"
+        # Ray takes 30 % of the memory, at most 200 GB, and goes to disk where /dev/shm is smaller (ray 2.60,
+        # _private/ray_constants.py, DEFAULT_OBJECT_STORE_MEMORY_PROPORTION and DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES).
+        assert shared << 30 >= min(0.3 * (memory << 30), 200e9)
 
 
 def test_no_autoscaler_but_ray_s_own_takes_a_pod_away(deploy: Deploy) -> None:
@@ -311,11 +353,16 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=30, check=False)
 
 
-def as_kuberay_starts_it(container: dict[str, Any]) -> list[str]:
-    """The container's final command: what ray-operator v1.6.2 does in controllers/ray/common/pod.go, BuildPod."""
+def as_kuberay_starts_it(container: dict[str, Any], options: str = "--num-gpus=8") -> list[str]:
+    """The container's final command: what ray-operator v1.6.2 does in controllers/ray/common/pod.go, BuildPod.
+
+    Args:
+        container: as rendered.
+        options: of `ray start`, besides `--block`.
+    """
     joined = "".join(f" {word} " for word in (*container.get("command", []), *container.get("args", [])))
     assert "ray start" not in joined  # KubeRay would take it for a start command, and add none
-    start = "ulimit -n 65536; ray start  --block  --num-gpus=8 "
+    start = f"ulimit -n 65536; ray start  --block  {options} "
     return ["/bin/bash", "-c", "--", f"{joined} && {start}" if joined else start]
 
 

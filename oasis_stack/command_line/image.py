@@ -70,7 +70,7 @@ def _check_ray(stack: Stack, version: str) -> None:
 
 
 def _tag(context: Path, ray_version: str) -> str:
-    # Each build has a tag of its own and keeps it: the registry deletes what is untagged, and a stack may run it.
+    # Each build has a tag of its own and keeps it: the registry soon deletes what is untagged, and a stack may run it.
     parts = [ray_version, datetime.now(UTC).strftime("%Y%m%d-%H%M%S")]
     with suppress(ProgramError):  # an unpacked archive has no commit
         parts.append(read(["git", "-C", str(context), "rev-parse", "--short", "HEAD"]).strip())
