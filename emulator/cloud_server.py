@@ -185,11 +185,16 @@ class _Body(BufferedIOBase):
         return part
 
 
-def start(state: State) -> None:
-    """Start the server unless it runs, and wait until it answers. Raises EmulatorError."""
+def spawn(state: State) -> None:
+    """Start the server unless it runs; `start` also waits for it."""
     if state.process(NAME) is None:
         command = [sys.executable, "-u", "-m", "emulator.cloud_server"]
         state.spawn(NAME, command, env={"PYTHONPATH": str(CHECKOUT)})
+
+
+def start(state: State) -> None:
+    """Start the server unless it runs, and wait until it answers. Raises EmulatorError."""
+    spawn(state)
     deadline = time.monotonic() + _START_SECONDS
     while not _answers(state.port(NAME)):
         if state.process(NAME) is None or time.monotonic() > deadline:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from emulator import certificates
+from emulator import certificates, crds
 from emulator.api import Api, ApiError, UnreachableError
 from emulator.go_modules import module_directory
 from emulator.state import EmulatorError, State, write_atomically
@@ -61,15 +61,9 @@ def start(state: State) -> None:
     ]
     _spawn(state, "kube-controller-manager", [*controllers, *signing])
     _spawn(state, "kube-scheduler", controllers)
-    stages = _write_stages(directory)
-    port = state.port("kwok")
-    address = f"--server-address=127.0.0.1:{port}"
-    _spawn(
-        state,
-        "kwok",
-        [kubeconfig, f"--config={stages}", "--manage-all-nodes=true", "--node-lease-duration-seconds=40", address],
-        environment={"HOME": str(directory)},  # kwok would read and write ~/.kwok
-    )
+    crds.install_port_forward(connect(state), module_directory(*STAGES_MODULE))
+    # kwok would read and write ~/.kwok
+    _spawn(state, "kwok", [kubeconfig, *_kwok(state, directory)], environment={"HOME": str(directory)})
 
 
 def endpoint(state: State) -> str:
@@ -136,7 +130,20 @@ def _api_server(state: State, directory: Path) -> list[str]:
         "--service-cluster-ip-range=34.118.224.0/20",
         "--authorization-mode=Node,RBAC",
         "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",  # kwok's; nobody knows the nodes' host names
         "--profiling=false",
+    ]
+
+
+def _kwok(state: State, directory: Path) -> list[str]:
+    port = state.port("kwok")
+    return [
+        f"--config={_write_stages(directory)}",
+        "--manage-all-nodes=true",
+        "--node-lease-duration-seconds=40",
+        f"--server-address=127.0.0.1:{port}",
+        # It is the kubelet of every node, also for `kubectl port-forward`, which leads where a PortForward object says.
+        *("--node-ip=127.0.0.1", f"--node-port={port}", "--enable-crds=PortForward"),
     ]
 
 

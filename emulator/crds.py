@@ -43,20 +43,30 @@ def install_kueue(api: Api) -> None:
     _install(api, sorted((source / "config" / "components" / "crd" / "bases").glob("*.yaml")))
 
 
+def install_port_forward(api: Api, kwok: Path) -> None:
+    """kwok's own kind for where a `kubectl port-forward` to an emulated pod leads.
+
+    Args:
+        api: of the cluster.
+        kwok: folder of kwok's module.
+    """
+    _install(api, [kwok / "kustomize" / "crd" / "bases" / "kwok.x-k8s.io_portforwards.yaml"])
+
+
 def install_compute_class(api: Api) -> None:
     """ComputeClass, which GKE's autoscaler brings some time after the cluster is there."""
     _install(api, [CHECKOUT / "emulator" / "crds" / "computeclass.yaml"])
 
 
 def _install(api: Api, files: list[Path]) -> None:
-    definitions: list[dict[str, Any]] = [
-        body for file in files for body in yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader) if body
-    ]
-    for body in definitions:
-        body.pop("status", None)
-        body["metadata"].pop("creationTimestamp", None)
-        body["spec"].pop("conversion", None)
-        _create(api, body)
+    definitions: list[dict[str, Any]] = []
+    for file in files:  # the API server digests one while the next is read
+        for body in filter(None, yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)):
+            body.pop("status", None)
+            body["metadata"].pop("creationTimestamp", None)
+            body["spec"].pop("conversion", None)
+            _create(api, body)
+            definitions.append(body)
     for body in definitions:
         _wait_until_served(api, body)
 

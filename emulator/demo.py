@@ -6,6 +6,7 @@ The workloads are called as a user calls them, by their command line; nothing of
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -68,11 +69,14 @@ def main(state: State, report: Report) -> int:
         for name in (RUN, MEASUREMENT):  # an earlier demo's, which must not pass for this one's
             shutil.rmtree(state.path("results", name), ignore_errors=True)
         with lifecycle.started(state, report) as running:
-            result = lifecycle.deploy(state, running, report)
+            result = lifecycle.up(state, running)
             environment = {**lifecycle.environment(state), OWNER_VARIABLE: str(state.directory)}
-            for step in steps(str(result.outputs["data_uri"]), state.path("results")):
+            upload, *jobs = steps(str(result.outputs["data_uri"]), state.path("results"))
+            for step in (upload, *jobs):
                 report(f"\n== {step.title}\n$ {' '.join(step.command)}")
-                if status := run(step.command, environment):
+                # An upload needs no Ray, which takes as long to start.
+                beside = functools.partial(lifecycle.start_ray, state, report) if step is upload else None
+                if status := run(step.command, environment, beside):
                     report(
                         f"\n`{' '.join(step.command)}` ended with status {status}. "
                         "The platform stays up to be looked at; `make down` ends it."
@@ -97,15 +101,18 @@ def steps(data_uri: str, results: Path) -> list[Step]:
     ]
 
 
-def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command in a session of its own. Ctrl-C is handed on to it, and it gets a while to stop its job.
+def run(command: Sequence[str], environment: Mapping[str, str], beside: Callable[[], object] | None = None) -> int:
+    """Run a command in a session of its own, and meanwhile `beside`; returns its exit status.
 
-    A terminal's Ctrl-C and the signal of `make down`, which reaches this process alone, do the same then.
+    Ctrl-C is handed on to it, and it gets a while to stop its job: a terminal's and the signal of `make down`, which
+    reaches this process alone, do the same then.
     """
     child = subprocess.Popen(
         command, cwd=CHECKOUT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
     )
     try:
+        if beside is not None:
+            beside()
         return child.wait()
     except KeyboardInterrupt:
         with contextlib.suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Engine:
         stack: str = STACK,
         overlay: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        types: Iterable[str] = (),
         trouble: Callable[[], str] = str,
     ) -> None:
         """Prepare a run.
@@ -71,12 +72,13 @@ class Engine:
             stack: which stack file to read.
             overlay: config that wins over the file's, by key (`oasis:ray`), objects merged key by key.
             environment: further variables for the engine and its providers: where the emulated Google answers.
+            types: Google's resource types whose part of the SDK is imported while the engine starts.
             trouble: asked every second what keeps the run from ever ending; an answer cancels it.
         """
         self._state, self._report = state, report
         self._checkout, self._stack = checkout, stack
         self._overlay, self._environment = overlay or {}, environment or {}
-        self._trouble = trouble
+        self._types, self._trouble = list(types), trouble
 
     def up(self, *, refresh: bool = False) -> Result:
         """Create or update everything. Raises EmulatorError with every resource that failed."""
@@ -117,6 +119,7 @@ class Engine:
             "project": self._project(),
             "checkout": str(self._checkout),
             "work_dir": str(self._folder("project")),
+            "types": self._types,
         }
         answer = self._ask(request)
         if "error" in answer:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pulumi import automation
 
+from emulator import gcp_types
 from emulator.engine_events import Progress
 
 
@@ -56,16 +57,19 @@ def _stack(request: dict[str, Any]) -> automation.Stack:
         project_settings=automation.ProjectSettings(name=request["project"], runtime="python", backend=backend),
     )
     main_file = str(Path(request["checkout"]) / "__main__.py")
+    # While the engine's command line sets up the stack; a destroy does not run the program.
+    ahead = gcp_types.import_ahead(request["types"] if request["verb"] in ("up", "preview") else ())
+
+    def program() -> None:
+        ahead.join()  # two threads must not fill the same packages
+        runpy.run_path(main_file, run_name="__main__")
+
     return automation.create_or_select_stack(
         request["stack"],
         project_name=request["project"],
-        program=lambda: _ignored(runpy.run_path(main_file, run_name="__main__")),
+        program=program,
         opts=options,
     )
-
-
-def _ignored(_globals: dict[str, Any]) -> None:
-    """A program gives nothing back."""
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import empty_pb2
 from pulumi.runtime.proto import plugin_pb2, provider_pb2
 
-from emulator import faults, gcp_diff, gcp_invokes, gcp_types
+from emulator import faults, gcp_diff, gcp_invokes, gcp_tables, gcp_types
 from emulator.cloud import Cloud, CloudObject
 from emulator.cloud_errors import CloudError
 from emulator.gcp_cloud import GoogleCloud, UnknownTypeError, row_of
@@ -217,4 +217,5 @@ def _property_diff(change: gcp_diff.Change) -> provider_pb2.PropertyDiff:
 
 
 if __name__ == "__main__":
+    gcp_types.import_ahead(gcp_tables.ROWS)
     serve(GcpProvider(Cloud(State.from_environment().directory)))

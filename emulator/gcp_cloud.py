@@ -168,8 +168,9 @@ class GoogleCloud:
             return f"projects/{project}/serviceAccounts/{path}"
         if kind == "storage/bucket":
             return path.removeprefix("b/")
-        if "/" in path:
-            return path
+        if "/" in path:  # some of Google's services want the project's number in it
+            project = str(fields["project"])
+            return path.replace(f"projects/{project_number(project)}/", f"projects/{project}/", 1)
         location = str(fields.get("location", ""))
         region = location.rsplit("-", 1)[0] if location.count("-") == 2 else location
         collection = IDENTITIES[kind].rsplit("/", 1)[0]

@@ -9,7 +9,7 @@ import collections.abc
 import importlib
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -21,7 +21,7 @@ from pulumi.runtime import rpc
 
 from emulator.wire import UNKNOWN
 
-_IMPORTING = threading.Lock()
+_importing: dict[str, threading.Lock] = {}  # by package
 importlib.import_module("pulumi_gcp")  # registers the resource modules
 
 VERSION = version("pulumi-gcp")
@@ -76,6 +76,13 @@ def tokens() -> list[str]:
     return [token for module in registered for token in vars(module)["mod_info"]["classes"]]
 
 
+def import_ahead(tokens: Iterable[str]) -> threading.Thread:
+    """Import the packages of these types beside what else there is to do: one of them takes seconds."""
+    thread = threading.Thread(target=lambda: [_resource_class(token) for token in tokens], daemon=True)
+    thread.start()
+    return thread
+
+
 def problems(token: str, inputs: Mapping[str, Any]) -> list[Problem]:
     """Everything in plain inputs that the type does not take. Raises UnknownTypeError."""
     return list(_in_object("", inputs, _arguments_class(token)))
@@ -87,9 +94,10 @@ def _resource_class(token: str) -> type:
     if not registered:
         raise UnknownTypeError(f"pulumi_gcp {VERSION} has no resource type {token!r}")
     info = vars(registered[0])["mod_info"]
+    package = info["fqn"]
     # The SDK's packages fill themselves in when they are first touched, which two threads must not do at once.
-    with _IMPORTING:
-        return getattr(importlib.import_module(info["fqn"]), info["classes"].get(token, class_name))
+    with _importing.setdefault(package, threading.Lock()):
+        return getattr(importlib.import_module(package), info["classes"].get(token, class_name))
 
 
 def _arguments_class(token: str) -> type:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from emulator import control_plane, crds
+from emulator import control_plane, crds, pod_network
 from emulator.api import Api, ApiError, Body
 from emulator.go_modules import TOOLS
 from emulator.kubernetes_wait import NotReadyError, until_gone, until_ready
@@ -97,8 +97,9 @@ def apply(api: Api, release: Body, timeout: float, stop: Callable[[], bool]) -> 
     namespace = release["namespace"]
     if release.get("createNamespace"):
         _create(api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    crds.install_kuberay(api)
+    # First, so that its pod finds a node while the definitions are read, which takes seconds.
     deployment = api.apply(_deployment(release), _MANAGER, force=True)
+    crds.install_kuberay(api)
     start_operator(State.from_environment())
     if not release.get("skipAwait"):
         try:
@@ -138,7 +139,8 @@ def start_operator(state: State) -> None:
             f"--health-probe-bind-address=127.0.0.1:{port}",
             "--log-stdout-encoder=console",
         ]
-        state.spawn(CHART, command, env={"KUBECONFIG": str(control_plane.kubeconfig_file(state))})
+        environment = {"KUBECONFIG": str(control_plane.kubeconfig_file(state)), **pod_network.environment(state)}
+        state.spawn(CHART, command, env=environment)
     deadline = time.monotonic() + _READY_SECONDS
     while not _answers(port):
         if state.process(CHART) is None or time.monotonic() > deadline:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from emulator import build, cloud_server, control_plane, deployed_ray, helm, ray_nodes, room
+from emulator import build, cloud_server, control_plane, deployed_ray, gcp_tables, helm, job_clusters, ray_nodes, room
 from emulator.engine import STACK, Engine, Result, merged
 from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
 
@@ -47,10 +47,12 @@ def started(state: State, report: Report) -> Iterator[Engine]:
             report("preparing the emulator's programs")
             build.provide(state, report)
         report("starting the emulated cloud" if fresh else "the emulated cloud is running already")
+        cloud_server.spawn(state)  # beside the control plane, which it needs nothing of
         control_plane.start(state)
         cloud_server.start(state)
         if state.process("gke") is None:
             state.spawn("gke", [sys.executable, "-u", "-m", "emulator.gke"], env={"PYTHONPATH": str(CHECKOUT)})
+        job_clusters.start(state)
         if helm.CHART in state.ended():
             helm.start_operator(state)
         yield engine(state, report)
@@ -75,11 +77,22 @@ def _undisturbed() -> Iterator[None]:
 
 def deploy(state: State, running: Engine, report: Report, *, refresh: bool = False) -> Result:
     """`pulumi up` of the local stack, and the standing Ray behind its RayCluster."""
+    result = up(state, running, refresh=refresh)
+    start_ray(state, report)
+    return result
+
+
+def up(state: State, running: Engine, *, refresh: bool = False) -> Result:
+    """`pulumi up` of the local stack; the kubeconfig that it exports is the one of `environment` from then on."""
     result = running.up(refresh=refresh)
     write_atomically(kubeconfig_file(state), str(result.outputs["kubeconfig"]), mode=0o600)
+    return result
+
+
+def start_ray(state: State, report: Report) -> None:
+    """The standing Ray behind the deployed RayCluster, unless it runs."""
     deployed = deployed_ray.find(control_plane.kubeconfig_file(state))
     ray_nodes.start(state, deployed, environment(state), report)
-    return result
 
 
 def destroy(state: State, running: Engine, report: Report) -> Result:
@@ -90,6 +103,7 @@ def destroy(state: State, running: Engine, report: Report) -> Result:
 
 def take_down(state: State) -> list[str]:
     """End every process and forget the emulated cloud; logs and results stay. Returns the names of what ran."""
+    job_clusters.end_all(state)
     ray_nodes.stop(state)
     names = state.stop_all()
     state.clear()
@@ -104,6 +118,7 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
         report,
         overlay=merged(ports, overlay or {}),
         environment=cloud_server.environment(state),
+        types=gcp_tables.ROWS,
         trouble=lambda: trouble(state),
     )
 

@@ -79,6 +79,8 @@ def start(
     environ: Mapping[str, str],
     report: Callable[[str], None],
     *,
+    url: str = "",
+    mounts: Path | None = None,
     timeout_seconds: float = 120.0,
 ) -> None:
     """Start head and workers and return when the dashboard counts them all. Does nothing where they already run.
@@ -88,28 +90,28 @@ def start(
         deployed: what `find` returned.
         environ: further variables for every Ray process: where the emulated Google endpoints are.
         report: told of each step.
+        url: where the dashboard answers, if not where the stack's does.
+        mounts: the emulator's folder, where the buckets are, if `state` is a folder within it.
         timeout_seconds: how long all of it may take.
 
     Raises:
         EmulatorError: the dashboard's port is taken, a process ended, or not all nodes answered in time; nothing of
             it is left running.
     """
-    url = deployed.environment["ray_dashboard_url"]
+    url = url or deployed.environment["ray_dashboard_url"]
     names = (HEAD, *WORKERS)
     if all(state.process(name) for name in names) and _nodes_alive(url, deployed.token) == len(names):
         return
     stop(state)
-    variables = _variables(state.directory, deployed, environ)
+    variables = _variables(mounts or state.directory, deployed, environ)
     deadline = time.monotonic() + timeout_seconds
     try:
         gcs = state.port("ray-gcs")
-        report(f"starting Ray's head on {url}")
+        report(f"starting Ray's head on {url} and {len(WORKERS)} workers")
         _refuse_taken(urlsplit(url).port or 80, url)
-        state.spawn(HEAD, _without_users_ray(variables, _head_command(state, url, gcs)), env=variables)
-        _wait(state, [HEAD], lambda: _listens(gcs), "Ray's head", deadline)
-        report(f"starting {len(WORKERS)} Ray workers")
-        for name in WORKERS:
-            state.spawn(name, _without_users_ray(variables, _worker_command(state, name, gcs)), env=variables)
+        for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
+            command = _head_command(state, url, gcs) if name == HEAD else _worker_command(state, name, gcs)
+            state.spawn(name, _without_users_ray(variables, command), env=variables)
         _wait(state, names, lambda: _nodes_alive(url, deployed.token) == len(names), "every Ray node", deadline)
     except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
         stop(state)
@@ -200,9 +202,13 @@ def worker_ports(state: State, name: str) -> range:
     Which part of Ray's range it is depends on a port that is this emulator's, so that two emulators rarely meet.
     """
     nodes = (HEAD, *WORKERS)
-    emulators = len(_WORKER_PORTS) // (_PORTS_PER_NODE * len(nodes))
-    place = (state.port("ray-gcs") % emulators) * len(nodes) + nodes.index(name)
+    place = part_of_range(state) * len(nodes) + nodes.index(name)
     return _WORKER_PORTS[place * _PORTS_PER_NODE :][:_PORTS_PER_NODE]
+
+
+def part_of_range(state: State) -> int:
+    """Which part of Ray's range of worker ports is this Ray's."""
+    return state.port("ray-gcs") % (len(_WORKER_PORTS) // (_PORTS_PER_NODE * len((HEAD, *WORKERS))))
 
 
 def session_directory(directory: Path) -> Path:
@@ -248,11 +254,6 @@ def _wait(state: State, started: Sequence[str], ready: Callable[[], bool], what:
 
 def _tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(nothing)"
-
-
-def _listens(port: int) -> bool:
-    with contextlib.closing(socket.socket()) as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _nodes_alive(url: str, token: str) -> int:

@@ -1,9 +1,14 @@
-"""A `kubectl` for tests: knows one stack's ConfigMap and token, and forwards a port of its own to a given one."""
+"""A `kubectl` for tests: knows one stack's objects, forwards a port of its own to a given one, and plays KubeRay."""
+
+from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from workloads.environment import ClusterEnvironment
 
@@ -30,48 +35,45 @@ OUTPUTS = ClusterEnvironment(
     wandb_secret="",
 )
 
-PROGRAM = """#!{python}
-import base64, json, os, socket, sys, threading
+PROGRAM = Path(__file__).with_name("kubectl_program.py")
 
-words, facts = sys.argv[1:], json.load(open({facts!r}))
-
-
-def pump(source, target):
-    try:
-        while data := source.recv(65536):
-            target.sendall(data)
-    except OSError:
-        pass
-    for end in (source, target):
-        try:
-            end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-
-if "port-forward" in words:
-    assert words[words.index("--address") + 1] == "127.0.0.1", words
-    with open({facts!r} + ".forwards", "a") as log:
-        log.write(str(os.getpid()) + chr(10))
-    [ports] = [word for word in words if word.replace(":", "").isdigit()]
-    server = socket.create_server(("127.0.0.1", int(ports.split(":")[0])))
-    while True:
-        near, _ = server.accept()
-        far = socket.create_connection(("127.0.0.1", facts["behind"]))
-        for pair in ((near, far), (far, near)):
-            threading.Thread(target=pump, args=pair, daemon=True).start()
-elif "configmaps" in words:
-    print(json.dumps({{"items": [{{"data": facts["data"]}}] if facts["data"] else []}}))
-elif "secret" in words:
-    if not facts["token"]:
-        sys.exit('Error from server (Forbidden): secrets "oasis" is forbidden')
-    print(json.dumps({{"data": {{"auth_token": base64.b64encode(facts["token"].encode()).decode()}}}}))
-else:
-    sys.exit(f"unknown: {{words}}")
-"""
+CLUSTER: dict[str, Any] = {
+    "enableInTreeAutoscaling": True,
+    "authOptions": {"mode": "token"},
+    "upgradeStrategy": {"type": "None"},
+    "headGroupSpec": {
+        "rayStartParams": {},
+        "resources": {"CPU": "0", "driver": "1000"},
+        "template": {"spec": {"serviceAccountName": "ray", "containers": [{"image": OUTPUTS.image}]}},
+    },
+    "workerGroupSpecs": [
+        {
+            "groupName": name,
+            "minReplicas": 0,
+            "maxReplicas": most,
+            "replicas": 1,
+            "scaleStrategy": {"workersToDelete": ["a-worker-of-the-stack"]},
+            "rayStartParams": {},
+            "template": {"spec": {"containers": [{"image": OUTPUTS.image, "resources": {"limits": limits}}]}},
+        }
+        for name, most, limits in (
+            ("cpu", 4, {"cpu": "8", "memory": "32Gi"}),
+            ("gpu", 2, {"cpu": "200", "memory": "2800Gi", "nvidia.com/gpu": "8"}),
+        )
+    ],
+}
+"""What the stub says of the stack's RayCluster, as far as anybody asks."""
 
 
-def install(folder: Path, outputs: ClusterEnvironment | None, token: str, behind: int = 0) -> str:
+def install(
+    folder: Path,
+    outputs: ClusterEnvironment | None,
+    token: str,
+    behind: int = 0,
+    *,
+    stuck: bool = False,
+    pods: Sequence[Any] = (),
+) -> str:
     """Write the program; returns a PATH that begins with it.
 
     Args:
@@ -79,17 +81,32 @@ def install(folder: Path, outputs: ClusterEnvironment | None, token: str, behind
         outputs: the stack's outputs; None is a cluster without a stack.
         token: of Ray; empty is a Secret that may not be read.
         behind: port that a port-forward leads to.
+        stuck: the cluster of a RayJob does not come up.
+        pods: what it says of any pods.
     """
-    facts = folder / "facts.json"
     data = {} if outputs is None else {name: str(value) for name, value in vars(outputs).items()}
-    facts.write_text(json.dumps({"data": data, "token": token, "behind": behind}))
+    facts = {
+        "data": data,
+        "token": token,
+        "behind": behind,
+        "cluster": CLUSTER,
+        "stuck": stuck,
+        "pods": list(pods),
+    }
+    (folder / "facts.json").write_text(json.dumps(facts))
     program = folder / "kubectl"
-    program.write_text(PROGRAM.format(python=sys.executable, facts=str(facts)))
+    words = shlex.join([sys.executable, "-I", "-S", str(PROGRAM), str(folder)])
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
 def forwards(folder: Path) -> list[int]:
     """Pids of the port-forwards that were started."""
-    log = folder / "facts.json.forwards"
+    log = folder / "forwards"
     return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+def ray_jobs(folder: Path) -> list[dict[str, Any]]:
+    """The RayJobs that are there."""
+    return [json.loads(file.read_text()) for file in sorted((folder / "rayjobs").glob("*"))]

@@ -457,10 +457,12 @@ def test_a_protected_cluster_and_a_used_connection_stay(client: Client) -> None:
             "reservedPeeringRanges": [address.outputs["name"]],
         },
     )
+    # Cloud Build wants the project by its number there (pulumi-gcp 10.2, cloudbuild.WorkerPool, peered_network).
+    by_number = network.id.replace(PROJECT, client.invoke("gcp:organizations/getProject:getProject")["number"])
     pool = client.create(
         WORKER_POOL,
         "build",
-        {"project": PROJECT, "location": "us-central1", "networkConfig": {"peeredNetwork": network.id}},
+        {"project": PROJECT, "location": "us-central1", "networkConfig": {"peeredNetwork": by_number}},
     )
     client.delete(pool)
     with pytest.raises(Failed, match=r"Producer services .* are still using this connection"):

@@ -1,15 +1,22 @@
-"""Ctrl-C in every phase of `python -m emulator up`, and `down` during a demo, in a checkout beside this one."""
+"""Ctrl-C in every phase of `make demo`, `down` during one, two of them side by side, and machines with too little room.
+
+Everything runs in checkouts beside this one; small disks and little memory are mounted in a namespace of the command's.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +24,7 @@ import pytest
 from emulator import processes, ray_nodes
 from emulator.go_modules import cache_directory
 from emulator.state import CHECKOUT, State
+from tests.emulator.conftest import eventually
 
 pytestmark = pytest.mark.emulated
 
@@ -27,15 +35,9 @@ PATIENCE_SECONDS = 180
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Path]:
     """A checkout beside this one."""
-    copy = tmp_path / "checkout"
-    for name in SOURCES:
-        source = CHECKOUT / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, copy / name)
+    copy = _copied(tmp_path / "checkout")
     yield copy
-    State.of_checkout(copy).stop_all()
+    _end(copy)
 
 
 @pytest.fixture
@@ -47,13 +49,39 @@ def empty_cache(tmp_path: Path) -> Path:
     return cache
 
 
-@pytest.mark.parametrize("phase", ["starting the emulated cloud", "created          Cluster", "starting Ray's head"])
-def test_an_interrupted_up_leaves_nothing_running_and_no_half_cloud(checkout: Path, phase: str) -> None:
-    status, said = _interrupted_up(checkout, phase, dict(os.environ))
+def _copied(checkout: Path) -> Path:
+    for name in SOURCES:
+        source = CHECKOUT / name
+        if source.is_dir():
+            shutil.copytree(source, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            checkout.mkdir(exist_ok=True)
+            shutil.copy2(source, checkout / name)
+    return checkout
+
+
+def _end(checkout: Path) -> None:
+    state = State.of_checkout(checkout)
+    ray_nodes.stop(state)
+    state.stop_all()
+
+
+@pytest.mark.parametrize(
+    ("command", "phase"),
+    [
+        ("up", "starting the emulated cloud"),
+        ("up", "created          Cluster"),
+        ("up", "starting Ray's head"),
+        ("demo", "uploaded to gs://"),
+    ],
+)
+def test_an_interrupted_command_leaves_nothing_running_and_no_half_cloud(
+    checkout: Path, command: str, phase: str
+) -> None:
+    status, said = _interrupted(checkout, command, phase, dict(os.environ))
 
     assert status == 130, said
-    assert processes.owned_by(checkout / ".oasis") == []
-    assert {entry.name for entry in (checkout / ".oasis").iterdir()} <= {"lock", "logs", "results"}
+    _assert_nothing_is_left(checkout)
 
 
 def test_an_interrupted_build_ends_the_compiler_and_leaves_no_half_program(checkout: Path, empty_cache: Path) -> None:
@@ -62,7 +90,7 @@ def test_an_interrupted_build_ends_the_compiler_and_leaves_no_half_program(check
         part for part in environment["PATH"].split(os.pathsep) if ".oasis" not in part
     )
 
-    status, said = _interrupted_up(checkout, "] etcd: building", environment)
+    status, said = _interrupted(checkout, "up", "] etcd: building", environment)
 
     assert status == 130, said
     assert processes.owned_by(checkout / ".oasis") == []
@@ -112,6 +140,156 @@ def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of
         first.communicate()
 
 
+def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one_leaves_the_other(
+    checkout: Path, tmp_path: Path
+) -> None:
+    other = _copied(tmp_path / "other")
+    first, second = (_start(folder, "demo", dict(os.environ)) for folder in (checkout, other))
+    try:
+        with ThreadPoolExecutor() as reader:
+            whole = reader.submit(first.communicate)
+            _read_until(second, "== all-reduce between the two nodes")
+            _read_until(second, "submitted; Ctrl-C stops it")
+            ports, others = (_ports(folder) for folder in (checkout, other))
+            assert set(ports.values()) & set(others.values()) == set()
+            assert set(_pids(checkout)) & set(_pids(other)) == set()
+            os.killpg(second.pid, signal.SIGINT)
+            said, _ = second.communicate(timeout=PATIENCE_SECONDS)
+            assert second.returncode == 130, said
+            _assert_nothing_is_left(other)
+
+            said, _ = whole.result(timeout=2 * PATIENCE_SECONDS)
+        assert first.returncode == 0, said
+        assert "== the platform is up" in said
+        assert _ports(checkout) == {**_ports(checkout), **ports}
+        assert _emulator(checkout, "status").returncode == 0
+        assert _emulator(checkout, "down").returncode == 0
+        _assert_nothing_is_left(checkout)
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+        _end(other)
+
+
+def _ports(checkout: Path) -> dict[str, int]:
+    return dict(json.loads((checkout / ".oasis" / "ports.json").read_text()))
+
+
+def _pids(checkout: Path) -> list[int]:
+    return [process.pid for process in State.of_checkout(checkout).processes()]
+
+
+def _assert_nothing_is_left(checkout: Path) -> None:
+    assert processes.owned_by(checkout / ".oasis") == []
+    assert _mentioning(f"{checkout}/", f"{checkout} ", str(ray_nodes.session_directory(checkout / ".oasis"))) == []
+    assert {entry.name for entry in (checkout / ".oasis").iterdir()} <= {"lock", "logs", "results"}
+
+
+def test_an_installation_that_was_cut_off_is_started_over_by_the_next_make(tmp_path: Path) -> None:
+    checkout, files = tmp_path / "checkout", 12_000
+    checkout.mkdir()
+    shutil.copy2(CHECKOUT / "Makefile", checkout)
+    digest = _wheel(tmp_path / "index" / "slow-1.0-py3-none-any.whl", files)
+    (checkout / "requirements-dev.txt").write_text(f"slow==1.0 --hash=sha256:{digest}\n")
+    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index")}
+    command, environment = ["make", ".venv/.installed"], {**os.environ, **pip, "PYTHON": sys.executable}
+
+    def make() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+
+    def installed() -> int:
+        return len(list((checkout / ".venv").glob("lib/python*/site-packages/slow/*.py")))
+
+    with subprocess.Popen(command, cwd=checkout, env=environment, start_new_session=True) as first:
+        eventually(lambda: installed() > files // 10, seconds=60)
+        os.killpg(first.pid, signal.SIGINT)
+    assert first.returncode != 0
+    assert installed() < files
+    assert not (checkout / ".venv" / ".installed").exists()
+
+    again = make()
+
+    assert again.returncode == 0, again.stderr
+    assert "was cut off: starting over" in again.stdout
+    assert installed() == files
+    assert "is up to date" in make().stdout
+
+
+def _wheel(file: Path, files: int) -> str:
+    """A wheel of so many small modules, which pip takes for installed from its first file on; its SHA-256."""
+    metadata = {
+        "METADATA": "Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    file.parent.mkdir()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in metadata.items():
+            archive.writestr(f"slow-1.0.dist-info/{name}", text)
+        for number in range(files):
+            archive.writestr(f"slow/_{number}.py", "")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_packages_are_not_begun_on_a_disk_that_cannot_hold_them(tmp_path: Path) -> None:
+    for name in ("Makefile", "requirements-dev.txt"):
+        shutil.copy2(CHECKOUT / name, tmp_path / name)
+    script = f"mount -t tmpfs -o size=64m none /mnt && cp {tmp_path}/* /mnt && cd /mnt && make demo; ls -A"
+
+    done = _in_a_namespace(script, {"PYTHON": sys.executable})
+
+    assert "0 GiB are free here; the Python packages (torch with CUDA) need 9 GiB. Free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(done.stdout.split()) == ["Makefile", "requirements-dev.txt"]
+
+
+@pytest.mark.parametrize(
+    ("given_gib", "cache", "words"),
+    [
+        (2.5, "built", "2.5 GB of memory are available, and running the emulator takes up to 3 GB. End other programs"),
+        (4.0, "empty", "4.0 GB of memory are available, and building the emulator's programs takes up to 6 GB."),
+    ],
+)
+def test_too_little_memory_is_said_before_anything_is_started(
+    checkout: Path, empty_cache: Path, tmp_path: Path, given_gib: float, cache: str, words: str
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: 8388608 kB\nMemAvailable: {int(given_gib * 2**20)} kB\n")
+    script = f"mount --bind {meminfo} /proc/meminfo && cd {checkout} && exec {sys.executable} -m emulator up"
+
+    done = _in_a_namespace(script, {"XDG_CACHE_HOME": str(empty_cache)} if cache == "empty" else {})
+
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    _assert_nothing_is_left(checkout)
+
+
+def test_a_disk_that_is_too_small_for_the_emulator_is_refused_and_stays_empty(checkout: Path) -> None:
+    (checkout / ".oasis").mkdir()
+    folder, command = checkout / ".oasis", f"cd {checkout} && {sys.executable} -m emulator up"
+
+    done = _in_a_namespace(f"mount -t tmpfs -o size=512m none {folder} && {command}; ls {folder}", {})
+
+    assert f"0.5 GB are free where {folder} is, and running the emulator takes up to 2 GB." in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert set(done.stdout.split("\n")) <= {"lock", "logs", "results", "ending everything", ""}
+
+
+def _in_a_namespace(script: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a script of bash that may mount what it likes, and is alone in seeing it."""
+    rights: Sequence[str] = [] if os.getuid() == 0 else ["--map-root-user"]
+    return subprocess.run(
+        ["unshare", "--mount", *rights, "bash", "-c", script],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+
 def _mentioning(*words: str) -> list[str]:
     """Command lines of running processes with one of the words; Ray's carry no mark but their folder's name."""
     found: list[str] = []
@@ -122,9 +300,9 @@ def _mentioning(*words: str) -> list[str]:
     return [line for line in found if any(word in line for word in words)]
 
 
-def _interrupted_up(checkout: Path, phase: str, environment: dict[str, str]) -> tuple[int, str]:
-    """Start `up`, press Ctrl-C when it says `phase`; its exit status and what it said."""
-    process = _start(checkout, "up", environment)
+def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str, str]) -> tuple[int, str]:
+    """Start a command, press Ctrl-C when it says `phase`; its exit status and what it said."""
+    process = _start(checkout, command, environment)
     try:
         said = _read_until(process, phase)
         time.sleep(0.5)

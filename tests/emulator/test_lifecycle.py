@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from emulator import demo, lifecycle, processes, ray_nodes, room
+from emulator.deployed_ray import DeployedRay
 from emulator.processes import OWNER_VARIABLE
 from emulator.state import CHECKOUT, EmulatorError, State
 from tests import stub_kubectl
@@ -146,6 +148,19 @@ def test_the_documented_overrides_are_those_that_ray_gets(tmp_path: Path) -> Non
     assert {name: value.removeprefix(f"{tmp_path}/") for name, value in made.items()} == documented
     promised = {f"OASIS_{name.upper()}" for name in vars(stub_kubectl.OUTPUTS)}
     assert {name for name in made if not name.endswith("_MOUNT")} <= promised
+
+
+def test_a_dashboard_port_that_somebody_took_meanwhile_is_one_message_and_starts_nothing(state: State) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        outputs = {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}
+        deployed = DeployedRay(environment={name: str(value) for name, value in outputs.items()}, token="t")
+        remedy = rf"cannot have {url}: Address already in use\. End what listens.*oasis:ray\.dashboard_port"
+        with pytest.raises(EmulatorError, match=remedy):
+            ray_nodes.start(state, deployed, {}, print)
+
+    assert state.processes() == []
+    assert not state.log(ray_nodes.HEAD).exists()
 
 
 def test_two_ray_nodes_never_share_a_worker_port(state: State) -> None:

@@ -33,7 +33,8 @@ KEPT = {
     *(f"storage/bucket oasis-local-oasis-{role}" for role in ("data", "runs")),
 }
 JOB = "54321"
-ADOPT = {"oasis:data": {"adopt": True}, "oasis:runs": {"adopt": True}, "oasis:registry": {"adopt": True}}
+PEERED = {"oasis:build": {"peered": True}}
+ADOPT = {**PEERED, **{f"oasis:{section}": {"adopt": True} for section in ("data", "runs", "registry")}}
 
 
 def test_up_again_changes_nothing_after_gke_has_added_nodes_labels_taints_and_counts(emulated: Emulated) -> None:
@@ -86,8 +87,11 @@ def test_the_users_own_tools_work_and_the_checkout_stays_clean(emulated: Emulate
     assert _tree() == before, "a stack file was written"
 
 
-def test_one_destroy_leaves_nothing_whatever_runs_and_a_later_up_adopts_what_was_kept(emulated: Emulated) -> None:
+def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later_up_adopts_what_was_kept(
+    emulated: Emulated,
+) -> None:
     api, cloud, state = emulated.api, emulated.cloud, emulated.state
+    _peer(emulated)
     _scale_gpu_workers(emulated)
     for body in (_service(), _ray_job()):
         api.create(body)
@@ -115,6 +119,20 @@ def test_one_destroy_leaves_nothing_whatever_runs_and_a_later_up_adopts_what_was
     assert result.changes.get("import", 0) > 0
     assert kept.read_text() == "a checkpoint"
     assert set(emulated.engine(ADOPT).up(refresh=True).changes) == {"same"}
+
+
+def _peer(found: Emulated) -> None:
+    """Builds inside the VPC: service networking comes, and the worker pool is made anew in it."""
+    (before,) = found.cloud.list("cloudbuild/workerPool")
+
+    changes = found.engine(PEERED).up().changes
+
+    (after,) = found.cloud.list("cloudbuild/workerPool")
+    assert (changes["replace"], changes.get("delete", 0)) == (1, 0)
+    assert after.name != before.name
+    assert "peeredNetwork" in after.body["networkConfig"]
+    assert len(found.cloud.list("servicenetworking/connection")) == 1
+    assert set(found.engine(PEERED).up().changes) == {"same"}
 
 
 def _scale_gpu_workers(found: Emulated) -> None:

@@ -1,0 +1,122 @@
+"""The program behind `stub_kubectl`: one stack's ConfigMap, token and RayCluster, port-forwards, and RayJobs as KubeRay
+would treat them. Run as a script: its first argument is the folder of what it knows."""
+
+import base64
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+folder, words = Path(sys.argv[1]), sys.argv[2:]
+facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+jobs = folder / "rayjobs"
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        pass
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def forward() -> None:
+    assert words[words.index("--address") + 1] == "127.0.0.1", words
+    with (folder / "forwards").open("a") as log:
+        log.write(f"{os.getpid()}\n")
+    [ports] = [word for word in words if word.replace(":", "").isdigit()]
+    server = socket.create_server(("127.0.0.1", int(ports.split(":")[0])))
+    while True:
+        near, _ = server.accept()
+        far = socket.create_connection(("127.0.0.1", facts["behind"]))
+        for pair in ((near, far), (far, near)):
+            threading.Thread(target=pump, args=pair, daemon=True).start()
+
+
+def read(name: str) -> dict[str, Any] | None:
+    file = jobs / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def write(job: dict[str, Any]) -> None:
+    jobs.mkdir(exist_ok=True)
+    (jobs / f"{job['metadata']['name']}.json").write_text(json.dumps(job))
+
+
+def look(name: str) -> dict[str, Any] | None:
+    """A RayJob, one step further than when it was looked at before."""
+    job = read(name)
+    if job is None or job["status"]["jobDeploymentStatus"] in ("Complete", "Failed"):
+        return job
+    status = job["status"]
+    if facts["stuck"]:
+        status |= {"jobDeploymentStatus": "Failed", "reason": "PreRunningDeadlineExceeded", "message": "too late"}
+    elif "jobId" in job["spec"]:
+        status |= {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
+    else:
+        status |= {"jobDeploymentStatus": "Waiting" if status["jobDeploymentStatus"] else "Initializing"}
+        status["rayClusterName"] = f"{name}-abcde"
+    write(job)
+    return job
+
+
+def cluster(name: str) -> dict[str, Any] | None:
+    if name == facts["data"]["ray_cluster_name"]:
+        return {"metadata": {"name": name, "uid": "1"}, "spec": facts["cluster"]}
+    job = read(name.removesuffix("-abcde"))
+    alive = job is not None and job["spec"]["ttlSecondsAfterFinished"] != 0
+    return {"metadata": {"name": name, "uid": "2"}, "spec": {}} if alive else None
+
+
+def show(found: dict[str, Any] | None) -> None:
+    if found is not None:
+        print("found" if words[words.index("-o") + 1] == "name" else json.dumps(found))
+    elif "--ignore-not-found" not in words:
+        sys.exit("Error from server (NotFound): not found")
+
+
+def main() -> None:
+    with (folder / "calls").open("a") as log:
+        log.write(json.dumps(words) + "\n")
+    if "port-forward" in words:
+        forward()
+    elif "configmaps" in words:
+        print(json.dumps({"items": [{"data": facts["data"]}] if facts["data"] else []}))
+    elif "secret" in words:
+        if not facts["token"]:
+            sys.exit('Error from server (Forbidden): secrets "oasis" is forbidden')
+        if cluster(words[words.index("secret") + 1]) is None:
+            sys.exit("Error from server (NotFound): secrets not found")
+        print(json.dumps({"data": {"auth_token": base64.b64encode(facts["token"].encode()).decode()}}))
+    elif "create" in words:
+        write({**json.load(sys.stdin), "status": {"jobDeploymentStatus": ""}})
+    elif "apply" in words:
+        (folder / "applied.json").write_text(sys.stdin.read())
+    elif "patch" in words:
+        job = read(words[words.index("rayjob") + 1])
+        assert job is not None
+        job["spec"] |= json.loads(words[words.index("--patch") + 1])["spec"]
+        write(job)
+    elif "delete" in words:
+        (jobs / f"{words[words.index('rayjob') + 1]}.json").unlink(missing_ok=True)
+    elif "rayjobs" in words:
+        print(json.dumps({"items": [look(file.stem) for file in sorted(jobs.glob("*"))]}))
+    elif "rayjob" in words:
+        show(look(words[words.index("rayjob") + 1]))
+    elif "raycluster" in words:
+        show(cluster(words[words.index("raycluster") + 1]))
+    elif "pods" in words:
+        print(json.dumps({"items": facts["pods"]}))
+    else:
+        sys.exit(f"unknown: {words}")
+
+
+if __name__ == "__main__":
+    main()
