@@ -7,48 +7,70 @@ BUILDER ?= cloud-build
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+# Of the Ray image (BASE in its Dockerfile): what runs there must resolve for it, whatever Python there is here.
+IMAGE_PYTHON := 3.12
 STAMP := $(VENV)/.installed
+INSTALLING := $(VENV)/.installing
 CLOUD_STAMP := $(VENV)/.installed-for-the-cloud
 
-.PHONY: help demo down test test-fast lint plan init image secret up preview restart destroy dashboard pin figures clean
+.PHONY: help demo down test test-fast lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-define environment
+define supported_python
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
-	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+endef
+
+# Pip takes a package whose installation was cut off for a whole one, so what did not come to its end starts over.
+define environment
+	@if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi
+	@$(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV)
+	@mkdir -p $(VENV) && touch $(INSTALLING)
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 endef
 
 # What `pulumi up` and the commands around it need: no torch, no Ray.
 $(CLOUD_STAMP): requirements.txt
+	$(supported_python)
 	$(environment)
 	@test -e $(STAMP) || $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.txt
-	@touch $@
+	@rm $(INSTALLING) && touch $@
 
 $(STAMP): requirements-dev.txt
-	$(environment)
+	$(supported_python)
 	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free >> 30; sys.exit(f"{free} GiB are free here; the Python packages (torch with CUDA) need 9 GiB. Free some space, or clone to another disk." if free < 9 else None)'
+	$(environment)
 	@echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.txt
-	@touch $@
+	@rm $(INSTALLING) && touch $@
 
 demo: $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
 	@$(PY) -m emulator demo
 
 # `down` works with the environment as it is: after a pull it must not first install what is new.
 down:  ## end what `make demo` started
-	@if test -e $(STAMP); then $(PY) -m emulator down; else echo "nothing was started here: $(STAMP) is missing"; fi
+	@if test -e $(STAMP); then $(PY) -m emulator down; \
+	elif test -e .oasis/processes; then echo "ending what runs here takes the Python packages: make $(STAMP) down" >&2; exit 1; \
+	else echo "nothing was started here: $(STAMP) is missing"; fi
 
 # First those that any number of processes can run side by side, then those that start servers and count processes.
-test: $(STAMP) lint test-fast  ## every test
+test: $(STAMP) lint image-check test-fast  ## every test
 	@$(PY) -m pytest -m "emulated or ray"
 
 test-fast: $(STAMP)  ## the tests for daily work, under two minutes
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto
 
-lint: $(STAMP)  ## ruff and pyright
+lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+	@$(BIN)/hadolint workloads/image/Dockerfile
+
+# Nothing is downloaded but the packages' metadata, so hashes are there but not compared: pip does that while it builds.
+# The base image's glibc is newer than 2.28, which is of 2018.
+image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole, and has wheels for the image's Python
+	@$(BIN)/uv pip install --dry-run --quiet --target $(VENV)/image-check --python-version $(IMAGE_PYTHON) \
+	    --python-platform x86_64-manylinux_2_28 --only-binary :all: --require-hashes \
+	    -r requirements-workloads.txt -r workloads/image/requirements-index.txt
 
 plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
 	@$(PY) -m oasis_stack plan --stack $(STACK)
@@ -85,7 +107,7 @@ pin: $(STAMP)  ## resolve the ranges of pyproject.toml into the lock files
 	@$(LOCK) --upgrade -o requirements.txt
 	@$(LOCK) --upgrade --group workloads -c requirements.txt -o requirements-workloads.txt
 	@$(LOCK) --upgrade --group workloads --group emulator --group dev -c requirements-workloads.txt -o requirements-dev.txt
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.12 --generate-hashes --no-emit-index-url --no-header \
+	@$(BIN)/uv pip compile --quiet --universal --python-version $(IMAGE_PYTHON) --generate-hashes --no-emit-index-url --no-header \
 	    workloads/image/requirements-index.in -c requirements-workloads.txt -o workloads/image/requirements-index.txt
 
 clean: down  ## remove the environment and the demo's files of this checkout
