@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any instant: state, then a manifest with sizes and hashes, then COMMIT, last.
+"""Checkpoints that survive a kill at any instant: shards, then a manifest with sizes and hashes, then COMMIT, last.
 
 Ray Train is told of metrics but not of checkpoints: its own bookkeeping lags the newest upload by a poll and refuses to
 start when its snapshot is torn. What is here is the one truth; a restart reads it, and takes the newest that verifies.
@@ -6,24 +6,16 @@ start when its snapshot is torn. What is here is the one truth; a restart reads 
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import pickle
-import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from workloads.errors import DataIntegrityError, UsageError
+from workloads import checkpoint_state, manifest
+from workloads.errors import DataIntegrityError, UsageError, WorkloadError
 from workloads.storage import Folder
-
-SCHEMA = 1
-STATE = "state.pt"
-MANIFEST = "MANIFEST.json"
-COMMIT = "COMMIT"
 
 
 @dataclass(frozen=True)
@@ -46,6 +38,10 @@ class Saved:
     """Its folder."""
     size: int
     """Bytes of the state."""
+    seconds: float
+    """From the call to COMMIT."""
+    committed: float
+    """When COMMIT was written, unix time."""
 
 
 class CheckpointStore:
@@ -56,13 +52,22 @@ class CheckpointStore:
 
         Args:
             folder: where the run's checkpoints are.
-            keep: how many committed checkpoints `prune` leaves.
+            keep: how many checkpoints that verify `tidy` leaves; at least 1.
         """
         self._folder = folder
         self._keep = keep
+        self._good: set[str] = set()  # read back by this process, every hash as written
 
     def save(self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> Saved:
-        """Write one checkpoint and remove those it makes superfluous.
+        """Write one checkpoint, read it back, and remove those it makes superfluous: `write`, then `tidy`."""
+        saved = self.write(state, step, identity, facts)
+        self.tidy(saved.name)
+        return saved
+
+    def write(
+        self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> Saved:
+        """Write one checkpoint; when this returns, it is committed, and every older one is still there.
 
         Args:
             state: what to save; tensors and plain data.
@@ -72,26 +77,51 @@ class CheckpointStore:
 
         Returns:
             Its name and size.
+
+        Raises:
+            PlaceError: the storage does not take it; what was written of it is gone, or an orphan.
+            AuthError: the storage refuses it.
         """
-        name = f"{step:09d}-{secrets.token_hex(4)}"
+        began = time.monotonic()
+        name = manifest.new_name(step)
         folder = self._folder.child(name)
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        content = buffer.getbuffer()
-        manifest = {
-            "schema": SCHEMA,
-            "step": step,
-            "identity": dict(identity),
-            "facts": dict(facts),
-            "torch": torch.__version__,
-            "files": {STATE: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
-        }
-        text = json.dumps(manifest, indent=1, sort_keys=True).encode()
-        folder.write(STATE, content)
-        folder.write(MANIFEST, text)
-        folder.write(COMMIT, hashlib.sha256(text).hexdigest().encode())
-        self._remove_old(newest=name)
-        return Saved(name, len(content))
+        try:
+            files = checkpoint_state.write(folder, state)
+            content = {"step": step, "identity": dict(identity), "facts": dict(facts), "torch": torch.__version__}
+            manifest.commit(folder, {**content, "files": files})
+        except WorkloadError:
+            _try_to(lambda: manifest.discard(folder))  # a full disk needs the room
+            raise
+        size = sum(file["bytes"] for file in files.values())
+        return Saved(name, size, time.monotonic() - began, time.time())
+
+    def tidy(self, name: str) -> None:
+        """Read back what was written, then remove the checkpoints that are older than the `keep` newest good ones.
+
+        Nothing is removed on the word of COMMIT alone: should storage return other bytes than it was given, save after
+        save, the last checkpoint that loads stays.
+
+        Args:
+            name: of the checkpoint that `write` just made.
+
+        Raises:
+            DataIntegrityError: it does not read back as it was written; it is removed, and nothing else is.
+            PlaceError: the storage does not answer.
+        """
+        try:
+            self._verify(name)
+        except DataIntegrityError as error:
+            _try_to(lambda: manifest.discard(self._folder.child(name)))
+            raise DataIntegrityError(
+                f"checkpoint {name} did not read back as it was written ({error.problem}) and was removed.",
+                "Older ones are kept; look at the disk, the mount or the network between here and there.",
+            ) from error
+        kept = 0
+        for older in reversed(self.committed()):
+            if kept >= self._keep:
+                manifest.discard(self._folder.child(older))
+            elif self._is_good(older):
+                kept += 1
 
     def newest(self, identity: Mapping[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that verifies, or None where the run has none.
@@ -104,15 +134,18 @@ class CheckpointStore:
             UsageError: the run's checkpoints belong to another model or other data.
             DataIntegrityError: there are committed checkpoints, and none verifies.
         """
-        names = self.committed()
-        for name in reversed(names):
-            try:
-                return self.load(name, identity)
-            except DataIntegrityError as error:
-                say(f"checkpoint {name} is passed over: {error.problem}")
-        if names:
+        tried: set[str] = set()
+        # Listed again when all failed: a writer may have replaced every checkpoint of the first list meanwhile.
+        while names := [name for name in self.committed() if name not in tried]:
+            for name in reversed(names):
+                try:
+                    return self.load(name, identity)
+                except DataIntegrityError as error:
+                    say(f"checkpoint {name} is passed over: {error.problem}")
+            tried.update(names)
+        if tried:
             raise DataIntegrityError(
-                f"none of the {len(names)} checkpoints in {self._folder.uri} verifies.",
+                f"none of the {len(tried)} checkpoints in {self._folder.uri} verifies.",
                 "Train under another --run name, or delete that folder to start this run again.",
             )
         return None
@@ -125,72 +158,54 @@ class CheckpointStore:
             DataIntegrityError: it does not verify.
         """
         folder = self._folder.child(name)
-        manifest, content = verify(folder)
-        _refuse_stranger(manifest, identity, self._folder.uri)
-        return Checkpoint(name, manifest, _unpickle(content, folder))
+        found = manifest.read(folder)
+        _refuse_stranger(found, identity, self._folder.uri)
+        checkpoint = Checkpoint(name, found, checkpoint_state.read(folder, found["files"]))
+        self._good.add(name)
+        return checkpoint
 
     def committed(self) -> list[str]:
         """Names of the committed checkpoints, oldest first; not verified."""
-        suffix = f"/{COMMIT}"
-        return sorted(path.removesuffix(suffix) for path in self._folder.files() if path.endswith(suffix))
+        return manifest.committed(self._folder.files())
 
     def collect(self, resumed: str | None) -> list[str]:
         """Remove what killed attempts left unfinished, and what is newer than the checkpoint a run resumed from.
 
-        The latter did not verify; left in place, they would count as some of those to keep. Call it when no one writes.
+        The latter did not verify; left in place, they would be tried at each restart. Call it when no one writes.
 
         Returns:
             The names removed.
         """
-        committed = set(self.committed())
-        refused = [name for name in self._folder.names() if name not in committed or (resumed and name > resumed)]
+        attempts = [name for name in self._folder.names() if manifest.is_name(name)]
+        whole = set(self.committed())
+        refused = [name for name in attempts if name not in whole or (resumed and name > resumed)]
         for name in refused:
-            self._folder.child(name).remove()
+            manifest.discard(self._folder.child(name))
         return refused
 
-    def _remove_old(self, newest: str) -> None:
-        names = self.committed()
-        for name in names[: -self._keep]:
-            if name != newest:
-                self._folder.child(name).remove()
+    def _is_good(self, name: str) -> bool:
+        try:
+            self._verify(name)
+        except DataIntegrityError:
+            return False
+        return True
+
+    def _verify(self, name: str) -> None:
+        if name not in self._good:
+            manifest.verify(self._folder.child(name))
+            self._good.add(name)
 
 
-def verify(folder: Folder) -> tuple[dict[str, Any], bytes]:
-    """Read a committed checkpoint and compare every size and hash.
-
-    Returns:
-        The manifest and the state's bytes.
-
-    Raises:
-        DataIntegrityError: anything is missing or differs; the message says what.
-    """
+def _try_to(clean_up: Callable[[], None]) -> None:
+    """Clean up after a failure, which is the one to tell: what stays is an orphan, collected later."""
     try:
-        text = folder.read(MANIFEST)
-        if hashlib.sha256(text).hexdigest() != folder.read(COMMIT).decode(errors="replace"):
-            raise _damage(f"{MANIFEST} is not the one that was committed")
-        manifest = json.loads(text)
-        if manifest["schema"] != SCHEMA:
-            raise _damage(f"its schema is {manifest['schema']}, this program reads {SCHEMA}")
-        content = folder.read(STATE)
-    except FileNotFoundError as error:
-        raise _damage(f"{str(error).splitlines()[0]}") from error
-    expected = manifest["files"][STATE]
-    if len(content) != expected["bytes"]:
-        raise _damage(f"{STATE} has {len(content)} bytes instead of {expected['bytes']}")
-    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        raise _damage(f"the hash of {STATE} is not the one in {MANIFEST}")
-    return manifest, content
+        clean_up()
+    except WorkloadError:
+        return
 
 
-def _unpickle(content: bytes, folder: Folder) -> dict[str, Any]:
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise _damage(f"{folder.uri}/{STATE} does not load ({str(error).splitlines()[0]})") from error
-
-
-def _refuse_stranger(manifest: Mapping[str, Any], identity: Mapping[str, Any], uri: str) -> None:
-    theirs = manifest["identity"]
+def _refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: str) -> None:
+    theirs = found["identity"]
     differing = [key for key in identity if theirs.get(key) != identity[key]]
     if differing:
         given = "; ".join(f"{key} is {identity[key]!r}, the checkpoint's is {theirs.get(key)!r}" for key in differing)
@@ -198,7 +213,3 @@ def _refuse_stranger(manifest: Mapping[str, Any], identity: Mapping[str, Any], u
             f"the checkpoints in {uri} belong to another run: {given}.",
             "Choose another --run name, or ask for what the checkpoint holds.",
         )
-
-
-def _damage(problem: str) -> DataIntegrityError:
-    return DataIntegrityError(problem, "It is not used.")

@@ -6,16 +6,22 @@ folder of objects never is, which is why a checkpoint ends with a marker object.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from pyarrow import fs
 
+from workloads import disk
+from workloads.disk import Entry
 from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError
 
 EMULATOR_VARIABLE = "CLOUD_STORAGE_EMULATOR_ENDPOINT"
@@ -23,6 +29,21 @@ EMULATOR_VARIABLE = "CLOUD_STORAGE_EMULATOR_ENDPOINT"
 
 RETRY_LIMIT = timedelta(seconds=60)
 """How long one operation may retry. pyarrow's default, 15 minutes, outlasts a Spot node's notice many times over."""
+
+STREAMS = 8
+"""Objects read or written at a time: one stream of Cloud Storage is far slower than a node's network, and each that
+is being written holds some 64 MiB in a gcsfuse sidecar."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Sink(Protocol):
+    """What an object's bytes are written to."""
+
+    def write(self, content: bytes | memoryview, /) -> object:
+        """Add bytes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,12 +64,23 @@ class Folder:
 
     def write(self, name: str, content: bytes | memoryview) -> None:
         """Write one object, replacing what was there; whoever reads sees all of it or nothing."""
+        if self._local:
+            with self._explained(f"write {name} to"):
+                disk.write(f"{self.path}/{name}", content)
+            return
+        with self.create(name) as stream:
+            stream.write(content)
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Sink]:
+        """Write one object piece by piece; on a local disk, readers may see a part of it until the block ends."""
+        path = f"{self.path}/{name}"
         with self._explained(f"write {name} to"):
-            if self.filesystem.type_name == "local":
-                _replace(Path(self.path) / name, content)
-                return
-            with self.filesystem.open_output_stream(f"{self.path}/{name}", compression=None) as stream:
-                stream.write(content)
+            opened: AbstractContextManager[Sink] = (
+                disk.create(path) if self._local else self.filesystem.open_output_stream(path, compression=None)
+            )
+            with opened as stream:
+                yield stream
 
     def read(self, name: str) -> bytes:
         """Read one object.
@@ -56,25 +88,65 @@ class Folder:
         Raises:
             FileNotFoundError: there is none; every other failure is a WorkloadError.
         """
-        # A stream, not a random-access file: pyarrow asks for the latter's size without letting other threads run.
         path = f"{self.path}/{name}"
-        with self._explained(f"read {name} from"), self.filesystem.open_input_stream(path, compression=None) as stream:
-            return stream.readall()
+        with self._explained(f"read {name} from"):
+            if self._local:
+                return disk.read(path)
+            # A stream, not a random-access file: pyarrow asks for its size without letting other threads run.
+            with self.filesystem.open_input_stream(path, compression=None) as stream:
+                return stream.readall()
+
+    def digest(self, name: str) -> tuple[int, str]:
+        """Bytes of one object and their SHA-256, without holding it; raises as `read`."""
+        path = f"{self.path}/{name}"
+        with self._explained(f"read {name} from"):
+            if self._local:
+                return disk.digest(path)
+            total, sha256 = 0, hashlib.sha256()
+            with self.filesystem.open_input_stream(path, compression=None) as stream:
+                while chunk := stream.read(disk.CHUNK):
+                    total += len(chunk)
+                    sha256.update(chunk)
+            return total, sha256.hexdigest()
+
+    def entries(self) -> list[Entry]:
+        """Everything below, objects and folders; empty where the folder does not exist."""
+        with self._explained("list"):
+            if self._local:
+                return disk.entries(self.path)
+            infos = self.filesystem.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
+        inside = len(self.path.rstrip("/")) + 1
+        return [
+            Entry(info.path[inside:], info.type == fs.FileType.File, info.size or 0, (info.mtime_ns or 0) / 1e9)
+            for info in infos
+        ]
 
     def names(self) -> list[str]:
         """Names of the objects and folders directly inside, sorted; empty where the folder does not exist.
 
         Reckoned from the objects: pyarrow lists a folder of Cloud Storage only where it has a marker object.
         """
-        return sorted({path.partition("/")[0] for path, _ in self._below()})
+        return sorted({entry.path.partition("/")[0] for entry in self.entries()})
 
     def files(self) -> list[str]:
         """Paths of all objects below, relative to this folder, sorted."""
-        return sorted(path for path, kind in self._below() if kind == fs.FileType.File)
+        return sorted(entry.path for entry in self.entries() if entry.is_file)
+
+    def delete(self, name: str) -> None:
+        """Delete one object; nothing happens if it is gone already."""
+        path = f"{self.path}/{name}"
+        with self._explained(f"delete {name} from"):
+            if self._local:
+                disk.delete(path)
+            elif self.filesystem.get_file_info(path).type != fs.FileType.NotFound:
+                self.filesystem.delete_file(path)
 
     def remove(self) -> None:
         """Delete the folder and everything in it; nothing happens if it is gone already."""
         with self._explained("delete"):
+            if self._local:
+                disk.remove(self.path)
+                return
             if self.filesystem.get_file_info(self.path).type == fs.FileType.NotFound:
                 return
             try:
@@ -83,11 +155,9 @@ class Folder:
                 # On Cloud Storage the contents have gone by now, and there was no marker object for the folder itself.
                 return
 
-    def _below(self) -> list[tuple[str, fs.FileType]]:
-        with self._explained("list"):
-            infos = self.filesystem.get_file_info(fs.FileSelector(self.path, recursive=True, allow_not_found=True))
-        inside = len(self.path.rstrip("/")) + 1
-        return [(info.path[inside:], info.type) for info in infos]
+    @property
+    def _local(self) -> bool:
+        return self.filesystem.type_name == "local"
 
     @contextmanager
     def _explained(self, action: str) -> Iterator[None]:
@@ -121,6 +191,40 @@ def locate(uri: str | Path) -> Folder:
     return Folder(path, fs.LocalFileSystem(), path)
 
 
+def in_parallel(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call for each item, up to STREAMS at a time; after a failure no further call begins.
+
+    Its threads, unlike those of concurrent.futures, keep no process alive: one that hangs in a dead mount shall not
+    keep a worker from ending.
+
+    Returns:
+        The results, in the items' order. The earliest item's exception is raised, once all calls have ended.
+    """
+    waiting = list(enumerate(items))[::-1]
+    results: dict[int, R] = {}
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        while waiting and not errors:
+            try:
+                index, item = waiting.pop()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                results[index] = call(item)
+            except BaseException as error:  # raised again by the thread that called
+                errors[index] = error
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(STREAMS, len(waiting)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+    return [results[index] for index in sorted(results)]
+
+
 def _cloud_storage() -> fs.GcsFileSystem:
     endpoint = os.environ.get(EMULATOR_VARIABLE, "")
     if not endpoint:
@@ -134,18 +238,14 @@ def _cloud_storage() -> fs.GcsFileSystem:
     )
 
 
-def _replace(file: Path, content: bytes | memoryview) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.partial")
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
-
-
 def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
     text = f"cannot {action} {uri}: {_first_line(error)}."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return PlaceError(text, "Free some space there; `python -m workloads runs gc` finds what no run needs.")
+    if error.errno == errno.EROFS:
+        return PlaceError(text, "Mount it for writing, or name another place with --storage.")
+    if error.errno in (errno.ENOTCONN, errno.ESTALE):
+        return PlaceError(text, "The mount is gone or stale: restart its pod, or use the bucket's gs:// address.")
     if isinstance(error, PermissionError) or "PERMISSION_DENIED" in str(error) or "storage." in str(error):
         return AuthError(text, "The account needs roles/storage.objectUser and storage.buckets.get on the bucket.")
     return PlaceError(text, "Check the address, the free space and the network, then run the same command again.")

@@ -1,0 +1,227 @@
+"""What checkpoints survive and cost, into benchmarks/checkpoints.json: `python -m benchmarks.checkpoints WHAT`.
+
+A command that was cut short goes on where it was: the file holds what was measured so far. `--again` measures anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import errno
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision.models import convnext_base
+
+from benchmarks import checkpoint_faults, checkpoint_kills
+from benchmarks.platform import machine
+from tests.emulator.google import served
+from workloads.checkpoint import CheckpointStore
+from workloads.checkpoint_writer import Writer
+from workloads.convnext.snapshot import copied
+from workloads.storage import EMULATOR_VARIABLE, Folder, locate
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+KILLS = {"ours": 1000, "torch.save over one file": 300, "folder of shards without a marker": 300}
+"""Kills per variant: none bad in n means at most 3/n with 95 % confidence, the "rule of three"."""
+
+AT_A_TIME = 20
+"""Kills between two lines of progress, each of which is also kept."""
+
+PHASES = ("nothing in flight", "a save in flight")
+
+
+class Results:
+    """The file of results, rewritten after every piece of work."""
+
+    def __init__(self, path: Path, section: str, again: bool) -> None:
+        self._path, self._section = path, section
+        self._all: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.cases: dict[str, Any] = {} if again else self._all.get(section, {}).get("cases", {})
+        """What was measured in this section, by name."""
+
+    def keep(self, name: str, case: Any) -> None:
+        """Replace one case and write the file, so that it is whole at any instant."""
+        self.cases[name] = case
+        facts = {"date": datetime.date.today().isoformat(), "machine": machine(), "torch": torch.__version__}
+        self._all[self._section] = {**facts, "cases": self.cases}
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(self._all, indent=1) + "\n")
+        partial.replace(self._path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and keep; 1 where a figure says that the store is broken."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoints",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    kill = commands.add_parser("kill", help="kill -9 during saves: ours, and two common ways to save")
+    kill.add_argument("--trials", type=int, metavar="N", help=f"kills of each (default {KILLS})")
+    kill.add_argument("--lanes", type=int, default=2, metavar="N", help="writers at a time (%(default)s)")
+    commands.add_parser("faults", help="each I/O call of a save fails in turn, on a disk and on an object store")
+    notice = commands.add_parser(
+        "notice", help="from notice to COMMIT, for ConvNeXt-Base with AdamW and averaged weights"
+    )
+    notice.add_argument("--saves", type=int, default=50, metavar="N", help="saves of each case (%(default)s)")
+    notice.add_argument("--place", choices=("disk", "gs"), action="append", help="only here (default: both)")
+    for command in commands.choices.values():
+        command.add_argument(
+            "--folder", type=Path, help="on the disk that is to be measured (default: a temporary one)"
+        )
+        command.add_argument("--results", type=Path, default=RESULTS, help="file of results (%(default)s)")
+        command.add_argument("--again", action="store_true", help="forget what was measured before")
+    given = parser.parse_args(arguments)
+    results = Results(given.results, given.what, given.again)
+    with tempfile.TemporaryDirectory(prefix="oasis-checkpoints-", dir=given.folder) as folder:
+        sound = {"kill": kills, "faults": faults, "notice": notices}[given.what](given, results, Path(folder))
+    print(json.dumps(results.cases, indent=1))
+    return 0 if sound else 1
+
+
+def kills(given: argparse.Namespace, results: Results, folder: Path) -> bool:
+    """Kill writers of each variant; whether ours lost nothing."""
+    for number, variant in enumerate(checkpoint_kills.VARIANTS):
+        wanted = given.trials or KILLS[variant]
+        total = Counter(results.cases.get(variant, {}))
+        while total["trials"] < wanted:
+            trials = min(AT_A_TIME, wanted - total["trials"])
+            place = folder / str(number) / str(total["trials"])
+            for found in checkpoint_kills.run(variant, trials, place, given.lanes, seed=total["trials"]):
+                total.update(found)
+            results.keep(variant, dict(total))
+            _say(f"{variant}: {dict(total)}")
+    ours = results.cases["ours"]
+    return not any(ours[name] for name in ("unloadable", "wrong", "lost", "uncollected"))
+
+
+def faults(given: argparse.Namespace, results: Results, folder: Path) -> bool:
+    """Let each call of a save fail; whether a valid newest always remained, and nothing hung."""
+    for place in checkpoint_faults.PLACES:
+        for error in checkpoint_faults.ERRORS:
+            for lasting in (False, True):
+                name = f"{place}, {errno.errorcode[error]}, {'from then on' if lasting else 'once'}"
+                if name in results.cases:
+                    continue
+                outcomes = list(checkpoint_faults.sweep(place, error, lasting))
+                case = {
+                    "calls that failed": len(outcomes),
+                    "saves that failed": sum(bool(outcome.raised) for outcome in outcomes),
+                    "no valid newest": sum(not outcome.valid for outcome in outcomes),
+                    "next save failed": sum(not outcome.saves_again for outcome in outcomes),
+                    "hung": sum(outcome.seconds > checkpoint_faults.HANG_SECONDS for outcome in outcomes),
+                    "longest, seconds": round(max(outcome.seconds for outcome in outcomes), 3),
+                }
+                results.keep(name, case)
+                _say(f"{name}: {case}")
+    bad = ("no valid newest", "next save failed", "hung")
+    return not any(case[name] for case in results.cases.values() for name in bad)
+
+
+def notices(given: argparse.Namespace, results: Results, folder: Path) -> bool:
+    """Time urgent saves of 1.4 GB."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    places: dict[str, Callable[[Path], Any]] = {"disk": _disk, "gs": _emulated_bucket}
+    state = base_state()
+    for place in given.place or places:
+        with places[place](folder) as runs:
+            for phase in PHASES:
+                name = f"{place}, {phase}"
+                seconds: list[float] = list(results.cases.get(name, {}).get("each", []))
+                for took in urgent_saves(runs.child(name), state, phase, given.saves - len(seconds)):
+                    seconds.append(round(took, 3))
+                    results.keep(name, {**percentiles(seconds), "bytes": _bytes(state), "each": seconds})
+                    _say(f"{name}: {took:.2f} s")
+    return True
+
+
+def urgent_saves(folder: Folder, state: dict[str, Any], phase: str, saves: int) -> Iterator[float]:
+    """Seconds from notice to COMMIT, the copy of the state included, as the driver makes it.
+
+    Args:
+        folder: of the run; its checkpoints are removed at the end.
+        state: what is saved.
+        phase: of PHASES; a save in flight was begun at a random instant of the time that one takes.
+        saves: how many.
+    """
+    cpu, chance = torch.device("cpu"), random.Random(saves)
+    writer = Writer(CheckpointStore(folder, keep=2), _say)
+    usual = 1.0
+    for step in range(saves):
+        if phase == "a save in flight":
+            writer.start(copied(state, cpu), 2 * step, {}, {}, lambda: None)
+            time.sleep(chance.uniform(0, usual))
+        began = time.monotonic()
+        saved = writer.save_now(copied(state, cpu), 2 * step + 1, {}, {}, lambda: None)
+        took, usual = time.monotonic() - began, saved.seconds
+        writer.wait()
+        yield took
+    folder.remove()
+
+
+def base_state() -> dict[str, Any]:
+    """Weights, AdamW's two moments and averaged weights of torchvision's ConvNeXt-Base: 88.6 million numbers each."""
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in convnext_base().named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+    moments = zip(weights().values(), weights().values(), strict=True)
+    steps = {
+        number: {"step": torch.tensor(1.0), "exp_avg": first, "exp_avg_sq": second}
+        for number, (first, second) in enumerate(moments)
+    }
+    return {"model": weights(), "optimizer": {"state": steps}, "averaged": weights()}
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile (nearest rank: of fewer than 100 values, the most) and most."""
+    ordered = sorted(seconds)
+    rank = {name: ordered[math.ceil(share * len(ordered)) - 1] for name, share in (("p50", 0.5), ("p99", 0.99))}
+    return {"saves": len(ordered), **rank, "most": ordered[-1]}
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[Folder]:
+    yield locate(folder / "runs")
+
+
+@contextlib.contextmanager
+def _emulated_bucket(folder: Path) -> Iterator[Folder]:
+    with served(folder / "google") as google:
+        google.make_bucket("runs")
+        os.environ[EMULATOR_VARIABLE] = f"http://{google.host}"
+        try:
+            yield locate("gs://runs/team")
+        finally:
+            del os.environ[EMULATOR_VARIABLE]
+
+
+def _bytes(state: Any) -> int:
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    return sum(map(_bytes, state.values()))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Saving in the background: one at a time, slow, failing or in flight when the process ends, the run is not harmed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks.checkpoint_faults import Fault, FaultyCalls
+from workloads import disk, manifest
+from workloads.checkpoint import CheckpointStore
+from workloads.checkpoint_writer import PATIENCE, Writer
+from workloads.errors import PlaceError
+from workloads.storage import locate
+
+IDENTITY = {"model": "nano"}
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weights": torch.full((1000,), float(step))}
+
+
+def until(gate: threading.Event) -> None:
+    assert gate.wait(30)
+
+
+class Place:
+    """A store on a disk that can be made to fail, its writer, and what the writer said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fault = Fault(0, errno.EIO, lasting=False)
+        self.folder = locate(folder)
+        self.store = CheckpointStore(self.folder, keep=2)
+        self.said: list[str] = []
+        self.writer = Writer(self.store, self.said.append)
+
+    def fail(self, failing: bool) -> None:
+        self.fault.calls, self.fault.at, self.fault.lasting = 0, int(failing), failing
+
+    def save(self, step: int) -> str | None:
+        assert self.writer.start(state(step), step, IDENTITY, {}, lambda: None)
+        saved = self.writer.wait()
+        return saved.name if saved else None
+
+    def newest(self) -> int:
+        found = CheckpointStore(self.folder, keep=2).newest(IDENTITY, print)
+        assert found is not None
+        assert float(found.state["weights"][0]) == found.manifest["step"]
+        return found.manifest["step"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    here = Place(tmp_path / "run")
+    with mock.patch.object(disk, "calls", FaultyCalls(here.fault)):
+        yield here
+
+
+def test_while_a_save_is_in_flight_none_is_begun_and_none_is_queued(place: Place) -> None:
+    assert place.writer.wait() is None
+    gate = threading.Event()
+    assert place.writer.start(state(1), 1, IDENTITY, {}, lambda: until(gate))
+    assert place.writer.busy
+    assert not place.writer.start(state(2), 2, IDENTITY, {}, lambda: None)
+    assert place.writer.wait(0.01) is None
+    assert place.store.committed() == []
+    gate.set()
+    saved = place.writer.wait()
+    assert saved is not None
+    assert place.store.committed() == [saved.name]
+    assert place.writer.wait() is None
+    assert not place.writer.busy
+    assert place.newest() == 1
+
+
+def test_what_must_come_before_a_checkpoint_comes_before_it_or_the_save_fails(place: Place) -> None:
+    seen: list[list[str]] = []
+    place.writer.start(state(1), 1, IDENTITY, {}, lambda: seen.append(place.folder.files()))
+    assert place.writer.wait() is not None
+    assert seen == [[]]
+
+    def refuse() -> None:
+        raise PlaceError("the journal is full.", "Free some space.")
+
+    place.writer.start(state(2), 2, IDENTITY, {}, refuse)
+    assert place.writer.wait() is None
+    assert place.newest() == 1
+    assert "the journal is full" in place.said[0]
+
+
+def test_a_failed_save_is_said_and_the_next_one_tries_again_until_patience_ends(place: Place) -> None:
+    place.save(1)
+    for _ in range(2):
+        place.fail(True)
+        for failures in range(1, PATIENCE):
+            assert place.save(2) is None
+            assert f"({failures} of {PATIENCE} in a row)" in place.said[-1]
+        place.fail(False)
+        assert place.save(3) is not None
+    place.fail(True)
+    with pytest.raises(PlaceError, match=os.strerror(errno.EIO)):
+        for _ in range(PATIENCE):
+            place.save(4)
+    place.fail(False)
+    assert place.newest() == 3
+    # What the failed saves left is gone at the next start.
+    place.store.collect(resumed=place.store.committed()[-1])
+    assert place.folder.names() == place.store.committed()
+
+
+def test_an_error_that_no_retry_can_mend_is_raised_at_once(place: Place) -> None:
+    place.writer.start({"odd": lambda: None}, 1, IDENTITY, {}, lambda: None)
+    with pytest.raises(AttributeError, match="pickle"):
+        place.writer.wait()
+    assert place.save(2) is not None
+
+
+def test_a_save_that_does_not_read_back_counts_as_failed_and_older_ones_stay(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = [place.save(step) for step in (1, 2)]
+    real = disk.Stream.write
+
+    def forget_the_end(stream: disk.Stream, content: bytes | memoryview) -> int:
+        real(stream, bytes(content)[:-1] + b"?")
+        return len(content)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(disk.Stream, "write", forget_the_end)
+        assert [place.save(step) for step in (3, 4, 5)] == [None] * 3
+    assert "did not read back as it was written" in place.said[-1]
+    assert place.store.committed() == good
+    assert place.newest() == 2
+    place.save(6)
+    assert [manifest.step_of(name) for name in place.store.committed()] == [2, 6]
+
+
+def test_older_checkpoints_that_cannot_be_removed_make_no_save_fail(place: Place) -> None:
+    for step in (1, 2):
+        place.save(step)
+    with mock.patch.object(disk, "remove", side_effect=PermissionError("no right to delete")):
+        assert place.save(3) is not None
+    assert place.said[-1].endswith("no right to delete.")
+    assert "older checkpoints were not removed" in place.said[-1]
+    assert place.newest() == 3
+
+
+def test_an_urgent_save_waits_for_the_one_in_flight_and_is_committed_when_it_returns(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, tidied = threading.Event(), []
+    tidy = place.store.tidy
+    monkeypatch.setattr(place.store, "tidy", lambda name: (tidied.append(name), tidy(name)))
+    place.writer.start(state(1), 1, IDENTITY, {}, lambda: until(gate))
+    threading.Timer(0.05, gate.set).start()
+    urgent = place.writer.save_now(state(2), 2, IDENTITY, {}, lambda: None)
+    assert [manifest.step_of(name) for name in place.store.committed()] == [1, 2]
+    earlier = place.writer.wait()
+    assert earlier is not None
+    assert [earlier.name, urgent.name] == place.store.committed()
+    assert tidied == [urgent.name]  # no reading back of the first beside the writing of the second
+    for step in (3, 4):
+        place.writer.save_now(state(step), step, IDENTITY, {}, lambda: None)
+    assert place.writer.wait() is None
+    assert [manifest.step_of(name) for name in place.store.committed()] == [3, 4]
+
+
+def test_an_urgent_save_tries_again_at_once_and_in_the_end_says_why_not(place: Place) -> None:
+    place.fault.at, place.fault.calls = 1, 0
+    assert manifest.step_of(place.writer.save_now(state(1), 1, IDENTITY, {}, lambda: None).name) == 1
+    assert "tried again at once" in place.said[0]
+    place.writer.wait()
+    place.fail(True)
+    with pytest.raises(PlaceError):
+        place.writer.save_now(state(2), 2, IDENTITY, {}, lambda: None)
+    place.fail(False)
+    assert place.newest() == 1
+
+
+IN_FLIGHT = """
+import sys, time, torch
+from workloads.checkpoint import CheckpointStore
+from workloads.checkpoint_writer import Writer
+from workloads.storage import locate
+store = CheckpointStore(locate(sys.argv[1]), keep=2)
+store.save({"weights": torch.full((1000,), 1.0)}, 1, {"model": "nano"}, {})
+Writer(store, print).start({"weights": torch.zeros(1000)}, 2, {"model": "nano"}, {}, lambda: time.sleep(600))
+"""
+
+
+def test_a_process_that_ends_with_a_save_in_flight_ends_at_once_and_leaves_the_one_before(tmp_path: Path) -> None:
+    # The save would take ten minutes, as one in a dead mount does, and the process must not wait for it.
+    subprocess.run([sys.executable, "-c", IN_FLIGHT, str(tmp_path)], check=True, timeout=60)
+    found = CheckpointStore(locate(tmp_path), keep=2).newest(IDENTITY, print)
+    assert found is not None
+    assert found.manifest["step"] == 1

@@ -1,0 +1,196 @@
+"""Saves in the background, one at a time: the step loop hands over a copy of the state and goes on.
+
+Storage that fails for a while costs checkpoints, not the run: a failed save is said and the next one tries again, until
+PATIENCE of them have failed in a row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.checkpoint import CheckpointStore, Saved
+from workloads.errors import AuthError, DataIntegrityError, PlaceError
+
+PATIENCE = 5
+"""Saves that may fail in a row before the failure is the run's."""
+
+HANDOVER_SECONDS = 10.0
+"""Longest wait of an urgent save for the one in flight; after it, both go on side by side."""
+
+_PASSING = (PlaceError, AuthError, DataIntegrityError)
+"""What may pass: storage out of reach, a token that is being renewed, bytes that did not arrive whole."""
+
+
+@dataclass
+class _Flight:
+    """One save under way, in a thread that keeps no process alive."""
+
+    thread: threading.Thread = field(default_factory=threading.Thread)
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when its COMMIT is written or it has failed; tidying up may still follow."""
+    saved: Saved | None = None
+    told: bool = False
+    """Whether the caller knows what was saved."""
+    error: BaseException | None = None
+
+    def launch(self, work: Callable[[], None]) -> _Flight:
+        def fly() -> None:
+            try:
+                work()
+            except BaseException as error:  # handed to the thread that trains, which decides
+                self.error = error
+            finally:
+                self.ended.set()
+
+        self.thread = threading.Thread(target=fly, name="checkpoint", daemon=True)
+        self.thread.start()
+        return self
+
+
+class Writer:
+    """The background writer of one store, for one thread that trains.
+
+    A process that exits does not wait: what is in flight then is left without COMMIT, and the next attempt collects it.
+    """
+
+    def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
+        """Nothing is started yet.
+
+        Args:
+            store: where to save.
+            say: told, in the caller's thread, of every save that failed and of what could not be tidied up.
+        """
+        self._store, self._say = store, say
+        self._flights: list[_Flight] = []  # a save, and the tidying up after an urgent one beside it
+        self._urgent = False
+        self._failures = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight, so that taking a copy of the state for another would be in vain."""
+        return any(flight.thread.is_alive() for flight in self._flights)
+
+    def start(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        identity: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        before: Callable[[], None],
+    ) -> bool:
+        """Begin to save in the background, unless a save is in flight; nothing is queued.
+
+        Args:
+            state: a copy on the CPU that later steps do not change.
+            step: optimiser steps done.
+            identity: what a run must have in common with the checkpoint to load it.
+            facts: anything worth knowing about how it came about.
+            before: called in the background just before the shards are written, for what must be stored by the time of
+                COMMIT; where it raises, the save has failed.
+
+        Returns:
+            Whether it was begun. What the save before came to, where `wait` was not asked, is no longer told.
+
+        Raises:
+            WorkloadError: the save before failed, and was one too many; see `wait`.
+        """
+        if self.busy:
+            return False
+        self.wait(0)
+        flight = _Flight()
+
+        def save() -> None:
+            before()
+            flight.saved = self._store.write(state, step, identity, facts)
+            flight.ended.set()
+            if not self._urgent:
+                self._store.tidy(flight.saved.name)
+
+        self._flights = [flight.launch(save)]
+        return True
+
+    def wait(self, seconds: float | None = None) -> Saved | None:
+        """Wait for the save in flight, if there is one, and for its tidying up.
+
+        Args:
+            seconds: longest wait; 0 only looks, None waits to the end.
+
+        Returns:
+            What was saved, told once; None if it is still in flight, if none was, or if it failed and may.
+
+        Raises:
+            WorkloadError: it failed, as `PATIENCE` in a row have. Any other exception is raised at once.
+        """
+        for flight in self._flights:
+            flight.thread.join(seconds)
+        if self.busy:
+            return None
+        flights, self._flights = self._flights, []
+        return next(filter(None, [self._judge(flight) for flight in flights]), None)
+
+    def save_now(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        identity: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        before: Callable[[], None],
+    ) -> Saved:
+        """Save in the foreground, for the last state of a run or of a node, in up to PATIENCE attempts.
+
+        Waits for the COMMIT of a save in flight, but for no tidying up: a node with seconds to live has none to spare.
+        That goes on in the background, and `wait` waits for it. Arguments as `start`.
+
+        Returns:
+            What was saved, at its COMMIT.
+
+        Raises:
+            WorkloadError: the last of the failures.
+        """
+        self._urgent = True  # a save in flight that ends now leaves the tidying up to this one
+        try:
+            for flight in self._flights:
+                flight.ended.wait(HANDOVER_SECONDS)
+            saved = self._insist(state, step, identity, facts, before)
+        finally:
+            self._urgent = False
+        tidying = _Flight(saved=saved, told=True)
+        tidying.ended.set()
+        self._flights.append(tidying.launch(lambda: self._store.tidy(saved.name)))
+        return saved
+
+    def _insist(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        identity: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        before: Callable[[], None],
+    ) -> Saved:
+        failures = 0
+        while True:
+            try:
+                before()
+                return self._store.write(state, step, identity, facts)
+            except _PASSING as error:
+                failures += 1
+                if failures == PATIENCE:
+                    raise
+                self._say(f"saving step {step} failed and is tried again at once: {error.problem}")
+
+    def _judge(self, flight: _Flight) -> Saved | None:
+        error = flight.error
+        if flight.saved and isinstance(error, PlaceError | AuthError):
+            self._say(f"{flight.saved.name} is committed; older checkpoints were not removed: {error.problem}")
+            error = None
+        if error is None:
+            self._failures = 0
+            return None if flight.told else flight.saved
+        self._failures += 1
+        if not isinstance(error, _PASSING) or self._failures >= PATIENCE:
+            raise error
+        self._say(f"a checkpoint was not saved ({self._failures} of {PATIENCE} in a row): {error.problem}")
+        return None

@@ -1,0 +1,111 @@
+"""When a checkpoint is due: after a fixed or Young's interval, and before the node's run duration ends.
+
+The interval counts from state to COMMIT, so a save starts early by what it takes: a kill costs one interval and a step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+DEADLINE_MARGIN = 300.0
+"""Seconds before the node's end by which its last due checkpoint is committed."""
+
+FIRST_SECONDS = 60.0
+"""Interval until a save has been measured: Young's formula needs to know what one costs."""
+
+SHORTEST, LONGEST = 10.0, 3600.0
+"""Bounds of an interval by Young's formula; the longest limits what a wrong `failure_hours` can cost."""
+
+RETRY_SECONDS = 60.0
+"""Longest wait after a save that was tried and did not end well."""
+
+_MEASURED = 5
+"""Saves whose median counts as what a save costs: one slow answer of the storage shall not stretch the interval."""
+
+
+def young(save_seconds: float, failure_hours: float) -> float:
+    """The interval that loses least time to saves and to failures together, sqrt(2 * save * time between failures).
+
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9),
+    1974, doi:10.1145/361147.361115.
+
+    Args:
+        save_seconds: what one save costs the training.
+        failure_hours: expected time between failures of the whole job.
+
+    Returns:
+        Seconds between saves.
+
+    Raises:
+        ValueError: an argument is not above 0.
+    """
+    if save_seconds <= 0 or failure_hours <= 0:
+        raise ValueError(f"save_seconds is {save_seconds}, failure_hours is {failure_hours}; both must be above 0")
+    return math.sqrt(2 * save_seconds * failure_hours * 3600)
+
+
+class Schedule:
+    """Says when to save. Times are seconds of any clock that `deadline` is a time of, so unix time."""
+
+    def __init__(self, checkpoint_seconds: float, failure_hours: float, deadline: float | None) -> None:
+        """Nothing is due yet; the interval counts from the first question on.
+
+        Args:
+            checkpoint_seconds: longest time between checkpoints; 0 for Young's formula.
+            failure_hours: expected time between failures of the whole job, for that formula.
+            deadline: when the node's run duration ends, unix time; None where it has no end.
+        """
+        self._fixed, self._failure_hours, self._deadline = checkpoint_seconds, failure_hours, deadline
+        self._costs: deque[float] = deque(maxlen=_MEASURED)
+        self._longest_save = self._longest_step = 0.0
+        self._state: float | None = None  # when the newest checkpoint's state was the current one
+        self._asked: float | None = None
+        self._tried: float | None = None
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one committed state to the next COMMIT, as far as is known by now."""
+        if self._fixed:
+            return self._fixed
+        if not self._costs:
+            return FIRST_SECONDS
+        return min(max(young(statistics.median(self._costs), self._failure_hours), SHORTEST), LONGEST)
+
+    def due(self, now: float) -> bool:
+        """Whether to save. Asked after every step: the longest time between two questions counts as a step's."""
+        if self._asked is None or self._state is None:
+            self._state = now
+        elif self._tried != self._asked:  # after a save the time between two questions is more than a step
+            self._longest_step = max(self._longest_step, now - self._asked)
+        self._asked = now
+        if self._tried is not None and now < self._tried + min(self.interval, RETRY_SECONDS):
+            return False
+        lead = min(self._longest_save, self.interval / 2)
+        return now >= self._state + self.interval - lead or self._last_call(now)
+
+    def tried(self, now: float) -> None:
+        """A save starts. Until `saved` says that it ended well, the next one is due only after a pause."""
+        self._tried = now
+
+    def saved(self, now: float, took: float, stalled: float | None = None) -> None:
+        """A checkpoint was committed.
+
+        Args:
+            now: when its COMMIT was written.
+            took: seconds from its state to its COMMIT.
+            stalled: seconds of them that the training stood still, which are its cost; None for all of them.
+        """
+        self._tried = None
+        self._state = now - took
+        self._longest_save = max(self._longest_save, took)
+        self._costs.append(max(took if stalled is None else stalled, 1e-3))
+
+    def _last_call(self, now: float) -> bool:
+        """Whether the node's end is so near that a save must start; true until one has started after that instant."""
+        if self._deadline is None or self._state is None:
+            return False
+        # One save may be under way, and this one follows it; the question comes up to a step late.
+        latest = self._deadline - DEADLINE_MARGIN - 2 * self._longest_save - self._longest_step
+        return self._state < latest <= now
