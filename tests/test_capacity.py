@@ -8,7 +8,7 @@ from workloads import capacity
 from workloads.capacity import Observation, Verdict
 from workloads.errors import InfeasibleError
 
-NOTHING = Observation(granted=False, autoscaler=True, refusals=0, fitting=0)
+NOTHING = Observation(granted=False, autoscaler=True, settled=3600, refusals=0, fitting=0)
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,10 @@ NOTHING = Observation(granted=False, autoscaler=True, refusals=0, fitting=0)
         (replace(NOTHING, refusals=2), 1, "infeasible"),
         (replace(NOTHING, failed=40), 599, "wait"),
         (NOTHING, 600, "late"),
-        (replace(NOTHING, autoscaler=False, fitting=1), 9, "wait"),
-        (replace(NOTHING, autoscaler=False, fitting=1), 10, "infeasible"),
+        # Without an autoscaler it is certain at once, unless a node has just joined or left: others may follow.
+        (replace(NOTHING, autoscaler=False, fitting=1), 0, "infeasible"),
+        (replace(NOTHING, autoscaler=False, fitting=1, settled=9), 9, "wait"),
+        (replace(NOTHING, autoscaler=False, fitting=1, settled=10), 10, "infeasible"),
         (replace(NOTHING, autoscaler=False, fitting=2), 10, "wait"),
         (replace(NOTHING, autoscaler=False, fitting=2), 600, "late"),
     ],
@@ -33,7 +35,8 @@ def test_each_observation_has_one_verdict(seen: Observation, waited: float, verd
 
 
 def test_a_short_limit_does_not_turn_what_can_never_come_into_no_capacity() -> None:
-    assert capacity.judge(replace(NOTHING, autoscaler=False), bundles=2, waited=3, limit=3) == "infeasible"
+    joining = replace(NOTHING, autoscaler=False, settled=3)
+    assert capacity.judge(joining, bundles=2, waited=3, limit=3) == "infeasible"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The handwritten digits as an image folder, on disk and on Cloud Storage."""
+"""The handwritten digits as an image folder and as shards, on disk and on Cloud Storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from tests.emulator.google import served
 from workloads import digits
 from workloads.convnext.config import digits_laptop
-from workloads.convnext.data import sources
+from workloads.convnext.data import sources, stores
 from workloads.errors import PlaceError, UsageError
 
 
@@ -41,6 +41,19 @@ def test_a_folder_is_written_once_and_is_what_the_recipe_reads(tmp_path: Path) -
     assert (zero.size, zero.mode, zero.getextrema()) == ((8, 8), "L", (0, 239))
 
 
+def test_as_shards_they_are_the_same_digits(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    digits.add_digits_arguments(parser)
+    assert digits.run_digits(parser.parse_args(["--to", str(tmp_path), "--shards"])) == 0
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert files == [f"{s}/00000.tar{index}" for s in ("train", "val") for index in ("", ".index.json")]
+    train, val = stores(tmp_path)
+    assert (train.classes, len(train.labels), len(val.labels)) == (tuple("0123456789"), 1437, 360)
+    pictures = {(train.read(at), int(label)) for at, label in enumerate(train.labels)}
+    assert pictures == {(png, int(name.split("/")[1])) for name, png in digits.images() if name.startswith("train/")}
+    assert digits.write(str(tmp_path), lambda _: None, sharded=True) == (0, 4)
+
+
 def test_a_bucket_gets_what_it_lacks_and_a_missing_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +63,7 @@ def test_a_bucket_gets_what_it_lacks_and_a_missing_one_is_named(
         bucket = google.make_bucket("data")
         said: list[str] = []
         assert digits.write(f"gs://{bucket}/digits", said.append) == (20, 20)
-        assert said == ["20 of 20 images uploaded to gs://data/digits"]
+        assert said == ["20 of 20 files uploaded to gs://data/digits"]
         assert (google.folder(bucket) / "digits" / "train" / "1" / "3.png").read_bytes() == b"png" * 4
         (google.folder(bucket) / "digits" / "train" / "1" / "3.png").unlink()
         assert digits.write(f"gs://{bucket}/digits", said.append) == (1, 20)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray.train
 
 from workloads import session
-from workloads.checkpoint import CheckpointStore
-from workloads.convnext import train
+from workloads.__main__ import main
+from workloads.convnext import location, train
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.worker import Reporter, data_folder
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
 from workloads.errors import UsageError
-from workloads.storage import locate
 
 FLAGS = {
     *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
-    *("--storage", "--results", "--wandb", "--wandb-key-file", "--address", "--timeout"),
+    *("--storage", "--results", "--wandb", "--wandb-key-file", "--address", "--timeout", "--dry-run", "--json"),
+    "--set",
 }
 """The whole surface: a flag more is a decision, not an accident."""
 
@@ -61,8 +62,15 @@ def test_the_place_decides_workers_and_storage() -> None:
     run = train.plan(
         options("--run", "a", "--recipe", "imagenet_a3_ultra"), session.Place(address="h", environment=gpus)
     )
-    assert (run.workers, run.gpus_per_node, run.gpu_max_nodes) == (8, 8, 2)
+    assert (run.least_workers, run.workers, run.gpus_per_node, run.gpu_max_nodes) == (8, 8, 8, 2)
     assert run.folder.uri == "gs://oasis-runs/a"
+    assert (run.strategy, run.bundles[0], len(run.bundles)) == ("PACK", {"GPU": 1, "CPU": 1}, 8)
+
+
+@pytest.mark.parametrize(("given", "least", "most"), [("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2)])
+def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: int) -> None:
+    run = train.plan(options("--workers", given), session.Place(address=None, environment=None))
+    assert (run.least_workers, run.workers) == (least, most)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +78,11 @@ def test_the_place_decides_workers_and_storage() -> None:
     [
         (("--run", "Big Run"), "--run is 'Big Run'; a name has up to 63 of"),
         (("--run", "../up"), "--run is '../up'"),
-        (("--workers", "0"), "--workers is 0; a batch of 64 images can be shared by 1 to 64"),
+        (("--workers", "0"), "--workers is 0; it is a number or MIN:MAX, from 1 to 64"),
         (("--workers", "65"), "--workers is 65"),
+        (("--workers", "4:2"), "--workers is 4:2"),
+        (("--workers", "1:"), "--workers is 1:;"),
+        (("--workers", "many"), "--workers is many"),
         (("--storage", "s3://bucket"), "is neither gs://BUCKET/PATH nor a local path"),
         (("--recipe", "imagenet"), "there is no recipe 'imagenet'; there are digits_laptop, imagenet_a3_ultra"),
         (("--model", "huge"), "model is 'huge' but must be one of"),
@@ -86,24 +97,119 @@ def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str,
 
 def test_a_data_name_is_below_the_mount_and_a_path_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OASIS_DATA_MOUNT", raising=False)
-    assert str(data_folder("digits")) == f"{DATA_MOUNT}/digits"
+    assert str(location.data_folder("digits")) == f"{DATA_MOUNT}/digits"
     monkeypatch.setenv("OASIS_DATA_MOUNT", "/mnt/elsewhere")
-    assert str(data_folder("digits")) == "/mnt/elsewhere/digits"
-    assert str(data_folder("/srv/digits")) == "/srv/digits"
-    assert data_folder("synthetic") is None
+    assert str(location.data_folder("digits")) == "/mnt/elsewhere/digits"
+    assert str(location.data_folder("/srv/digits")) == "/srv/digits"
+    assert location.data_folder("synthetic") is None
 
 
-@pytest.mark.parametrize(("rank", "kept"), [(0, 3), (1, 0)])
-def test_only_the_rank_that_saves_keeps_the_history_until_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, kept: int
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place without a stack and without Ray, in which an embedded Ray is never reached."""
+    for name in [name for name in os.environ if name.startswith(("OASIS_", "RAY_", "WANDB_"))]:
+        monkeypatch.delenv(name)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr(session, "connect", refuse)
+    monkeypatch.setattr(session, "prepare", lambda address: session.Place(address=address, environment=None))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_bad_data_storage_and_recipe_are_answered_before_ray_starts(
+    laptop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reported: list[int] = []
-    context = SimpleNamespace(get_world_rank=lambda: rank)
-    monkeypatch.setattr(ray.train, "get_context", lambda: context)
-    monkeypatch.setattr(ray.train, "report", lambda metrics: reported.append(len(metrics["records"])))
+    def refused(*flags: str) -> tuple[int, str]:
+        code = main(["train", "--wandb", "off", *flags])
+        return code, capsys.readouterr().err
+
+    (laptop / "halves" / "train").mkdir(parents=True)
+    (laptop / "a-file").touch()
+    (laptop / "whole" / "train").mkdir(parents=True)
+    (laptop / "whole" / "val").mkdir()
+    for flags, code, message in [
+        (("--data", "/nonexistent"), 2, "the data path /nonexistent does not exist."),
+        (("--data", str(laptop / "a-file")), 2, "a-file is no folder."),
+        (("--data", str(laptop / "halves")), 2, "halves holds no folder 'val'."),
+        (("--recipe", "imagenet"), 2, "there is no recipe 'imagenet'"),
+        (("--data", "synthetic", "--storage", str(laptop / "a-file")), 8, "a-file"),
+        (("--data", str(laptop / "whole"), "--storage", "/proc"), 8, "/proc"),
+    ]:
+        found, said = refused(*flags)
+        assert (found, message in said) == (code, True), (flags, said)
+    with pytest.raises(AssertionError, match="Ray was started"):  # nothing is wrong with these
+        refused("--data", str(laptop / "whole"))
+
+
+def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = f"{tmp_path}/scratch/imagenet"
+    assert location.check_data(elsewhere, here=False) == (
+        f"{elsewhere} cannot be seen from here; whether it is there, the workers will say"
+    )
+    monkeypatch.setenv("OASIS_DATA_MOUNT", str(tmp_path))  # a mount that this machine has shows what is not in it
+    with pytest.raises(UsageError, match="does not exist"):
+        location.check_data("imagenet", here=False)
+
+
+def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--data", "/nonexistent", "--workers", "1:3", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing was started" in said
+    assert "asked of Ray: 3 x [1 CPU], placed SPREAD" in said
+    assert list(laptop.iterdir()) == []
+
+
+def test_what_runs_beside_the_workers_imports_no_torch() -> None:
+    # Half a gigabyte for each of them: driver, Ray Train's controller, lease.
+    modules = "driver", "trainer", "lease", "train_group"
+    script = f"import sys; {'; '.join(f'import workloads.convnext.{name}' for name in modules)}"
+    script += "; print(sorted(set(sys.modules) & {'torch', 'torchvision'}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_environment_is_as_before_when_a_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workloads.convnext import driver
+
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "7")
+    monkeypatch.delenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", raising=False)
+    run = train.plan(options(), session.Place(address=None, environment=None))
+    before = dict(os.environ)
+    with driver._settings(dataclasses.replace(run, collective_timeout=5)):
+        assert os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] == "5"
+        assert os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "7"
+    assert dict(os.environ) == before
+
+
+def test_a_run_may_fail_as_often_as_it_gets_on(tmp_path: Path) -> None:
+    from ray.train.v2._internal.execution.failure_handling import FailureDecision
+    from ray.train.v2.api.exceptions import WorkerGroupError
+
+    from workloads import manifest
+    from workloads.convnext import trainer
+    from workloads.storage import locate
+
     folder = locate(tmp_path)
-    reporter = Reporter(train.configuration.digits_laptop(), CheckpointStore(folder, 2), folder)
-    for number in range(3):
-        reporter.record({"event": "epoch", "step": number, "epoch": number + 1, "seconds": 1.0})
-    assert len(reporter._segment) == kept
-    assert reported == [kept // 3] * 3
+    retries = trainer.Retries(folder)
+    lost = WorkerGroupError("lost", {0: RuntimeError("killed")})
+    for step in range(1, 8):
+        manifest.commit(folder.child(manifest.new_name(step)), {"step": step, "files": {}})
+        assert [retries.make_decision(lost) for _ in range(trainer.FAILURES)] == [FailureDecision.RETRY] * 3
+    assert retries.make_decision(lost) == FailureDecision.RAISE
+
+
+def test_the_end_of_a_nodes_run_duration_is_reckoned_from_its_start(tmp_path: Path) -> None:
+    from workloads.convnext import notice
+
+    uptime = tmp_path / "uptime"
+    uptime.write_text("1000.50 7.25\n")
+    assert notice.run_until({}, uptime) is None
+    assert notice.run_until({"OASIS_MAX_RUN_SECONDS": "0"}, uptime) is None
+    ends = notice.run_until({"OASIS_MAX_RUN_SECONDS": "604800"}, uptime)
+    assert ends is not None
+    assert abs(ends - (time.time() + 604800 - 1000.5)) < 5

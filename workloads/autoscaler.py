@@ -1,15 +1,18 @@
-"""What Ray's autoscaler last said: the reply behind `ray status`, read from a part of Ray that it calls private.
+"""What Ray knows of its nodes and what its autoscaler last said, read from parts of Ray that it calls private.
 
-Ray's public parser drops the one list that tells an infeasible request from a slow one. Should a later Ray move this
-part, `read` returns None and a wait ends by its time limit instead of early.
+Ray's public parser drops the one list that tells an infeasible request from a slow one. Should a later Ray move these
+parts, nothing is known, and a wait ends by its time limit instead of early.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
+import time
 from dataclasses import dataclass
 
 import ray
+from ray.exceptions import RayError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +49,23 @@ def read() -> AutoscalerReply | None:
         )
     except (ImportError, AttributeError):
         return None
+
+
+def draining() -> dict[str, float]:
+    """Nodes that Ray will give up: id -> when, unix time, infinite where nobody named one. Empty if it is not known."""
+    try:
+        nodes = importlib.import_module("ray._private.state").state.get_draining_nodes()
+    except (ImportError, AttributeError, RayError, RuntimeError):  # also while Ray's control store is out of reach
+        return {}
+    return {node: milliseconds / 1000 or math.inf for node, milliseconds in nodes.items()}
+
+
+def settled_seconds() -> float | None:
+    """Seconds since a node last joined or left; None if that is not known."""
+    try:
+        client = importlib.import_module("ray._raylet").GcsClient(address=ray.get_runtime_context().gcs_address)
+        nodes = client.get_all_node_info().values()
+        changes = [max(node.start_time_ms, node.end_time_ms) for node in nodes]
+    except (ImportError, AttributeError, RayError):
+        return None
+    return time.time() - max(changes) / 1000 if changes else None

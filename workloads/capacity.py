@@ -23,7 +23,7 @@ from workloads.errors import CapacityError, InfeasibleError
 Bundle = Mapping[str, float]
 """What one node must have: resource -> amount, `{"GPU": 8, "CPU": 8}`."""
 
-Strategy = Literal["STRICT_SPREAD", "SPREAD"]
+Strategy = Literal["STRICT_SPREAD", "SPREAD", "PACK"]
 """Ray's names for where bundles go."""
 
 Verdict = Literal["go", "wait", "infeasible", "late"]
@@ -33,7 +33,7 @@ PROGRESS_SECONDS = 10.0
 """How often an unchanged wait is reported; a changed one is reported at once."""
 
 PATIENCE_SECONDS = 10.0
-"""How long nodes that are just joining may be missing before a cluster without an autoscaler counts as too small."""
+"""How long after a node joined or left others may follow, before a Ray without an autoscaler counts as too small."""
 
 FRESH_REPLIES = 2
 """How many later replies of the autoscaler must repeat that a request cannot be met, since one may be half digested."""
@@ -47,6 +47,8 @@ class Observation:
     """All bundles are placed."""
     autoscaler: bool
     """An autoscaler reports to this cluster; without one, no node will be added."""
+    settled: float
+    """Seconds since a node last joined or left; as long as the wait where that is not known."""
     refusals: int
     """Consecutive fresh replies in which the autoscaler called this request infeasible."""
     fitting: int
@@ -70,7 +72,7 @@ def judge(seen: Observation, bundles: int, waited: float, limit: float) -> Verdi
         return "go"
     if seen.refusals >= FRESH_REPLIES:
         return "infeasible"
-    if not seen.autoscaler and seen.fitting < bundles and waited >= min(PATIENCE_SECONDS, limit):
+    if not seen.autoscaler and seen.fitting < bundles and (seen.settled >= PATIENCE_SECONDS or waited >= limit):
         return "infeasible"
     return "late" if waited >= limit else "wait"
 
@@ -149,8 +151,8 @@ def _wait(group: PlacementGroup, request: Request, timeout_seconds: float, repor
     began = time.monotonic()
     said, said_at = "", began
     while True:
-        seen = watch.look()
         waited = time.monotonic() - began
+        seen = watch.look(waited)
         verdict = judge(seen, len(request.bundles), waited, timeout_seconds)
         if verdict == "go":
             return
@@ -176,7 +178,8 @@ def _describe(seen: Observation, request: Request) -> str:
 def _refusal(verdict: Verdict, seen: Observation, request: Request, waited: float) -> InfeasibleError | CapacityError:
     if verdict == "infeasible":
         return InfeasibleError(
-            f"This cluster can never give {request}: {seen.fitting} of them up, and no more can be added.",
+            f"This cluster can never give {request}: {seen.fitting} of them up, and "
+            + ("its autoscaler can add none." if seen.autoscaler else "it has no autoscaler that could add one."),
             "Ask for fewer with --nodes or --workers, or less per node; `python -m workloads status` shows "
             "what there is.",
         )
@@ -204,8 +207,9 @@ class _Watch:
         self._counted_version = reply.resource_version if reply else 0
         self._refusals = 0
 
-    def look(self) -> Observation:
-        """The state of the request now."""
+    def look(self, waited: float) -> Observation:
+        """The state of the request now, so many seconds after it was made."""
+        settled = autoscaler.settled_seconds()
         granted = self._group.wait(0)
         reply = autoscaler.read()
         if reply is not None and (reply.seen_version or 0) > self._counted_version:
@@ -214,6 +218,7 @@ class _Watch:
         return Observation(
             granted=granted,
             autoscaler=reply is None or reply.seen_version is not None,
+            settled=waited if settled is None else settled,
             refusals=self._refusals,
             fitting=self._request.fitting(alive),
             launching=reply.launching if reply else 0,

@@ -1,4 +1,7 @@
-"""How ranks meet: rank 0 listens on its node's own address alone, where torch by itself would listen on every one."""
+"""How ranks meet: rank 0 listens on its node's own address alone, where torch by itself would listen on every one.
+
+torch is imported by those who meet, not by the one who listens: then all ranks take those seconds side by side.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ import os
 import socket
 import struct
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+if TYPE_CHECKING:
+    import torch
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
@@ -42,6 +45,9 @@ def join(
         timeout: of the meeting, and of every collective after it.
         device: this rank's.
     """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
     store = TCPStore(
         address,
         port,
@@ -86,5 +92,7 @@ def _own_address(address: str, port: int) -> str:
 
 def leave() -> None:
     """Leave the process group, if this process is in one."""
+    import torch.distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -16,6 +16,7 @@ import pytest
 
 from workloads import digits
 from workloads.checkpoint import CheckpointStore
+from workloads.convnext import report
 from workloads.storage import locate
 
 pytestmark = pytest.mark.ray
@@ -46,6 +47,11 @@ class Bench:
 
     def checkpoints(self, run: str) -> list[str]:
         return CheckpointStore(locate(self.directory / "runs" / run / "checkpoints"), 3).committed()
+
+    def resumed(self, run: str) -> list[str | None]:
+        """Where each attempt at the run went on, as its stored history has it."""
+        history = report.history(locate(self.directory / "runs" / run))
+        return [record["name"] for record in history if record["event"] == "resumed"]
 
 
 @pytest.fixture
@@ -112,8 +118,8 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     until(lambda: bench.checkpoints("digits")[-1] > before, second)
     family = descendants(second)
     second.kill()
-    said, _ = second.communicate(timeout=30)
-    assert f"resumed from {before}" in said
+    second.communicate(timeout=30)
+    assert bench.resumed("digits") == [None, before]
     assert survivors(family) == {}
 
     before = bench.checkpoints("digits")[-1]
@@ -154,23 +160,16 @@ def test_a_torn_image_ends_the_run_once_with_exit_6_and_its_path(bench: Bench) -
 LEASES = """
 from workloads import session
 place = session.prepare()
-from workloads.convnext import train
-import argparse
-parser = argparse.ArgumentParser()
-train.add_train_arguments(parser)
-run = train.plan(parser.parse_args(["--run", "one"]), place)
+from workloads.convnext import lease
+from workloads.errors import UsageError
 with session.connect(place):
-    from workloads.convnext import driver
-    from workloads.errors import UsageError
-    with driver.lease(run):
-        driver.LEASE_PATIENCE_SECONDS = 1
+    with lease.hold("/runs/one", "one"):
         try:
-            with driver.lease(run):
+            with lease.hold("/runs/one", "one", patience_seconds=1):
                 print("held twice")
         except UsageError as error:
             print(error.problem)
-    driver.LEASE_PATIENCE_SECONDS = 20
-    with driver.lease(run):
+    with lease.hold("/runs/one", "one"):
         print("held again")
 """
 
@@ -182,3 +181,122 @@ def test_a_run_has_one_driver_at_a_time() -> None:
     )
     said = ["run one is being trained by another job of this cluster.", "held again"]
     assert done.stdout.splitlines() == said, done.stderr
+
+
+ABSENT = """
+import dataclasses, json, random, sys
+from pathlib import Path
+from workloads import session
+place = session.prepare()
+from benchmarks import kill_trials, kill_work
+bench = kill_trials.Bench(Path(sys.argv[1]))
+kill_work.write_images(bench.data)
+with session.connect(place, cpus=2):
+    print(json.dumps(kill_trials.absent_rank(bench, "absent", 3.0, random.Random(0))))
+"""
+
+
+def test_a_rank_that_stays_away_from_a_collective_costs_its_timeout_and_a_restart(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", ABSENT, str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["beyond_timeout"] < 30  # 10 on a quiet machine, as `python -m benchmarks.kills` measures it
+    assert (found["missing"], found["repeated"], found["orphans"]) == (0, 0, 0)
+
+
+INFEASIBLE = """
+import argparse, dataclasses, sys, time
+from workloads import session
+place = session.prepare()
+from workloads.convnext import train
+parser = argparse.ArgumentParser()
+train.add_train_arguments(parser)
+run = train.plan(parser.parse_args(["--run", "big", "--data", "synthetic", "--workers", "3:8"]), place)
+with session.connect(place, cpus=2):
+    from workloads.convnext import driver
+    from workloads.errors import InfeasibleError
+    time.sleep(11)  # nodes that have just joined may be followed by others
+    began = time.monotonic()
+    try:
+        driver.fit(run)
+    except InfeasibleError as error:
+        print(error.exit_code, time.monotonic() - began < 5, error.problem)
+"""
+
+
+def test_more_workers_than_a_ray_without_autoscaler_has_are_refused_at_once(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", INFEASIBLE],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout.splitlines()[-1:] == [
+        "3 True This cluster can never give 3 workers with 1 CPU: 2 of them up, and it has no autoscaler that could "
+        "add one."
+    ], done.stderr
+
+
+GROWING = """
+import json, sys
+from pathlib import Path
+from workloads import session
+place = session.prepare()
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from benchmarks import kill_trials, kill_work
+from workloads.convnext import driver, report
+driver.RESIZE_SECONDS = 2.0
+bench = kill_trials.Bench(Path(sys.argv[1]))
+kill_work.write_images(bench.data)
+run = bench.run("growing", bench.config(epochs=30, checkpoint_seconds=600.0), workers=2, least=1)
+seen = kill_trials.Observation(Path(f"{run.folder.path}-observed"))
+with session.connect(place, cpus=2):
+    taken = placement_group([{"CPU": 1}])
+    ray.get(taken.ready())
+
+    def give_back():
+        kill_trials.until(lambda: len(seen.lines()) > 10)
+        remove_placement_group(taken)
+
+    with kill_trials.in_background(give_back):
+        driver.fit(run, work=kill_work.observed)
+first, second = seen.attempts()
+last = max(line["step"] for line in seen.lines() if line["attempt"] == first)
+print(json.dumps({
+    "worlds": [seen.first(attempt)["world"] for attempt in (first, second)],
+    "redone": last - seen.first(second)["step"] + 1,
+    "reasons": [record["reason"] for record in report.history(run.folder) if record["event"] == "checkpoint"],
+    **seen.exactness(30, kill_work.IMAGES),
+}))
+"""
+
+
+def test_an_elastic_run_grows_when_there_is_room_and_saves_before(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", GROWING, str(tmp_path)],
+        cwd=ROOT,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["worlds"] == [1, 2]
+    # No interval was over: but for the checkpoint before the change, all beyond the first step would be redone.
+    assert [reason for reason in found["reasons"] if reason != "interval"] == ["resize", "end"]
+    assert 0 <= found["redone"] < 60
+    assert (found["missing"], found["repeated"]) == (0, 0)

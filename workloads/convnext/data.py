@@ -1,4 +1,4 @@
-"""The two splits of a run's data: streamed from a folder, resident on the device, or made up (`synthetic`)."""
+"""The two splits of a run's data: streamed from folders or shards, resident on the device, or made up (`synthetic`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workloads.convnext.config import Augmentation, TrainConfig
-from workloads.convnext.folder import FolderImages
-from workloads.convnext.sampling import Batch, Slot, Source, chance
+from workloads.convnext.augment import SHIFT, keyed, randaugment
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.folder import FolderPictures, class_folders
+from workloads.convnext.pictures import LAYOUT, PictureStore, unreadable
+from workloads.convnext.sampling import Batch, Draw, Slot, Source, chance
+from workloads.convnext.shards import ShardPictures
+from workloads.convnext.stream import StreamedImages
 from workloads.errors import UsageError
 
 SYNTHETIC = "synthetic"
@@ -18,16 +22,29 @@ SYNTHETIC_CLASSES = 10
 
 
 class ResidentImages:
-    """All images of a split as one uint8 tensor on the device: no loader, no copies, augmentation by indexing."""
+    """All images of a split as one uint8 tensor on the device: no loader, no copies, moved and mirrored by indexing.
+
+    RandAugment alone works on one image at a time, which is slow on a GPU: stream the images where that matters.
+    """
 
     def __init__(
-        self, images: Tensor, labels: Tensor, classes: Sequence[str], augmentation: Augmentation, seed: int
+        self, images: Tensor, labels: Tensor, classes: Sequence[str], config: TrainConfig, train: bool
     ) -> None:
+        """Take the images as they are.
+
+        Args:
+            images: uint8 [N, 3, S, S].
+            labels: int64 [N], on the same device.
+            classes: their names.
+            config: augmentation and seed.
+            train: whether the images are to be learnt from, and so altered.
+        """
         self.classes = tuple(classes)
         self._images = images
         self._labels = labels
-        self._augmentation = augmentation
-        self._seed = seed
+        self._seed = config.seed
+        self._augmentation = config.augmentation if train else "none"
+        self._randaugment = randaugment(config) if train else []
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -37,12 +54,16 @@ class ResidentImages:
             indices = slot.indices.to(self._images.device)
             images = self._images[indices]
             if self._augmentation != "none":
-                images = self._augmented(images, indices, epoch)
+                images = self._moved(images, indices, epoch)
+            for transform in self._randaugment:
+                named = zip(images, slot.indices.tolist(), strict=True)
+                images = torch.stack([keyed(transform, image, index, self._seed, epoch) for image, index in named])
             yield Batch(images, self._labels[indices], slot)
 
-    def _augmented(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        reach = images.shape[-1] // 16
-        down, across, mirror = (chance(indices, self._seed, epoch * 3 + draw) for draw in range(3))
+    def _moved(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        reach = images.shape[-1] // SHIFT
+        draws = (Draw.DOWN, Draw.ACROSS, Draw.MIRROR)
+        down, across, mirror = (chance(indices, self._seed, epoch, draw) for draw in draws)
         shifted = _shift(images, down % (2 * reach + 1) - reach, across % (2 * reach + 1) - reach)
         if self._augmentation == "shift":
             return shifted
@@ -63,15 +84,15 @@ def _synthetic(config: TrainConfig, device: torch.device) -> tuple[Source, Sourc
     generator = torch.Generator().manual_seed(config.seed)
     prototypes = torch.randint(0, 256, (SYNTHETIC_CLASSES, 3, 8, 8), generator=generator, dtype=torch.uint8)
 
-    def split(count: int) -> ResidentImages:
+    def split(count: int, train: bool) -> ResidentImages:
         labels = torch.arange(count) % SYNTHETIC_CLASSES
         noise = torch.randint(0, 128, (count, 3, 8, 8), generator=generator, dtype=torch.int64)
         images = (prototypes[labels].long() // 2 + noise).to(torch.uint8)
         images = torch.nn.functional.interpolate(images, size=(config.image_size, config.image_size))
         names = [str(number) for number in range(SYNTHETIC_CLASSES)]
-        return ResidentImages(images.to(device), labels.to(device), names, config.augmentation, config.seed)
+        return ResidentImages(images.to(device), labels.to(device), names, config, train)
 
-    return split(max(1024, config.batch_size)), split(256)
+    return split(max(1024, config.batch_size), train=True), split(256, train=False)
 
 
 def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tuple[Source, Source]:
@@ -79,19 +100,20 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
 
     Args:
         config: which data, how it is decoded and augmented.
-        root: the image folder; None for `synthetic`.
+        root: the image folder or the shards; None for `synthetic`.
         device: where resident images live.
 
     Raises:
         UsageError: nothing there, or a batch larger than the training split.
-        DataIntegrityError: a class without images, or an image that cannot be decoded.
+        DataIntegrityError: a class without images, a damaged shard, or an image that cannot be decoded.
+        PlaceError: the data cannot be read.
     """
     train: Source
     val: Source
     if root is None:
         train, val = _synthetic(config, device)
     else:
-        train, val = _folders(config, root, device)
+        train, val = _stored(config, root, device)
     if config.batch_size > len(train):
         raise UsageError(
             f"batch_size is {config.batch_size}, but {config.data} has {len(train)} training images.",
@@ -100,14 +122,38 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
     return train, val
 
 
-def _folders(config: TrainConfig, root: Path, device: torch.device) -> tuple[Source, Source]:
-    train = FolderImages(root, "train", config)
-    val = FolderImages(root, "val", config, train.classes)
+def _stored(config: TrainConfig, root: Path, device: torch.device) -> tuple[Source, Source]:
+    stored, held_out = stores(root)
+    train, val = StreamedImages(stored, config, train=True), StreamedImages(held_out, config, train=False)
     if not config.resident:
         return train, val
 
-    def resident(split: FolderImages, augmentation: Augmentation) -> ResidentImages:
+    def resident(split: StreamedImages, train: bool) -> ResidentImages:
         images, labels = split.decoded()
-        return ResidentImages(images.to(device), labels.to(device), split.classes, augmentation, config.seed)
+        return ResidentImages(images.to(device), labels.to(device), split.classes, config, train)
 
-    return resident(train, config.augmentation), resident(val, "none")
+    return resident(train, train=True), resident(val, train=False)
+
+
+def stores(root: Path) -> tuple[PictureStore, PictureStore]:
+    """The pictures of the training and of the validation split, listed and not opened.
+
+    Raises:
+        As `sources`.
+    """
+    if not root.is_dir():
+        raise UsageError(f"the data path {root} does not exist.", "Name another with --data, or write the data first.")
+    train = _store(root / "train", None)
+    return train, _store(root / "val", train.classes)
+
+
+def _store(folder: Path, known: Sequence[str] | None) -> PictureStore:
+    if not folder.is_dir():
+        raise UsageError(f"{folder.parent} holds no folder {folder.name!r}.", LAYOUT)
+    try:
+        shards, classes = any(folder.glob("*.tar")), class_folders(folder)
+    except OSError as error:
+        raise unreadable(str(folder), error) from error
+    if shards and classes:
+        raise UsageError(f"{folder} holds both shards and class folders.", "Keep one of the two.")
+    return ShardPictures(folder, known) if shards else FolderPictures(folder, known)

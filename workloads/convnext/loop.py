@@ -6,32 +6,26 @@ All ranks compute the same records, because every sum in them is reduced over ra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.convnext import model as architecture
+from workloads.convnext import execution, flops, snapshot
+from workloads.convnext.augment import DeviceAugmentation
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.meter import Meter, Tally
-from workloads.convnext.model import AveragedWeights
+from workloads.convnext.model import AveragedWeights, parameter_groups
 from workloads.convnext.sampling import Batch, Source, order, slots
-from workloads.errors import UsageError, WorkloadFailedError
+from workloads.convnext.schedule import learning_rate
+from workloads.errors import WorkloadFailedError
 
 Record = dict[str, Any]
-
-MEAN = (123.675, 116.28, 103.53)
-DEVIATION = (58.395, 57.12, 57.375)
-"""ImageNet's channel statistics on the 0..255 scale, as torchvision's transforms publish them."""
-
-FINAL_LEARNING_RATE = 0.01
-"""Where the cosine ends, as a share of the peak."""
 
 
 @dataclass
@@ -58,16 +52,6 @@ class Observer(Protocol):
         ...
 
 
-def learning_rate(config: TrainConfig, epochs_done: float) -> float:
-    """Linear warm-up, then a cosine to one hundredth of the peak, by epochs done (a fraction within an epoch)."""
-    if epochs_done < config.warmup_epochs:
-        return config.learning_rate * max(epochs_done, 1e-3) / config.warmup_epochs
-    span = max(config.epochs - config.warmup_epochs, 1e-9)
-    fraction = min((epochs_done - config.warmup_epochs) / span, 1.0)
-    share = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * (1 + math.cos(math.pi * fraction)) / 2
-    return config.learning_rate * share
-
-
 class Training:
     """Model, optimiser, schedule and position of one run, on this rank."""
 
@@ -86,21 +70,31 @@ class Training:
         distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if distributed else 0
         self.world_size = dist.get_world_size() if distributed else 1
-        self._cuda = device.type == "cuda"
-        if self._cuda:
-            torch.set_float32_matmul_precision("high")
-            torch.backends.cudnn.benchmark = True
-        self.model = architecture.build(config.model, len(train.classes), config.drop_path, config.seed).to(device)
-        self._parallel: nn.Module = self.model
-        if distributed:
-            self._parallel = DistributedDataParallel(
-                self.model, device_ids=[device] if self._cuda else None, gradient_as_bucket_view=True, static_graph=True
-            )
-        groups = architecture.parameter_groups(self.model, config.weight_decay)
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
-        self._ema = AveragedWeights(self.model, config.ema_decay) if config.ema_decay else None
-        self._mean = torch.tensor(MEAN, device=device).view(1, 3, 1, 1)
-        self._deviation = torch.tensor(DEVIATION, device=device).view(1, 3, 1, 1)
+        self._notes = execution.configure(config, device)
+        with execution.within_memory(config, self.world_size):
+            images = len(slots(torch.arange(config.batch_size), config.batch_size, 0, *self._parts)[0].indices)
+            built = execution.executable(config, len(train.classes), device, images)
+            self.model, self._depth, notes = built
+            self._notes += notes
+            self._parallel: nn.Module = self.model
+            if distributed:
+                self._parallel = DistributedDataParallel(
+                    self.model,
+                    device_ids=[device] if device.type == "cuda" else None,
+                    gradient_as_bucket_view=True,
+                    # Under no_sync a static graph stops reducing gradients (pytorch/pytorch pull request 187732).
+                    static_graph=config.accumulate == 1,
+                )
+            groups = parameter_groups(self.model, config.weight_decay)
+            self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+            self._ema = AveragedWeights(self.model, config.ema_decay) if config.ema_decay else None
+            self._augment = DeviceAugmentation(config, len(train.classes), device)
+        self._flops = flops.training_flops(config.model, config.image_size, len(train.classes))
+        self._peak = flops.peak(device, config.precision)
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        return self.world_size, self.config.accumulate
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -114,13 +108,20 @@ class Training:
         }
 
     def state(self) -> dict[str, Any]:
-        """Everything that `load` needs, as `torch.load(weights_only=True)` reads it; random states are derived."""
+        """Everything that `load` needs, as `torch.load(weights_only=True)` reads it: the live tensors, not copies.
+
+        No random generator is in it: whatever is random follows from the seed, the position and the image.
+        """
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ema": self._ema.state() if self._ema else [],
             "position": asdict(self.position),
         }
+
+    def snapshot(self) -> dict[str, Any]:
+        """`state`, copied to the CPU's memory: to be written while training goes on."""
+        return snapshot.copied(self.state(), self._device)
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken."""
@@ -140,32 +141,33 @@ class Training:
             WorkloadFailedError: the loss is no longer a number.
             UsageError: the batch does not fit the device's memory.
         """
-        last = self._evaluate() if self.position.epoch >= self.config.epochs else {}
-        try:
+        for note in self._notes:
+            observer.record({"event": "note", "text": note, "step": self.position.step, "epoch": self.position.epoch})
+        with execution.within_memory(self.config, self.world_size):
+            last = self._evaluate() if self.position.epoch >= self.config.epochs else {}
             while self.position.epoch < self.config.epochs:
                 last = self._epoch(observer)
-        except torch.OutOfMemoryError as error:
-            raise UsageError(
-                f"a batch of {self.config.batch_size} over {self.world_size} workers does not fit the device's memory.",
-                "Choose a smaller --batch-size or more --workers.",
-            ) from error
         return last
 
     def _epoch(self, observer: Observer) -> Record:
         config, position = self.config, self.position
         self._parallel.train()
         visit = order(len(self._train), config.seed, position.epoch)[position.consumed :]
+        shares = slots(visit, config.batch_size, self.rank, *self._parts)
         meter, whole = Meter(self._device), Tally()
-        shares = slots(visit, config.batch_size, self.rank, self.world_size)
-        for batch in self._train.batches(shares, position.epoch):
+        for number, batch in enumerate(self._train.batches(shares, position.epoch), start=1):
             meter.arrived()
-            self._step(batch, meter)
-            if position.step % config.log_steps == 0:
-                tally = meter.read()
-                whole += tally
-                observer.record(self._progress(tally))
-            if position.consumed < len(self._train):
-                observer.after_step(self)
+            complete = number % config.accumulate == 0
+            self._learn(batch, meter, complete)
+            if complete:
+                self._step(batch.slot.total)
+                if position.step % config.log_steps == 0:
+                    tally = meter.read()
+                    whole += tally
+                    observer.record(self._progress(tally))
+                if position.consumed < len(self._train):
+                    observer.after_step(self)
+            meter.waiting()
         whole += meter.read()
         record = {**self._progress(whole), **self._evaluate(), "event": "epoch"}
         position.epoch, position.consumed = position.epoch + 1, 0
@@ -173,34 +175,39 @@ class Training:
         observer.after_step(self)
         return record
 
-    def _step(self, batch: Batch, meter: Meter) -> None:
+    def _learn(self, batch: Batch, meter: Meter, complete: bool) -> None:
+        """Add one slot's gradients to those that are there; the last slot of a step reduces them over ranks."""
+        slot, epoch = batch.slot, self.position.epoch
+        indices = slot.indices.to(self._device, non_blocking=True)
+        weights = slot.weights.to(self._device, non_blocking=True)
+        pixels, targets = self._augment(batch.images, batch.labels, indices, epoch)
+        if self._depth:
+            self._depth.draw(indices, epoch)
+        with self._local() if not complete else nullcontext():
+            with execution.autocast(self.config, self._device):
+                logits = self._parallel(pixels)
+            losses = functional.cross_entropy(logits.float(), targets, reduction="none")
+            # DDP averages gradients over ranks, which hold unequal numbers of images in an uneven batch: weigh by sum.
+            ((losses * weights).sum() * (self.world_size / slot.total)).backward()
+        meter.add(losses.detach(), logits.detach().argmax(1) == targets.argmax(1), weights)
+
+    def _local(self) -> AbstractContextManager[None]:
+        parallel = self._parallel
+        return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()
+
+    def _step(self, images: int) -> None:
         config, position = self.config, self.position
         rate = learning_rate(config, position.epoch + position.consumed / len(self._train))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        # A step draws its randomness (stochastic depth) from its own number, so that a resumed run repeats it exactly.
-        torch.manual_seed((config.seed * 1_000_003 + position.step) * 4096 + self.rank)
-        weights = batch.slot.weights.to(self._device)
-        labels = batch.labels.to(self._device, non_blocking=True)
-        logits = self._logits(self._parallel, batch.images)
-        losses = functional.cross_entropy(logits, labels, label_smoothing=config.label_smoothing, reduction="none")
-        # DDP averages gradients over ranks, which hold unequal numbers of images in an uneven batch: weigh by the sum.
-        loss = (losses * weights).sum() * (self.world_size / batch.slot.total)
-        loss.backward()
         if config.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         position.step += 1
-        position.consumed += batch.slot.total
+        position.consumed += images
         if self._ema:
             self._ema.update(position.step)
-        meter.add(losses.detach(), logits.detach(), labels, weights)
-
-    def _logits(self, model: nn.Module, images: Tensor) -> Tensor:
-        pixels = images.to(self._device, non_blocking=True).float().sub(self._mean).div(self._deviation)
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._cuda):
-            return model(pixels.contiguous(memory_format=torch.channels_last)).float()
 
     def _progress(self, tally: Tally) -> Record:
         position = self.position
@@ -209,6 +216,7 @@ class Training:
                 f"the training loss is {tally.loss} at step {position.step}.",
                 "Lower --learning-rate or raise the recipe's warmup_epochs, under a new --run name.",
             )
+        rate = tally.images / max(tally.seconds, 1e-9)
         return {
             "event": "step",
             "step": position.step,
@@ -217,27 +225,24 @@ class Training:
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "train/loss": tally.loss,
             "train/accuracy": tally.accuracy,
-            "train/images_per_second": tally.images / max(tally.seconds, 1e-9),
+            "train/images_per_second": rate,
             "train/data_wait_share": tally.waited / max(tally.seconds, 1e-9),
             "seconds": tally.seconds,
-        }
+        } | ({"train/mfu": flops.utilisation(rate / self.world_size, self._flops, self._peak)} if self._peak else {})
 
     @torch.no_grad()
     def _evaluate(self) -> Record:
         self._parallel.eval()
         meter = Meter(self._device)
         visit = torch.arange(len(self._val))
-        length = max(1, min(self.config.batch_size, len(self._val)))
-        with self._ema.in_place() if self._ema else _unchanged():
+        length = max(1, min(-(-self.config.batch_size // self.config.accumulate), len(self._val)))
+        with self._ema.in_place() if self._ema else nullcontext(), execution.eager(self.config):
             for batch in self._val.batches(slots(visit, length, self.rank, self.world_size), 0):
-                labels = batch.labels.to(self._device)
-                logits = self._logits(self.model, batch.images)
-                losses = functional.cross_entropy(logits, labels, reduction="none")
-                meter.add(losses, logits, labels, batch.slot.weights.to(self._device))
+                labels = batch.labels.to(self._device, non_blocking=True)
+                with execution.autocast(self.config, self._device):
+                    logits = self.model(self._augment.normalise(batch.images))
+                losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+                weights = batch.slot.weights.to(self._device, non_blocking=True)
+                meter.add(losses, logits.argmax(1) == labels, weights)
         tally = meter.read()
         return {"val/loss": tally.loss, "val/accuracy": tally.accuracy, "val/images": int(tally.images)}
-
-
-@contextmanager
-def _unchanged() -> Iterator[None]:
-    yield

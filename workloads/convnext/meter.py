@@ -1,4 +1,7 @@
-"""Loss, accuracy and throughput: sums that stay on the device until they are read, and are exact over ranks."""
+"""Loss, accuracy and throughput: sums that stay on the device until they are read, and are exact over ranks.
+
+On a GPU, time lost to waiting for data is what the GPU itself was idle for; the host waits without losing any.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from dataclasses import dataclass, fields
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+STEPS_AHEAD = 2
+"""Batches that may be queued on a GPU: enough to keep it busy. More would let the host drain the loader's queue."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +45,86 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
         self._clear()
 
     def _clear(self) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
-        self._since = self._waiting_since = time.perf_counter()
-        self._waited = 0.0
+        self._since = time.perf_counter()
+
+    def waiting(self) -> None:
+        """The next batch is asked for."""
+        self._clock.waiting()
 
     def arrived(self) -> None:
-        """A batch has arrived: what passed since the last step was waiting for data."""
-        self._waited += time.perf_counter() - self._waiting_since
+        """It is here, and is about to be computed on."""
+        self._clock.arrived()
 
-    def add(self, losses: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Count one batch; padding has weight 0."""
-        hits = (logits.argmax(1) == labels).double()
-        self._sums += torch.stack([(losses.double() * weights).sum(), (hits * weights).sum(), weights.double().sum()])
-        self._waiting_since = time.perf_counter()
+    def add(self, losses: Tensor, hits: Tensor, weights: Tensor) -> None:
+        """Count one batch.
+
+        Args:
+            losses: of each image, [N].
+            hits: whether each was classified correctly, [N].
+            weights: 1, or 0 for padding, [N].
+        """
+        self._sums += torch.stack([losses * weights, hits * weights, weights]).sum(1, dtype=torch.float64)
 
     def read(self) -> Tally:
         """What was added on all ranks since the last reading. Collective: every rank reads equally often."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        times = [time.perf_counter() - self._since, self._waited, 1.0]
+        waited = self._clock.read()
+        times = [time.perf_counter() - self._since, waited, 1.0]
         sums = torch.cat([self._sums, torch.tensor(times, dtype=torch.float64, device=self._device)])
         if dist.is_initialized():
             dist.all_reduce(sums)
         losses, hits, images, seconds, waited, ranks = sums.tolist()
         self._clear()
         return Tally(losses, hits, images, seconds / ranks, waited / ranks)
+
+
+class _HostClock:
+    """Where the host computes: it waits for a batch from asking for it to having it."""
+
+    def __init__(self) -> None:
+        self._asked = time.perf_counter()
+        self._waited = 0.0
+
+    def waiting(self) -> None:
+        self._asked = time.perf_counter()
+
+    def arrived(self) -> None:
+        self._waited += time.perf_counter() - self._asked
+
+    def read(self) -> float:
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+
+class _DeviceClock:
+    """Where a GPU computes: it waits from the end of what was queued to the beginning of the next batch's work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ends: list[torch.cuda.Event] = []
+        self._gaps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def waiting(self) -> None:
+        self._ends.append(_now())
+        if len(self._ends) > STEPS_AHEAD:
+            self._ends.pop(0).synchronize()
+
+    def arrived(self) -> None:
+        if self._ends:
+            self._gaps.append((self._ends[-1], _now()))
+
+    def read(self) -> float:
+        torch.cuda.synchronize(self._device)
+        waited = sum(end.elapsed_time(begin) for end, begin in self._gaps) / 1000
+        self._gaps.clear()
+        return waited
+
+
+def _now() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -1,16 +1,21 @@
-"""torchvision's ConvNeXt in five sizes, not pretrained and laid out channels last; and a running average of weights."""
+"""torchvision's ConvNeXt in five sizes, not pretrained and laid out channels last; stochastic depth; averaged weights.
+
+Stochastic depth is drawn per image, as everything random is, so that the number of ranks changes nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt
 
 from workloads.convnext.config import Model
+from workloads.convnext.sampling import chance
 
 STAGES: dict[Model, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "nano": ((24, 48, 96, 192), (1, 1, 2, 1)),
@@ -22,24 +27,68 @@ STAGES: dict[Model, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """Channels and blocks of the four stages. Tiny to large: arXiv 2201.03545, section 3; nano is ours, for laptops."""
 
 
-def build(variant: Model, classes: int, drop_path: float, seed: int) -> nn.Module:
+class Block(CNBlock):
+    """torchvision's block, with layer scale, stochastic depth and residual in one pass over memory instead of three."""
+
+    keep: Tensor | None = None
+    """What `StochasticDepth` drew for this block, [N, 1, 1, 1]: 0 for an image that skips it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        scale = self.layer_scale
+        if self.keep is not None and self.training:
+            scale = scale * self.keep
+        return torch.addcmul(input, self.block(input), scale)
+
+
+class StochasticDepth:
+    """Which images skip which blocks (arXiv 1603.09382), the last block the most often, the first never."""
+
+    def __init__(self, model: nn.Module, rate: float, seed: int, device: torch.device) -> None:
+        """Take hold of the model's blocks.
+
+        Args:
+            model: as `build` returns it.
+            rate: share of the images that skip the last block.
+            seed: of the run.
+            device: the model's.
+        """
+        self._blocks = [module for module in model.modules() if isinstance(module, Block)]
+        self._seed = seed
+        count = len(self._blocks)
+        self._numbers = torch.arange(count, device=device).unsqueeze(1)
+        self._rates = torch.linspace(0, rate, count, device=device).unsqueeze(1)
+
+    def draw(self, indices: Tensor, epoch: int) -> None:
+        """Decide for the images that the next pass sees: `indices` are theirs, int64 [N], on the model's device."""
+        stream = _DEPTH_STREAM + epoch * len(self._blocks)
+        draws = chance(indices, self._seed, 0, self._numbers + stream)
+        keep = (draws >= self._rates * 2**31) / (1 - self._rates)
+        for block, kept in zip(self._blocks, keep.view(len(self._blocks), -1, 1, 1, 1), strict=True):
+            block.keep = kept
+
+
+_DEPTH_STREAM = 1 << 40
+"""Stochastic depth's draws begin here, far from those of `sampling.Draw`, which count up from 0 with the epochs."""
+
+
+def build(variant: Model, classes: int, seed: int) -> nn.Module:
     """A freshly initialised model, the same for the same seed on every rank.
 
     It maps float images [N, 3, H, W] to logits [N, classes]. The weights are channels last *before* DDP wraps them:
     otherwise the depthwise convolutions' gradients have other strides than DDP's buckets and DDP warns at each of them.
     """
     channels, depths = STAGES[variant]
-    blocks = [
+    stages = [
         CNBlockConfig(width, following, depth)
         for width, following, depth in zip(channels, (*channels[1:], None), depths, strict=True)
     ]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = ConvNeXt(blocks, stochastic_depth_prob=drop_path, num_classes=classes)
+        model = ConvNeXt(stages, num_classes=classes, block=Block)
     return model.to(memory_format=torch.channels_last)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """AdamW groups: weight decay on matrices and kernels, none on biases, norms and layer scales."""
     decayed = [parameter for parameter in model.parameters() if _is_matrix(parameter)]
     others = [parameter for parameter in model.parameters() if not _is_matrix(parameter)]
@@ -56,15 +105,16 @@ class AveragedWeights:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._decay = decay
-        self._weights = [parameter.detach().clone() for parameter in model.parameters()]
-        self._model = model
+        # The same storage as the parameters', so that an update need not collect them again.
+        self._current = [parameter.detach() for parameter in model.parameters()]
+        self._weights = [weight.clone() for weight in self._current]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Move towards the model's weights; faster at first, when the average is still the initial weights."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        current = [parameter.detach() for parameter in self._model.parameters()]
-        get_ema_multi_avg_fn(decay)(self._weights, current, 1)
+        # One fused launch for all weights rather than one for each.
+        get_ema_multi_avg_fn(decay)(self._weights, self._current, 1)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -77,9 +127,9 @@ class AveragedWeights:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for average, parameter in zip(self._weights, self._model.parameters(), strict=True):
-            held = parameter.detach().clone()
-            parameter.copy_(average)
+        for average, current in zip(self._weights, self._current, strict=True):
+            held = current.clone()
+            current.copy_(average)
             average.copy_(held)
 
     def state(self) -> list[Tensor]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +15,12 @@ from workloads.tracking import Record, merge, parse
 
 JOURNAL = "journal"
 """Folder of a run's history: a segment per checkpoint, written before its COMMIT, named so that they sort by time."""
+
+WANDB = "wandb"
+"""Folder of the results with W&B's own files."""
+
+READERS = 16
+"""Segments read at a time: a week's are a thousand small objects, each of which costs its latency."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +33,63 @@ class Written:
     """Folder of the results in the runs bucket."""
 
 
+class Segments:
+    """A run's history on its way into the bucket: rank 0 collects it and closes a segment for each checkpoint.
+
+    Rank 0 and not the head, which has the same records in its own journal: only rank 0 can write them before the COMMIT
+    that they belong to, and the head may be reclaimed with what was reported and not yet kept.
+    """
+
+    def __init__(self, folder: Folder, attempt: int) -> None:
+        """Begin an attempt's history.
+
+        Args:
+            folder: of the run.
+            attempt: number that is larger for each later attempt, nanoseconds since 1970.
+        """
+        self._folder = folder.child(JOURNAL)
+        self._attempt = attempt
+        self._written = 0
+        self._open: list[Record] = []
+        self._closed: list[Record] = []
+        self._lock = threading.Lock()
+
+    def add(self, record: Record) -> None:
+        """Collect a record; called by the step loop, and never waits for the bucket."""
+        self._open.append(record)
+
+    def close(self) -> Callable[[], None]:
+        """End the segment here.
+
+        Returns:
+            What writes it, for another thread to call before COMMIT. Should that fail, the next segment has the records
+            too; where all are written already it does nothing.
+        """
+        closed, self._open = self._open, []
+        with self._lock:
+            self._closed += closed
+        return self._write
+
+    def _write(self) -> None:
+        # The lock is not held while the bucket is written: `close` must not wait for it.
+        with self._lock:
+            records = list(self._closed)
+        if not records:
+            return
+        name = f"{self._attempt:019d}-{self._written:06d}.jsonl"
+        self._folder.write(name, "".join(json.dumps(record) + "\n" for record in records).encode())
+        with self._lock:
+            del self._closed[: len(records)]
+        self._written += 1
+
+
 def history(folder: Folder) -> list[Record]:
     """The records of all attempts at a run, as one history."""
     segments = folder.child(JOURNAL)
     whole = [name for name in segments.names() if name.endswith(".jsonl")]
-    return merge([record for name in whole for record in parse(segments.read(name).decode())])
-
-
-def keep(folder: Folder, name: str, records: list[Record]) -> None:
-    """Write one segment of a run's history."""
-    folder.child(JOURNAL).write(f"{name}.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+    with ThreadPoolExecutor(READERS) as pool:
+        contents = list(pool.map(segments.read, whole))
+    return merge(record for content in contents for record in parse(content.decode()))
 
 
 def publish(folder: Folder, results: Path, summary: Record) -> Written:
@@ -58,4 +114,7 @@ def publish(folder: Folder, results: Path, summary: Record) -> Written:
     for name, content in files.items():
         (results / name).write_bytes(content)
         kept.write(name, content)
+    # Recorded offline, W&B's part is a file too, and the head that has it may be gone when somebody syncs it.
+    for file in results.glob(f"{WANDB}/wandb/offline-run-*/*.wandb"):
+        kept.child(WANDB, file.parent.name).write(file.name, file.read_bytes())
     return Written(table, kept.uri)

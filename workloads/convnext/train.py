@@ -11,21 +11,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
-from workloads import progress, run_name, session
+from workloads import effective, progress, run_name, session
 from workloads.convnext import config as configuration
-from workloads.convnext import report
+from workloads.convnext import location, report
 from workloads.convnext.config import TrainConfig
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
 from workloads.storage import Folder, locate
 from workloads.tracking import Follower, Record, Wandb, WandbMode, wandb_reader
+from workloads.tune import space_file
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
 """Fields of the configuration that have a flag of their name; the others are the recipe's business."""
 
 CPU_WORKERS = 2
 """Workers where there are no GPUs: the least that shows that the distributed code works."""
+
+COLLECTIVE_TIMEOUT_SECONDS = 600.0
+"""By default torch waits 30 minutes in a collective, and Ray for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +47,37 @@ class Run:
     results: Path
     """Table, plot, JSON lines and the growing journal, on this machine."""
     workers: int
-    """Ray Train workers: one per GPU, or one per CPU."""
+    """Ray Train workers, one per GPU or one per CPU; of an elastic run, the most."""
+    least_workers: int
+    """Below `workers`, the run is elastic: it starts, and goes on after a loss, with what there is, from here up."""
     gpus_per_node: int
     """GPUs of one node; 0 trains on CPUs with gloo."""
     gpu_max_nodes: int
     """Most GPU nodes the stack can ever have."""
     timeout: float
-    """Longest wait for capacity, seconds."""
+    """Longest wait for capacity, seconds: before the first step, and each time that workers are lost."""
+    collective_timeout: float = COLLECTIVE_TIMEOUT_SECONDS
+    """Seconds after which a rank that waits in a collective gives the others up, and all start again."""
 
     @property
     def journal(self) -> Path:
         """This attempt's records, for those that follow it; the history that lasts is in `folder`."""
         return self.results / "journal" / f"{self.attempt}.jsonl"
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What Ray gives each worker. One CPU on a GPU node too: the loader's processes are not Ray's."""
+        return {"GPU": 1, "CPU": 1} if self.gpus_per_node else {"CPU": 1}
+
+    @property
+    def strategy(self) -> Literal["PACK", "SPREAD"]:
+        """Ray's name for where workers go: GPUs of one node are nearest to each other, CPUs are for showing nodes."""
+        return "PACK" if self.gpus_per_node else "SPREAD"
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """What all workers need, and what is asked of Ray."""
+        return [self.bundle] * self.workers
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +95,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, help="images per optimiser step, over all workers together")
     add("--learning-rate", type=float, help="peak of the schedule")
     add("--seed", type=int, help="of initial weights, order and augmentation")
-    add("--workers", type=int, help=f"default: the GPUs of one node, or {CPU_WORKERS} on CPUs")
+    add("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the recipe; repeatable")
+    add(
+        "--workers",
+        metavar="N|MIN:MAX",
+        help=f"how many, or between which numbers (default: the GPUs of one node, {CPU_WORKERS} on CPUs)",
+    )
     add("--storage", metavar="PLACE", help="folder of all runs (default: the stack's runs bucket, else .oasis/runs)")
     add(
         "--results",
@@ -86,6 +114,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--timeout", type=float, default=1800, metavar="SECONDS", help="longest wait for capacity (default %(default)g)"
     )
+    effective.add_dry_run_arguments(parser)
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -97,6 +126,11 @@ def run_train(args: argparse.Namespace) -> int:
     """
     place = session.prepare(args.address)
     run = plan(args, place)
+    if args.dry_run:
+        return effective.show(effective.of_train(args, run, place), run.bundles, run.strategy, args.json)
+    if unseen := location.check_data(run.config.data, here=place.embedded):
+        progress.note(unseen)
+    location.check_storage(run.folder)
     cluster = place.environment
     wandb = wandb_reader(
         args.wandb,
@@ -106,9 +140,11 @@ def run_train(args: argparse.Namespace) -> int:
         args.wandb_key_file,
         cluster.wandb_secret if cluster else "",
         progress.note,
+        lambda: report.history(run.folder),
     )
     kind = "GPU" if run.gpus_per_node else "CPU"
-    progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {run.workers} {kind} workers")
+    workers = str(run.workers) if run.least_workers == run.workers else f"{run.least_workers} to {run.workers}"
+    progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {workers} {kind} workers")
     progress.note(f"checkpoints and results: {run.folder.uri}")
     try:
         with session.connect(place, cpus=run.workers), _following(run, wandb):
@@ -129,30 +165,41 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
     Raises:
         UsageError: a value that no run can have.
     """
-    changes = {name: getattr(args, name) for name in TUNED_FIELDS}
+    changes = {name: getattr(args, name) for name in TUNED_FIELDS} | space_file.assigned(args.set, TUNED_FIELDS)
     config = configuration.from_recipe(args.recipe, **changes)
     now = time.gmtime()
     name = args.run or f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}"
     run_name.check("--run", name)
     cluster = place.environment
     gpus = cluster.gpus_per_node if cluster else 0
-    workers = args.workers if args.workers is not None else gpus or CPU_WORKERS
-    if not 1 <= workers <= config.batch_size:
-        raise UsageError(
-            f"--workers is {workers}; a batch of {config.batch_size} images can be shared by 1 to {config.batch_size}.",
-            "Leave it out for the place's own number.",
-        )
+    least, most = _workers(args.workers, gpus or CPU_WORKERS, config.batch_size)
     return Run(
         name=name,
         attempt=f"{time.strftime('%Y%m%dT%H%M%S', now)}-{time.time_ns() % 1_000_000_000:09d}",
         config=config,
         folder=locate(args.storage or (cluster.runs_uri if cluster else ".oasis/runs")).child(name),
         results=Path(args.results).expanduser().absolute() / name,
-        workers=workers,
+        workers=most,
+        least_workers=least,
         gpus_per_node=gpus,
         gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
         timeout=args.timeout,
     )
+
+
+def _workers(given: str | None, default: int, batch_size: int) -> tuple[int, int]:
+    """The fewest and the most workers that `--workers` allows."""
+    if given is None:
+        return min(default, batch_size), min(default, batch_size)
+    first, colon, second = given.partition(":")
+    numbers = [int(number) if number.isdecimal() else 0 for number in ((first, second) if colon else (first, first))]
+    least, most = numbers
+    if not 1 <= least <= most <= batch_size:
+        raise UsageError(
+            f"--workers is {given}; it is a number or MIN:MAX, from 1 to {batch_size}, as many as a batch has images.",
+            "Leave it out for the place's own number.",
+        )
+    return least, most
 
 
 @contextmanager

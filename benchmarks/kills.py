@@ -1,0 +1,233 @@
+"""Kills training runs on a real Ray; what it cost them goes to benchmarks/kills.json: `python -m benchmarks.kills`.
+
+Each trial is kept when it ends, so that an interrupted measurement goes on where it was: the same command again, or
+`--fresh` to begin anew. The baseline, Ray Train's own checkpoints with its defaults, is killed by the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.platform import machine
+from workloads import session
+
+if TYPE_CHECKING:
+    from benchmarks.kill_trials import Bench
+
+RESULTS = Path(__file__).with_suffix(".json")
+KEPT = Path(".oasis/benchmarks/kills.jsonl")
+"""Every trial's own record, by part and number."""
+
+KILLS_PER_RUN = 2
+ABSENCE_TIMEOUT_SECONDS = 3.0
+
+Record = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials that are missing, print the figures and keep them; returns 1 if a figure is not as it must be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--runs", type=int, default=20, metavar="N", help=f"runs killed {KILLS_PER_RUN} times each (%(default)s)")
+    add(
+        "--schedules",
+        type=int,
+        default=20,
+        metavar="N",
+        help="runs on two numbers of ranks, killed on each (%(default)s)",
+    )
+    add("--absent", type=int, default=5, metavar="N", help="runs with a rank that stays away (%(default)s)")
+    add("--drivers", type=int, default=10, metavar="N", help="kills of one run's driver (%(default)s)")
+    add("--baseline", type=int, default=8, metavar="N", help="kills of Ray Train's own way (%(default)s)")
+    add("--seed", type=int, default=0, help="of the moments and ranks (%(default)s)")
+    add("--fresh", action="store_true", help="forget the trials kept from earlier")
+    given = parser.parse_args(arguments)
+    if given.fresh:
+        KEPT.unlink(missing_ok=True)
+    measure(given)
+    records = kept()
+    figures = {"date": datetime.date.today().isoformat(), "machine": machine(), **summary(records)}
+    text = json.dumps(figures, indent=2)
+    print(text)
+    RESULTS.write_text(text + "\n")
+    return 1 if figures["wrong"] else 0
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Run what is missing, all of it on one Ray."""
+    missing = [
+        (part, number)
+        for part, count in (
+            ("killed", given.runs),
+            ("resized", given.schedules),
+            ("absent", given.absent),
+            ("drivers", 1 if given.drivers else 0),
+            ("baseline", 1 if given.baseline else 0),
+        )
+        for number in range(count)
+        if (part, number) not in {(record["part"], record["number"]) for record in kept()}
+    ]
+    if not missing:
+        return
+    place = session.prepare()
+    from benchmarks import kill_trials, kill_work
+
+    with tempfile.TemporaryDirectory(prefix="oasis-kills-") as folder, session.connect(place, cpus=kill_trials.CPUS):
+        bench = kill_trials.Bench(Path(folder))
+        kill_work.write_images(bench.data)
+        expected = kill_trials.undisturbed(bench, "undisturbed") if ("killed", given.runs - 1) in missing else ""
+        for part, number in missing:
+            began = time.monotonic()
+            try:
+                record = trial(bench, part, number, given, expected)
+            except kill_trials.FAILED as error:
+                record = {"failed": f"{type(error).__name__}: {error}"}
+            keep({"part": part, "number": number, "seconds": round(time.monotonic() - began, 1), **record})
+
+
+def trial(bench: Bench, part: str, number: int, given: argparse.Namespace, expected: str) -> Record:
+    """One trial of a part; `expected` is the final state of a run that nobody kills."""
+    from benchmarks import kill_trials
+
+    name, chance = f"{part}-{number}", random.Random(f"{given.seed}/{part}/{number}")
+    match part:
+        case "killed":
+            return kill_trials.killed_run(bench, name, KILLS_PER_RUN, chance, expected)
+        case "resized":
+            return kill_trials.resized_run(bench, name, chance)
+        case "absent":
+            return kill_trials.absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance)
+        case "drivers":
+            return kill_trials.killed_drivers(bench, name, given.drivers, chance)
+        case _:
+            return kill_trials.baseline(bench, name, given.baseline, chance)
+
+
+def keep(record: Record) -> None:
+    """Add one trial to those that are kept, and show it."""
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"date": datetime.date.today().isoformat(), **record})
+    with KEPT.open("a") as stream:
+        stream.write(line + "\n")
+    print(line, file=sys.stderr, flush=True)
+
+
+def kept() -> list[Record]:
+    """The trials of this and earlier invocations."""
+    return [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+
+
+def summary(records: Sequence[Record]) -> Record:
+    """The figures of these trials; `wrong` lists every trial that is not as it must be."""
+    from benchmarks.kill_trials import BASELINE_STEPS, INTERVAL_SECONDS
+
+    parts = {part: [record for record in records if record["part"] == part] for part in PARTS}
+    figures: Record = {"interval_seconds": INTERVAL_SECONDS, "baseline_interval_steps": BASELINE_STEPS}
+    figures |= {part: PARTS[part](found) for part, found in parts.items() if found}
+    figures["dates"] = sorted({record["date"] for record in records})
+    figures["wrong"] = [
+        {"part": record["part"], "number": record["number"]}
+        for part, found in parts.items()
+        if part != "baseline"
+        for record in found
+        if not right(record, INTERVAL_SECONDS)
+    ]
+    return figures
+
+
+def right(record: Record, interval: float) -> bool:
+    """Whether a trial lost nothing that it may not lose."""
+    if "failed" in record:
+        return False
+    return (
+        all(within(kill, interval) for kill in record.get("kills", ()))
+        and record.get("equal", True)
+        and not any(record.get(name, 0) for name in ("orphans", "missing", "repeated"))
+        and record.get("beyond_timeout", 0) <= 10
+        and record.get("continued") == record.get("drivers_killed")
+    )
+
+
+def within(kill: Record, interval: float) -> bool:
+    """Whether a kill cost at most one interval and one step."""
+    return kill["redone_seconds"] <= interval + kill["longest_step"]
+
+
+def _killed(records: Sequence[Record]) -> Record:
+    whole = [record for record in records if "failed" not in record]
+    return {
+        **_kills(whole),
+        "bitwise_equal": f"{sum(record.get('equal', False) for record in whole)} of {len(records)}",
+        **_totals(whole),
+    }
+
+
+def _kills(records: Sequence[Record]) -> Record:
+    from benchmarks.kill_trials import INTERVAL_SECONDS
+
+    kills = [kill for record in records for kill in record["kills"]]
+    recovered = sorted(kill["recovered"] for kill in kills)
+    return {
+        "kills": len(kills),
+        "within_interval_and_step": sum(within(kill, INTERVAL_SECONDS) for kill in kills),
+        "redone_seconds": spread([kill["redone_seconds"] for kill in kills]),
+        "redone_steps": spread([kill["redone"] for kill in kills]),
+        "recovered_seconds": spread(recovered)
+        | {"p95": round(recovered[max(0, -(-95 * len(recovered) // 100) - 1)], 2)},
+        "orphans": sum(record["orphans"] for record in records),
+    }
+
+
+def _resized(records: Sequence[Record]) -> Record:
+    whole = [record for record in records if "failed" not in record]
+    return {"schedules": len(records), "worlds": [record["worlds"] for record in whole], **_totals(whole)}
+
+
+def _absent(records: Sequence[Record]) -> Record:
+    whole = [record for record in records if "failed" not in record]
+    beyond = [record["beyond_timeout"] for record in whole]
+    return {"trials": len(records), "seconds_beyond_timeout": spread(beyond), **_totals(whole)}
+
+
+def _drivers(records: Sequence[Record]) -> Record:
+    return {name: sum(record.get(name, 0) for record in records) for name in ("drivers_killed", "continued")}
+
+
+def _totals(records: Sequence[Record]) -> Record:
+    return {name: sum(record[name] for record in records) for name in ("missing", "repeated", "orphans")}
+
+
+PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
+    "killed": _killed,
+    "resized": _resized,
+    "absent": _absent,
+    "drivers": _drivers,
+    "baseline": _kills,
+}
+
+
+def spread(values: Sequence[float]) -> Record:
+    """Median, least and most."""
+    if not values:
+        return {}
+    return {
+        "median": round(statistics.median(values), 2),
+        "least": round(min(values), 2),
+        "most": round(max(values), 2),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""When the loop saves and what it waits for: a real training on made-up images, with the store it saves to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from workloads import manifest
+from workloads.checkpoint import CheckpointStore
+from workloads.convnext import config as configuration
+from workloads.convnext import notice, report
+from workloads.convnext.data import sources
+from workloads.convnext.loop import Record, Training
+from workloads.convnext.reporter import Reporter
+from workloads.interval import DEADLINE_MARGIN
+from workloads.storage import Folder, locate
+
+NEVER = 3600.0
+
+
+@dataclasses.dataclass
+class Place:
+    """One run on this process alone."""
+
+    training: Training
+    reporter: Reporter
+    folder: Folder
+    sent: list[Record]
+
+    def committed(self) -> list[int]:
+        """Steps of the committed checkpoints."""
+        return [int(name.partition("-")[0]) for name in manifest.committed(self.folder.child("checkpoints").files())]
+
+    def reasons(self) -> list[tuple[int, str]]:
+        """Step and reason of each checkpoint that was told of."""
+        self.reporter.flush()
+        return [(record["step"], record["reason"]) for record in self.sent if record["event"] == "checkpoint"]
+
+
+def place(directory: Path, leads: bool = True, **changes: Any) -> Place:
+    given: dict[str, Any] = {
+        "data": "synthetic",
+        "epochs": 1,
+        "batch_size": 256,
+        "checkpoint_seconds": NEVER,
+        **changes,
+    }
+    config = dataclasses.replace(configuration.digits_laptop(), augmentation="none", log_steps=1, **given)
+    device = torch.device("cpu")
+    training = Training(config, *sources(config, None, device), device)
+    folder = locate(directory / "run")
+    store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
+    sent: list[Record] = []
+    return Place(training, Reporter(config, store, folder, leads, sent.extend), folder, sent)
+
+
+def test_a_run_ends_with_its_last_state_committed_and_its_whole_history_stored(tmp_path: Path) -> None:
+    found = place(tmp_path)
+    found.training.run(found.reporter)
+    assert found.committed()[-1] == found.training.position.step == 4
+    found.reporter.finish()
+    history = report.history(found.folder)
+    assert [record["step"] for record in history if record["event"] == "step"] == [1, 2, 3, 4]
+    assert [record["reason"] for record in history if record["event"] == "checkpoint"][-1] == "end"
+    assert {record["event"] for record in found.sent} >= {"step", "epoch", "checkpoint"}
+
+
+def test_what_is_committed_is_never_ahead_of_the_history_stored(tmp_path: Path) -> None:
+    found = place(tmp_path, checkpoint_seconds=0.01, epochs=3)
+    ahead: list[int] = []
+
+    class Watching:
+        """Looks after each step at what a kill would now leave."""
+
+        def record(self, record: Record) -> None:
+            found.reporter.record(record)
+
+        def after_step(self, training: Training) -> None:
+            found.reporter.after_step(training)
+            newest = max(found.committed(), default=0)
+            stored = {record["step"] for record in report.history(found.folder) if record["event"] == "step"}
+            ahead.extend({*range(1, newest + 1)} - stored)
+
+    found.training.run(Watching())
+    assert len(found.reasons()) >= 3
+    assert ahead == []
+
+
+def test_only_rank_0_saves_and_keeps_records(tmp_path: Path) -> None:
+    found = place(tmp_path, leads=False)
+    found.training.run(found.reporter)
+    found.reporter.finish()
+    assert (found.committed(), found.sent, found.folder.files()) == ([], [], [])
+
+
+@pytest.mark.parametrize("left", [3600.0, float("inf")])
+def test_a_notice_is_answered_by_a_checkpoint_before_the_next_step(tmp_path: Path, left: float) -> None:
+    found = place(tmp_path, epochs=2)
+    watched: Any = SimpleNamespace(deadline=None)
+    found.reporter.start(0.0, None, watched)
+    seen: list[tuple[int, list[int]]] = []
+
+    class Noticed:
+        """A notice comes during step 3."""
+
+        def record(self, record: Record) -> None:
+            found.reporter.record(record)
+
+        def after_step(self, training: Training) -> None:
+            if training.position.step == 3:
+                watched.deadline = watched.deadline or time.time() + left
+            found.reporter.after_step(training)
+            seen.append((training.position.step, found.committed()))
+
+    found.training.run(Noticed())
+    assert 3 in dict(seen)[3]
+    saves = [reason for reason in found.reasons() if reason[1] != "interval"]
+    assert (saves[0], saves[-1]) == ((3, "notice"), (8, "end"))
+    (told,) = [record for record in found.sent if record["event"] == "notice"]
+    assert told["step"] == 3
+    json.dumps(told, allow_nan=False)
+
+
+def test_before_the_node_goes_the_work_since_the_notice_is_saved_too(tmp_path: Path) -> None:
+    found = place(tmp_path, epochs=400)
+    watched: Any = SimpleNamespace(deadline=time.time() + 3)
+    found.reporter.start(0.0, None, watched)
+
+    class Gone(Exception):
+        """The node is taken."""
+
+    class UntilItGoes:
+        """Ends as a node does: without a word."""
+
+        def record(self, record: Record) -> None:
+            found.reporter.record(record)
+
+        def after_step(self, training: Training) -> None:
+            if time.time() > watched.deadline:
+                raise Gone
+            found.reporter.after_step(training)
+
+    with pytest.raises(Gone):
+        found.training.run(UntilItGoes())
+    assert found.reasons()[0] == (1, "notice")
+    assert max(found.committed()) > 1
+
+
+def test_the_controllers_request_is_answered_when_the_state_is_committed(tmp_path: Path) -> None:
+    found = place(tmp_path)
+    notice.ask()
+    assert (notice.asked(), notice.answered()) == (True, False)
+    found.training.run(found.reporter)
+    assert (notice.asked(), notice.answered()) == (False, True)
+    assert found.reasons()[0] == (1, "resize")
+
+
+def test_a_checkpoint_comes_before_the_end_of_the_run_duration(tmp_path: Path) -> None:
+    found = place(tmp_path, epochs=400)
+    margin_begins = time.time() + 2
+    found.reporter.start(0.0, margin_begins + DEADLINE_MARGIN, None)
+
+    class Saved(Exception):
+        """There is a checkpoint, though no interval is over."""
+
+    class UntilSaved:
+        """Looks after each step."""
+
+        def record(self, record: Record) -> None:
+            found.reporter.record(record)
+
+        def after_step(self, training: Training) -> None:
+            found.reporter.after_step(training)
+            if len(found.committed()) > 1:  # beyond the one that is due at once
+                raise Saved
+
+    with pytest.raises(Saved):
+        found.training.run(UntilSaved())
+    assert 0 < margin_begins + 1 - time.time() < 3

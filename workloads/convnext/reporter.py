@@ -1,0 +1,203 @@
+"""Between the loop and what surrounds it: records to the controller, checkpoints to storage, notices from Ray.
+
+Only rank 0 saves: under DDP all ranks hold the same state. The loop waits for a save only where there is no later one:
+at the end, at a notice, and where the controller asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workloads.checkpoint import CheckpointStore, Saved
+from workloads.checkpoint_writer import Writer
+from workloads.convnext import notice
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.loop import Record, Training
+from workloads.convnext.notice import Notice
+from workloads.convnext.report import Segments
+from workloads.interval import Schedule
+from workloads.storage import Folder
+
+REPORT_SECONDS = 10.0
+"""Longest time between reports within an epoch. Ray Train's is a barrier, and may wait for the controller's poll."""
+
+LAST_PACE = 10
+"""While a node that was given notice still runs, a save is begun each time that so many could have been written."""
+
+
+@dataclass
+class _Save:
+    """A save in flight."""
+
+    step: int
+    reason: str
+    began: float
+    blocked: float
+    """Seconds that training stood still to copy the state."""
+
+
+class Reporter:
+    """What the loop tells, on every rank; on rank 0 also the one who saves."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        store: CheckpointStore,
+        folder: Folder,
+        leads: bool,
+        send: Callable[[list[Record]], None],
+    ) -> None:
+        """Collect nothing yet.
+
+        Args:
+            config: how often to save.
+            store: where to.
+            folder: of the run, for its history.
+            leads: whether this is rank 0.
+            send: carries records to the controller; every rank calls it equally often, all but rank 0 with none.
+        """
+        self._config, self._store = config, store
+        self._leads, self._send = leads, send
+        self._pending: deque[Record] = deque()  # also the writer's thread adds to it
+        self._segments = Segments(folder, time.time_ns())
+        self._writer = Writer(store, self.say)
+        self._schedule = Schedule(config.checkpoint_seconds, config.failure_hours, None)
+        self._notice: Notice | None = None
+        self._noticed: float | None = None
+        self._save: _Save | None = None
+        self._measured = False
+        self._newest = -1  # step of the newest state committed here
+        self._since = self._took = 0.0  # when its state was taken, and seconds from there to COMMIT
+        self._unreported = 0.0
+        self._began = (time.monotonic(), 0.0)
+
+    def start(self, epoch: float, until: float | None, watched: Notice | None) -> None:
+        """The run begins, or goes on.
+
+        Args:
+            epoch: at which it is; from here the remaining time is reckoned.
+            until: when the run duration of the first of its nodes ends, unix time; None where none has an end.
+            watched: rank 0's watch over its nodes.
+        """
+        self._began = (time.monotonic(), epoch)
+        self._schedule = Schedule(self._config.checkpoint_seconds, self._config.failure_hours, until)
+        self._notice = watched
+
+    def say(self, message: str) -> None:
+        """Tell the user one sentence."""
+        self._tell({"event": "note", "text": message})
+
+    def record(self, record: Record) -> None:
+        """Collect; report at an epoch's end and every ten seconds, by the record's own clock that all ranks share."""
+        timed = {**record, "time": time.time(), "eta_seconds": self._remaining(record["epoch"])}
+        self._tell(timed)
+        self._unreported += record["seconds"] if record["event"] == "step" else 0.0
+        if record["event"] == "epoch" or self._unreported >= REPORT_SECONDS:
+            self.flush()
+
+    def keep(self, record: Record) -> None:
+        """Collect a record that belongs to the run's history, and is reported with the next ones."""
+        self._tell({**record, "time": time.time()})
+
+    def flush(self) -> None:
+        """Report what was collected. Every rank calls it equally often."""
+        self._send([self._pending.popleft() for _ in range(len(self._pending))])
+        self._unreported = 0.0
+
+    def finish(self) -> None:
+        """The run is complete: store and report what was told after the last checkpoint."""
+        if self._leads:
+            self._segments.close()()
+        self.flush()
+
+    def after_step(self, training: Training) -> None:
+        """Save if it is time to."""
+        if not self._leads:
+            return
+        self._settle(self._writer.wait(0))
+        if training.position.epoch >= self._config.epochs:
+            self._save_now(training, "end")
+        elif notice.asked():
+            self._save_now(training, "resize")
+            notice.answer()
+        elif (deadline := self._notice.deadline if self._notice else None) is not None:
+            self._before(deadline, training)
+        elif self._schedule.due(time.time()) or not self._measured:
+            # The first one is due at once: what a save costs here must be known for the others to be early enough.
+            self._begin(training, "interval")
+
+    def _tell(self, record: Record) -> None:
+        if not self._leads:  # the others would keep every record to the end
+            return
+        self._pending.append(record)
+        if "step" in record:
+            self._segments.add(record)
+
+    def _before(self, deadline: float, training: Training) -> None:
+        """A node goes at `deadline`: save at once, and then more often than usual, so that little is redone."""
+        now = time.time()
+        if self._noticed != deadline:
+            self._noticed = deadline
+            left = None if math.isinf(deadline) else deadline - now
+            self.keep({"event": "notice", "source": "drain", "seconds_left": left, "step": training.position.step})
+            self._save_now(training, "notice")
+        elif self._schedule.due(now) or self._since + LAST_PACE * self._took <= now < deadline - 2 * self._took:
+            self._begin(training, "notice")
+
+    def _begin(self, training: Training, reason: str) -> None:
+        if self._writer.busy:
+            return
+        now = time.time()
+        self._schedule.tried(now)
+        self._measured = True
+        step = training.position.step
+        state = training.snapshot()
+        self._save = _Save(step, reason, now, time.time() - now)
+        self.keep({"event": "saving", "step": step})
+        self._writer.start(state, step, training.identity, self._facts(training), self._segments.close())
+
+    def _save_now(self, training: Training, reason: str) -> None:
+        if self._save is not None and self._save.step == training.position.step:
+            self._settle(self._writer.wait(None))  # the one in flight is of this very state
+            if self._newest == training.position.step:
+                return
+        began = time.time()
+        step = training.position.step
+        saved = self._writer.save_now(
+            training.snapshot(), step, training.identity, self._facts(training), self._segments.close()
+        )
+        self._settle(self._writer.wait(0))
+        self._committed(saved, _Save(step, reason, began, saved.committed - began))
+        if reason == "end":
+            self._settle(self._writer.wait(None))
+            self._store.tidy(saved.name)
+
+    def _settle(self, saved: Saved | None) -> None:
+        """Take note of the end of the save in flight."""
+        if saved is not None and self._save is not None:
+            self._committed(saved, self._save)
+        if not self._writer.busy:
+            self._save = None
+
+    def _committed(self, saved: Saved, save: _Save) -> None:
+        self._since, self._took = save.began, saved.committed - save.began
+        self._newest = max(self._newest, save.step)
+        self._schedule.saved(saved.committed, self._took, save.blocked)
+        record = {"event": "checkpoint", "name": saved.name, "bytes": saved.size, "seconds": self._took}
+        self.keep({**record, "step": save.step, "reason": save.reason, "blocked_seconds": save.blocked})
+
+    def _facts(self, training: Training) -> Record:
+        return {
+            "world_size": training.world_size,
+            "config": self._config.to_dict(),
+            "epoch": training.position.epoch,
+            "consumed": training.position.consumed,
+        }
+
+    def _remaining(self, epoch: float) -> float:
+        since, first = self._began
+        return (time.monotonic() - since) * (self._config.epochs - epoch) / max(epoch - first, 1e-9)
