@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,12 +18,16 @@ import google.auth
 import google_crc32c
 import pytest
 from google.auth.credentials import AnonymousCredentials
+from wandb.sdk.lib.wbauth.validation import check_api_key
 
 from workloads import credentials
 from workloads.errors import AuthError, DataIntegrityError, PlaceError
 
+ROOT = Path(__file__).parents[1]
 SECRET = "projects/p/secrets/wandb"
-KEY = "0123456789abcdef"
+KEY = "0123456789abcdef" * 3
+FILE_KEY = "local-" + "f1" * 20
+VARIABLE_KEY = "e2" * 20
 
 
 @contextmanager
@@ -73,15 +80,15 @@ def test_a_file_comes_before_the_environment_and_that_before_secret_manager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "key"
-    file.write_text("from-file\n")
+    file.write_text(FILE_KEY + "\n")
     with secret_manager(monkeypatch, 200, payload(f"{KEY}\n".encode())) as asked:
-        monkeypatch.setenv(credentials.KEY_VARIABLE, "from-environment")
+        monkeypatch.setenv(credentials.KEY_VARIABLE, VARIABLE_KEY)
         found = credentials.wandb_key(file, SECRET)
         assert found is not None
-        assert (found.value, found.source) == ("from-file", f"file {file}")
+        assert (found.value, found.source) == (FILE_KEY, f"file {file}")
         found = credentials.wandb_key(None, SECRET)
         assert found is not None
-        assert found.value == "from-environment"
+        assert found.value == VARIABLE_KEY
         assert asked == []
         monkeypatch.delenv(credentials.KEY_VARIABLE)
         found = credentials.wandb_key(None, SECRET)
@@ -99,6 +106,75 @@ def test_a_key_file_that_cannot_be_used_is_an_error_and_not_a_reason_to_look_els
     (tmp_path / "empty").touch()
     with pytest.raises(AuthError, match="is empty"):
         credentials.wandb_key(tmp_path / "empty", SECRET)
+
+
+@pytest.mark.parametrize(
+    "key", ["a" * 39, "local-" + "a" * 39, "a" * 20 + " " + "a" * 20, "a" * 40 + "!", "\u00e4" * 40]
+)
+def test_what_cannot_be_a_key_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(credentials.KEY_VARIABLE, key)
+    with pytest.raises(AuthError, match="variable WANDB_API_KEY holds is no W&B key") as caught:
+        credentials.wandb_key(None, "")
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a" * 40, "A_0" * 20, "local-" + "a" * 40, "wandb_v1_" + "a-b_" * 12 + "-" + "a" * 40])
+def test_each_form_of_key_that_the_wandb_package_takes_is_taken(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_api_key(key) is None
+    monkeypatch.setenv(credentials.KEY_VARIABLE, key)
+    assert credentials.wandb_key(None, "") is not None
+
+
+def test_in_a_pod_the_workload_s_own_identity_opens_the_secret(tmp_path: Path) -> None:
+    # As on GKE: no key file, only the metadata server, which hands the pod's service account a token.
+    account = "/computeMetadata/v1/instance/service-accounts/default/"
+    answers: dict[str, object] = {
+        "/computeMetadata/v1/project/project-id": "p",
+        account: {"email": "default", "aliases": [], "scopes": ["https://www.googleapis.com/auth/cloud-platform"]},
+        f"{account}token": {"access_token": "of-the-pod", "expires_in": 3599, "token_type": "Bearer"},
+        f"/v1/{SECRET}/versions/latest:access": payload(KEY.encode()),
+    }
+    sent: dict[str, str | None] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            sent[path] = self.headers.get("Authorization")
+            answer = answers.get(path, "")
+            content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", "Google")
+            self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    address = f"127.0.0.1:{server.server_port}"
+    # A process of its own, because google-auth reads where the metadata server is when it is imported.
+    variables = {"GCE_METADATA_HOST": address, "GCE_METADATA_IP": address, "CLOUDSDK_CONFIG": str(tmp_path)}
+    ask = f"from workloads.credentials import wandb_key; print(wandb_key(None, {SECRET!r}).value)"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ask],
+            env={**variables, "PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"http://{address}/"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert done.stdout.strip() == KEY, done.stderr
+    assert sent[f"/v1/{SECRET}/versions/latest:access"] == "Bearer of-the-pod"
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,30 @@ def test_the_table_is_short_and_has_the_last_epoch_and_the_best_one() -> None:
     assert len({row.split()[0] for row in rows}) == len(rows)
 
 
-def test_bars_rise_with_the_values_and_fit_the_width() -> None:
-    assert curve.bars([0.0, 0.5, 1.0]) == "▁▅█  0.0% to 100.0%"
-    assert curve.bars([0.9]) == "▁  90.0% to 90.0%"
-    assert len(curve.bars([number / 500 for number in range(500)], width=60).split()[0]) == 60
+def test_a_chart_goes_through_its_values_without_a_gap_and_within_its_frame() -> None:
+    assert curve.chart([0.0, 1.0], columns=4, rows=2) == ["\u2800\u2800\u2860\u280a", "\u2860\u280a\u2800\u2800"]
+    assert curve.chart([5.0], columns=3, rows=2) == ["\u2809\u2809\u2809", "\u2800\u2800\u2800"]
+    jagged = curve.chart([0.0, 10.0, 0.0, 10.0, 5.0] * 9, columns=30, rows=7)
+    assert [len(line) for line in jagged] == [30] * 7
+    for column in range(30):
+        lit = [bool(ord(line[column]) & mask) for line in jagged for mask in (0x09, 0x12, 0x24, 0xC0)]
+        first, last = lit.index(True), len(lit) - 1 - lit[::-1].index(True)
+        assert all(lit[first : last + 1]), column
+
+
+def test_restarts_are_told_and_drawn() -> None:
+    begun = {"event": "resumed", "name": None, "step": 0, "epoch": 0.0}
+    restarts = [{"event": "resumed", "name": f"c-{step}", "step": step, "epoch": step / 10} for step in (35, 70)]
+    history = [begun, *epochs(12, best=9), *restarts]
+    assert "restarted at step 35, 70" in curve.table(history)
+    assert "restarted" not in curve.table([begun, *epochs(12, best=9)])
+    assert curve.draw(history, "demo") != curve.draw([begun, *epochs(12, best=9)], "demo")
+
+
+def test_the_charts_fit_a_terminal_of_80_columns() -> None:
+    lines = curve.table(epochs(300, best=200)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "validation loss 0.003" in "\n".join(lines) and "validation accuracy" in "\n".join(lines)
 
 
 def test_the_curve_is_a_png_also_for_a_run_that_finished_no_epoch() -> None:

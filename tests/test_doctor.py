@@ -1,32 +1,83 @@
-"""What the doctor calls unfit, and what it says does not apply."""
+"""What the doctor calls unfit or doubtful, what it says does not apply, and the exit codes."""
+
+from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from emulator.state import CHECKOUT
 from tests.stub_kubectl import OUTPUTS
+from tests.wandb_server import answering, silent
 from workloads import __main__ as command_line
 from workloads import doctor, listeners
-from workloads.doctor import Finding, Place
+from workloads.checks import access, hardware, software
+from workloads.checks.finding import Finding, Place, Refused, Unfit
 
 LAPTOP = Place(environment=None, variables={}, gpus=0)
-GPU_WORKER = Place(environment=OUTPUTS, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}, gpus=8)
+GPU_WORKER = Place(environment=OUTPUTS, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, gpus=8)
+KEY = "e2" * 20
 
 
 def finding(place: Place, check: str) -> Finding:
-    """The outcome of one check, the others left out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doctor, "CHECKS", {check: doctor.CHECKS[check]})
-        [found] = doctor.examine(place)
-    return found
+    """The outcome of one check."""
+    return doctor.examine(check, doctor.CHECKS[check], place)
+
+
+@contextmanager
+def serving(statuses: Mapping[str | None, int]) -> Iterator[str]:
+    """A server on loopback that gives a status by the Authorization header; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            given = self.headers.get("Authorization")
+            self.send_response(statuses.get(given, statuses["else"] if given else statuses[None]))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def package(folder: Path, name: str, version: str, *requires: str) -> None:
+    """An installed package, as far as its metadata goes."""
+    directory = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    directory.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    (directory / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {each}" for each in requires), ""]))
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages in the place of those that are installed here."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return tmp_path
 
 
 def test_a_gpu_worker_without_gib_is_unfit_and_with_it_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "GIB_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(hardware, "GIB_DIRECTORY", str(tmp_path))
     found = finding(GPU_WORKER, "gib")
-    assert found.outcome == "failed"
+    assert found.outcome == "fail"
     assert "libnccl-net" in found.found and "nccl-rdma-installer" in found.remedy
     for name in ("lib64/libnccl-net_internal.so", "scripts/set_nccl_env.sh"):
         (tmp_path / name).parent.mkdir()
@@ -42,6 +93,7 @@ def test_a_gpu_worker_without_gib_is_unfit_and_with_it_fit(tmp_path: Path, monke
         (LAPTOP, "gpus"),
         (LAPTOP, "authentication"),
         (LAPTOP, "runs bucket"),
+        (LAPTOP, "data bucket"),
         (replace(LAPTOP, variables={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), "listeners"),
     ],
 )
@@ -50,30 +102,231 @@ def test_a_check_that_does_not_apply_says_so_instead_of_passing(place: Place, ch
 
 
 @pytest.mark.parametrize(
-    ("variables", "outcome"),
+    ("statuses", "outcome", "words"),
     [
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}, "ok"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/x"}, "ok"),
-        ({"RAY_AUTH_MODE": "token"}, "failed"),
-        ({"RAY_AUTH_TOKEN": "x"}, "failed"),
-        ({}, "failed"),
+        ({None: 401, "else": 403, "Bearer right": 200}, "ok", "neither a wrong one nor none"),
+        ({None: 401, "else": 403}, "fail", "refuses our token"),
+        ({None: 200, "else": 200}, "fail", "answers without a token"),
+        ({None: 401, "else": 200}, "fail", "takes any token"),
+        ({None: 401, "else": 403, "Bearer right": 503}, "warn", "answers 503 to the right token"),
     ],
 )
-def test_a_cluster_without_token_authentication_is_unfit(variables: dict[str, str], outcome: str) -> None:
-    assert finding(replace(GPU_WORKER, variables=variables), "authentication").outcome == outcome
+def test_ray_must_take_the_right_token_and_no_other(statuses: dict[str | None, int], outcome: str, words: str) -> None:
+    with serving(statuses) as url:
+        found = finding(replace(GPU_WORKER, environment=replace(OUTPUTS, ray_dashboard_url=url)), "authentication")
+    assert (found.outcome, words in found.found) == (outcome, True), found
+    assert found.authentication is (outcome == "fail")
 
 
-def test_one_failed_check_makes_the_exit_code_8_and_every_check_is_one_json_object(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RAY_AUTH_MODE": "token"}, "without a token"),
+        ({"RAY_AUTH_TOKEN": "x"}, "RAY_AUTH_MODE is ''"),
+        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "x"}, "RAY_AUTH_MODE is 'disabled'"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/nowhere"}, "/nowhere cannot be read: No such file"),
+    ],
+)
+def test_a_cluster_without_token_authentication_is_unfit(variables: dict[str, str], words: str) -> None:
+    found = finding(replace(GPU_WORKER, variables=variables), "authentication")
+    assert (found.outcome, words in found.found) == ("fail", True), found
+
+
+def test_a_dashboard_out_of_reach_is_a_doubt_and_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_status", lambda url, token: None)
+    found = finding(
+        replace(GPU_WORKER, variables={**GPU_WORKER.variables, "RAY_ADDRESS": "10.1.2.3:6379"}), "authentication"
+    )
+    assert found.outcome == "warn"
+    assert "http://127.0.0.1:8265 or http://10.1.2.3:8265" in found.found
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus", "outcome", "words"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n",
+            8,
+            "ok",
+            "driver 580.65.06",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Fri\nGCC version: 13.2.0",
+            8,
+            "fail",
+            "needs R580",
+        ),
+        ("", 8, "fail", "does not say its version"),
+        ("", 0, "ok", "no NVIDIA driver here"),
+    ],
+)
+def test_a_driver_too_old_for_torch_s_cuda_is_found_before_torch_fails(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, said: str, gpus: int, outcome: str, words: str
 ) -> None:
-    def unfit(place: Place) -> str:
-        raise doctor.Unfit("found this", "do that")
+    package(installed, "torch", "2.15.0", 'nvidia-nccl-cu13==2.30.7; platform_system == "Linux"')
+    package(installed, "nvidia-nccl-cu13", "2.30.7")
+    monkeypatch.setattr(software, "DRIVER_FILE", installed / "version")
+    monkeypatch.setattr(software, "_nvidia_smi", lambda: "")
+    if said:
+        (installed / "version").write_text(said)
+    found = finding(replace(GPU_WORKER, gpus=gpus), "cuda")
+    assert (found.outcome, words in found.found) == (outcome, True), found
 
-    monkeypatch.setattr(doctor, "CHECKS", {"python": doctor.CHECKS["python"], "torch": unfit})
-    assert command_line.main(["doctor", "--json"]) == 8
+
+def test_without_the_kernel_s_file_nvidia_smi_says_the_driver_s_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(software, "DRIVER_FILE", tmp_path / "none")
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 575.57.08\necho 575.57.08\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert software.driver_version() == "575.57.08"
+    program.unlink()
+    assert software.driver_version() is None
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([("nvidia-nccl-cu13", "2.30.7"), ("nvidia-nccl-cu12", "2.27.3")], "NCCL for CUDA 12 is installed over"),
+        ([("nvidia-nccl-cu13", "2.28.0")], "NCCL 2.28.0 is installed; this torch was built with 2.30.7"),
+    ],
+)
+def test_an_nccl_that_is_not_torch_s_is_unfit(installed: Path, others: list[tuple[str, str]], words: str) -> None:
+    package(installed, "torch", "2.15.0", "nvidia-nccl-cu13==2.30.7")
+    for name, version in others:
+        package(installed, name, version)
+    found = finding(GPU_WORKER, "cuda")
+    assert (found.outcome, words in found.found) == ("fail", True), found
+
+
+def test_a_torchvision_for_another_torch_is_unfit_before_it_is_imported(installed: Path) -> None:
+    package(installed, "torch", "2.13.0+cpu")
+    package(installed, "torchvision", "0.29.2", "numpy", "torch==2.15.0")
+    found = finding(LAPTOP, "torch")
+    assert found.outcome == "fail"
+    assert found.found.endswith("this torchvision was built for torch 2.15.0")
+
+
+def test_a_pair_whose_operator_fails_is_unfit(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(installed, "torch", "2.15.0")
+    package(installed, "torchvision", "0.29.2", "torch==2.15.0")
+    for name, text in {
+        "torch": "",
+        "torchvision": "raise RuntimeError('operator torchvision::nms does not exist')",
+    }.items():
+        (installed / f"{name}.py").write_text(
+            text
+            or "def tensor(values): return Tensor()\nclass Tensor:\n    def new_tensor(self, values): return self\n"
+        )
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found = finding(LAPTOP, "torch")
+    assert (found.outcome, "operator torchvision::nms does not exist" in found.found) == ("fail", True), found
+    for name in ("torch", "torchvision"):
+        sys.modules.pop(name, None)
+
+
+def test_without_a_compiler_training_is_slower_and_not_impossible(tmp_path: Path) -> None:
+    found = finding(replace(LAPTOP, variables={"PATH": str(tmp_path)}), "compiler")
+    assert (found.outcome, "no C compiler and no C++ compiler" in found.found) == ("warn", True), found
+
+
+def test_too_little_scratch_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = replace(GPU_WORKER, variables={"OASIS_SCRATCH_MOUNT": str(tmp_path)})
+    monkeypatch.setattr(hardware, "_LEAST_SCRATCH_BYTES", {True: 1 << 60, False: 1})
+    found = finding(place, "scratch")
+    assert found.outcome == "warn"
+    assert str(tmp_path) in found.found
+    assert finding(replace(place, gpus=0), "scratch").outcome == "ok"
+
+
+def wandb_at(url: str) -> Finding:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", KEY)
+        return finding(replace(LAPTOP, variables={"WANDB_BASE_URL": url}), "wandb")
+
+
+def test_a_wandb_key_is_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert finding(LAPTOP, "wandb").outcome == "not here"
+    with answering(200, {"data": {"viewer": {"id": "x"}}}) as (url, sent):
+        assert wandb_at(url).outcome == "ok"
+    assert [header.partition(" ")[0] for header in sent] == ["Basic"]
+    for status, body in ((401, {}), (403, {}), (200, {"data": {"viewer": None}})):
+        with answering(status, body) as (url, _):
+            found = wandb_at(url)
+        assert (found.outcome, found.authentication) == ("fail", True)
+        assert KEY not in found.found
+    with answering(500, {}) as (url, _):
+        assert (wandb_at(url).outcome, "500" in wandb_at(url).found) == ("warn", True)
+    monkeypatch.setattr(access, "ANSWER_SECONDS", 0.2)
+    with silent() as url:
+        assert wandb_at(url).outcome == "warn"
+    refused = wandb_at("http://wandb.example.com")
+    assert (refused.outcome, "in the clear" in refused.found) == ("fail", True)
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    found = finding(LAPTOP, "wandb")
+    assert (found.outcome, "5 characters" in found.found, found.authentication) == ("fail", True, True)
+
+
+def test_a_bucket_that_may_not_be_looked_up_names_the_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = {"error": {"code": 403, "message": "ray lacks storage.buckets.get access", "status": "PERMISSION_DENIED"}}
+    for status, body, words in ((403, error, "bucketViewer"), (404, {"error": {"code": 404}}, "pulumi up")):
+        with answering(status, body) as (url, _):
+            monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", url)
+            for check in ("runs bucket", "data bucket"):
+                found = finding(GPU_WORKER, check)
+                assert (found.outcome, words in found.remedy) == ("fail", True), found
+                assert found.authentication is (status == 403)
+
+
+@pytest.mark.parametrize(
+    ("problems", "code"),
+    [
+        ([Unfit("found this", "do that")], 8),
+        ([Refused("a token", "another")], 7),
+        ([Refused("a token", "another"), Unfit("found this", "do that")], 8),
+        ([], 0),
+    ],
+)
+def test_the_exit_code_says_whether_a_key_or_something_else_is_missing(
+    problems: list[Unfit], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(problem: Unfit) -> object:
+        def check(place: Place) -> str:
+            raise problem
+
+        return check
+
+    checks = {f"check {number}": failing(problem) for number, problem in enumerate(problems)}
+    monkeypatch.setattr(doctor, "CHECKS", {"python": doctor.CHECKS["python"], **checks})
+    assert command_line.main(["doctor", "--json"]) == code
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(record["check"], record["outcome"]) for record in found] == [("python", "ok"), ("torch", "failed")]
-    assert found[1]["remedy"] == "do that"
+    assert [record["outcome"] for record in found] == ["ok", *["fail"] * len(problems)]
+    assert [record["remedy"] for record in found[1:]] == [problem.remedy for problem in problems]
+    assert command_line.main(["doctor"]) == code
+    text = capsys.readouterr().out
+    assert all(problem.remedy in text for problem in problems)
+
+
+def test_the_doctor_runs_on_a_python_with_nothing_installed_and_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "workloads", "doctor", "--json"],
+        cwd=CHECKOUT,
+        env={"PATH": os.environ["PATH"], "PYTHONNOUSERSITE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 8, done.stderr
+    found = {record["check"]: record for record in map(json.loads, done.stdout.splitlines())}
+    assert list(found) == list(doctor.CHECKS)
+    for name in ("ray", "torch"):
+        assert (found[name]["outcome"], found[name]["found"]) == ("fail", f"{name} is not installed")
+        assert "make image" in found[name]["remedy"]
+    assert found["python"]["outcome"] == "ok"
 
 
 @pytest.mark.parametrize("command", ["train", "bench"])
@@ -83,6 +336,12 @@ def test_an_image_without_torch_sends_to_make_image_with_exit_code_8(
     monkeypatch.setattr(command_line, "find_spec", lambda name: None if name == "torch" else object())
     assert command_line.main([command]) == 8
     assert "make image" in capsys.readouterr().err
+
+
+def test_the_versions_here_are_those_the_doctor_wants() -> None:
+    assert finding(LAPTOP, "ray").found == metadata.version("ray")
+    assert finding(LAPTOP, "torch").outcome == "ok"
+    assert finding(LAPTOP, "cuda").outcome == "ok"
 
 
 def test_the_kernel_s_listeners_are_read_in_both_address_families() -> None:

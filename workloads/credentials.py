@@ -6,6 +6,7 @@ A key never stands in argv, a runtime_env or a Ray object, all of which Ray show
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,6 +38,11 @@ class Key:
     source: str
 
 
+_FORM = re.compile(r"\w{40,}|[^-\s]*-[\w-]{40,}|[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
+"""What the wandb package accepts as a key (wandb/sdk/lib/wbauth/validation.py): 40 or more characters, the same after a
+deployment's prefix and a dash, or a JWT."""
+
+
 def wandb_key(file: Path | None, secret: str) -> Key | None:
     """The first key found: in the file, then in WANDB_API_KEY, then in Secret Manager.
 
@@ -45,7 +51,7 @@ def wandb_key(file: Path | None, secret: str) -> Key | None:
         secret: `projects/<p>/secrets/<s>`; empty for a stack without one.
 
     Raises:
-        AuthError: the file or the secret cannot be read, or is empty.
+        AuthError: the file or the secret cannot be read, is empty, or holds what cannot be a key.
         DataIntegrityError: the secret did not arrive as it was stored.
         PlaceError: Secret Manager does not answer.
     """
@@ -58,10 +64,20 @@ def wandb_key(file: Path | None, secret: str) -> Key | None:
             ) from error
         if not value:
             raise AuthError(f"the key file {file} is empty.", "Write the key into it.")
-        return Key(value, f"file {file}")
+        return _formed(Key(value, f"file {file}"))
     if value := os.environ.get(KEY_VARIABLE, "").strip():
-        return Key(value, f"variable {KEY_VARIABLE}")
-    return access(secret) if secret else None
+        return _formed(Key(value, f"variable {KEY_VARIABLE}"))
+    return _formed(access(secret)) if secret else None
+
+
+def _formed(key: Key) -> Key:
+    if not _FORM.fullmatch(key.value):
+        raise AuthError(
+            f"what {key.source} holds is no W&B key: {len(key.value)} characters, where a key has 40 or more of "
+            "A-Z, a-z, 0-9, '_' and '-'.",
+            "Copy the whole key from the user settings of your W&B server.",
+        )
+    return key
 
 
 def no_key() -> AuthError:

@@ -19,7 +19,14 @@ TRAIN = "#5b8def"
 VALIDATION = "#d9480f"
 
 TABLE_ROWS = 12
-BARS = "▁▂▃▄▅▆▇█"
+
+CHART_COLUMNS, CHART_ROWS = 30, 7
+"""Characters of a chart in the terminal; each holds two by four dots."""
+
+_BRAILLE = 0x2800
+"""First of Unicode's Braille patterns, the one without dots."""
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bit of each dot in a pattern, by row and column (Unicode 17.0, section 21.1)."""
 
 
 def epochs_of(records: Sequence[Record]) -> list[Record]:
@@ -27,14 +34,19 @@ def epochs_of(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["event"] == "epoch"]
 
 
+def resumptions(records: Sequence[Record]) -> list[Record]:
+    """The records with which an attempt went on from a checkpoint."""
+    return [record for record in records if record["event"] == "resumed" and record["name"] is not None]
+
+
 def draw(records: Sequence[Record], title: str) -> bytes:
-    """Loss and accuracy over epochs, as the bytes of a PNG.
+    """Loss and accuracy over epochs, as the bytes of a PNG; restarts are marked.
 
     Args:
         records: one run's merged journal.
         title: what was trained on what.
     """
-    figure = Figure(figsize=(11, 4.4), dpi=130, layout="constrained")
+    figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, color=INK, fontsize=12, fontweight="bold", x=0.01, ha="left")
     loss, accuracy = figure.subplots(1, 2)
@@ -48,6 +60,12 @@ def draw(records: Sequence[Record], title: str) -> bytes:
         _mark_last(accuracy, epochs[-1]["epoch"], epochs[-1]["val/accuracy"], f"{epochs[-1]['val/accuracy']:.1%}")
         low = min(record["val/accuracy"] for record in epochs)
         accuracy.set_ylim(min(low, 0.5) - 0.02, 1.01)
+    restarts = [record["epoch"] for record in resumptions(records)]
+    for axes in (loss, accuracy):
+        for epoch in restarts:
+            axes.axvline(epoch, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
+    if restarts:
+        _explain_restarts(accuracy, restarts)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
@@ -64,7 +82,7 @@ def _panel(axes: Axes, steps: Sequence[Record], epochs: Sequence[Record], quanti
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.plot([r["epoch"] for r in steps], [r[f"train/{quantity}"] for r in steps], color=TRAIN, alpha=0.3, linewidth=1)
     ends = [r["epoch"] for r in epochs]
-    axes.plot(ends, [r[f"train/{quantity}"] for r in epochs], color=TRAIN, linewidth=1.8, label="training")
+    axes.plot(ends, [r[f"train/{quantity}"] for r in epochs], color=TRAIN, linewidth=1.8, label="training, augmented")
     axes.plot(ends, [r[f"val/{quantity}"] for r in epochs], color=VALIDATION, linewidth=2.2, label="validation")
     axes.set_xlim(left=0)
     axes.margins(x=0.08)
@@ -85,8 +103,20 @@ def _mark_last(axes: Axes, epoch: float, value: float, label: str) -> None:
     )
 
 
+def _explain_restarts(axes: Axes, epochs: Sequence[float]) -> None:
+    axes.annotate(
+        "restarted" if len(epochs) == 1 else f"restarted {len(epochs)} times",
+        (epochs[0], 0.02),  # at the bottom, which accuracy has long left
+        (3, 0),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        color=FAINT,
+        fontsize=8,
+    )
+
+
 def table(records: Sequence[Record]) -> str:
-    """One row per epoch, thinned to a dozen, the best marked, and the accuracy as a line of bars beneath."""
+    """For the terminal: a row per epoch, thinned to a dozen, the best marked; beneath, loss and accuracy as charts."""
     epochs = epochs_of(records)
     if not epochs:
         return "no epoch was finished"
@@ -102,15 +132,54 @@ def table(records: Sequence[Record]) -> str:
         f"{'  best' if record is best else ''}"
         for record in shown
     ]
-    return "\n".join(
-        [header, "-" * len(header), *rows, "", f"val accuracy {bars([r['val/accuracy'] for r in epochs])}"]
-    )
+    lines = [header, "-" * len(header), *rows, ""]
+    if restarts := resumptions(records):
+        lines += [f"restarted at step {', '.join(str(record['step']) for record in restarts)}", ""]
+    return "\n".join([*lines, *_charts(epochs)])
 
 
-def bars(values: Sequence[float], width: int = 60) -> str:
-    """The values as a line of block characters, each column the last value of its share."""
-    columns = min(width, len(values))
-    picked = [values[(column + 1) * len(values) // columns - 1] for column in range(columns)]
-    low, high = min(picked), max(picked)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0
-    return "".join(BARS[round((value - low) * scale)] for value in picked) + f"  {low:.1%} to {high:.1%}"
+def _charts(epochs: Sequence[Record]) -> list[str]:
+    last = f"{epochs[-1]['epoch']:.0f}"
+    charts = []
+    for name, form in (("val/loss", "{:.3f}"), ("val/accuracy", "{:.1%}")):
+        values = [record[name] for record in epochs]
+        drawn = chart(values)
+        margins = [form.format(max(values)), *[""] * (CHART_ROWS - 2), form.format(min(values))]
+        lines = [f"{margin:>7} |{line}" for margin, line in zip(margins, drawn, strict=True)]
+        title = f"{name.replace('val/', 'validation ')} {form.format(values[-1])}"
+        charts.append(
+            [f"{'':>8} {title:<{CHART_COLUMNS}}", *lines, f"{'':>8} {'1':<{CHART_COLUMNS - len(last)}}{last}"]
+        )
+    return ["  ".join(pair).rstrip() for pair in zip(*charts, strict=True)]
+
+
+def chart(values: Sequence[float], columns: int = CHART_COLUMNS, rows: int = CHART_ROWS) -> list[str]:
+    """A line through the values, left to right, drawn with the dots of Braille characters.
+
+    Args:
+        values: at least one.
+        columns: characters of each line.
+        rows: lines.
+
+    Returns:
+        The lines from the top, each of `columns` characters; the highest value touches the first, the lowest the last.
+    """
+    low, high = min(values), max(values)
+    across, down = 2 * columns, 4 * rows
+    scale = (down - 1) / (high - low) if high > low else 0.0
+    heights = []
+    for column in range(across):
+        place = column * (len(values) - 1) / (across - 1)
+        left = min(int(place), max(len(values) - 2, 0))
+        right = min(left + 1, len(values) - 1)
+        value = values[left] + (values[right] - values[left]) * (place - left)
+        heights.append(round((high - value) * scale))
+    cells = [[_BRAILLE] * columns for _ in range(rows)]
+    before = heights[0]
+    for column, height in enumerate(heights):
+        # From just after the dot before, so that a steep line has no gaps.
+        step = 1 if height >= before else -1
+        for dot in range(before + step if abs(height - before) > 1 else height, height + step, step):
+            cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
+        before = height
+    return ["".join(map(chr, row)) for row in cells]

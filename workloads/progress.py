@@ -17,7 +17,10 @@ FORM_VARIABLE = "OASIS_PROGRESS"
 """Set to `json` in the environment of a job whose lines a program reads."""
 
 Record = Mapping[str, Any]
-"""A record has `event`: `note` (with `text`), `step`, `epoch`, `checkpoint`, `summary`, or another workload's own."""
+"""A record has `event`, which `text` renders, or another workload's own; what one event's record holds stands there."""
+
+TRANSIENT = frozenset({"step", "evaluation", "saving"})
+"""Events that say where the run is: on a terminal the next line takes their place, elsewhere only some are printed."""
 
 STEP_SECONDS = 2.0
 """Least time between a step's line and the line before it."""
@@ -26,7 +29,7 @@ _lock = threading.Lock()
 
 
 def emit(record: Record, stream: TextIO | None = None) -> None:
-    """Print one record as one line. On a terminal, a step's line is overwritten by what follows it."""
+    """Print one record as one line. On a terminal, a transient one is overwritten by what follows it."""
     output = sys.stdout if stream is None else stream
     if os.environ.get(FORM_VARIABLE) == "json":
         line = json.dumps(record, sort_keys=True) + "\n"
@@ -38,15 +41,15 @@ def emit(record: Record, stream: TextIO | None = None) -> None:
 
 
 class Paced:
-    """Prints records, but of steps that follow one another quickly only some: people read, and logs are kept."""
+    """Prints records, but of transient ones in quick succession only some: people read, and logs are kept."""
 
     def __init__(self) -> None:
         self._printed = 0.0
 
     def emit(self, record: Record) -> None:
-        """Print one record, unless it is a step too close to the line before."""
+        """Print one record, unless it is a transient one too close to the line before."""
         now = time.monotonic()
-        if record["event"] == "step" and now - self._printed < STEP_SECONDS:
+        if record["event"] in TRANSIENT and now - self._printed < STEP_SECONDS:
             return
         self._printed = now
         emit(record)
@@ -80,10 +83,18 @@ def text(record: Record) -> str:
             return "  ".join(
                 [_where(record), *_learning(record), f"val loss {record['val/loss']:.4f}", accuracy, *_rate(record)]
             )
+        case "evaluation":
+            return f"{_where(record)}  evaluating, {record['images']:,} of {record['of']:,} images"
+        case "saving":
+            return f"step {record['step']:6d}  saving a checkpoint in the background"
         case "checkpoint":
-            return (
-                f"checkpoint {record['name']} committed in {record['seconds']:.2f} s ({record['bytes'] / 1e6:.1f} MB)"
-            )
+            return _checkpoint(record)
+        case "notice":
+            left = record["seconds_left"]
+            when = "soon" if left is None else f"in {max(left, 0):.0f} s"
+            return f"notice ({record['source']}) at step {record['step']}: a node goes {when}; saving at once"
+        case "resumed":
+            return _resumed(record)
         case "summary":
             return (
                 f"run {record['run']} is complete: validation accuracy {record['val/accuracy']:.2%} on "
@@ -91,6 +102,30 @@ def text(record: Record) -> str:
             )
         case _:
             return json.dumps(record, sort_keys=True)
+
+
+def _checkpoint(record: Record) -> str:
+    reason = record.get("reason", "interval")
+    # An interval's is the rule and says nothing of itself.
+    why = {
+        "notice": ", before a node goes",
+        "deadline": ", before a node's run duration ends",
+        "resize": ", for another number of workers",
+        "end": ", the last",
+    }.get(reason, "")
+    still = record.get("blocked_seconds")
+    background = "" if still is None else f"; training stood still for {still:.2f} s of it"
+    return (
+        f"checkpoint {record['name']} committed in {record['seconds']:.2f} s ({record['bytes'] / 1e6:.1f} MB)"
+        f"{why}{background}"
+    )
+
+
+def _resumed(record: Record) -> str:
+    world = f"{record['world_size']} worker{'s' if record['world_size'] != 1 else ''}"
+    if record["name"] is None:
+        return f"begun on {world}: there is no checkpoint yet"
+    return f"resumed from {record['name']} on {world}: epoch {record['epoch']:.2f}, step {record['step']}"
 
 
 def _where(record: Record) -> str:
@@ -116,4 +151,4 @@ def _decorated(record: Record, terminal: bool) -> str:
     if not terminal:
         return line + "\n"
     # Carriage return and "erase to end of line" (ECMA-48 EL): the next line takes the place of a step's.
-    return f"\r\x1b[K{line}" + ("" if record["event"] == "step" else "\n")
+    return f"\r\x1b[K{line}" + ("" if record["event"] in TRANSIENT else "\n")

@@ -6,19 +6,31 @@ Each reader follows the journal in its own thread, so that one that hangs delays
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from workloads import credentials
-from workloads.errors import WorkloadError
+from workloads.errors import PlaceError, WorkloadError
+from workloads.wandb_process import Patience
 
 WandbMode = Literal["auto", "online", "offline", "off"]
 
 POLL_SECONDS = 0.2
 CLOSE_SECONDS = 30.0
 """How long the end of a run waits for a slow reader, W&B above all, before leaving it behind."""
+
+MEASURED = frozenset({"step", "epoch"})
+"""Events with numbers for W&B."""
+
+_TRACKED = frozenset({"epoch", "learning_rate"})
+"""Values for W&B beside those with a slash in their name, `train/loss`."""
 
 Record = dict[str, Any]
 
@@ -47,10 +59,24 @@ def parse(content: str) -> list[Record]:
     return records
 
 
-def merge(records: list[Record]) -> list[Record]:
-    """One history from the journals of all attempts; where a kill repeated a step, the last telling counts."""
-    latest = {(record["event"], record["step"]): record for record in records if "step" in record}
-    return sorted(latest.values(), key=lambda record: (record["step"], record["event"] == "epoch"))
+def merge(records: Iterable[Record]) -> list[Record]:
+    """One history from the journals of all attempts, told in their order.
+
+    An attempt begins with `resumed`: what an earlier one did after that step is done again, and counts as it is told
+    the last time.
+    """
+    latest: dict[tuple[str, int], Record] = {}
+    for record in records:
+        if "step" not in record:
+            continue
+        if record["event"] == "resumed":
+            latest = {place: kept for place, kept in latest.items() if kept["step"] <= record["step"]}
+        latest[record["event"], record["step"]] = record
+    return sorted(latest.values(), key=lambda record: (record["step"], _ORDER.get(record["event"], len(_ORDER))))
+
+
+_ORDER = {event: place for place, event in enumerate(("step", "epoch", "checkpoint", "notice", "resumed"))}
+"""In which order things happen at one step."""
 
 
 class Follower:
@@ -106,56 +132,104 @@ class Follower:
 
 
 class Wandb:
-    """One W&B run, the same over all restarts; started by its first record, in its follower's thread."""
+    """One W&B run, the same over all restarts, in a process of its own that its first record starts."""
 
-    def __init__(self, run: str, config: Record, folder: Path, key: credentials.Key | None) -> None:
+    def __init__(
+        self,
+        run: str,
+        config: Record,
+        folder: Path,
+        key: credentials.Key | None,
+        say: Callable[[str], None],
+        history: Callable[[], list[Record]] = list,
+        patience: Patience | None = None,
+    ) -> None:
         """Say what to track; nothing is contacted yet.
 
         Args:
-            run: name and, made safe, id of the W&B run.
+            run: name and id of the W&B run.
             config: hyper-parameters to show.
             folder: for W&B's own files; on a local disk, since it appends all the time.
             key: None writes offline.
+            say: told what became of it.
+            history: gives the run's earlier records, of which a killed driver may not have sent all.
+            patience: how long W&B is waited for.
         """
-        self._run_name, self._config, self._folder, self._key = run, config, folder, key
-        self._run: Any = None
+        self._job = {"run": run, "config": config, "folder": str(folder), **asdict(patience or Patience())}
+        self._folder, self._key, self._say, self._history = folder, key, say, history
+        self._process: subprocess.Popen[str] | None = None
+        self._listener: threading.Thread | None = None
 
     def read(self, record: Record) -> None:
         """Log one record's numbers at its step."""
-        if "step" not in record:
+        if record["event"] not in MEASURED:
             return
-        if self._run is None:
-            self._run = self._start()
-        values = {name: value for name, value in record.items() if "/" in name or name in {"epoch", "learning_rate"}}
-        self._run.log(values, step=record["step"])
+        if self._process is None:
+            self._process = self._start()
+            for earlier in self._told_before():
+                _write(self._process, _measured(earlier))
+        _write(self._process, _measured(record))
 
     def finish(self) -> None:
-        """Send what is left and close."""
-        if self._run is not None:
-            self._run.finish()
+        """Send what is left and close.
 
-    def _start(self) -> Any:
-        import wandb
+        Raises:
+            RuntimeError: the process failed; its own words have been said.
+        """
+        if self._process is None or self._process.stdin is None or self._listener is None:
+            return
+        self._process.stdin.close()
+        code = self._process.wait()
+        # W&B's own service may outlive the process a little, and holds the other end of what is listened to.
+        self._listener.join(1)
+        if code:
+            raise RuntimeError(f"its process ended with {code}, see {self._folder / 'process.log'}")
 
+    def _told_before(self) -> list[Record]:
+        try:
+            return [record for record in self._history() if record["event"] in MEASURED]
+        except (WorkloadError, OSError) as error:
+            self._say(f"W&B may lack steps from before this start: {error}")
+            return []
+
+    def _start(self) -> subprocess.Popen[str]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        settings = wandb.Settings(
-            api_key=self._key.value if self._key else None,
-            mode="online" if self._key else "offline",
-            init_timeout=CLOSE_SECONDS,
-            console="off",
-            silent=True,
-            disable_git=True,
-            save_code=False,
-        )
-        return wandb.init(
-            project="oasis",
-            id=self._run_name,
-            name=self._run_name,
-            resume="allow",
-            config=self._config,
-            dir=str(self._folder),
-            settings=settings,
-        )
+        with (self._folder / "process.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "workloads.wandb_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C is meant for the driver; it ends this process by closing its input.
+                process_group=0,
+                env={**os.environ, **_child_variables()},
+            )
+        self._listener = threading.Thread(target=self._listen, args=(process,), name="wandb-says", daemon=True)
+        self._listener.start()
+        _write(process, {**self._job, "key": self._key.value if self._key else ""})
+        return process
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        for sentence in process.stdout or ():
+            self._say(f"W&B {sentence.strip()}")
+
+
+def _child_variables() -> dict[str, str]:
+    # The process must find this package whatever the working directory is, as in a job's worker.
+    paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "WANDB_ERROR_REPORTING": "false"}
+
+
+def _write(process: subprocess.Popen[str], message: Record) -> None:
+    if process.stdin is not None:
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+
+
+def _measured(record: Record) -> Record:
+    values = {name: value for name, value in record.items() if "/" in name or name in _TRACKED}
+    return {"event": record["event"], "step": record["step"], "values": values}
 
 
 def wandb_reader(
@@ -166,6 +240,7 @@ def wandb_reader(
     key_file: Path | None,
     secret: str,
     say: Callable[[str], None],
+    history: Callable[[], list[Record]] = list,
 ) -> Wandb | None:
     """The W&B reader that the mode and the keys at hand allow, or None for none.
 
@@ -176,26 +251,30 @@ def wandb_reader(
         folder: for W&B's own files.
         key_file: file with the key, if the user named one.
         secret: Secret Manager resource with the key; empty for none.
-        say: told what was decided.
+        say: told what was decided, and later what became of it.
+        history: gives the run's earlier records.
 
     Raises:
         AuthError: `online` was demanded and no key can be read.
+        PlaceError: W&B was demanded and its package is not installed.
     """
     if mode == "off":
         return None
     key: credentials.Key | None = None
-    if mode != "offline":
-        try:
+    try:
+        if find_spec("wandb") is None:
+            raise PlaceError("the package wandb is not installed.", "Install it, or use --wandb off.")
+        if mode != "offline":
             key = credentials.wandb_key(key_file, secret)
-        except WorkloadError as error:
-            if mode == "online":
-                raise
-            say(f"W&B is off: {error}")
-            return None
-        if key is None and mode == "online":
-            raise credentials.no_key()
+    except WorkloadError as error:
+        if mode != "auto":
+            raise
+        say(f"W&B is off: {error}")
+        return None
+    if key is None and mode == "online":
+        raise credentials.no_key()
     if key is None and mode == "auto":
         say("W&B is off: there is no key in a file, the environment or Secret Manager.")
         return None
-    say(f"W&B is online, with the key from {key.source}." if key else f"W&B is offline, in {folder}.")
-    return Wandb(run, config, folder, key)
+    say(f"W&B is used with the key from {key.source}." if key else f"W&B is offline, in {folder}.")
+    return Wandb(run, config, folder, key, say, history)

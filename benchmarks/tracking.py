@@ -1,0 +1,189 @@
+"""What W&B costs a training step while its server hangs: `python -m benchmarks.tracking [--pairs N] [--seconds S]`.
+
+One process trains without pause beside W&B on a server that accepts and never answers. Its steps fall into short
+blocks: in every other one W&B's processes are stopped (SIGSTOP), which is W&B off. The order within a pair alternates,
+so that a drift of the machine favours neither. Starting W&B, once a run, is told apart, in seconds of CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from benchmarks.platform import machine, spread
+from tests.wandb_server import silent
+from workloads.convnext import config as configuration
+from workloads.convnext.data import sources
+from workloads.convnext.loop import Training
+from workloads.credentials import Key
+from workloads.tracking import Follower, Journal, Record, Wandb, parse
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+START_SECONDS = 60.0
+"""How long W&B may take to start, to give the server up and to begin to record on disk."""
+
+Condition = Literal["off", "hanging"]
+
+
+class Blocks:
+    """Watches the loop: times each step, and changes the condition at the end of a block."""
+
+    def __init__(self, folder: Path, url: str, pairs: int, seconds: float) -> None:
+        self.said: list[str] = []
+        self.told = 0
+        self.order: list[Condition] = []
+        for pair in range(pairs):
+            turns: list[Condition] = ["off", "hanging"] if pair % 2 else ["hanging", "off"]
+            self.order += turns
+        self.times: list[list[float]] = []
+        """Seconds of each step, by block."""
+        self.start_cpu = 0.0
+        self.journal = Journal(folder / "journal.jsonl")
+        self._seconds = seconds
+        self._until = time.monotonic() + START_SECONDS
+        self._last = time.perf_counter()
+        os.environ["WANDB_BASE_URL"] = url
+        key = Key(value="a" * 40, source="this benchmark")
+        self._wandb = Wandb("hanging", {}, folder / "wandb", key, self.said.append)
+        self._follower = Follower(self.journal.path, self._wandb.read, self._wandb.finish, "W&B")
+
+    def record(self, record: Record) -> None:
+        """Write the journal, as the head does; here in the step path, where it costs the most."""
+        self.told += 1
+        self.journal.append([{**record, "time": time.time(), "eta_seconds": 0.0}])
+
+    def after_step(self, training: Training) -> None:
+        """Time the step; end the block if it is over.
+
+        Raises:
+            StopIteration: all blocks are done.
+            RuntimeError: W&B does not start.
+        """
+        now = time.perf_counter()
+        if self.times:
+            self.times[-1].append(now - self._last)
+        if not self.times and not self.said:
+            if time.monotonic() >= self._until:
+                raise RuntimeError(f"W&B did not start within {START_SECONDS:.0f} s")
+        elif not self.times or time.monotonic() >= self._until:
+            self._turn()
+        self._last = time.perf_counter()
+
+    def close(self) -> str:
+        """End W&B; what went wrong with it, or nothing."""
+        self._signal(signal.SIGCONT)
+        return self._follower.close()
+
+    def _turn(self) -> None:
+        if not self.times:
+            self.start_cpu = sum(map(_cpu_seconds, _tree(self._process())))
+        if len(self.times) == len(self.order):
+            raise StopIteration
+        self._signal(signal.SIGSTOP if self.order[len(self.times)] == "off" else signal.SIGCONT)
+        self.times.append([])
+        self._until = time.monotonic() + self._seconds
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in _tree(self._process()):
+            os.kill(pid, number)
+
+    def _process(self) -> int:
+        return next(pid for pid in _tree(os.getpid()) if b"workloads.wandb_process" in _read(pid, "cmdline"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and keep; returns 1 if a metric is missing from the journal."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tracking", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=24, metavar="N", help="pairs of blocks (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=3, metavar="S", help="length of a block (%(default)g)")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="oasis-tracking-") as folder, silent() as url:
+        blocks = train(Path(folder), url, given.pairs, given.seconds)
+        problem = blocks.close()
+        written = len(parse(blocks.journal.path.read_text()))
+    figures = {
+        "date": datetime.date.today().isoformat(),
+        "machine": {**machine(), "load_average": os.getloadavg()[1]},
+        "conditions": "ConvNeXt nano, synthetic images of 32 pixels, 16 a step, one thread, a record every 10 steps",
+        "block_seconds": given.seconds,
+        **measured(blocks),
+        "records_told": blocks.told,
+        "records_in_journal": written,
+        "said": [sentence.partition("(")[0] for sentence in blocks.said],
+        "problem": problem,
+    }
+    print(json.dumps(figures, indent=2))
+    RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0 if blocks.told == written else 1
+
+
+def train(folder: Path, url: str, pairs: int, seconds: float) -> Blocks:
+    """Train until all blocks are done.
+
+    Args:
+        folder: for journal and W&B's files.
+        url: of the server that hangs.
+        pairs: how many times both conditions.
+        seconds: length of a block.
+    """
+    config = configuration.from_recipe("digits_laptop", data="synthetic", batch_size=16, epochs=10**6)
+    device = torch.device("cpu")
+    blocks = Blocks(folder, url, pairs, seconds)
+    try:
+        Training(config, *sources(config, None, device), device).run(blocks)
+    except StopIteration:
+        return blocks
+    raise RuntimeError("the run ended before its blocks did")
+
+
+def measured(blocks: Blocks) -> Record:
+    """The figures of a run: medians of each block's steps, and how they differ within each pair."""
+    medians: dict[Condition, list[float]] = {"off": [], "hanging": []}
+    for condition, times in zip(blocks.order, blocks.times, strict=True):
+        medians[condition].append(statistics.median(times) * 1000)
+    added = [100 * (hanging / off - 1) for hanging, off in zip(medians["hanging"], medians["off"], strict=True)]
+    quartiles = statistics.quantiles(added, n=4) if len(added) > 1 else added
+    return {
+        "step_milliseconds_off": spread(medians["off"]),
+        "step_milliseconds_hanging": spread(medians["hanging"]),
+        "added_percent": {**spread(added), "quartiles": [round(value, 2) for value in quartiles]},
+        "steps": sum(map(len, blocks.times)),
+        "cpu_seconds_of_starting_wandb": round(blocks.start_cpu, 2),
+    }
+
+
+def _tree(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [pid, *(below for child in children for below in _tree(child))]
+
+
+def _read(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def _cpu_seconds(pid: int) -> float:
+    # proc(5), stat: utime and stime, in clock ticks, are the 12th and 13th fields after the command's closing bracket.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

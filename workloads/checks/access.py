@@ -1,0 +1,196 @@
+"""Who may do what: Ray's token, who can reach this machine's Ray, the buckets' permissions, the W&B key."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from workloads import listeners
+from workloads.checks.finding import Doubtful, NotHere, Place, Refused, Unfit
+
+ANSWER_SECONDS = 5.0
+
+DASHBOARD_PORT = 8265
+"""Ray's default."""
+
+PROTECTED = "/api/jobs/"
+"""A route that Ray guards. Others, like its health check, answer anybody."""
+
+WANDB = "https://api.wandb.ai"
+
+_NO_TOKEN = "Without a token anybody who reaches the dashboard runs code: deploy with spec.authOptions.mode token."
+
+
+def authentication(place: Place) -> str:
+    """Whether Ray accepts our token, and neither a wrong one nor none."""
+    if not place.in_cluster:
+        raise NotHere("not in a Ray cluster; an embedded Ray makes a token of its own")
+    mode = place.variables.get("RAY_AUTH_MODE", "")
+    if mode != "token":
+        raise Refused(f"RAY_AUTH_MODE is {mode!r}", _NO_TOKEN)
+    token = _token(place)
+    addresses = _dashboards(place)
+    for address in addresses:
+        status = _status(f"{address}{PROTECTED}", None)
+        if status is not None:
+            return _tried(address, token, status)
+    raise Doubtful(
+        f"a token is set, and no dashboard answers at {' or '.join(addresses)} to try it on",
+        "On a worker the NetworkPolicy may be the reason; run the doctor as a job, which runs on the head.",
+    )
+
+
+def ray_listeners(place: Place) -> str:
+    """Whether a Ray of this machine can be reached from others."""
+    if "KUBERNETES_SERVICE_HOST" in place.variables:
+        raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
+    exposed = [text for text, loopback in listeners.of(listeners.ray_processes()) if not loopback]
+    if exposed:
+        raise Unfit(
+            f"a Ray on this machine listens beyond loopback: {', '.join(exposed[:4])}",
+            "End it, or start it with RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0.",
+        )
+    return "no Ray on this machine listens beyond loopback"
+
+
+def runs_bucket(place: Place) -> str:
+    """Whether the runs bucket can be looked at, written, listed, read and deleted from."""
+    if place.environment is None:
+        raise NotHere("no stack, so no bucket")
+    from workloads.storage import locate
+
+    uri = place.environment.runs_uri
+    _get_bucket(uri)
+    folder = locate(f"{uri}/.doctor-{secrets.token_hex(6)}")
+    folder.write("probe", b"ok")
+    try:
+        if folder.names() != ["probe"] or folder.read("probe") != b"ok":
+            raise Unfit(f"{uri} does not give back what was written", "Check the storage endpoint.")
+    finally:
+        folder.remove()
+    return f"{uri}: written, read, deleted, listed and looked up"
+
+
+def data_bucket(place: Place) -> str:
+    """Whether the data bucket can be looked at and listed."""
+    if place.environment is None:
+        raise NotHere("no stack, so no bucket")
+    from workloads.storage import locate
+
+    uri = place.environment.data_uri
+    _get_bucket(uri)
+    return f"{uri}: readable, {len(locate(uri).names())} entries"
+
+
+def wandb(place: Place) -> str:
+    """Whether there is a W&B key, of the right form, that the server accepts."""
+    from workloads.credentials import wandb_key
+
+    key = wandb_key(None, place.environment.wandb_secret if place.environment else "")
+    if key is None:
+        raise NotHere("no key in the environment or Secret Manager; `train` records without W&B")
+    server = place.variables.get("WANDB_BASE_URL", WANDB).rstrip("/")
+    parts = urlsplit(server)
+    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise Refused(f"WANDB_BASE_URL is {server}: the key would cross the network in the clear", "Use https://.")
+    question = json.dumps({"query": "query Viewer { viewer { id } }"}).encode()
+    basic = base64.b64encode(f"api:{key.value}".encode()).decode()
+    request = urllib.request.Request(
+        f"{server}/graphql",
+        data=question,
+        headers={"Authorization": f"Basic {basic}", "Content-Type": "application/json"},
+    )
+    offline = "Training goes on without: metrics are recorded offline, and sent later with `wandb sync`."
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+            viewer = (json.load(response).get("data") or {}).get("viewer")
+    except urllib.error.HTTPError as error:
+        if error.code not in (401, 403):
+            raise Doubtful(f"{server} answers with {error.code}", offline) from error
+        viewer = None
+    except (OSError, ValueError, AttributeError) as error:
+        raise Doubtful(f"{server} does not answer within {ANSWER_SECONDS:.0f} s", offline) from error
+    if viewer is None:
+        raise Refused(f"{server} refuses the key from {key.source}", "Store a valid one with `make secret STACK=...`.")
+    return f"{server} accepts the key from {key.source}"
+
+
+def _token(place: Place) -> str:
+    if token := place.variables.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    path = place.variables.get("RAY_AUTH_TOKEN_PATH", "")
+    if not path:
+        raise Refused("RAY_AUTH_MODE is 'token', without a token", _NO_TOKEN)
+    try:
+        token = Path(path).read_text().strip()
+    except OSError as error:
+        raise Refused(f"the token file {path} cannot be read: {error.strerror}", "Check the Secret's mount.") from error
+    if not token:
+        raise Refused(f"the token file {path} is empty", "Check the Secret that KubeRay made for the RayCluster.")
+    return token
+
+
+def _dashboards(place: Place) -> list[str]:
+    """Where the dashboard may answer: the stack's own address, then the host of Ray's, then this machine."""
+    stated = [place.environment.ray_dashboard_url.rstrip("/")] if place.environment else []
+    host = urlsplit(f"//{place.variables.get('RAY_ADDRESS', '')}").hostname
+    hosts = [name for name in (host, "127.0.0.1") if name and name != "auto"]
+    return list(dict.fromkeys([*stated, *(f"http://{name}:{DASHBOARD_PORT}" for name in hosts)]))
+
+
+def _tried(address: str, token: str, without: int) -> str:
+    if without < 400:
+        raise Refused(f"Ray at {address} answers without a token", _NO_TOKEN)
+    wrong = _status(f"{address}{PROTECTED}", secrets.token_hex(32))
+    if wrong is not None and wrong < 400:
+        raise Refused(f"Ray at {address} takes any token", _NO_TOKEN)
+    right = _status(f"{address}{PROTECTED}", token)
+    if right in (401, 403):
+        raise Refused(
+            f"Ray at {address} refuses our token",
+            "It is another cluster's, or from before a restart: take it again from the Secret of the RayCluster.",
+        )
+    if right != 200:
+        raise Doubtful(f"Ray at {address} answers {right} to the right token", "Look at the head's dashboard log.")
+    return f"Ray at {address} accepts our token, and neither a wrong one nor none"
+
+
+def _status(url: str, token: str | None) -> int | None:
+    """HTTP status; None where nothing answers."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    # Without proxies: the address is of this cluster.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=ANSWER_SECONDS) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError):
+        return None
+
+
+def _get_bucket(uri: str) -> None:
+    """Look a bucket up, which takes storage.buckets.get: no role for objects has it, and pyarrow cannot do without."""
+    from pyarrow import fs
+
+    from workloads.storage import locate
+
+    folder = locate(uri)
+    if folder.filesystem.type_name != "gcs":
+        return
+    bucket = folder.path.partition("/")[0]
+    try:
+        found = folder.filesystem.get_file_info(bucket)
+    except OSError as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise Refused(
+            f"gs://{bucket} may not be looked up: {said}",
+            "The account needs storage.buckets.get on it: roles/storage.bucketViewer, which the stack grants.",
+        ) from error
+    if found.type == fs.FileType.NotFound:
+        raise Unfit(f"there is no bucket gs://{bucket}", "Run `pulumi up`, or check the bucket's name.")

@@ -1,0 +1,71 @@
+"""How a check ends. Standard library only: the doctor must run where nothing of ours is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.environment import ClusterEnvironment
+
+Outcome = Literal["ok", "warn", "fail", "not here"]
+
+
+class Ill(Exception):
+    """A check found something wrong."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        """Keep both.
+
+        Args:
+            found: what is wrong, with its value.
+            remedy: what to do.
+        """
+        super().__init__(found, remedy)
+        self.found = found
+        self.remedy = remedy
+
+
+class Unfit(Ill):
+    """What the workloads need does not work."""
+
+
+class Refused(Unfit):
+    """A token, a key or a permission is missing or refused."""
+
+
+class Doubtful(Ill):
+    """The workloads run all the same, but slower or with less."""
+
+
+class NotHere(Exception):
+    """A check does not apply to this place; says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The outcome of one check."""
+
+    check: str
+    outcome: Outcome
+    found: str
+    remedy: str
+    authentication: bool = False
+    """Whether a failure is a refused token, key or permission."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What the checks look at."""
+
+    environment: ClusterEnvironment | None
+    """What the stack promises; None outside a stack's cluster."""
+    variables: Mapping[str, str]
+    """Environment variables."""
+    gpus: int
+    """GPUs that the driver of this machine lists."""
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether a Ray cluster is around, and not one that a command would start for itself."""
+        return self.environment is not None or "RAY_ADDRESS" in self.variables

@@ -1,0 +1,269 @@
+"""`--dry-run`: every value that a command would use and where it came from, and what it would ask of Ray.
+
+argparse does not say whether a value was typed or is a default, so the words are read a second time without defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from workloads import environment
+from workloads.environment import ClusterEnvironment
+from workloads.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from workloads.convnext.train import Run
+    from workloads.session import Place
+
+REDACTED = "[redacted]"
+
+DEFAULT = "default"
+
+_NOT_SETTINGS = frozenset({"command", "words", "dry_run", "json"})
+"""What an argparse namespace holds beside the command's own settings."""
+
+_SECRET_VARIABLE = re.compile(r"(_KEY|_TOKEN|PASSWORD|_SECRET)$")
+_SECRET_LENGTH = 8
+"""Shorter values of such variables are words like `token`, and would be struck out of every sentence."""
+
+_USER_INFORMATION = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+"""`user:password` of an address (RFC 3986, 3.2.1)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One effective value."""
+
+    name: str
+    """As the flag is spelled, without dashes in front: `batch-size`."""
+    value: object
+    """Plain data."""
+    origin: str
+    """`flag --x`, `recipe R`, `variable OASIS_X`, `default`, or a few words."""
+
+
+def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments `--dry-run` and `--json`."""
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print every effective value and where it came from, and start nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON object")
+
+
+def given(add_arguments: Callable[[argparse.ArgumentParser], None], words: Sequence[str]) -> frozenset[str]:
+    """Names of the arguments that were typed, as the namespace has them: `batch_size`.
+
+    Args:
+        add_arguments: the command's own, as the command line calls it.
+        words: what was typed after the command's name; they were parsed before, so they are valid.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    # No default but None, which nothing that is typed becomes.
+    parser.set_defaults(**dict.fromkeys(vars(parser.parse_known_args([])[0])))
+    typed = vars(parser.parse_known_args(list(words))[0])
+    return frozenset(name for name, value in typed.items() if value is not None)
+
+
+def explain(
+    args: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    resolved: Sequence[Setting],
+) -> list[Setting]:
+    """Every argument of a command and everything else that was resolved, each with its origin.
+
+    Args:
+        args: parsed; `args.words` has the words.
+        add_arguments: the command's own.
+        resolved: what the command made of the arguments. One with an argument's name gives the value that it stands
+            for, and the origin where the argument was not typed.
+
+    Returns:
+        First the arguments, in the order of the command's help, then the other resolved values; secrets redacted.
+    """
+    typed = given(add_arguments, getattr(args, "words", ()))
+    known = {setting.name: setting for setting in resolved}
+    settings = []
+    for name, value in vars(args).items():
+        if name in _NOT_SETTINGS:
+            continue
+        flag = name.replace("_", "-")
+        made = known.pop(flag, Setting(flag, value, DEFAULT))
+        settings.append(dataclasses.replace(made, origin=f"flag --{flag}") if name in typed else made)
+    return redacted([*settings, *known.values()])
+
+
+def of_train(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
+    """What `train` would use.
+
+    Args:
+        args: of `train`.
+        run: what they and the place made.
+        place: where Ray is.
+    """
+    from workloads.convnext.train import add_train_arguments
+
+    recipe = f"recipe {run.config.recipe}"
+    assigned = {word.partition("=")[0] for word in args.set}
+    fields = [
+        Setting(name.replace("_", "-"), value, "flag --set" if name in assigned else recipe)
+        for name, value in run.config.to_dict().items()
+        if name != "recipe"
+    ]
+    resolved = [
+        Setting("run", run.name, "recipe and time"),
+        *fields,
+        Setting("workers", args.workers or run.workers, _workers_origin(place.environment)),
+        Setting("storage", run.folder.uri, _stack_origin("runs_uri", place.environment)),
+        Setting("results", str(run.results), DEFAULT),
+        address_of(place),
+        Setting("data-place", *_data_place(run.config.data)),
+        Setting("wandb-key", *_wandb_key(args.wandb, args.wandb_key_file, place.environment)),
+        *of_stack(place.environment),
+    ]
+    return explain(args, add_train_arguments, resolved)
+
+
+def address_of(place: Place) -> Setting:
+    """Where Ray is."""
+    if place.embedded:
+        return Setting("address", "embedded, on 127.0.0.1", DEFAULT)
+    return Setting("address", place.address, "variable RAY_ADDRESS")
+
+
+def of_stack(cluster: ClusterEnvironment | None) -> list[Setting]:
+    """What the stack promises, as the variables of its pods have it; nothing outside a stack."""
+    if cluster is None:
+        return []
+    return [
+        Setting(name.replace("_", "-"), value, _stack_origin(name, cluster))
+        for name, value in dataclasses.asdict(cluster).items()
+    ]
+
+
+def redacted(settings: Iterable[Setting], variables: Mapping[str, str] | None = None) -> list[Setting]:
+    """The settings without the value of any secret variable and without passwords in addresses.
+
+    Args:
+        settings: any.
+        variables: environment to take secrets from; the process's own if None.
+    """
+    variables = os.environ if variables is None else variables
+    secrets = [
+        value
+        for name, value in variables.items()
+        if _SECRET_VARIABLE.search(name) and len(value) >= _SECRET_LENGTH and not value.startswith("/")
+    ]
+
+    def clean(value: object) -> object:
+        if not isinstance(value, str | Path):
+            return value
+        text = _USER_INFORMATION.sub(REDACTED, str(value))
+        for secret in secrets:
+            text = text.replace(secret, REDACTED)
+        return text
+
+    return [dataclasses.replace(setting, value=clean(setting.value)) for setting in settings]
+
+
+def show(settings: Sequence[Setting], bundles: Sequence[Mapping[str, float]], strategy: str, as_json: bool) -> int:
+    """Print the settings and the request; returns the exit code, 0.
+
+    Args:
+        settings: from `explain`.
+        bundles: what would be asked of Ray, each on one node.
+        strategy: Ray's name for where the bundles go.
+        as_json: one JSON object instead of a table.
+    """
+    if as_json:
+        print(json.dumps(document(settings, bundles, strategy), sort_keys=True))
+    elif sys.stdout.isatty():
+        _print_table(settings)
+        print(_request(bundles, strategy))
+    else:
+        width = max(len(setting.name) for setting in settings)
+        values = max(len(_text(setting.value)) for setting in settings)
+        for setting in settings:
+            print(f"{setting.name:<{width}}  {_text(setting.value):<{min(values, 48)}}  {setting.origin}")
+        print(_request(bundles, strategy))
+    return EXIT_OK
+
+
+def document(
+    settings: Sequence[Setting], bundles: Sequence[Mapping[str, float]], strategy: str
+) -> dict[str, dict[str, Any]]:
+    """The same as plain data: `settings` by name, and `request`."""
+    return {
+        "settings": {setting.name: {"value": setting.value, "origin": setting.origin} for setting in settings},
+        "request": {"bundles": [dict(bundle) for bundle in bundles], "strategy": strategy},
+    }
+
+
+def _print_table(settings: Sequence[Setting]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("setting", "value", "where it came from"):
+        table.add_column(heading, overflow="fold")
+    for setting in settings:
+        style = {"flag": "bold cyan", DEFAULT: "dim"}.get(setting.origin.partition(" ")[0], "")
+        table.add_row(setting.name, _text(setting.value), setting.origin, style=style)
+    # Not markup: a value may hold square brackets.
+    Console(markup=False, highlight=False).print(table)
+
+
+def _request(bundles: Sequence[Mapping[str, float]], strategy: str) -> str:
+    kinds: dict[str, int] = {}
+    for bundle in bundles:
+        text = ", ".join(f"{amount:g} {resource}" for resource, amount in bundle.items())
+        kinds[text] = kinds.get(text, 0) + 1
+    asked = " and ".join(f"{count} x [{text}]" for text, count in kinds.items())
+    return f"\nasked of Ray: {asked or 'nothing'}, placed {strategy}\nnothing was started"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _workers_origin(cluster: ClusterEnvironment | None) -> str:
+    return _stack_origin("gpus_per_node", cluster) if cluster and cluster.gpus_per_node else DEFAULT
+
+
+def _stack_origin(field: str, cluster: ClusterEnvironment | None) -> str:
+    if cluster is None:
+        return DEFAULT
+    # Inside a pod the values are variables; a client reads the same ones from the ConfigMap.
+    name = environment.variable(field)
+    return f"variable {name}" if name in os.environ else f"ConfigMap {environment.CONFIG_MAP}"
+
+
+def _data_place(data: str) -> tuple[str, str]:
+    if data == "synthetic" or "://" in data or data.startswith("/"):
+        return data, "data"
+    mount = environment.mount(environment.DATA_MOUNT)
+    name = "OASIS_DATA_MOUNT"
+    return f"{mount}/{data}", f"variable {name}" if os.environ.get(name) else f"{DEFAULT} mount"
+
+
+def _wandb_key(mode: str, file: Path | None, cluster: ClusterEnvironment | None) -> tuple[str, str]:
+    from workloads.credentials import KEY_VARIABLE
+
+    if mode in ("off", "offline"):
+        return "not looked for", f"wandb {mode}"
+    if file is not None:
+        return f"in file {file}", "flag --wandb-key-file"
+    if os.environ.get(KEY_VARIABLE, "").strip():
+        return REDACTED, f"variable {KEY_VARIABLE}"
+    if cluster and cluster.wandb_secret:
+        return f"in Secret Manager, {cluster.wandb_secret}", _stack_origin("wandb_secret", cluster)
+    return "none", "no file, variable or secret"
