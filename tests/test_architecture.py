@@ -28,7 +28,13 @@ SETTINGS = {
 READS_SETTINGS = SETTINGS | {"__main__", "stack_outputs", "command_line.cluster_access", "command_line.plan"}
 
 # Pure parts of workloads: torch or the standard library, so that they are tested without Ray.
-WITHOUT_RAY = {"environment", *(f"convnext.{part}" for part in ("config", "data", "model", "loop"))}
+WITHOUT_RAY = {"environment", "checkpoint", "checkpoint_state", "checkpoint_writer", "manifest", "disk", "storage"}
+WITHOUT_RAY |= {"interval", "runs", "run_catalog", "run_table", "tracking", "effective", "doctor"}
+WITHOUT_RAY |= {
+    f"convnext.{part}"
+    for part in ("config", "data", "folder", "shards", "stream", "pictures", "pack", "sampling", "augment")
+}
+WITHOUT_RAY |= {f"convnext.{part}" for part in ("model", "flops", "execution", "loop", "meter", "schedule", "snapshot")}
 WITHOUT_RAY |= {f"nccl.{part}" for part in ("bandwidth", "collectives")}
 
 

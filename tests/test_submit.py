@@ -3,125 +3,31 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import os
-import random
-import threading
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private import ray_constants
 
-from tests import stub_kubectl
+from tests import fake_ray, stub_kubectl
+from tests.fake_ray import TOKEN, FakeRay
 from tests.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
-from workloads import follow
+from workloads import follow, working_dir
 from workloads.errors import PlaceError
-
-TOKEN = "a-token-of-this-test-alone"
-
-
-class FakeRay:
-    """The part of Ray's Jobs API that a submission uses, with a job whose log grows, over a connection that breaks."""
-
-    def __init__(self) -> None:
-        self.token = TOKEN
-        self.lines = [f"line {number}" for number in range(8)]
-        self.exit_code = 0
-        self.broken = 0.0
-        self.chance = random.Random(0)
-        self.submitted: dict[str, Any] = {}
-        self.stopped = False
-        self.deaf = False
-        self._polls = 0
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        return self._server.server_address[1]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        if path == "/api/version":
-            return 200, {"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_name": "x"}
-        if path.startswith("/api/packages/"):
-            return (404, "") if method == "GET" else (200, {})
-        if path == "/api/jobs/" and method == "POST":
-            self.submitted = json.loads(body)
-            return 200, {"job_id": "x", "submission_id": self.submitted["submission_id"]}
-        if path.endswith("/stop"):
-            self.stopped = True
-            return 200, {"stopped": True}
-        if path.endswith("/logs"):
-            shown = self.lines[: 2 * self._polls] if not self._ended else self.lines
-            return 200, {"logs": "".join(f"{line}\n" for line in shown) + ("" if self._ended else "half a li")}
-        if path.startswith("/api/jobs/"):
-            self._polls += 1
-            return 200, self._details()
-        return 404, "no such path"
-
-    @property
-    def _ended(self) -> bool:
-        return (self.stopped or self._polls > 4) and not self.deaf
-
-    def _details(self) -> dict[str, Any]:
-        status = "RUNNING"
-        if self._ended:
-            status = "STOPPED" if self.stopped else "FAILED" if self.exit_code else "SUCCEEDED"
-        return {
-            "type": "SUBMISSION",
-            "submission_id": self.submitted.get("submission_id", "x"),
-            "status": status,
-            "entrypoint": "x",
-            "message": "",
-            "driver_exit_code": self.exit_code if self._ended else None,
-        }
-
-    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        ray = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def _reply(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if ray.chance.random() < ray.broken:
-                    self.close_connection = True
-                    return
-                if self.headers.get("Authorization") != f"Bearer {ray.token}":
-                    status, answer = 403, "Forbidden"
-                else:
-                    status, answer = ray.answer(self.command, self.path, body)
-                content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(content)
-
-            do_GET = do_POST = do_PUT = do_DELETE = _reply
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        return Handler
 
 
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     """A stack whose dashboard answers at its URL, and a kubectl that knows it."""
-    fake = FakeRay()
-    at = replace(OUTPUTS, ray_dashboard_url=f"http://127.0.0.1:{fake.port}")
-    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at, TOKEN, fake.port))
-    monkeypatch.setattr(follow, "_LEAST_PAUSE_SECONDS", 0.05)
-    yield fake
-    fake.close()
+    with fake_ray.standing(tmp_path, monkeypatch) as found:
+        yield found
 
 
 def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(
@@ -166,14 +72,111 @@ def test_a_detached_job_leaves_its_id_on_stdout_and_how_to_attach_on_stderr(
     assert f"jobs attach {printed.out.strip()} --context 'far away'" in printed.err
 
 
-def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job(ray: FakeRay, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("print(1)\n")
+def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job(
+    ray: FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "project"
+    wanted = ["job.py", "src/data/loader.py", "kept.tar"]
+    unwanted = [".git/HEAD", ".env", "a.ckpt", "data/1.jpg", "my-venv/pyvenv.cfg", "my-venv/bin/python", "src/b.pt"]
+    unwanted += ["ignored/c.txt", "own.bin"]
+    for name in (*wanted, *unwanted):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    (folder / ".gitignore").write_text("ignored\n")
     environment = tmp_path / "env.yaml"
-    environment.write_text("env_vars: {A: b}\nexcludes: ['*.ckpt']\n")
-    arguments = ["--working-dir", str(tmp_path), "--runtime-env", str(environment)]
+    environment.write_text("env_vars: {A: b}\nexcludes: ['*.bin', '!kept.tar']\n")
+    arguments = ["--working-dir", str(folder), "--runtime-env", str(environment), "--env", "C=d=e"]
     assert command_line.main(["submit", *arguments, "--", "python", "job.py"]) == 0
-    assert ray.submitted["runtime_env"]["env_vars"]["A"] == "b"
-    assert {".venv/", ".git/", "*.ckpt"} <= set(ray.submitted["runtime_env"]["excludes"])
+    variables = ray.submitted["runtime_env"]["env_vars"]
+    assert (variables["A"], variables["C"]) == ("b", "d=e")
+    assert _uploaded(ray) == {*wanted, ".gitignore"}
+    said = capsys.readouterr().err
+    assert "4 files" in said and "left out: .env, .git, a.ckpt, data, ignored, my-venv, own.bin" in said
+
+
+def test_a_working_directory_that_is_too_large_is_refused_with_the_names_of_what_makes_it_large(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(working_dir, "LIMIT_BYTES", 5_000)
+    (tmp_path / "images").mkdir()
+    for name in ("images/1.jpg", "images/2.jpg", "video.mp4"):
+        (tmp_path / name).write_bytes(bytes(2_000))
+    assert command_line.main(["submit", "--working-dir", str(tmp_path), "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "images 4.0 kB, video.mp4 2.0 kB" in said and ".rayignore" in said
+    assert not ray.submitted and not ray.packages
+
+
+def test_the_limit_is_what_ray_s_jobs_api_takes() -> None:
+    assert ray_constants.DASHBOARD_CLIENT_MAX_SIZE == working_dir.LIMIT_BYTES
+
+
+def test_a_file_that_one_of_our_commands_names_travels_with_it(ray: FakeRay, tmp_path: Path) -> None:
+    space, key = tmp_path / "space.yaml", tmp_path / "key"
+    for file in (space, key):
+        file.write_text("lr: [0.1]\n")
+    assert command_line.main(["submit", "--", "tune", f"--space={space}", str(space), "--key-file", str(key)]) == 0
+    words = ray.submitted["entrypoint"].split()
+    assert words[4:] == ["--space=arguments/space.yaml", "arguments/space.yaml", "--key-file", str(key)]
+    assert {"arguments/space.yaml", "workloads/submit.py", "workloads/convnext/model.py"} <= _uploaded(ray)
+    assert not any("key" in name.split("/") for name in _uploaded(ray))
+
+
+def test_what_the_command_takes_is_asked_for_by_ray_s_own_parameters(ray: FakeRay) -> None:
+    arguments = ["--entrypoint-num-cpus", "2", "--resources", '{"GPU": 1, "memory": 1e9}']
+    assert command_line.main(["submit", *arguments, "--", "true"]) == 0
+    asked = {name: value for name, value in ray.submitted.items() if name.startswith("entrypoint_") and value}
+    assert asked == {"entrypoint_num_cpus": 2, "entrypoint_num_gpus": 1, "entrypoint_memory": 1_000_000_000}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--entrypoint-resources", '{"CPU": 1000}'],
+        ["--num-gpus", "9"],
+        ["--num-cpus", "201"],
+        ["--resources", '{"driver": 1, "CPU": 1}'],
+        ["--ray-job", "--resources", '{"TPU": 1}'],
+    ],
+)
+def test_what_no_node_can_ever_have_is_refused_at_once(
+    ray: FakeRay, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command_line.main(["submit", *arguments, "--", "true"]) == 3
+    said = capsys.readouterr().err
+    assert "worker group cpu: up to 4 x 8 CPU" in said and "worker group gpu: up to 2 x 200 CPU, 8 GPU" in said
+    assert not ray.submitted and not stub_kubectl.ray_jobs(tmp_path)
+
+
+def test_a_wait_for_a_node_says_why_and_ends_with_the_exit_code_for_capacity(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
+    pod = {"status": {"phase": "Pending", "conditions": [condition]}}
+    at = replace(OUTPUTS, ray_dashboard_url=f"http://127.0.0.1:{ray.port}")
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at, TOKEN, pods=[pod]))
+    monkeypatch.setattr(follow, "_SILENCE_SECONDS", 0)
+    ray.pending, ray.exit_code, ray.message = 3, -1, "configured by RAY_JOB_START_TIMEOUT_SECONDS."
+    assert command_line.main(["submit", "--num-gpus", "8", "--", "true"]) == 4
+    assert "pods: 1 Pending (0/2 nodes are available)" in capsys.readouterr().err
+
+
+def test_an_answer_to_a_submission_that_was_lost_is_not_a_second_submission(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, lost = FakeRay.answer, []
+
+    def lose_one(fake: FakeRay, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        answered = answer(fake, method, path, body)
+        if method == "POST" and path == "/api/jobs/" and not lost:
+            lost.append(path)
+            raise ConnectionError
+        return answered
+
+    monkeypatch.setattr(FakeRay, "answer", lose_one)
+    monkeypatch.setattr(http.server.ThreadingHTTPServer, "handle_error", lambda *_: None)
+    assert command_line.main(["submit", "--", "true"]) == 0
+    assert lost
 
 
 def test_where_the_url_does_not_answer_a_port_forward_on_loopback_is_made_and_ended(
@@ -248,7 +251,13 @@ def test_with_a_stack_kubectl_must_point_at_the_same_cluster(
         (["--working-dir", "/nowhere", "--", "true"], "/nowhere"),
         (["--runtime-env", "/nowhere.yaml", "--", "true"], "/nowhere.yaml"),
         (["--entrypoint-resources", "driver=1", "--", "true"], "driver=1"),
-        (["--entrypoint-resources", '{"driver": "1"}', "--", "true"], "--entrypoint-resources"),
+        (["--entrypoint-resources", '{"driver": "1"}', "--", "true"], "--resources"),
+        (["--num-cpus", "-1", "--", "true"], "--num-cpus is -1"),
+        (["--num-cpus", "1", "--resources", '{"CPU": 1}', "--", "true"], "asked for by --num-cpus and by --resources"),
+        (["--env", "1A=b", "--", "true"], "1A=b"),
+        (["--env", "NOT_SET_ANYWHERE", "--", "true"], "NOT_SET_ANYWHERE"),
+        (["--env", "WANDB_API_KEY=x", "--", "true"], "looks like a secret"),
+        (["--ray-job", "--start-timeout", "0", "--", "true"], "--start-timeout is 0"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_submitted(
@@ -259,12 +268,27 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     assert not ray.submitted
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "env_vars: [A]", "\x00"])
+def test_a_runtime_environment_that_is_none_is_refused(
+    ray: FakeRay, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "env.yaml").write_text(text)
+    assert command_line.main(["submit", "--runtime-env", str(tmp_path / "env.yaml"), "--", "true"]) == 2
+    assert "env.yaml" in capsys.readouterr().err
+    assert not ray.submitted
+
+
 def test_the_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in command_line.COMMANDS)
     assert all(f"{code} " in text for code in (0, 2, 3, 4, 5, 6, 7, 8, 130))
+
+
+def _uploaded(ray: FakeRay) -> set[str]:
+    [package] = ray.packages
+    return {name for name in zipfile.ZipFile(io.BytesIO(package)).namelist() if not name.endswith("/")}
 
 
 def _jobs(ray: FakeRay) -> follow.Jobs:

@@ -45,10 +45,14 @@ class Command:
 COMMANDS = {
     "doctor": Command("workloads.doctor", "check that this place is fit for the workloads", "workloads"),
     "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier", "torch"),
+    "tune": Command("workloads.tune.command", "search hyperparameters, stopping poor trials early", "torch"),
+    "sweep": Command("workloads.tune.command", "train every combination of listed hyperparameters", "torch"),
     "bench": Command("workloads.nccl.command", "measure and check all-reduce between nodes", "torch"),
     "digits": Command("workloads.digits", "write a small data set of real images", "sklearn"),
+    "shards": Command("workloads.convnext.pack", "turn an image folder into tar shards", "numpy"),
     "submit": Command("workloads.submit", "run any command as a job on a stack's Ray"),
     "jobs": Command("workloads.jobs", "list, follow and stop jobs"),
+    "runs": Command("workloads.runs", "list, verify, mend and tidy what runs have left in the runs bucket", "pyarrow"),
     "status": Command("workloads.status", "what the stack's Ray has and what runs on it"),
 }
 
@@ -72,8 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser, run = _parser(next((word for word in arguments if not word.startswith("-")), None))
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    parser, run = _parser(command)
     options = parser.parse_args(arguments)
+    options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
     return run(options) if run else UsageError.exit_code
 
 
@@ -82,7 +88,7 @@ def _explain(error: WorkloadError) -> int:
     return error.exit_code
 
 
-def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int] | None]:
+def _parser(chosen: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int] | None]:
     parser = argparse.ArgumentParser(
         prog="python -m workloads",
         description="Train and measure on a Ray cluster, or on this machine.",

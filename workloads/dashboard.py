@@ -16,8 +16,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from workloads.errors import AuthError, PlaceError
@@ -25,6 +26,18 @@ from workloads.stack import Stack
 
 READY_SECONDS = 30.0
 """How long a new port-forward may take to answer."""
+
+
+_MOST_NODES = 10_000  # of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a Ray."""
+
+    address: str
+    resources: Mapping[str, float]
+    """All it has, free or not, by Ray's names."""
 
 
 class Dashboard:
@@ -73,6 +86,11 @@ class Dashboard:
         with urllib.request.urlopen(request, timeout=30) as response:
             return json.load(response)
 
+    def nodes(self) -> list[Node]:
+        """The nodes that are up."""
+        found: list[dict[str, Any]] = self.get(f"/api/v0/nodes?limit={_MOST_NODES}")["data"]["result"]["result"]
+        return [Node(it["node_ip"], it["resources_total"]) for it in found if it["state"] == "ALIVE"]
+
     def close(self) -> None:
         """End the port-forward, if one was started."""
         self._address = ""
@@ -87,6 +105,8 @@ class Dashboard:
 
     def _answers(self, address: str) -> int:
         """HTTP status of a request that needs the token; 0 where nothing answers."""
+        if not address:
+            return 0
         request = urllib.request.Request(f"{address}/api/version", headers=self.headers)
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
@@ -128,12 +148,22 @@ class Dashboard:
 
 
 @contextmanager
-def reach(stack: Stack) -> Iterator[Dashboard]:
-    """The way to a stack's dashboard for the length of the block."""
+def reach(stack: Stack, *, young: bool = False) -> Iterator[Dashboard]:
+    """The way to a stack's dashboard for the length of the block.
+
+    Args:
+        stack: whose.
+        young: it may have been made a moment ago and not answer yet, so whoever asks asks again.
+
+    Raises:
+        PlaceError: it does not answer, and is not young.
+        AuthError: what answers refuses the token.
+    """
     _never_through_a_proxy("127.0.0.1")
     dashboard = Dashboard(stack)
     try:
-        dashboard.address()
+        if not young:
+            dashboard.address()
         yield dashboard
     finally:
         dashboard.close()

@@ -18,7 +18,15 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from workloads import progress
 from workloads.dashboard import Dashboard
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError, WorkloadFailedError
+from workloads.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    AuthError,
+    CapacityError,
+    PlaceError,
+    UsageError,
+    WorkloadFailedError,
+)
 
 PATIENCE_SECONDS = 180.0
 """How long the dashboard may be out of reach before following ends; the job itself goes on."""
@@ -26,8 +34,9 @@ PATIENCE_SECONDS = 180.0
 STOP_SECONDS = 60.0
 """How long a job may take to stop before we leave: twice what Ray gives it (RAY_JOB_STOP_WAIT_TIME_S) until SIGKILL."""
 
+_START_TIMEOUT = "RAY_JOB_START_TIMEOUT_SECONDS"  # Ray names it in its verdict on a job that found no place in time
 _LEAST_PAUSE_SECONDS = 1.0
-_SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it
+_SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it; later, one as often
 _PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
 
 Answer = TypeVar("Answer")
@@ -76,6 +85,21 @@ class Jobs:
         self._until = time.monotonic() + STOP_SECONDS
         self.ask(lambda client: client.stop_job(submission_id))
 
+    def until_stopped(self, submission_id: str) -> JobDetails:
+        """Wait until a job that was told to stop has.
+
+        Raises:
+            WorkloadFailedError: it has not within `STOP_SECONDS`.
+        """
+        while not (details := self.details(submission_id)).status.is_terminal():
+            if self.given_up:
+                raise WorkloadFailedError(
+                    f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.",
+                    f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again.",
+                )
+            time.sleep(0.5)
+        return details
+
     @property
     def given_up(self) -> bool:
         """Whether a job that was to stop has had its time."""
@@ -117,13 +141,15 @@ class Follower:
 
     jobs: Jobs
     submission_id: str
+    reason: Callable[[], str] = str
+    """Asked for more words while the job has not started."""
     results_uri: str = ""
     """Where the job said that its results are."""
     _shown: int = 0
 
     def run(self) -> JobDetails:
         """Follow until the job has ended and all it wrote is shown, or until it has not stopped when told to."""
-        told, started = False, time.monotonic()
+        told = started = time.monotonic()
         while True:
             # The status first: if it says that the job has ended, the log read after it is complete.
             details = self.jobs.details(self.submission_id)
@@ -132,9 +158,10 @@ class Follower:
             self._show(self.jobs.log(self.submission_id), whole=ended)
             if ended or self.jobs.given_up:
                 return details
-            if details.status == JobStatus.PENDING and not told and began - started > _SILENCE_SECONDS:
-                told = True
-                progress.note(f"the job has not started yet: {details.message}")
+            if details.status == JobStatus.PENDING and began - told > _SILENCE_SECONDS:
+                told = began
+                why = f"{details.message or ''} {self.reason()}".strip()
+                tell(f"the job has not started for {began - started:.0f} s: {why}")
             time.sleep(max(_LEAST_PAUSE_SECONDS, _PAUSE_PER_FETCH * (time.monotonic() - began)))
 
     def _show(self, log: str, whole: bool) -> None:
@@ -152,6 +179,11 @@ class Follower:
         self._shown = end
 
 
+def tell(text: str) -> None:
+    """Say one sentence about the submission, beside what the job says: standard output is the job's."""
+    progress.emit({"event": "note", "text": text}, sys.stderr)
+
+
 def exit_code(details: JobDetails) -> int:
     """The driver's own exit code; a job that never ran its driver has failed, a stopped one was interrupted.
 
@@ -163,6 +195,9 @@ def exit_code(details: JobDetails) -> int:
     if details.status == JobStatus.STOPPED:
         return EXIT_INTERRUPTED
     code = details.driver_exit_code
+    if not code and _START_TIMEOUT in (details.message or ""):
+        print(f"job {details.submission_id} never started: {details.message}", file=sys.stderr)
+        return CapacityError.exit_code
     if not code:
         print(f"job {details.submission_id} failed: {(details.message or '').strip()}", file=sys.stderr)
         return WorkloadFailedError.exit_code

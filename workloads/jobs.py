@@ -1,31 +1,54 @@
-"""`python -m workloads jobs`: lists a stack's jobs, shows their logs, stops them, attaches to them again."""
+"""`python -m workloads jobs`: lists a stack's jobs, shows their logs, stops them, attaches to them again.
+
+A job is on the stack's own cluster, or a RayJob with a cluster of its own; its id says which, as no two are alike.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
 
 from ray.job_submission import JobDetails
 from rich.console import Console
 from rich.table import Table
 
-from workloads import results, stack
+from workloads import ray_job_actions, ray_job_status, results, stack
 from workloads.dashboard import reach
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError, WorkloadFailedError
-from workloads.follow import STOP_SECONDS, Follower, Jobs, exit_code
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
+from workloads.follow import Follower, Jobs, exit_code
+from workloads.ray_job_status import Status
+from workloads.stack import Stack
 
 _UNLIMITED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One job in a list."""
+
+    name: str
+    status: str
+    began: float
+    """Seconds since the epoch; 0 before it began."""
+    ended: float
+    """Likewise; 0 while it has not ended."""
+    exit_code: int | None
+    cluster: str
+    """Of a job with a cluster of its own; else empty."""
+    command: str
 
 
 def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads jobs`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, (_, text, takes_id) in ACTIONS.items():
+    for name, text in {"list": "list the jobs, newest first", **{it: ACTIONS[it].help for it in ACTIONS}}.items():
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         stack.add_stack_arguments(action)
-        if takes_id:
+        if name in ACTIONS:
             action.add_argument("id", help="the job's id, or `last` for the newest")
         if name == "attach":
             results.add_results_argument(action)
@@ -33,30 +56,41 @@ def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_jobs(args: argparse.Namespace) -> int:
     """Carry out one action; returns the exit code."""
-    with reach(stack.find(args)) as dashboard:
-        return ACTIONS[args.action][0](Jobs(dashboard), args)
+    deployed = stack.find(args)
+    if args.action == "list":
+        return _list(deployed)
+    job_id = _newest(deployed) if args.id == "last" else args.id
+    if (status := _ray_job(deployed, job_id)) is not None:
+        return ACTIONS[args.action].alone(deployed, status, args)
+    with reach(deployed) as dashboard:
+        return ACTIONS[args.action].shared(Jobs(dashboard), job_id, args)
 
 
-def table(jobs: list[JobDetails], now: float) -> Table:
-    """Jobs, newest first.
+def rows(deployed: Stack, jobs: Jobs) -> list[Row]:
+    """Every job of a stack, newest first: those on its cluster and those with their own."""
+    found = [*map(_shared_row, submitted(jobs)), *map(_own_row, ray_job_status.listed(deployed))]
+    return sorted(found, key=lambda row: row.began, reverse=True)
+
+
+def table(found: Iterable[Row], now: float) -> Table:
+    """Jobs as a table.
 
     Args:
-        jobs: as Ray lists them.
+        found: in the order in which they are shown.
         now: the time that a running job's duration is counted to, seconds since the epoch.
     """
     columns = Table(box=None, pad_edge=False)
-    for name in ("JOB", "STATUS", "STARTED", "FOR", "EXIT", "COMMAND"):
+    for name in ("JOB", "STATUS", "STARTED", "FOR", "EXIT", "CLUSTER", "COMMAND"):
         columns.add_column(name, no_wrap=True, overflow="ellipsis" if name == "COMMAND" else "ignore")
-    for job in sorted(jobs, key=lambda job: job.start_time or 0, reverse=True):
-        began = (job.start_time or 0) / 1000
-        ended = job.end_time / 1000 if job.end_time else now
+    for row in found:
         columns.add_row(
-            job.submission_id or job.job_id or "",
-            job.status.value,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)) if began else "",
-            _duration(ended - began) if began else "",
-            "" if job.driver_exit_code is None else str(job.driver_exit_code),
-            job.entrypoint,
+            row.name,
+            row.status,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.began)) if row.began else "",
+            _duration((row.ended or now) - row.began) if row.began else "",
+            "" if row.exit_code is None else str(row.exit_code),
+            row.cluster,
+            row.command,
         )
     return columns
 
@@ -71,8 +105,9 @@ def submitted(jobs: Jobs) -> list[JobDetails]:
     return [job for job in jobs.ask(lambda client: client.list_jobs()) if job.submission_id]
 
 
-def _list(jobs: Jobs, args: argparse.Namespace) -> int:
-    found = submitted(jobs)
+def _list(deployed: Stack) -> int:
+    with reach(deployed) as dashboard:
+        found = rows(deployed, Jobs(dashboard))
     if found:
         print_table(table(found, time.time()))
     else:
@@ -80,32 +115,23 @@ def _list(jobs: Jobs, args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _logs(jobs: Jobs, args: argparse.Namespace) -> int:
-    submission_id = _id(jobs, args)
+def _logs(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
     jobs.details(submission_id)
     print(jobs.log(submission_id), end="")
     return EXIT_OK
 
 
-def _stop(jobs: Jobs, args: argparse.Namespace) -> int:
-    submission_id = _id(jobs, args)
+def _stop(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
     if jobs.details(submission_id).status.is_terminal():
         print(f"{submission_id} had ended already")
         return EXIT_OK
     jobs.stop(submission_id)
-    while not (details := jobs.details(submission_id)).status.is_terminal():
-        if jobs.given_up:
-            raise WorkloadFailedError(
-                f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.",
-                f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again.",
-            )
-        time.sleep(0.5)
-    print(f"{submission_id} {details.status.value.lower()}")
+    print(f"{submission_id} {jobs.until_stopped(submission_id).status.value.lower()}")
     return EXIT_OK
 
 
-def _attach(jobs: Jobs, args: argparse.Namespace) -> int:
-    follower = Follower(jobs, _id(jobs, args))
+def _attach(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
+    follower = Follower(jobs, submission_id)
     try:
         details = follower.run()
     except KeyboardInterrupt:
@@ -115,13 +141,47 @@ def _attach(jobs: Jobs, args: argparse.Namespace) -> int:
     return exit_code(details)
 
 
-def _id(jobs: Jobs, args: argparse.Namespace) -> str:
-    if args.id != "last":
-        return args.id
-    newest = max(submitted(jobs), key=lambda job: job.start_time or 0, default=None)
-    if newest is None or not newest.submission_id:
+def _ray_job(deployed: Stack, name: str) -> Status | None:
+    try:
+        return ray_job_status.find(deployed, name)
+    except (AuthError, PlaceError):  # who may not see RayJobs has none
+        return None
+
+
+def _newest(deployed: Stack) -> str:
+    with reach(deployed) as dashboard:
+        found = rows(deployed, Jobs(dashboard))
+    if not found:
         raise UsageError("There are no jobs yet.", "`python -m workloads submit -- COMMAND` starts one.")
-    return newest.submission_id
+    return found[0].name
+
+
+def _shared_row(job: JobDetails) -> Row:
+    return Row(
+        name=job.submission_id or "",
+        status=job.status.value,
+        began=(job.start_time or 0) / 1000,
+        ended=(job.end_time or 0) / 1000,
+        exit_code=job.driver_exit_code,
+        cluster="",
+        command=job.entrypoint,
+    )
+
+
+def _own_row(status: Status) -> Row:
+    return Row(
+        name=status.name,
+        status=status.job if status.phase in ("Running", "Complete") and status.job else status.phase.upper(),
+        began=_seconds(status.began),
+        ended=_seconds(status.ended),
+        exit_code=status.exit_code if status.over else None,
+        cluster=status.cluster,
+        command=status.command,
+    )
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
 def _duration(seconds: float) -> str:
@@ -130,10 +190,21 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
-ACTIONS: dict[str, tuple[Callable[[Jobs, argparse.Namespace], int], str, bool]] = {
-    "list": (_list, "list the jobs, newest first", False),
-    "logs": (_logs, "print a job's log so far", True),
-    "stop": (_stop, "stop a job and wait until it has ended", True),
-    "attach": (_attach, "follow a job and return its exit code; Ctrl-C leaves it running", True),
+@dataclass(frozen=True)
+class Action:
+    """What is done with one job."""
+
+    help: str
+    shared: Callable[[Jobs, str, argparse.Namespace], int]
+    """On the stack's cluster."""
+    alone: Callable[[Stack, Status, argparse.Namespace], int]
+    """With a cluster of its own."""
+
+
+ACTIONS = {
+    "logs": Action("print a job's log so far", _logs, ray_job_actions.logs),
+    "stop": Action("stop a job and wait until it has ended", _stop, ray_job_actions.stop),
+    "attach": Action(
+        "follow a job and return its exit code; Ctrl-C leaves it running", _attach, ray_job_actions.attach
+    ),
 }
-"""What is done, what it is, and whether it takes a job's id."""

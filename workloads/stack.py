@@ -12,7 +12,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,34 @@ class Stack:
     def __repr__(self) -> str:
         return f"Stack({self.environment.cluster_name!r})"  # never the token
 
+    def ask(self, *words: str, given: str | None = None) -> str:
+        """What kubectl answers in the Ray namespace.
+
+        Args:
+            words: kubectl's arguments.
+            given: what it reads on standard input.
+
+        Raises:
+            PlaceError: kubectl is missing or fails.
+            AuthError: the API server refuses.
+        """
+        return _run([*self.kubectl, "--namespace", self.environment.ray_namespace, *words], _KUBECTL, given)
+
+    def of_cluster(self, name: str) -> Stack:
+        """The same stack with another RayCluster of its namespace, reached by a port-forward of its own.
+
+        Raises:
+            AuthError: its token cannot be read.
+        """
+        namespace = self.environment.ray_namespace
+        environment = replace(
+            self.environment,
+            ray_cluster_name=name,
+            ray_dashboard_url="",
+            ray_dashboard_command=f"kubectl --namespace {namespace} port-forward service/{name}-head-svc 8265:8265",
+        )
+        return replace(self, environment=environment, token=_token(self.kubectl, environment))
+
 
 def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which stack is meant."""
@@ -62,15 +90,29 @@ def find(args: argparse.Namespace) -> Stack:
         PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
         AuthError: kubectl may not read the token.
     """
-    kubectl = ("kubectl", *(("--context", args.context) if args.context else ()))
-    deployed = _config_map(kubectl, args.stack)
+    environment = outputs(args)
+    kubectl = _kubectl(args)
+    return Stack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
+
+
+def outputs(args: argparse.Namespace) -> ClusterEnvironment:
+    """The outputs of the stack that the arguments name; it takes no right to read a Secret.
+
+    Raises:
+        UsageError: kubectl points at another cluster than the stack's.
+        PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
+    """
+    deployed = _config_map(_kubectl(args), args.stack)
     if args.stack:
         command = ["pulumi", "--cwd", str(CHECKOUT), "stack", "output", "--json", "--stack", args.stack]
-        outputs = json.loads(_run(command, _PULUMI))
-        _refuse_other_cluster(args.stack, outputs, deployed)
-        deployed = outputs
-    environment = ClusterEnvironment.from_mapping(deployed)
-    return Stack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
+        given = json.loads(_run(command, _PULUMI))
+        _refuse_other_cluster(args.stack, given, deployed)
+        deployed = given
+    return ClusterEnvironment.from_mapping(deployed)
+
+
+def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:
+    return ("kubectl", *(("--context", args.context) if args.context else ()))
 
 
 _PULUMI = "Install pulumi and log in to the stack's backend, or leave --stack out and use kubectl's context."
@@ -102,11 +144,11 @@ def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
     )
 
 
-def _refuse_other_cluster(stack: str, outputs: Mapping[str, Any], deployed: Mapping[str, str]) -> None:
+def _refuse_other_cluster(stack: str, given: Mapping[str, Any], deployed: Mapping[str, str]) -> None:
     for name in _IDENTITY:
-        if outputs.get(name) != deployed.get(name):
+        if given.get(name) != deployed.get(name):
             raise UsageError(
-                f"Stack {stack} has {name} {outputs.get(name)!r}, kubectl's cluster has {deployed.get(name)!r}.",
+                f"Stack {stack} has {name} {given.get(name)!r}, kubectl's cluster has {deployed.get(name)!r}.",
                 "Point kubectl at the stack's cluster: `pulumi stack output get_credentials_command --stack "
                 f"{stack}` prints the command; or name its context with --context.",
             )
@@ -117,7 +159,7 @@ def _token(kubectl: Sequence[str], environment: ClusterEnvironment) -> str:
     try:
         text = _run([*kubectl, "--namespace", namespace, "get", "secret", name, "-o", "json"], _KUBECTL)
         return base64.b64decode(json.loads(text)["data"]["auth_token"]).decode()
-    except PlaceError as error:
+    except (PlaceError, AuthError) as error:
         raise AuthError(
             f"Ray's token, Secret {name} in namespace {namespace}, could not be read. {error.problem}",
             "Wait until KubeRay has made it, or ask for the right to get this Secret.",
@@ -129,14 +171,17 @@ def _token(kubectl: Sequence[str], environment: ClusterEnvironment) -> str:
         ) from None
 
 
-def _run(command: Sequence[str], remedy: str) -> str:
+def _run(command: Sequence[str], remedy: str, given: str | None = None) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False)
     except FileNotFoundError:
         raise PlaceError(f"{command[0]} is not installed.", remedy) from None
     except subprocess.TimeoutExpired:
         raise PlaceError(f"`{' '.join(command)}` did not end in two minutes.", remedy) from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise PlaceError(f"`{' '.join(command)}` failed: {reason}", remedy)
+        problem = f"`{' '.join(command)}` failed: {reason}"
+        if "(Forbidden)" in reason or "(Unauthorized)" in reason:
+            raise AuthError(problem, "Ask for the right to do this in the Ray namespace, or name another --context.")
+        raise PlaceError(problem, remedy)
     return done.stdout

@@ -30,7 +30,7 @@ def run_status(args: argparse.Namespace) -> int:
         print(head_line(deployed, dashboard.address()))
         print()
         jobs.print_table(_nodes(dashboard))
-        newest = sorted(jobs.submitted(Jobs(dashboard)), key=lambda job: job.start_time or 0, reverse=True)
+        newest = jobs.rows(deployed, Jobs(dashboard))
         print()
         if newest:
             jobs.print_table(jobs.table(newest[:_RECENT], time.time()))

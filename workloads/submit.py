@@ -1,45 +1,58 @@
 """`python -m workloads submit`: runs any command as a job on a stack's Ray, shows it, and returns its exit code.
 
-Drivers run on the head, by its custom resource `driver`: asking for CPUs, of which the head has none, would add a node
-for them, a GPU node even. A command of this package takes the package along, so that what runs is what is here.
+A command of this package takes the package along, so that what runs is what is here. With `--ray-job` the job has a
+cluster of its own, made from the stack's and removed with it; the rest is the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import os
+import re
 import secrets
 import shlex
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from workloads import progress, results, stack
-from workloads.dashboard import reach
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError, WorkloadError
-from workloads.follow import STOP_SECONDS, Follower, Jobs, exit_code, refused
+from workloads import entry_point, progress, ray_job, ray_job_status, results, stack, working_dir
+from workloads.dashboard import Node, reach
+from workloads.entry_point import Demand, Supply
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
+from workloads.follow import STOP_SECONDS, Follower, Jobs, exit_code, refused, tell
+from workloads.stack import Stack
 
-OWN_COMMANDS = ("train", "bench", "digits", "doctor")
+OWN_COMMANDS = ("train", "tune", "sweep", "bench", "digits", "shards", "doctor", "runs")
 """Commands of this package that run in a job as they do here."""
 
-DRIVER_RESOURCES = {"driver": 0.01}
-"""What a job's entry point asks for: a hundredth of what the head has one of per slot."""
-
-EXCLUDES = [".git/", ".venv/", ".oasis/", "__pycache__/", ".pytest_cache/", ".ruff_cache/", "node_modules/", "*.pyc"]
-"""Never part of an uploaded working directory, besides what its .gitignore names."""
+START_SECONDS = 1800
+"""How long a stand-alone job's cluster may take: a new node, and the image on it."""
 
 _JOB_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "RAY_JOB_STOP_SIGNAL": "SIGINT",  # Ray's default is SIGTERM, and SIGKILL 3 s later: no time to put things in order
     "RAY_JOB_STOP_WAIT_TIME_S": "30",
 }
+
+_SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is handed to Ray."""
+
+    name: str
+    """Its submission id, and the name of its RayJob if it has one."""
+    entrypoint: str
+    runtime_env: dict[str, Any]
+    demand: Demand
 
 
 def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,13 +63,24 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--working-dir", type=Path, metavar="DIR", help="uploaded, and where the command starts")
     job.add_argument("--runtime-env", type=Path, metavar="FILE", help="Ray runtime environment, YAML")
     job.add_argument(
-        "--entrypoint-resources",
-        metavar="JSON",
-        default=json.dumps(DRIVER_RESOURCES),
-        help="what the command itself takes (%(default)s: a place on the head)",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="variable of the job, without a value the one here; may be repeated; not for secrets, which Ray shows",
     )
     job.add_argument("--detach", action="store_true", help="return as soon as the job is submitted")
     results.add_results_argument(job)
+    entry_point.add_entry_point_arguments(parser.add_argument_group("what the command itself takes"))
+    alone = parser.add_argument_group("a cluster of its own")
+    alone.add_argument("--ray-job", action="store_true", help="make a cluster like the stack's for this job alone")
+    alone.add_argument(
+        "--start-timeout",
+        type=int,
+        default=START_SECONDS,
+        metavar="SECONDS",
+        help="longest wait for that cluster (%(default)s)",
+    )
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
@@ -70,43 +94,92 @@ def run_submit(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("There is no command to submit.", "Write it after `--`: submit -- python3 hello_world.py")
-    resources = _resources(args.entrypoint_resources)
-    with _runtime_env(args, command) as runtime_env, reach(stack.find(args)) as dashboard:
-        jobs = Jobs(dashboard)
-        submission_id = f"{_label(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        try:
-            jobs.client().submit_job(
-                entrypoint=_entrypoint(command),
-                submission_id=submission_id,
-                runtime_env=runtime_env,
-                entrypoint_resources=resources,
-                metadata={"oasis.command": _label(command)},
+    if args.start_timeout < 1:
+        raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
+    with _packed(args, command, entry_point.read(args)) as job:
+        deployed = stack.find(args)
+        if args.ray_job:
+            return _run_alone(args, deployed, job)
+        with reach(deployed) as dashboard:
+            jobs = Jobs(dashboard)
+            _refuse_impossible(job.demand, deployed, jobs.ask(lambda _: dashboard.nodes()))
+            return _run(args, deployed, jobs, job)
+
+
+def hand_in(jobs: Jobs, job: Job) -> None:
+    """Submit a job; over a connection that breaks, until it is known to be submitted.
+
+    Raises:
+        UsageError: Ray does not take the runtime environment.
+        AuthError, WorkloadFailedError: Ray refuses the job.
+        PlaceError: the dashboard stayed out of reach.
+    """
+    try:
+        jobs.ask(
+            lambda client: client.submit_job(
+                entrypoint=job.entrypoint,
+                submission_id=job.name,
+                runtime_env=dict(job.runtime_env),  # Ray's client writes the address of what it uploaded into it
+                metadata={"oasis.command": job.name.rsplit("-", 3)[0]},
+                **job.demand.parameters(),
             )
-        except RuntimeError as error:
+        )
+    except RuntimeError as error:
+        # The name is this job's alone: it was submitted, and the answer was lost.
+        if f"{job.name} already exists" not in str(error):
             raise refused(error) from error
-        except ValueError as error:  # the runtime environment does not fit Ray's schema
-            raise UsageError(
-                f"Ray does not accept the runtime environment: {error}", "Correct --runtime-env."
-            ) from error
-        again = f"python -m workloads jobs attach {submission_id}{stack.flags(args)}"
-        if args.detach:
-            print(submission_id)
-            print(f"follow it with `{again}`", file=sys.stderr)
-            return EXIT_OK
-        progress.note(f"job {submission_id} submitted; Ctrl-C stops it")
-        follower = Follower(jobs, submission_id)
+    except (TypeError, ValueError) as error:  # the runtime environment does not fit Ray's schema
+        raise UsageError(f"Ray does not accept the runtime environment: {error}", "Correct --runtime-env.") from error
+
+
+def _run(args: argparse.Namespace, deployed: Stack, jobs: Jobs, job: Job) -> int:
+    hand_in(jobs, job)
+    if args.detach:
+        return _detached(args, job)
+    tell(f"job {job.name} submitted; Ctrl-C stops it")
+    cluster = deployed.environment.ray_cluster_name
+    follower = Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
+    return _watch(args, jobs, follower)
+
+
+def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
+    entry_point.refuse_impossible(job.demand, entry_point.groups(ray_job.spec_of_cluster(deployed)))
+    with ray_job.own_cluster(deployed, job.name, job.entrypoint, args.start_timeout) as own:
         try:
-            details = follower.run()
-        except KeyboardInterrupt:
-            return _stop(jobs, follower, again)
-        except WorkloadError:
-            print(f"job {submission_id} was left running; follow it with `{again}`", file=sys.stderr)
-            raise
-        results.fetch(follower.results_uri, args.results)
-        return exit_code(details)
+            with reach(own.stack, young=True) as dashboard:
+                jobs = Jobs(dashboard)
+                hand_in(jobs, job)
+                own.begin()
+                if args.detach:
+                    return _detached(args, job)
+                tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
+                cluster = own.stack.environment.ray_cluster_name
+                follower = Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
+                code = _watch(args, jobs, follower)
+        except PlaceError:
+            code = ray_job.ended_unseen(deployed, job.name)
+            if code is None:
+                raise
+        own.release(interrupted=code == EXIT_INTERRUPTED)
+        return code
 
 
-def _stop(jobs: Jobs, follower: Follower, again: str) -> int:
+def _watch(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
+    try:
+        details = follower.run()
+    except KeyboardInterrupt:
+        return _stop(args, jobs, follower)
+    except WorkloadError:
+        print(
+            f"job {follower.submission_id} was left running; follow it with `{_again(args, follower)}`", file=sys.stderr
+        )
+        raise
+    results.fetch(follower.results_uri, args.results)
+    return exit_code(details)
+
+
+def _stop(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
+    again = _again(args, follower)
     print(f"stopping job {follower.submission_id}; Ctrl-C again leaves it to itself", file=sys.stderr)
     try:
         jobs.stop(follower.submission_id)
@@ -117,40 +190,73 @@ def _stop(jobs: Jobs, follower: Follower, again: str) -> int:
     return EXIT_INTERRUPTED
 
 
-def _resources(text: str) -> dict[str, float]:
+def _detached(args: argparse.Namespace, job: Job) -> int:
+    print(job.name)
+    print(f"follow it with `python -m workloads jobs attach {job.name}{stack.flags(args)}`", file=sys.stderr)
+    return EXIT_OK
+
+
+def _again(args: argparse.Namespace, follower: Follower) -> str:
+    return f"python -m workloads jobs attach {follower.submission_id}{stack.flags(args)}"
+
+
+def _refuse_impossible(demand: Demand, deployed: Stack, nodes: Sequence[Node]) -> None:
+    there = [Supply(name=f"node {node.address}", resources=node.resources, count=1) for node in nodes]
+    if any(demand.fits(node.resources) for node in there):
+        return
     try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict) or not all(
-        isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0 for amount in given.values()
-    ):
-        raise UsageError(
-            f"--entrypoint-resources is {text!r}.", f"Write amounts by name, as in '{json.dumps(DRIVER_RESOURCES)}'."
-        )
-    return given
+        spec = ray_job.spec_of_cluster(deployed)
+    except WorkloadError as error:
+        tell(f"what the cluster can grow to is not known, so the job may wait in vain: {error.problem}")
+        return
+    entry_point.refuse_impossible(demand, [*there, *entry_point.groups(spec)])
 
 
 @contextlib.contextmanager
-def _runtime_env(args: argparse.Namespace, command: list[str]) -> Iterator[dict[str, Any]]:
-    """The job's runtime environment; a staged copy of this package lives as long as the block."""
+def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Iterator[Job]:
+    """The job; what is staged for it lives as long as the block."""
     given = _read_runtime_env(args.runtime_env)
     own = command[0] in OWN_COMMANDS
     variables = {**_JOB_ENVIRONMENT, **({progress.FORM_VARIABLE: "json"} if own else {})}
-    environment = {**given, "env_vars": {**variables, **(given.get("env_vars") or {})}}
-    if args.working_dir is not None:
-        if not args.working_dir.is_dir():
-            raise UsageError(f"--working-dir {args.working_dir} is no folder.", "Name the folder to upload.")
-        environment["working_dir"] = str(args.working_dir.resolve())
-    if "working_dir" in environment or not own:
-        environment["excludes"] = [*EXCLUDES, *(given.get("excludes") or [])]
-        yield environment
-        return
+    environment = {**given, "env_vars": {**variables, **(given.get("env_vars") or {}), **_variables(args.env)}}
+    folder = args.working_dir or _local(given.get("working_dir"))
     with tempfile.TemporaryDirectory(prefix="oasis-submit-") as staging:
-        package = Path(__file__).resolve().parent
-        ignored = shutil.ignore_patterns("__pycache__", "image")
-        shutil.copytree(package, Path(staging) / package.name, ignore=ignored)
-        yield {**environment, "working_dir": staging}
+        if folder is not None:
+            if not folder.is_dir():
+                raise UsageError(f"The working directory {folder} is no folder.", "Name the folder to upload.")
+            folder = folder.resolve()
+            environment["excludes"] = working_dir.excludes(folder, given.get("excludes") or ())
+            tell(f"working directory {folder}: {working_dir.check(folder, environment['excludes'])}")
+            environment["working_dir"] = str(folder)
+        elif own and "working_dir" not in environment:
+            environment["working_dir"] = staging
+            command = working_dir.stage(command, Path(staging))
+        words = ["python", "-m", "workloads", *command] if own else command
+        yield Job(name=_name(command[0]), entrypoint=shlex.join(words), runtime_env=environment, demand=demand)
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in given:
+        name, equals, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"--env is {word!r}.", "Write NAME=VALUE, or NAME for the value here.")
+        if _SECRET.search(name):
+            raise UsageError(
+                f"--env {name} looks like a secret, and Ray shows a job's variables to whoever may list jobs.",
+                "Keep it in Secret Manager (`make secret`) or in a file that the job reads.",
+            )
+        if not equals and name not in os.environ:
+            raise UsageError(f"--env {name} has no value, and {name} is not set here.", f"Write --env {name}=VALUE.")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _local(folder: object) -> Path | None:
+    """The runtime environment's working directory, where it is a folder here and not an address."""
+    if not isinstance(folder, str) or "://" in folder or folder.endswith((".zip", ".whl", ".tar.gz")):
+        return None
+    return Path(folder)
 
 
 def _read_runtime_env(path: Path | None) -> dict[str, Any]:
@@ -158,18 +264,16 @@ def _read_runtime_env(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         given = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"--runtime-env {path} cannot be read: {error}", "Name a YAML file.") from error
-    if not isinstance(given, dict):
+    if not isinstance(given, dict) or not isinstance(given.get("env_vars") or {}, dict):
         raise UsageError(f"--runtime-env {path} holds no mapping.", "Write `env_vars:`, `working_dir:` and the like.")
     return given
 
 
-def _entrypoint(command: list[str]) -> str:
-    return shlex.join(["python", "-m", "workloads", *command] if command[0] in OWN_COMMANDS else command)
-
-
-def _label(command: list[str]) -> str:
-    """The command's first word, as it may stand in a job's id."""
-    word = Path(command[0]).name.lower()
-    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in word).strip("-")[:30] or "job"
+def _name(program: str) -> str:
+    """A name for a job that says what it runs: a DNS label (RFC 1035), since a RayJob may have it."""
+    word = re.sub(r"[^a-z0-9]+", "-", Path(program).name.lower()).strip("-")
+    word = word if word[:1].isalpha() else f"job-{word}".strip("-")
+    moment = f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return f"{word[: ray_job.NAME_LENGTH - len(moment) - 1].rstrip('-')}-{moment}"

@@ -8,12 +8,15 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emulator import processes, ray_nodes
+from tests import stub_kubectl
 from tests.cluster.conftest import Cluster, eventually
+from tests.cutting_proxy import CuttingProxy
 from workloads import listeners
 
 pytestmark = pytest.mark.ray
@@ -25,6 +28,17 @@ ray.init(logging_level="error")
 print("cpus", ray.cluster_resources()["CPU"], "of them here", here["Resources"].get("CPU", 0))
 for name in ("OASIS_GPUS_PER_NODE", "OASIS_RDMA_NICS", "OASIS_ZONE", "OASIS_RUNS_MOUNT"):
     print(name, os.environ[name])
+"""
+
+MEET = """
+import os, pathlib, sys, time, ray
+ray.init(logging_level="error")
+room = pathlib.Path(os.environ["ROOM"])
+room.mkdir(exist_ok=True)
+(room / sys.argv[1]).touch()
+while not (room / "leave").exists():
+    time.sleep(0.1)
+(room / f"{sys.argv[1]}-left").touch()
 """
 
 
@@ -94,6 +108,52 @@ def test_more_training_workers_than_there_are_cpus_is_infeasible_soon(cluster: C
     assert "3 workers with 1 CPU: 2 of them up" in done.stdout
     assert time.monotonic() - began < 60
     eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
+
+
+def test_two_jobs_with_cpus_of_their_own_run_at_once_and_a_third_waits_for_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "meet.py").write_text(MEET)
+    submit = ["submit", "--working-dir", str(tmp_path), "--env", f"ROOM={tmp_path}/room", "--entrypoint-num-cpus", "1"]
+    clients = [cluster.start(*submit, "--", "python", "meet.py", name) for name in ("one", "two")]
+    eventually(lambda: len(list(tmp_path.glob("room/*"))) == 2)
+    third = cluster.run(*submit, "--detach", "--", "python", "meet.py", "three").stdout.strip()
+    eventually(lambda: f"{third}  PENDING" in cluster.run("jobs", "list").stdout)
+    assert not (tmp_path / "room" / "three").exists()
+    (tmp_path / "room" / "leave").touch()
+    outputs = [client.communicate(timeout=120)[0] for client in clients]
+    assert [client.returncode for client in clients] == [0, 0], outputs
+    assert cluster.run("jobs", "attach", third).returncode == 0
+    assert all((tmp_path / "room" / f"{name}-left").exists() for name in ("one", "two", "three"))
+
+
+def test_a_job_that_no_node_can_ever_hold_is_refused_in_seconds(cluster: Cluster) -> None:
+    before = cluster.run("jobs", "list").stdout
+    began = time.monotonic()
+    done = cluster.run("submit", "--entrypoint-resources", '{"CPU": 1000}', "--", "sleep", "1")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert time.monotonic() - began < 30
+    assert "1000 CPU on one node" in done.stderr and "node 127.0.0.1: 1 CPU" in done.stderr
+    assert cluster.run("jobs", "list").stdout.count("sleep 1") == before.count("sleep 1")
+
+
+def test_over_connections_that_are_cut_in_mid_answer_no_line_is_lost_or_repeated(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "count.py").write_text(
+        "import time\nfor i in range(400): print('tick', i); time.sleep(0.02)\nexit(7)\n"
+    )
+    port = int(cluster.environment.ray_dashboard_url.rpartition(":")[2])
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    with CuttingProxy(port, share=0.5).running() as proxy:
+        elsewhere = replace(cluster.environment, ray_dashboard_url="http://127.0.0.1:1")
+        path = stub_kubectl.install(bin_folder, elsewhere, cluster.token, behind=proxy.port)
+        far = replace(cluster, variables={**cluster.variables, "PATH": path})
+        done = far.run("submit", "--working-dir", str(tmp_path), "--", "python", "count.py")
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("tick")] == [f"tick {i}" for i in range(400)]
+    assert proxy.cut > 3
 
 
 def test_a_detached_job_is_attached_to_and_stopped_by_its_id(cluster: Cluster) -> None:

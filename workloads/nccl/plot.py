@@ -23,7 +23,8 @@ class Reference:
 
 
 REFERENCES: dict[tuple[str, bool], Reference] = {
-    # "GPU machine types", Compute Engine documentation: a3-ultragpu-8g has 3,200 Gb/s for its GPUs, 400 Gb/s each.
+    # Compute Engine documentation, "GPU machine types" and "Networking and GPU machines": eight NICs with 3,200 Gb/s in
+    # all between the GPUs of a3-ultragpu-8g.
     ("a3-ultragpu-8g", True): Reference(gigabytes_per_second=400, label="400 GB/s: eight 400 Gb/s NICs"),
     # NVIDIA/nccl-tests and NVIDIA/nccl issue threads: all-reduce of eight H200 through NVSwitch (NVLS), largest sizes.
     ("a3-ultragpu-8g", False): Reference(

@@ -1,0 +1,149 @@
+"""A search on a real Ray, with everything that may happen to it, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulator.state import CHECKOUT
+from tests.cluster.conftest import Cluster
+from tests.cluster.test_train import descendants, survivors, until
+from workloads import digits
+
+pytestmark = pytest.mark.ray
+
+SPACE = """
+learning_rate: [0.002, 0.00002]
+batch_size: [64, 5000]  # the data set has 1437 images
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with the data, the space file, the runs and the results."""
+
+    directory: Path
+
+    def start(self, *flags: str) -> subprocess.Popen[str]:
+        """`tune` as a user starts it, two trials at a time."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_"))}
+        words = ["tune", "--run", "s", "--space", str(self.directory / "space.yaml"), "--samples", "4"]
+        words += ["--epochs", "16", "--wandb", "off", "--data", str(self.directory / "digits")]
+        words += ["--storage", str(self.directory / "runs"), "--results", str(self.directory / "results"), *flags]
+        return subprocess.Popen(
+            [sys.executable, "-m", "workloads", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=CHECKOUT,
+            env={**own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        )
+
+    @property
+    def search(self) -> Path:
+        """Folder of the search and its trials."""
+        return self.directory / "runs" / "s"
+
+    def saved(self) -> list[str]:
+        """Trials with a committed checkpoint."""
+        return sorted(path.parts[-4] for path in self.search.glob("*/checkpoints/*/COMMIT"))
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Of the trials that have ended."""
+        return {path.parent.name: json.loads(path.read_text()) for path in self.search.glob("*/trial.json")}
+
+
+def trial_process(search: subprocess.Popen[str], trial: str) -> int | None:
+    """Process id of a trial's `train`."""
+    lines = descendants(search).items()
+    return next((pid for pid, line in lines if f"--run {trial} " in line and "tune.child" in line), None)
+
+
+def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_trial_twice(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    digits.write(str(tmp_path / "digits"), lambda _: None)
+    (tmp_path / "space.yaml").write_text(SPACE)
+
+    first = place.start()
+    until(place.saved, first)
+    family = descendants(first)
+    assert sum("tune.child" in line for line in family.values()) in (1, 2)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=90)
+    assert first.returncode == 130, said
+    assert "interrupted; the same command with --run s goes on with the trials that are left" in said
+    assert survivors(family) == {}
+    begun = next(trial for trial in place.saved() if trial not in place.outcomes())
+    before = place.outcomes()
+
+    second = place.start()
+    until(lambda: trial_process(second, begun), second)
+    killed = trial_process(second, begun)
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    said, _ = second.communicate(timeout=240)
+    assert second.returncode == 0, said
+    assert "Traceback" not in said
+    after = place.outcomes()
+    assert {name: after[name] for name in before} == before
+    for outcome in after.values():  # none missing, none told twice; all of them unless a rung stopped it
+        reached = 16 if outcome["status"] == "complete" else len(outcome["epochs"])
+        assert [epoch["epoch"] for epoch in outcome["epochs"]] == list(range(1, reached + 1))
+    journals = sorted((tmp_path / "results" / "s" / begun / "journal").iterdir())
+    assert '"event": "resumed"' in journals[-1].read_text()
+    for outcome in after.values():
+        changes = outcome["trial"]["changes"]
+        if changes["batch_size"] == 5000:
+            assert (outcome["status"], outcome["exit_code"]) == ("failed", 2)
+            assert "batch_size is 5000" in outcome["problem"]
+        else:
+            assert outcome["status"] in (("complete",) if changes["learning_rate"] > 1e-3 else ("complete", "stopped"))
+    assert len(after) == 4
+    summary = json.loads((tmp_path / "results" / "s" / "summary.json").read_text())
+    assert summary["best"]["val/accuracy"] > 0.95
+    assert "--learning-rate 0.002 --batch-size 64\n" in said
+    for name in ("table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png"):
+        assert (place.search / "results" / name).read_bytes() == (tmp_path / "results" / "s" / name).read_bytes()
+
+    third = place.start("--retry-failed", "--samples", "3")
+    said, _ = third.communicate(timeout=60)
+    assert third.returncode == 2, said
+    assert "has another search: it has 4 trials, 3 were asked for" in said
+    fourth = place.start()
+    said, _ = fourth.communicate(timeout=60)
+    assert fourth.returncode == 0, said
+    assert "4 of them have ended already" in said
+    assert place.outcomes() == after
+
+
+def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucket_and_here(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    environment = cluster.environment
+    written = cluster.run("digits", "--to", f"{environment.data_uri}/digits")
+    assert written.returncode == 0, written.stderr
+    (tmp_path / "space.yaml").write_text("learning_rate: [0.001, 0.002]\ndrop_path: 0.05\n")
+    name = f"sweep-{secrets.token_hex(4)}"
+    sweep = ["sweep", "--run", name, "--space", str(tmp_path / "space.yaml"), "--epochs", "2", "--wandb", "off"]
+    done = cluster.run("submit", "--results", str(tmp_path / "results"), "--", *sweep, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 trials over learning_rate" in done.stdout
+    assert "2 trials at a time, 1 worker each" in done.stdout  # two nodes of one CPU, and no autoscaler
+    here, kept = tmp_path / "results" / name, cluster.bucket(environment.runs_uri) / name
+    names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png"}
+    assert {path.name for path in here.iterdir()} == {path.name for path in (kept / "results").iterdir()} == names
+    summary = json.loads((here / "summary.json").read_text())
+    assert summary["trials"] == {"complete": 2, "stopped": 0, "failed": 0, "unfinished": 0}
+    assert summary["best"]["command"] in done.stdout
+    for trial in (f"{name}-000", f"{name}-001"):
+        assert list((kept / trial / "checkpoints").rglob("COMMIT"))
+        assert (kept / trial / "results" / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,424 @@
+"""Searches up to where Ray comes in: spaces, trials, rungs, outcomes, what is left behind and what it says."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads import session
+from workloads.convnext import config, train
+from workloads.errors import (
+    AuthError,
+    CapacityError,
+    DataIntegrityError,
+    InfeasibleError,
+    PlaceError,
+    UsageError,
+    WorkloadFailedError,
+)
+from workloads.storage import locate
+from workloads.tune import command, concurrency, planning, report, space, space_file
+from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, ranking
+from workloads.tune.search import Begun, ResumedAsha, Trials
+
+BASE = config.digits_laptop()
+LAPTOP = session.Place(address=None, environment=None)
+
+
+def parsed(**fields: Any) -> space.Space:
+    return space_file.parse(fields, BASE)
+
+
+def options(tmp_path: Path, kind: str, content: str, *flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    {"tune": command.add_tune_arguments, "sweep": command.add_sweep_arguments}[kind](parser)
+    file = tmp_path / "space.yaml"
+    file.write_text(content)
+    places = ("--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
+    return parser.parse_args(["--space", str(file), *places, *flags])
+
+
+def a_plan(count: int = 4, **changes: Any) -> Plan:
+    trials = [Trial(name=f"s-{index:03d}", changes={"learning_rate": 0.001 * (index + 1)}) for index in range(count)]
+    values: dict[str, Any] = {"kind": "tune", "base": {"epochs": 9}, "space": {}, "metric": "val/accuracy"}
+    values |= {"search_seed": 0, "grace_epochs": 1, "reduction": 3, "trials": trials}
+    return Plan(**values | changes)
+
+
+def epoch(number: float, accuracy: float, loss: float = 1.0) -> Epoch:
+    return {"epoch": number, "val/accuracy": accuracy, "val/loss": loss}
+
+
+def test_every_kind_of_range_draws_what_its_field_takes_and_nothing_outside_it() -> None:
+    drawn = parsed(
+        learning_rate={"loguniform": ["1e-4", 1e-2]},  # YAML reads 1e-4 without a dot as text
+        drop_path={"uniform": [0, 0.3]},
+        weight_decay={"quniform": [0.01, 0.1, 0.03]},
+        batch_size={"lograndint": [16, 256]},
+        seed={"randint": [0, 3]},
+        augmentation=["none", "shift"],
+        label_smoothing={"range": [0, 0.3, 0.1]},
+        epochs=8,
+        clip_norm={"choice": [0, 1]},
+    ).sample(300, seed=1)
+    columns = {name: [trial[name] for trial in drawn] for name in drawn[0]}
+    for name, low, high in (("learning_rate", 1e-4, 1e-2), ("drop_path", 0, 0.3), ("weight_decay", 0.01, 0.1)):
+        assert low <= min(columns[name]) < max(columns[name]) <= high
+    assert 0.35 < sum(rate < 1e-3 for rate in columns["learning_rate"]) / 300 < 0.65  # half the decades, half the draws
+    assert set(columns["weight_decay"]) == {0.01, 0.03, 0.06, 0.09}
+    assert (min(columns["batch_size"]) >= 16, max(columns["batch_size"]) <= 255) == (True, True)
+    assert set(columns["seed"]) == {0, 1, 2}
+    assert set(columns["label_smoothing"]) == {0.0, 0.1, 0.2, 0.3}
+    assert set(columns["epochs"]) == {8}
+    assert {type(value) for value in columns["clip_norm"]} == {float}
+    assert {type(value) for value in columns["batch_size"]} == {int}
+
+
+def test_the_same_seed_draws_the_same_trials_however_many_and_in_whatever_order_the_file_has_them() -> None:
+    rate, batch = {"loguniform": [1e-4, 1e-2]}, [32, 64]
+    few = parsed(learning_rate=rate, batch_size=batch).sample(5, seed=3)
+    assert parsed(batch_size=batch, learning_rate=rate).sample(9, seed=3)[:5] == few
+    assert parsed(learning_rate=rate, batch_size=batch).sample(5, seed=4) != few
+
+
+def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
+    both = parsed(batch_size=[32, 64], seed={"range": [0, 2, 1]}, epochs=3)
+    assert both.varied == ["batch_size", "seed"]
+    assert both.fixed == {"epochs": 3}
+    expected = [{"batch_size": size, "seed": seed, "epochs": 3} for size in (32, 64) for seed in (0, 1, 2)]
+    assert both.grid() == expected
+    assert sorted(map(json.dumps, both.sample(6, 0))) == sorted(map(json.dumps, expected))
+    with pytest.raises(UsageError, match="has 6 different trials; 7 were asked for"):
+        both.sample(7, 0)
+    with pytest.raises(UsageError, match="10,001 trials; 10,000 are the most"):
+        parsed(seed={"range": [0, 10_000, 1]}).grid()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rates": [1]}, "learning_rates is no field that can be searched; did you mean learning_rate"),
+        ({"recipe": ["digits_laptop"]}, "recipe is no field that can be searched"),
+        ({"epochs": []}, "epochs has no values"),
+        ({"epochs": [1, 2, 1.0]}, "epochs has a value twice in"),
+        ({"epochs": [2.5]}, "epochs has 2.5; it takes a whole number"),
+        ({"compile": ["yes"]}, 'compile has "yes"; it takes true or false'),
+        ({"model": [3]}, "model has 3; it takes a word"),
+        ({"model": ["huge"]}, "model is 'huge' but must be one of nano"),
+        ({"model": {"uniform": [0, 1]}}, "model is no number, so uniform does not fit"),
+        ({"learning_rate": {"loguniforn": [1, 2]}}, "did you mean loguniform"),
+        ({"learning_rate": {"uniform": [0.1, 0.2], "choice": [1]}}, "instead of one kind of range"),
+        ({"learning_rate": {"uniform": [0.2, 0.1]}}, "low below high"),
+        ({"learning_rate": {"uniform": [0.1]}}, "it takes [low, high]"),
+        ({"learning_rate": {"uniform": 3}}, "it takes [low, high]"),
+        ({"learning_rate": {"loguniform": [0, 0.1]}}, "low above 0"),
+        ({"learning_rate": {"uniform": [0.1, 20]}}, "learning_rate is 20.0 but must be between 0 and 10"),
+        ({"learning_rate": {"randint": [1, 5]}}, "not a whole number, so it takes uniform, quniform or loguniform"),
+        ({"epochs": {"uniform": [1, 5]}}, "epochs is a whole number, so it takes randint or lograndint"),
+        ({"epochs": {"randint": [1.5, 5]}}, "its ends are whole numbers"),
+        ({"epochs": {"range": [1, 5, 9]}}, "a step between them"),
+        ({"epochs": [0], "seed": [-1]}, "epochs is 0 but must be at least 1; seed is -1 but must be"),
+        ({}, "names no field"),
+    ],
+)
+def test_a_wrong_space_is_refused_by_field_with_what_is_allowed(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(**fields)
+    assert message in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "flags", "message"),
+    [
+        ("tune", "[1", (), "cannot be read: while parsing"),
+        ("tune", "- 1", (), "names no field"),
+        ("tune", "epochs: [1, 2]", (), "epochs cannot be varied by tune"),
+        ("tune", "seed: [1, 2]", ("--samples", "0"), "--samples is 0"),
+        ("tune", "seed: [1, 2]", ("--reduction", "1"), "--reduction is 1"),
+        ("sweep", "learning_rate: {uniform: [0.1, 0.2]}", (), "learning_rate: a sweep runs every combination"),
+        ("sweep", "seed: [1, 2]", ("--run", "Big"), "--run is 'Big'"),
+        ("sweep", "seed: [1, 2]", ("--run", "a" * 60), "--run has 60 letters"),
+        ("sweep", "batch_size: [8, 64]", ("--workers", "9"), "a batch of 8 images can be shared by 1 to 8"),
+        ("sweep", "seed: [1, 2]", ("--concurrency", "0"), "--concurrency is 0"),
+        ("sweep", "seed: [1, 2]", ("--recipe", "digit"), "did you mean digits_laptop"),
+    ],
+)
+def test_what_no_search_can_have_is_refused_before_anything_starts(
+    tmp_path: Path, kind: Any, content: str, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        planning.plan(kind, options(tmp_path, kind, content, *flags), LAPTOP)
+    assert message.lower() in str(caught.value).lower()
+    assert list(tmp_path.iterdir()) == [tmp_path / "space.yaml"]
+
+
+def test_any_field_without_a_flag_can_be_set_in_words() -> None:
+    words = ["drop_path=1e-1", "clip_norm=0", "compile=true", "augmentation=none", "keep_checkpoints=2"]
+    given = space_file.assigned(words, train.TUNED_FIELDS)
+    assert given == {
+        "drop_path": 0.1, "clip_norm": 0.0, "compile": True, "augmentation": "none", "keep_checkpoints": 2
+    }  # fmt: skip
+    trial = Trial(name="s-000", changes=given)
+    words = report.assignments(trial)
+    assert words[::2] == ["--set"] * 5
+    assert space_file.assigned(words[1::2], train.TUNED_FIELDS) == given
+    for word, said in (
+        ("drop_path", "is not FIELD=VALUE"),
+        ("epochs=3", "epochs has a flag of its own, --epochs"),
+        ("drop_paths=1", "did you mean drop_path"),
+        ("compile=1", "it takes true or false"),
+        ("keep_checkpoints=2.5", "it takes a whole number"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            space_file.assigned([word], train.TUNED_FIELDS)
+
+
+def test_the_space_to_copy_is_one() -> None:
+    found = space_file.parse(space_file.read(Path(space.__file__).with_suffix(".yaml")), BASE)
+    assert found.varied == ["learning_rate", "batch_size", "drop_path", "seed"]
+    assert found.fixed == {"warmup_epochs": 2.0}
+    assert found.logarithmic == {"learning_rate"}
+    assert len(found.sample(20, seed=0)) == 20
+
+
+def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None:
+    for name, message in (("space.txt", "must end in one of .yaml"), ("absent.yaml", "No such file")):
+        with pytest.raises(UsageError, match=message):
+            space_file.read(tmp_path / name)
+
+
+def test_the_best_trial_s_command_trains_what_the_trial_trained(tmp_path: Path) -> None:
+    content = "learning_rate: {loguniform: [1e-4, 1e-2]}\nbatch_size: [32, 64]\nmodel: nano\n"
+    content += "drop_path: [0, 0.1]\ncompile: [true, false]\naugmentation: [none, shift]"
+    args = options(tmp_path, "tune", content, "--samples", "6", "--epochs", "3", "--data", "/elsewhere", "--run", "s")
+    search = planning.plan("tune", args, LAPTOP)
+    assert [trial.name for trial in search.plan.trials] == [f"s-{index:03d}" for index in range(6)]
+    found = report.Report(
+        name="s",
+        plan=search.plan,
+        outcomes=[],
+        varied=search.space.varied,
+        logarithmic=frozenset(),
+        repeat=search.train,
+    )
+    for trial in search.plan.trials:
+        words = report.command(found, Outcome(trial=trial, status="complete")).split()
+        assert words[:4] == ["python", "-m", "workloads", "train"]
+        parser = argparse.ArgumentParser()
+        train.add_train_arguments(parser)
+        run = train.plan(parser.parse_args(words[4:]), LAPTOP)
+        assert run.config == dataclasses.replace(BASE, epochs=3, data="/elsewhere", **trial.changes)
+        assert (run.workers, run.name) == (1, f"{trial.name}-again")
+
+
+def ended(trial: Trial, status: Any = "complete", *epochs: Epoch, **more: Any) -> Outcome:
+    return Outcome(trial=trial, status=status, epochs=list(epochs), **more)
+
+
+def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_another_search(tmp_path: Path) -> None:
+    ledger, plan = Ledger(locate(tmp_path / "s")), a_plan()
+    assert ledger.open(plan, retry_failed=False) == {}
+    good = ended(plan.trials[0], "complete", epoch(1, 0.5), epoch(2, math.nan, math.inf), exit_code=0)
+    ledger.close(good)
+    ledger.close(ended(plan.trials[2], "failed", exit_code=6, problem="torn"))
+    again = ledger.open(plan, retry_failed=False)
+    assert set(again) == {"s-000", "s-002"}
+    assert again["s-000"].epochs[0] == good.epochs[0] and math.isnan(again["s-000"].epochs[1]["val/accuracy"])
+    assert set(ledger.open(plan, retry_failed=True)) == {"s-000"}
+    assert set(ledger.open(a_plan(6), retry_failed=False)) == {"s-000", "s-002"}  # more samples of the same space
+    for other, said in (
+        (a_plan(6, metric="val/loss"), "metric differ"),
+        (a_plan(6, base={"epochs": 3}), "base differ"),
+        (a_plan(2), "it has 6 trials, 2 were asked for"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            ledger.open(other, retry_failed=False)
+    for torn in (tmp_path / "s" / "s-000" / OUTCOME, tmp_path / "s" / PLAN):
+        torn.write_text(torn.read_text()[:40])
+        with pytest.raises(DataIntegrityError, match="is damaged"):
+            ledger.open(a_plan(6), retry_failed=False)
+
+
+class Tune:
+    """What Ray Tune does with a searcher, without the actors."""
+
+    def __init__(self, tmp_path: Path, plan: Plan, limit: int, **begun: Any) -> None:
+        self.said: list[str] = []
+        ledger = Ledger(locate(tmp_path / "s"))
+        values: dict[str, Any] = {"outcomes": ledger.open(plan, retry_failed=False), "pasts": {}}
+        self.begun = Begun(plan=plan, ledger=ledger, **values | begun)
+        self.trials = Trials(self.begun, limit, lambda trial: {"arguments": ["--run", trial.name]}, self.said.append)
+
+    def start(self, trial_id: str) -> str:
+        """Name of the trial that is given out, or what is said instead."""
+        given = self.trials.suggest(trial_id)
+        return given["trial"] if isinstance(given, dict) else str(given)
+
+
+def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(), limit=2)
+    assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "None"]
+    tune.trials.on_trial_result("b", {"at": 1.0, **epoch(1, 0.7)})
+    tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": 6, "problem": "torn.png cannot be decoded."})
+    assert tune.start("c") == "s-002"
+    tune.trials.on_trial_complete("b", {"at": 2.0, **epoch(2, 0.8)})  # stopped at a rung: no exit code
+    tune.trials.on_trial_complete("c", error=True)
+    assert tune.start("d") == "s-003"
+    tune.trials.on_trial_result("d", {"at": 1.0, **epoch(1, 0.6)})
+    tune.trials.on_trial_result("d", {"at": 1.0, **epoch(1, 0.9)})  # told again after a restart
+    tune.trials.on_trial_complete("d", {"at": 1.0, "exit_code": 0, "problem": ""})
+    assert tune.start("e") == "FINISHED"
+    states = {name: (outcome.status, outcome.exit_code) for name, outcome in tune.trials.outcomes.items()}
+    assert states == {
+        "s-000": ("failed", 6), "s-001": ("stopped", None), "s-002": ("failed", 5), "s-003": ("complete", 0)
+    }  # fmt: skip
+    assert tune.trials.outcomes["s-003"].epochs == [epoch(1, 0.9)]
+    assert "trial s-000 failed: torn.png cannot be decoded." in tune.said
+    assert tune.said[-1].startswith("4 of 4 trials ended, 1 complete, 2 failed, 1 stopped, best s-003")
+    again = Tune(tmp_path, a_plan(5), limit=2)
+    assert [again.start("a"), again.start("b")] == ["s-004", "None"]
+
+
+def test_a_trial_without_a_place_waits_for_others_and_ends_the_search_only_when_there_are_none(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(2), limit=2)
+    assert [tune.start("a"), tune.start("b")] == ["s-000", "s-001"]
+    late = {"at": 0.0, "exit_code": 4, "problem": "Not there within 5 s."}
+    tune.trials.on_trial_complete("b", late)
+    assert tune.start("c") == "None"
+    tune.trials.on_trial_complete("a", {"at": 9.0, "exit_code": 0, **epoch(9, 0.9)})
+    assert tune.start("c") == "s-001"
+    tune.trials.on_trial_complete("c", late)
+    assert tune.start("d") == "FINISHED"
+    assert isinstance(tune.trials.verdict, CapacityError)
+    assert list(tune.trials.outcomes) == ["s-000"]
+
+
+def test_trials_that_all_fail_alike_are_not_all_tried(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(20), limit=1)
+    for number in range(8):
+        assert tune.start(str(number)) == f"s-{number:03d}"
+        tune.trials.on_trial_complete(str(number), {"at": 0.0, "exit_code": 2, "problem": "no data"})
+    assert tune.start("8") == "FINISHED"
+    assert isinstance(tune.trials.verdict, WorkloadFailedError)
+
+
+@pytest.mark.parametrize(("exit_code", "kind"), [(3, InfeasibleError), (7, AuthError), (8, PlaceError)])
+def test_what_is_wrong_with_the_place_ends_the_search_and_is_no_trial_s_fault(
+    tmp_path: Path, exit_code: int, kind: type
+) -> None:
+    tune = Tune(tmp_path, a_plan(3), limit=2)
+    assert [tune.start("a"), tune.start("b")] == ["s-000", "s-001"]
+    tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": exit_code, "problem": "the bucket is gone."})
+    assert tune.start("c") == "None"
+    tune.trials.on_trial_complete("b", {"at": 9.0, "exit_code": 0, **epoch(9, 0.9)})  # what runs may end
+    assert tune.start("c") == "FINISHED"
+    assert type(tune.trials.verdict) is kind
+    assert list(tune.trials.outcomes) == ["s-001"]
+
+
+class Known:
+    """A trial as far as a scheduler looks at it."""
+
+    def __init__(self, name: str) -> None:
+        self.trial_id = f"id-{name}"
+        self.config = {"trial": name}
+
+
+def decide(scheduler: ResumedAsha, trial: Known, number: float, accuracy: float) -> str:
+    return scheduler.on_trial_result(None, trial, {"at": number, **epoch(number, accuracy)})
+
+
+def test_rungs_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_one_that_never_stopped(tmp_path: Path) -> None:
+    plan = a_plan(5)
+    whole = ResumedAsha(Tune(tmp_path / "whole", plan, 4).begun)
+    trials = [Known(trial.name) for trial in plan.trials]
+    for trial in trials:
+        whole.on_trial_add(None, trial)
+    assert [decide(whole, trial, 1, value) for trial, value in zip(trials[:2], (0.9, 0.8), strict=True)] == [
+        "CONTINUE",
+        "STOP",
+    ]
+    assert decide(whole, trials[0], 2, 0.1) == "CONTINUE"  # no rung
+    assert decide(whole, trials[1], 9, 0.9) == "CONTINUE"
+    assert decide(whole, trials[0], 9, 0.1) == "CONTINUE"  # the last epoch: nothing is left to stop
+    assert whole.on_trial_result(None, trials[2], {"at": 0.5}) == "CONTINUE"  # no epoch's end
+
+    tune = Tune(tmp_path / "resumed", plan, 4, pasts={"s-000": [epoch(1, 0.9)]})
+    tune.begun.ledger.close(ended(plan.trials[1], "stopped", epoch(1, 0.8)))
+    outcomes = tune.begun.ledger.open(plan, retry_failed=False)
+    resumed = ResumedAsha(dataclasses.replace(tune.begun, outcomes=outcomes))
+    for trial in (trials[0], *trials[2:]):
+        resumed.on_trial_add(None, trial)
+    for scheduler in (whole, resumed):
+        # The best third of 0.8, 0.9 begins at 0.867, of 0.8, 0.88, 0.9 at 0.887: each counts the ones before.
+        assert decide(scheduler, trials[2], 1, 0.88) == "CONTINUE"
+        assert decide(scheduler, trials[3], 1, 0.87) == "STOP"
+        assert decide(scheduler, trials[4], 1, math.nan) == "STOP"  # diverged: worse than any number
+
+
+def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_trial_first(tmp_path: Path) -> None:
+    plan = a_plan(5)
+    outcomes = [
+        ended(plan.trials[0], "complete", epoch(9, 0.9, 0.5), seconds=3.0, exit_code=0),
+        ended(plan.trials[1], "complete", epoch(9, 0.9, 0.4), seconds=3.0, exit_code=0),
+        ended(plan.trials[2], "stopped", epoch(1, 0.99), seconds=1.0),
+        ended(plan.trials[3], "failed", exit_code=6, problem="torn.png [cannot] be decoded."),
+        ended(plan.trials[4], "complete", epoch(9, math.nan, math.nan), exit_code=0),
+    ]
+    found = report.Report(
+        name="s",
+        plan=plan,
+        outcomes=outcomes,
+        varied=["learning_rate"],
+        logarithmic=frozenset(),
+        repeat=["--recipe", "r"],
+    )
+    assert [outcome.trial.name[-1] for outcome in ranking(plan, outcomes)] == ["1", "0", "4", "2", "3"]
+    uri = report.publish(found, locate(tmp_path / "runs" / "s"), tmp_path / "results")
+    names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png"}
+    for folder in (tmp_path / "results", Path(uri)):
+        assert {path.name for path in folder.iterdir()} == names
+    table = (tmp_path / "results" / "table.txt").read_text().splitlines()
+    assert table[3].split() == ["001", "best", "9", "0.9000", "0.4000", "3", "0.002"]
+    assert table[-1] == "s-003: torn.png [cannot] be decoded."
+    rows = [json.loads(line) for line in (tmp_path / "results" / "trials.jsonl").read_text().splitlines()]
+    assert [row["trial"] for row in rows] == ["s-001", "s-000", "s-004", "s-002", "s-003"]
+    assert rows[2]["val/loss"] is None
+    assert rows[0]["command"].endswith("--learning-rate 0.002")
+    [*_, last] = csv.DictReader(io.StringIO((tmp_path / "results" / "trials.csv").read_text()))
+    assert (last["status"], last["exit_code"], last["learning_rate"]) == ("failed", "6", "0.004")
+    assert json.loads((tmp_path / "results" / "summary.json").read_text())["best"]["trial"] == "s-001"
+    assert (tmp_path / "results" / "parallel.png").read_bytes().startswith(b"\x89PNG")
+    losses = dataclasses.replace(found, plan=a_plan(5, metric="val/loss"))
+    assert losses.best is not None and losses.best.trial.name == "s-001"
+
+
+def test_as_many_trials_run_as_fit_and_never_more() -> None:
+    said: list[str] = []
+    assert concurrency.of_gpus(8, 8, 2) == 2
+    assert concurrency.of_gpus(3, 8, 2) == 4  # two beside each other on a node, none across two
+    assert concurrency.of_gpus(16, 8, 5) == 2
+    with pytest.raises(InfeasibleError, match="24 GPUs were asked for per trial; this stack has at most 2 nodes of 8"):
+        concurrency.of_gpus(24, 8, 2)
+    assert concurrency.of_cpus(2, [1.0, 4.0], 0) == 2
+    assert concurrency.of_cpus(2, [4.0], 3) == 6  # with the nodes that the autoscaler can add
+    assert concurrency.of_cpus(2, [], 3) == 1
+    assert concurrency.embedded(10_000) == 1
+    assert [concurrency.choose(asked, 3, 2, said.append) for asked in (None, 2, 5)] == [3, 2, 3]
+    assert said[2] == "3 trials at a time, 2 workers each; 5 were asked for, and no more fit"
+
+
+def test_a_search_in_which_nothing_succeeded_ends_with_the_code_of_what_all_failed_of() -> None:
+    trials = a_plan(2).trials
+    torn = [ended(trial, "failed", exit_code=6, problem="torn") for trial in trials]
+    assert type(command._failure(torn)) is DataIntegrityError
+    mixed = [torn[0], dataclasses.replace(torn[1], exit_code=2)]
+    assert type(command._failure(mixed)) is WorkloadFailedError

@@ -1,0 +1,175 @@
+"""What a search is and how far it has come, in its folder: the plan, and an outcome for each trial that has ended.
+
+A search is its name, as a run is: the same command again reads this and goes on with the trials that have no outcome.
+Ray Tune's own snapshots are not used: they are pickles, do not hold the scheduler's rungs, and one torn file is fatal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from workloads.errors import DataIntegrityError, UsageError
+from workloads.storage import Folder
+
+PLAN = "search.json"
+OUTCOME = "trial.json"
+SCHEMA = 1
+
+Status = Literal["complete", "stopped", "failed", "unfinished"]
+"""`stopped` was worse than its peers at a rung; `unfinished` has no outcome and goes on when the search does."""
+
+METRICS = {"val/accuracy": "max", "val/loss": "min"}
+"""What a search can go by, and which way is better."""
+
+Epoch = dict[str, float]
+"""One epoch's end: `epoch`, and what was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial: a run of its own, below the search's folder."""
+
+    name: str
+    """Of the run."""
+    changes: dict[str, Any]
+    """Fields of the configuration that the search decided."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that decides what a search computes."""
+
+    kind: Literal["tune", "sweep"]
+    """`tune` stops poor trials early, `sweep` runs all to their ends."""
+    base: dict[str, Any]
+    """The configuration that trials change, as plain data."""
+    space: dict[str, Any]
+    """Content of the space file."""
+    metric: str
+    """A key of `METRICS`."""
+    search_seed: int
+    """Decides what is drawn; the trials' own `seed` is a field of the configuration."""
+    grace_epochs: int
+    """Epochs that every trial gets."""
+    reduction: float
+    """At each rung one trial in so many goes on."""
+    trials: list[Trial]
+    """All of them, by index."""
+
+    @property
+    def sign(self) -> float:
+        """1 where more of the metric is better, -1 where less is."""
+        return 1.0 if METRICS[self.metric] == "max" else -1.0
+
+    def value(self, epoch: Epoch) -> float:
+        """The metric at an epoch's end. What is not finite (a loss that has diverged) is worse than any number."""
+        value = float(epoch[self.metric])
+        return value if math.isfinite(value) else -math.inf * self.sign
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a trial stands."""
+
+    trial: Trial
+    status: Status
+    epochs: list[Epoch] = field(default_factory=list)
+    """What it reported, by epoch."""
+    exit_code: int | None = None
+    """Of its `train`; None where the search stopped it or it never ran."""
+    problem: str = ""
+    """Why it failed."""
+    seconds: float = 0.0
+    """Time it took, of this search's last attempt at it."""
+
+
+class Ledger:
+    """A search's folder. One writer: the search; its lease is the driver's business."""
+
+    def __init__(self, folder: Folder) -> None:
+        """Name the folder; nothing is read or written yet."""
+        self.folder = folder
+
+    def open(self, plan: Plan, retry_failed: bool) -> dict[str, Outcome]:
+        """Begin the search, or go on with it.
+
+        Args:
+            plan: what the command asks for.
+            retry_failed: forget the outcomes of trials that failed.
+
+        Returns:
+            The outcomes so far, by trial.
+
+        Raises:
+            UsageError: the folder has another search.
+            DataIntegrityError: what is there does not read.
+        """
+        kept = self._read(self.folder, PLAN)
+        if kept is not None:
+            _refuse_another(kept, plan, self.folder.uri)
+        self._write(self.folder, PLAN, {"schema": SCHEMA, **asdict(plan)})
+        outcomes = {}
+        for trial in plan.trials if kept else ():
+            record = self._read(self.folder.child(trial.name), OUTCOME)
+            if record is not None and not (retry_failed and record["status"] == "failed"):
+                outcomes[trial.name] = Outcome(**{**record, "trial": trial})
+        return outcomes
+
+    def close(self, outcome: Outcome) -> None:
+        """Write down how a trial ended; from here it is not run again."""
+        self._write(self.folder.child(outcome.trial.name), OUTCOME, asdict(outcome))
+
+    def _read(self, folder: Folder, name: str) -> dict[str, Any] | None:
+        try:
+            return json.loads(folder.read(name))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise DataIntegrityError(
+                f"{folder.uri}/{name} is damaged: {error}.", "Search under another --run name, or delete that file."
+            ) from error
+
+    def _write(self, folder: Folder, name: str, content: dict[str, Any]) -> None:
+        folder.write(name, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+def measured(record: Mapping[str, Any]) -> dict[str, float]:
+    """What was measured at an epoch's end, of a record of `train` or a result of Ray Tune; else nothing."""
+    if "epoch" not in record:
+        return {}
+    return {
+        name: float(value) for name, value in record.items() if name == "epoch" or name.startswith(("train/", "val/"))
+    }
+
+
+def ranking(plan: Plan, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Best first, by the last epoch: trials that ran to their end, those that were stopped, then the others."""
+
+    def key(outcome: Outcome) -> tuple[int, float, float, str]:
+        if outcome.status not in ("complete", "stopped") or not outcome.epochs:
+            return 2, 0.0, 0.0, outcome.trial.name
+        last = outcome.epochs[-1]
+        # Few validation images make equal accuracies, which the loss still tells apart.
+        return outcome.status == "stopped", -plan.sign * plan.value(last), last["val/loss"], outcome.trial.name
+
+    return sorted(outcomes, key=key)
+
+
+def _refuse_another(kept: dict[str, Any], plan: Plan, uri: str) -> None:
+    ours = json.loads(json.dumps({"schema": SCHEMA, **asdict(plan)}))
+    # More samples of the same space are the same search: those it has already are the first of them.
+    fewer = len(ours["trials"]) < len(kept.get("trials", ()))
+    differing = [name for name in ours if name != "trials" and ours[name] != kept.get(name)]
+    if not differing and not fewer and ours["trials"][: len(kept["trials"])] == kept["trials"]:
+        return
+    if fewer and not differing:
+        said = f"it has {len(kept['trials'])} trials, {len(ours['trials'])} were asked for"
+    else:
+        said = f"{', '.join(differing) or 'trials'} differ"
+    raise UsageError(
+        f"{uri} has another search: {said}.", "Choose another --run name, or ask for what that search was begun with."
+    )
