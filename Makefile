@@ -99,8 +99,15 @@ secret: $(CLOUD_STAMP)  ## store the W&B key in Secret Manager, read from the te
 dashboard: $(CLOUD_STAMP)  ## port-forward the Ray dashboard until Ctrl-C (STACK=dev)
 	@$(PY) -m oasis_stack dashboard --stack $(STACK)
 
+# An hour and more; each command goes on where it was cut short. benchmarks.gpu and `platform --demo --first` are apart.
 figures: $(STAMP)  ## measure what the README reports; results go to benchmarks/
 	@$(PY) -m benchmarks.platform
+	@$(PY) -m benchmarks.checkpoints kill
+	@$(PY) -m benchmarks.checkpoints faults
+	@$(PY) -m benchmarks.checkpoints notice
+	@$(PY) -m benchmarks.kills
+	@$(PY) -m benchmarks.step_time
+	@$(PY) -m benchmarks.tracking
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml
 pin: $(STAMP)  ## resolve the ranges of pyproject.toml into the lock files

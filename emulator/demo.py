@@ -27,7 +27,7 @@ Report = Callable[[str], None]
 
 DATA_SET = "digits"
 RUN, MEASUREMENT = "demo-train", "demo-bench"
-TRAINING = ("train", "--recipe", "digits_laptop", "--epochs", "10", "--data", DATA_SET, "--run", RUN)
+TRAINING = ("train", "--recipe", "digits_laptop", "--data", DATA_SET, "--run", RUN)
 BENCHMARK = ("bench", "--nodes", "2", "--sizes", "1K:16M:4", "--name", MEASUREMENT)
 
 SUMMARY = f"{RUN}/summary.json"
@@ -38,8 +38,8 @@ RESULTS = (
 )
 """What a whole demo leaves among the results."""
 
-LEAST_ACCURACY = 0.95
-"""Of the validation images; the recipe reaches 0.96 to 0.98, and a training that learns nothing about 0.1."""
+LEAST_ACCURACY = 0.98
+"""Of the validation images; the recipe reaches 0.983 to 0.997 over five seeds, a training that learns nothing 0.1."""
 
 STOP_SECONDS = 20.0
 """How long an interrupted command may take to stop its job. `State.interrupt_holder` waits longer than this."""

@@ -5,8 +5,6 @@ import runpy
 import shlex
 from pathlib import Path
 
-import pytest
-
 from docs import platform_picture
 from tests.deployment import Deploy
 from tests.stacks import FULL

@@ -135,7 +135,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
 
     results = bench.directory / "results" / "digits"
     summary = json.loads((results / "summary.json").read_text())
-    assert summary["val/accuracy"] >= 0.95
+    assert summary["val/accuracy"] >= 0.98
     assert (summary["steps"], summary["workers"], summary["backend"]) == (16 * 23, 2, "gloo")
     history = [json.loads(line) for line in (results / "metrics.jsonl").read_text().splitlines()]
     assert [record["epoch"] for record in history if record["event"] == "epoch"] == list(range(1, 17))

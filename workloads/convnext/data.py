@@ -87,12 +87,13 @@ def _synthetic(config: TrainConfig, device: torch.device) -> tuple[Source, Sourc
     def split(count: int, train: bool) -> ResidentImages:
         labels = torch.arange(count) % SYNTHETIC_CLASSES
         noise = torch.randint(0, 128, (count, 3, 8, 8), generator=generator, dtype=torch.int64)
-        images = (prototypes[labels].long() // 2 + noise).to(torch.uint8)
+        images = (prototypes[labels].long() // 2 + noise).to(torch.uint8).to(device)
         images = torch.nn.functional.interpolate(images, size=(config.image_size, config.image_size))
         names = [str(number) for number in range(SYNTHETIC_CLASSES)]
-        return ResidentImages(images.to(device), labels.to(device), names, config, train)
+        return ResidentImages(images, labels.to(device), names, config, train)
 
-    return split(max(1024, config.batch_size), train=True), split(256, train=False)
+    # Several steps to an epoch, so that its evaluation is a small part of it.
+    return split(max(1024, 16 * config.batch_size), train=True), split(256, train=False)
 
 
 def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tuple[Source, Source]:

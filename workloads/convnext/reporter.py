@@ -134,7 +134,7 @@ class Reporter:
         if not self._leads:  # the others would keep every record to the end
             return
         self._pending.append(record)
-        if "step" in record:
+        if "step" in record and record["event"] != "saving":  # which only says where the run is
             self._segments.add(record)
 
     def _before(self, deadline: float, training: Training) -> None:
