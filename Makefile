@@ -58,7 +58,7 @@ down:  ## end what `make demo` started
 test: $(STAMP) lint image-check test-fast  ## every test
 	@$(PY) -m pytest -m "emulated or ray"
 
-test-fast: $(STAMP)  ## the tests for daily work, under two minutes
+test-fast: $(STAMP)  ## the tests for daily work, a few minutes
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile

@@ -455,7 +455,7 @@ def test_a_loader_process_that_is_killed_ends_the_run_with_what_to_do() -> None:
 
 
 def test_synthetic_images_need_no_place_and_differ_by_class() -> None:
-    train, val = sources(small(data=SYNTHETIC, batch_size=100), None, CPU)
+    train, val = sources(small(data=SYNTHETIC, batch_size=400), None, CPU)
     assert (len(train), len(val)) == (1600, 256)
     batch: Batch = next(train.batches(slots(torch.arange(20), 20, 0, 1), 0))
     assert (batch.images.shape, batch.images.dtype, batch.labels.tolist()) == (

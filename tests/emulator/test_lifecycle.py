@@ -124,11 +124,11 @@ except KeyboardInterrupt:
 def test_a_demo_fails_without_its_results_or_with_a_model_that_did_not_learn(tmp_path: Path) -> None:
     for name in demo.RESULTS:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text('{"val/accuracy": 0.96}')
+        (tmp_path / name).write_text('{"val/accuracy": 0.99}')
     demo.check(tmp_path)
 
-    (tmp_path / demo.SUMMARY).write_text('{"val/accuracy": 0.94}')
-    with pytest.raises(EmulatorError, match=r"94\.0% validation accuracy.*95%.*table\.txt"):
+    (tmp_path / demo.SUMMARY).write_text('{"val/accuracy": 0.97}')
+    with pytest.raises(EmulatorError, match=r"97\.0% validation accuracy.*98%.*table\.txt"):
         demo.check(tmp_path)
     (tmp_path / demo.MEASUREMENT / "all_reduce.png").unlink()
     with pytest.raises(EmulatorError, match=r"demo-bench/all_reduce\.png did not arrive"):

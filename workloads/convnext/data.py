@@ -93,7 +93,7 @@ def _synthetic(config: TrainConfig, device: torch.device) -> tuple[Source, Sourc
         return ResidentImages(images, labels.to(device), names, config, train)
 
     # Several steps to an epoch, so that its evaluation is a small part of it.
-    return split(max(1024, 16 * config.batch_size), train=True), split(256, train=False)
+    return split(max(1024, 4 * config.batch_size), train=True), split(256, train=False)
 
 
 def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tuple[Source, Source]:

@@ -1,6 +1,6 @@
 """The driver of a run: capacity before anything starts, Ray Train's settings, and what its end means.
 
-It imports no torch, and neither do the processes that it starts beside the workers; `work` is known to it by name.
+It imports no torch, and neither do the processes that it starts beside the workers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ray.train.v2.api.config import LoggingConfig
 
 from workloads import capacity, progress
 from workloads.convnext import lease
+from workloads.convnext.remote import work
 from workloads.convnext.train import Run
 from workloads.convnext.train_group import ProcessGroup
 from workloads.convnext.trainer import Controller, Retries, Scaling, Trainer, find_verdict
@@ -35,13 +36,6 @@ SETTINGS = {
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
 }
 """What Ray Train reads in the driver and hands to controller and workers, unless the environment says otherwise."""
-
-
-def work(job: dict[str, Any]) -> Record:
-    """The `train_loop_per_worker`: what `worker.work` does, imported where it runs."""
-    from workloads.convnext import worker
-
-    return worker.work(job)
 
 
 def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[str, Any]], Record] = work) -> Record:
