@@ -144,8 +144,13 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
     checkout: Path, tmp_path: Path
 ) -> None:
     other = _copied(tmp_path / "other")
-    first, second = (_start(folder, "demo", dict(os.environ)) for folder in (checkout, other))
+    first = _start(checkout, "demo", dict(os.environ))
+    started = [first]
     try:
+        # Ray gives a node 30 seconds to join, which two cores do not manage for two clusters at once.
+        _read_until(first, "submitted; Ctrl-C stops it")
+        second = _start(other, "demo", dict(os.environ))
+        started.append(second)
         with ThreadPoolExecutor() as reader:
             whole = reader.submit(first.communicate)
             _read_until(second, "== all-reduce between the two nodes")
@@ -166,9 +171,9 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
         assert _emulator(checkout, "down").returncode == 0
         _assert_nothing_is_left(checkout)
     finally:
-        for process in (first, second):
+        for process in started:
             process.kill()
-            process.communicate()
+            process.wait()
         _end(other)
 
 
