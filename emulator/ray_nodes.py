@@ -48,7 +48,6 @@ _RAY_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see ray_start.py
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # `make down` does not wait for jobs
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_NUM_REDIS_GET_RETRIES": "60",  # of 2 s: how long a worker waits for the head to be a node, on a busy machine
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's Train page
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     "GLOO_SOCKET_IFNAME": "lo",

@@ -5,6 +5,7 @@ RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0), and there its command line refuses a secon
 """
 
 import contextlib
+import importlib
 import socket
 import sys
 import time
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from ray._private import ray_constants
+from ray.exceptions import RayError
 from ray.scripts import scripts
 
 _HEAD_SECONDS = 120
@@ -21,20 +23,33 @@ def main() -> None:
     """Run `ray start` with a view of Ray's constants in which a second node is allowed; the rest sees the real ones."""
     for argument in sys.argv[1:]:
         if argument.startswith("--address="):
-            _await(*argument.removeprefix("--address=").split(":"))
+            _await(argument.removeprefix("--address="))
     permissive = SimpleNamespace(**{**vars(ray_constants), "ENABLE_RAY_CLUSTER": True})
     with mock.patch.object(scripts, "ray_constants", permissive):
         scripts.cli(["start", *sys.argv[1:]], prog_name="ray")
 
 
-def _await(host: str, port: str) -> None:
-    """Return once the head listens: a worker is started beside it, as loading Ray takes both of them seconds."""
+def _await(address: str) -> None:
+    """Return once the head is a node of its cluster, which Ray by itself gives it too little time for.
+
+    A worker is started beside the head, as loading Ray takes both of them seconds; the rest of its start would take
+    the head's processor time on a busy machine.
+    """
     deadline = time.monotonic() + _HEAD_SECONDS
-    while time.monotonic() < deadline:
-        with contextlib.closing(socket.socket()) as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                return
-        time.sleep(0.1)
+    while time.monotonic() < deadline and not _has_a_node(address):
+        time.sleep(0.2)
+
+
+def _has_a_node(address: str) -> bool:
+    host, port = address.split(":")
+    with contextlib.closing(socket.socket()) as probe:
+        if probe.connect_ex((host, int(port))):  # Ray's client would wait for it, and complain
+            return False
+    try:
+        # A compiled module, whose contents no checker of types can see.
+        return bool(importlib.import_module("ray._raylet").GcsClient(address=address).get_all_node_info())
+    except (RayError, RuntimeError):  # it listens, and does not answer yet
+        return False
 
 
 if __name__ == "__main__":
