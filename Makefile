@@ -12,6 +12,8 @@ IMAGE_PYTHON := 3.12
 STAMP := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 CLOUD_STAMP := $(VENV)/.installed-for-the-cloud
+# One run starts dozens of processes that import torch, Ray or Pulumi; without stored bytecode each compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo down test test-fast lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
 
@@ -55,11 +57,12 @@ down:  ## end what `make demo` started
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
 # First those that any number of processes can run side by side, then those that start servers and count processes.
-test: $(STAMP) lint image-check test-fast  ## every test
+test: $(STAMP) lint image-check  ## every test
+	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
 	@$(PY) -m pytest -m "emulated or ray"
 
-test-fast: $(STAMP)  ## the tests for daily work, a few minutes
-	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto
+test-fast: $(STAMP)  ## the tests for daily work, under two minutes
+	@$(PY) -m pytest -m "not emulated and not ray and not thorough" --numprocesses auto --dist worksteal
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

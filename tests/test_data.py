@@ -440,6 +440,7 @@ def _said_when_a_process_dies() -> tuple[str, str]:
     raise AssertionError("nothing was noticed")
 
 
+@pytest.mark.thorough
 def test_a_loader_process_that_is_killed_ends_the_run_with_what_to_do() -> None:
     # In a thread, as Ray Train calls the training function: torch's handler of dead children is the main thread's, and
     # one that an earlier test has left there would raise out of turn.

@@ -152,6 +152,7 @@ def first_moments(recorder: Recorder) -> Tensor:
     return torch.cat([states[key]["exp_avg"].flatten() for key in sorted(states)])
 
 
+@pytest.mark.thorough
 def test_two_ranks_compute_what_one_computes_although_nothing_divides_evenly() -> None:
     (first, warned), (second, _) = on_two_ranks(in_two_parts_and_in_one)
     assert not [message for message in warned if "strides" in message]

@@ -119,6 +119,7 @@ def test_the_average_follows_the_weights_and_takes_their_place_only_for_a_while(
     assert average.state()[0].item() == pytest.approx(8 - 4 * 2 / 11)
 
 
+@pytest.mark.thorough
 def test_without_a_compiler_the_model_runs_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _, _ = execution.executable(small(), 10, CPU, 2)
     monkeypatch.setattr(inductor.cpp, "cxx", ("/nowhere/c++",))

@@ -128,6 +128,7 @@ def test_a_notice_is_answered_by_a_checkpoint_before_the_next_step(tmp_path: Pat
     json.dumps(told, allow_nan=False)
 
 
+@pytest.mark.thorough
 def test_before_the_node_goes_the_work_since_the_notice_is_saved_too(tmp_path: Path) -> None:
     found = place(tmp_path, epochs=400)
     watched: Any = SimpleNamespace(deadline=time.time() + 6)

@@ -42,7 +42,7 @@ def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(
     assert not ray.submitted.get("entrypoint_num_cpus")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("share", [0.1, 0.3, pytest.param(0.5, marks=pytest.mark.thorough)])
 def test_a_connection_that_breaks_loses_no_line_and_repeats_none(
     ray: FakeRay, capsys: pytest.CaptureFixture[str], share: float
 ) -> None:

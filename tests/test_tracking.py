@@ -172,6 +172,7 @@ class Recorded:
         return [path for path in files if CANARY.encode() in path.read_bytes()]
 
 
+@pytest.mark.thorough
 def test_whatever_the_server_does_the_run_is_recorded_on_disk_and_the_key_is_nowhere(tmp_path: Path) -> None:
     with ExitStack() as stack:
         addresses = {
@@ -230,6 +231,7 @@ def test_a_wandb_process_that_dies_is_a_sentence_and_not_a_failure(tmp_path: Pat
         assert run.follow().close().startswith("W&B failed (")
 
 
+@pytest.mark.thorough
 def test_one_wandb_run_has_every_step_once_over_a_restart(tmp_path: Path) -> None:
     with recording() as (url, runs):
         first = Recorded(tmp_path / "first", url)
@@ -248,6 +250,7 @@ def test_one_wandb_run_has_every_step_once_over_a_restart(tmp_path: Path) -> Non
     assert second.holding_the_key() == []
 
 
+@pytest.mark.thorough
 def test_a_server_that_stops_answering_in_the_middle_delays_the_end_by_seconds_alone(tmp_path: Path) -> None:
     with recording() as (url, runs):
         run = Recorded(tmp_path, url)

@@ -164,6 +164,7 @@ def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, capsys: py
     assert list(laptop.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_what_runs_beside_the_workers_imports_no_torch() -> None:
     # Half a gigabyte for each of them: driver, Ray Train's controller, lease.
     modules = "driver", "trainer", "lease", "train_group"

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads import curve
 from workloads.storage import Folder
 from workloads.tracking import Record, merge, parse
 
@@ -100,6 +99,9 @@ def publish(folder: Folder, results: Path, summary: Record) -> Written:
         results: local folder for the same files.
         summary: of the run.
     """
+    # Not above: it loads matplotlib, for which every restarted worker would wait, and only the end of a run draws.
+    from workloads import curve
+
     records = history(folder)
     table = curve.table(records)
     title = f"ConvNeXt {summary['model']} on {Path(summary['data']).name}: {summary['run']}"
