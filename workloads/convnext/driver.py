@@ -33,7 +33,8 @@ SETTINGS = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints every line twice (Ray 2.60)
     # A report waits for the controller's next poll, and a failure is seen at one.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
-    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
+    # Each group of workers would wait for one more process to start; `notice` watches the drains.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 """What Ray Train reads in the driver and hands to controller and workers, unless the environment says otherwise."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.train import FailureConfig, ScalingConfig, UserCallback
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
@@ -222,7 +223,9 @@ class Trainer(DataParallelTrainer):
         self._scaling, self._retries = scaling, retries
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
-        return [*super()._create_default_callbacks(), Groups()]
+        # The one for Ray's datasets starts a process for each group of workers, and there are none.
+        needed = [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
+        return [*needed, Groups()]
 
     def _initialize_and_run_controller(self, **given: Any) -> Any:
         policies = {"scaling_policy": self._scaling, "failure_policy": self._retries}
