@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import random
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import stub_kubectl
+from tests import loopback, stub_kubectl
+from tests.loopback import Reply, Request
 from tests.stub_kubectl import OUTPUTS
 from workloads import follow
 
@@ -43,20 +42,17 @@ class FakeRay:
         self.message = ""
         self.packages: list[bytes] = []
         self._polls = 0
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
+        self._serving = ExitStack()
+        self.url = self._serving.enter_context(loopback.answering(self._reply))
 
     @property
     def port(self) -> int:
-        return self._server.server_address[1]
+        return int(self.url.rpartition(":")[2])
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._serving.close()
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, body: bytes) -> Reply:
         if path == "/api/version":
             return 200, {"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_name": "x"}
         if path.startswith("/api/packages/"):
@@ -99,39 +95,19 @@ class FakeRay:
             "driver_exit_code": self.exit_code if self._ended and self.exit_code >= 0 else None,
         }
 
-    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        ray = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def _reply(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if ray.chance.random() < ray.broken:
-                    self.close_connection = True
-                    return
-                if self.headers.get("Authorization") != f"Bearer {ray.token}":
-                    status, answer = 403, "Forbidden"
-                else:
-                    status, answer = ray.answer(self.command, self.path, body)
-                content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(content)
-
-            do_GET = do_POST = do_PUT = do_DELETE = _reply
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        return Handler
+    def _reply(self, request: Request) -> Reply:
+        if self.chance.random() < self.broken:
+            return None
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            return 403, "Forbidden"
+        return self.answer(request.method, request.path, request.body)
 
 
 @contextmanager
 def standing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     """A stack whose dashboard answers at its URL, and a kubectl that knows it and leads port-forwards to it."""
     fake = FakeRay()
-    at = replace(OUTPUTS, ray_dashboard_url=f"http://127.0.0.1:{fake.port}")
+    at = replace(OUTPUTS, ray_dashboard_url=fake.url)
     monkeypatch.setenv("PATH", stub_kubectl.install(folder, at, TOKEN, fake.port))
     monkeypatch.setattr(follow, "_LEAST_PAUSE_SECONDS", 0.05)
     try:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import pickle
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +19,9 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from benchmarks import checkpoint_faults, checkpoint_kills
+from tests import loopback
 from tests.emulator.google import served
+from tests.loopback import Reply, Request
 from workloads import checkpoint_state, disk, manifest
 from workloads.checkpoint import Checkpoint, CheckpointStore
 from workloads.checkpoint_state import STRUCTURE
@@ -191,39 +190,16 @@ def test_a_full_disk_gets_back_what_a_failed_save_had_taken(tmp_path: Path) -> N
 
 
 def test_a_read_only_bucket_is_a_matter_of_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ReadOnly(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(404, {"error": {"code": 404, "message": "No such object"}})
+    def refuse(request: Request) -> Reply:
+        if request.method == "GET":
+            return 404, {"error": {"code": 404, "message": "No such object"}}
+        message = "trainer@p.iam.gserviceaccount.com does not have storage.objects.create access"
+        return 403, {"error": {"code": 403, "message": message}}
 
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            message = "trainer@p.iam.gserviceaccount.com does not have storage.objects.create access"
-            self._answer(403, {"error": {"code": 403, "message": message}})
-
-        do_PUT = do_POST
-
-        def _answer(self, status: int, body: dict[str, Any]) -> None:
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ReadOnly)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    monkeypatch.setenv(EMULATOR_VARIABLE, f"http://127.0.0.1:{server.server_port}")
-    try:
+    with loopback.answering(refuse) as url:
+        monkeypatch.setenv(EMULATOR_VARIABLE, url)
         with pytest.raises(AuthError, match=r"storage\.objects\.create") as caught:
             CheckpointStore(locate("gs://runs/a"), keep=2).save(state(1), 1, IDENTITY, {})
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     assert caught.value.exit_code == 7
     assert "roles/storage.objectUser" in caught.value.remedy
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import google.auth
@@ -20,6 +17,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from wandb.sdk.lib.wbauth.validation import check_api_key
 
+from tests import loopback
+from tests.loopback import Reply, Request
 from workloads import credentials
 from workloads.errors import AuthError, DataIntegrityError, PlaceError
 
@@ -35,30 +34,14 @@ def secret_manager(monkeypatch: pytest.MonkeyPatch, status: int, body: dict[str,
     """A Secret Manager that always gives the same answer; the paths it was asked for."""
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(request: Request) -> Reply:
+        asked.append(request.path)
+        return status, body
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    monkeypatch.setenv(credentials.ENDPOINT_VARIABLE, f"http://127.0.0.1:{server.server_port}/")
     monkeypatch.setattr(google.auth, "default", lambda **_: (AnonymousCredentials(), "p"))
-    try:
+    with loopback.answering(answer) as url:
+        monkeypatch.setenv(credentials.ENDPOINT_VARIABLE, f"{url}/")
         yield asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def payload(content: bytes, checksum: int | None = None) -> dict[str, object]:
@@ -136,43 +119,25 @@ def test_in_a_pod_the_workload_s_own_identity_opens_the_secret(tmp_path: Path) -
     }
     sent: dict[str, str | None] = {}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            sent[path] = self.headers.get("Authorization")
-            answer = answers.get(path, "")
-            content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-            self.send_response(200)
-            self.send_header("Metadata-Flavor", "Google")
-            self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(request: Request) -> Reply:
+        path = request.path.partition("?")[0]
+        sent[path] = request.headers.get("Authorization")
+        return 200, answers.get(path, "")
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    address = f"127.0.0.1:{server.server_port}"
-    # A process of its own, because google-auth reads where the metadata server is when it is imported.
-    variables = {"GCE_METADATA_HOST": address, "GCE_METADATA_IP": address, "CLOUDSDK_CONFIG": str(tmp_path)}
-    ask = f"from workloads.credentials import wandb_key; print(wandb_key(None, {SECRET!r}).value)"
-    try:
+    with loopback.answering(answer, {"Metadata-Flavor": "Google"}) as url:
+        address = url.removeprefix("http://")
+        # A process of its own, because google-auth reads where the metadata server is when it is imported.
+        variables = {"GCE_METADATA_HOST": address, "GCE_METADATA_IP": address, "CLOUDSDK_CONFIG": str(tmp_path)}
+        ask = f"from workloads.credentials import wandb_key; print(wandb_key(None, {SECRET!r}).value)"
         done = subprocess.run(
             [sys.executable, "-c", ask],
-            env={**variables, "PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"http://{address}/"},
+            env={**variables, "PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"{url}/"},
             cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     assert done.stdout.strip() == KEY, done.stderr
     assert sent[f"/v1/{SECRET}/versions/latest:access"] == "Bearer of-the-pod"
 

@@ -6,17 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from emulator.state import CHECKOUT
+from tests import loopback
+from tests.loopback import Reply, Request
 from tests.stub_kubectl import OUTPUTS
 from tests.wandb_server import answering, silent
 from workloads import __main__ as command_line
@@ -34,29 +33,14 @@ def finding(place: Place, check: str) -> Finding:
     return doctor.examine(check, doctor.CHECKS[check], place)
 
 
-@contextmanager
-def serving(statuses: Mapping[str | None, int]) -> Iterator[str]:
-    """A server on loopback that gives a status by the Authorization header; its address."""
+def by_token(statuses: Mapping[str | None, int]) -> Callable[[Request], Reply]:
+    """Answers with a status by the Authorization header."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            given = self.headers.get("Authorization")
-            self.send_response(statuses.get(given, statuses["else"] if given else statuses[None]))
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(request: Request) -> Reply:
+        given = request.headers.get("Authorization")
+        return statuses.get(given, statuses["else"] if given else statuses[None]), ""
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return answer
 
 
 def package(folder: Path, name: str, version: str, *requires: str) -> None:
@@ -112,7 +96,7 @@ def test_a_check_that_does_not_apply_says_so_instead_of_passing(place: Place, ch
     ],
 )
 def test_ray_must_take_the_right_token_and_no_other(statuses: dict[str | None, int], outcome: str, words: str) -> None:
-    with serving(statuses) as url:
+    with loopback.answering(by_token(statuses)) as url:
         found = finding(replace(GPU_WORKER, environment=replace(OUTPUTS, ray_dashboard_url=url)), "authentication")
     assert (found.outcome, words in found.found) == (outcome, True), found
     assert found.authentication is (outcome == "fail")
@@ -351,9 +335,9 @@ def test_the_kernel_s_listeners_are_read_in_both_address_families() -> None:
         "0: 0000000000000000FFFF00000100007F:0016 0:0 0A 0:0 00:0 0 0 0 4711 1": ("127.0.0.1", 22, True),
         "0: 00000000000000000000000000000000:0016 0:0 0A 0:0 00:0 0 0 0 4711 1": ("::", 22, False),
     }
-    for line, (address, port, loopback) in lines.items():
+    for line, (address, port, local) in lines.items():
         parsed = listeners.parse(line)
         assert parsed is not None
-        assert (parsed[0], str(parsed[1]), parsed[2], parsed[1].is_loopback) == ("4711", address, port, loopback)
+        assert (parsed[0], str(parsed[1]), parsed[2], parsed[1].is_loopback) == ("4711", address, port, local)
     assert listeners.parse("0: 0100007F:1F90 0100007F:0016 01 0:0 00:0 00000000 0 0 4711 1") is None
     assert listeners.parse("  sl  local_address rem_address   st tx_queue rx_queue") is None

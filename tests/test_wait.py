@@ -5,9 +5,7 @@ import json
 import pickletools
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,7 +19,9 @@ from pulumi.dynamic.dynamic import serialize_provider
 from oasis_stack import wait
 from oasis_stack.live_state import Refused
 from oasis_stack.polling import WaitError
+from tests import loopback
 from tests.deployment import Deploy
+from tests.loopback import Request
 
 Answer = tuple[int, dict[str, Any]]
 SOON = 0.002
@@ -75,40 +75,20 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private_key: str) -> 
     """A world that answers on a free loopback port, and an environment that leads to it."""
     world = World()
 
-    class Handler(BaseHTTPRequestHandler):
-        def _reply(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            self.rfile.read(length)
-            if not self.path.startswith(("/token", "/api")):
-                world.quota_projects.add(self.headers.get("x-goog-user-project"))
-            status, body = world.answer(self.command, self.path)
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(request: Request) -> Answer:
+        if not request.path.startswith(("/token", "/api")):
+            world.quota_projects.add(request.headers.get("x-goog-user-project"))
+        return world.answer(request.method, request.path)
 
-        do_GET = do_POST = do_DELETE = _reply
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    world.url = f"http://127.0.0.1:{server.server_port}"
-    credentials = tmp_path / "credentials.json"
-    identity = {"type": "service_account", "client_email": "me@project-a.iam.gserviceaccount.com"}
-    credentials.write_text(json.dumps({**identity, "private_key": private_key, "token_uri": f"{world.url}/token"}))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(credentials))
-    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", f"{world.url}/compute/v1/")
-    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD", f"{world.url}/")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield world
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with loopback.answering(answer) as world.url:
+        credentials = tmp_path / "credentials.json"
+        identity = {"type": "service_account", "client_email": "me@project-a.iam.gserviceaccount.com"}
+        credentials.write_text(json.dumps({**identity, "private_key": private_key, "token_uri": f"{world.url}/token"}))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(credentials))
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", f"{world.url}/compute/v1/")
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD", f"{world.url}/")
+        yield world
 
 
 def _definition(*conditions: tuple[str, str]) -> Answer:

@@ -7,8 +7,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests import loopback
+from tests.loopback import Reply, Request
 
 
 @contextmanager
@@ -40,32 +42,13 @@ def silent() -> Iterator[str]:
 def answering(status: int, body: object) -> Iterator[tuple[str, list[str]]]:
     """Gives every request the same answer; its address and the Authorization headers that it was sent."""
     sent: list[str] = []
-    content = json.dumps(body).encode()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            sent.append(self.headers.get("Authorization", ""))
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(request: Request) -> Reply:
+        sent.append(request.headers.get("Authorization", ""))
+        return status, body
 
-        do_GET = do_POST
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", sent
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with loopback.answering(answer) as url:
+        yield url, sent
 
 
 class Runs:
@@ -109,38 +92,20 @@ def recording() -> Iterator[tuple[str, Runs]]:
     runs = Runs()
     leaving = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            if runs.stalled.is_set():
-                leaving.wait()
-                return
-            answer: dict[str, Any] = {}
-            if self.path == "/graphql":
-                question = json.loads(asked)
-                operation, variables = question.get("operationName") or "", question.get("variables") or {}
-                answer = {"data": runs.graphql(operation, variables, f"http://{self.headers['Host']}")}
-            elif self.path.endswith("/file_stream"):
-                runs.take(json.loads(asked).get("files") or {})
-            content = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(request: Request) -> Reply:
+        if runs.stalled.is_set():
+            leaving.wait()
+            return None
+        if request.path == "/graphql":
+            question = json.loads(request.body)
+            operation, variables = question.get("operationName") or "", question.get("variables") or {}
+            return 200, {"data": runs.graphql(operation, variables, f"http://{request.headers['Host']}")}
+        if request.path.endswith("/file_stream"):
+            runs.take(json.loads(request.body).get("files") or {})
+        return 200, {}
 
-        do_GET = do_PUT = do_POST
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", runs
-    finally:
-        leaving.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with loopback.answering(answer) as url:
+        try:
+            yield url, runs
+        finally:
+            leaving.set()
