@@ -113,7 +113,8 @@ def run(variant: str, trials: int, folder: Path, lanes: int, seed: int) -> Itera
         counts folders without COMMIT that the kill left, `uncollected` those that a restart did not remove.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    # What the command imports too: each writer runs it as its main module.
+    context.set_forkserver_preload([__name__, "torchvision.models", "tests.emulator.google"])
     chance = random.Random(seed)
     with ThreadPool(lanes) as pool:
         for begun in range(0, trials, lanes):

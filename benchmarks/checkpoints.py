@@ -28,7 +28,7 @@ from benchmarks import checkpoint_faults, checkpoint_kills
 from benchmarks.platform import machine
 from tests.emulator.google import served
 from workloads.checkpoint import CheckpointStore
-from workloads.checkpoint_writer import Writer
+from workloads.checkpoint_writer import Snapshot, Writer
 from workloads.convnext.snapshot import copied
 from workloads.storage import EMULATOR_VARIABLE, Folder, locate
 
@@ -163,10 +163,10 @@ def urgent_saves(folder: Folder, state: dict[str, Any], phase: str, saves: int) 
     usual = 1.0
     for step in range(saves):
         if phase == "a save in flight":
-            writer.start(copied(state, cpu), 2 * step, {}, {}, lambda: None)
+            writer.start(Snapshot(copied(state, cpu), 2 * step, {}, {}, lambda: None))
             time.sleep(chance.uniform(0, usual))
         began = time.monotonic()
-        saved = writer.save_now(copied(state, cpu), 2 * step + 1, {}, {}, lambda: None)
+        saved = writer.save_now(Snapshot(copied(state, cpu), 2 * step + 1, {}, {}, lambda: None))
         took, usual = time.monotonic() - began, saved.seconds
         writer.wait()
         yield took

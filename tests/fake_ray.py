@@ -114,3 +114,17 @@ def standing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]
         yield fake
     finally:
         fake.close()
+
+
+def press_ctrl_c_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, at the first lines of the job that are shown."""
+    pressed: list[bool] = []
+    show = follow.Follower._show
+
+    def press_once(follower: follow.Follower, log: str, whole: bool) -> None:
+        if not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        show(follower, log, whole)
+
+    monkeypatch.setattr(follow.Follower, "_show", press_once)

@@ -22,6 +22,7 @@ from benchmarks import checkpoint_faults, checkpoint_kills
 from tests import loopback
 from tests.emulator.google import served
 from tests.loopback import Reply, Request
+from tests.storage_places import storage_place
 from workloads import checkpoint_state, disk, manifest
 from workloads.checkpoint import Checkpoint, CheckpointStore
 from workloads.checkpoint_state import STRUCTURE
@@ -40,13 +41,8 @@ def state(step: int, size: int = 1000) -> dict[str, Any]:
 @pytest.fixture(params=["local", "gs"])
 def runs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     """A folder for runs on either kind of storage."""
-    if request.param == "local":
-        yield locate(tmp_path / "runs")
-        return
-    with served(tmp_path) as google:
-        google.make_bucket("runs")
-        monkeypatch.setenv(EMULATOR_VARIABLE, f"http://{google.host}")
-        yield locate("gs://runs/team")
+    with storage_place(request.param, tmp_path, monkeypatch) as folder:
+        yield folder
 
 
 def newest(store: CheckpointStore) -> tuple[int, list[str]]:

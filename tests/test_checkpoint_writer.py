@@ -18,7 +18,7 @@ import torch
 from benchmarks.checkpoint_faults import Fault, FaultyCalls
 from workloads import disk, manifest
 from workloads.checkpoint import CheckpointStore
-from workloads.checkpoint_writer import PATIENCE, Writer
+from workloads.checkpoint_writer import PATIENCE, Snapshot, Writer
 from workloads.errors import PlaceError
 from workloads.storage import locate
 
@@ -47,7 +47,7 @@ class Place:
         self.fault.calls, self.fault.at, self.fault.lasting = 0, int(failing), failing
 
     def save(self, step: int) -> str | None:
-        assert self.writer.start(state(step), step, IDENTITY, {}, lambda: None)
+        assert self.writer.start(Snapshot(state(step), step, IDENTITY, {}, lambda: None))
         saved = self.writer.wait()
         return saved.name if saved else None
 
@@ -68,9 +68,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_while_a_save_is_in_flight_none_is_begun_and_none_is_queued(place: Place) -> None:
     assert place.writer.wait() is None
     gate = threading.Event()
-    assert place.writer.start(state(1), 1, IDENTITY, {}, lambda: until(gate))
+    assert place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: until(gate)))
     assert place.writer.busy
-    assert not place.writer.start(state(2), 2, IDENTITY, {}, lambda: None)
+    assert not place.writer.start(Snapshot(state(2), 2, IDENTITY, {}, lambda: None))
     assert place.writer.wait(0.01) is None
     assert place.store.committed() == []
     gate.set()
@@ -84,14 +84,14 @@ def test_while_a_save_is_in_flight_none_is_begun_and_none_is_queued(place: Place
 
 def test_what_must_come_before_a_checkpoint_comes_before_it_or_the_save_fails(place: Place) -> None:
     seen: list[list[str]] = []
-    place.writer.start(state(1), 1, IDENTITY, {}, lambda: seen.append(place.folder.files()))
+    place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: seen.append(place.folder.files())))
     assert place.writer.wait() is not None
     assert seen == [[]]
 
     def refuse() -> None:
         raise PlaceError("the journal is full.", "Free some space.")
 
-    place.writer.start(state(2), 2, IDENTITY, {}, refuse)
+    place.writer.start(Snapshot(state(2), 2, IDENTITY, {}, refuse))
     assert place.writer.wait() is None
     assert place.newest() == 1
     assert "the journal is full" in place.said[0]
@@ -118,7 +118,7 @@ def test_a_failed_save_is_said_and_the_next_one_tries_again_until_patience_ends(
 
 
 def test_an_error_that_no_retry_can_mend_is_raised_at_once(place: Place) -> None:
-    place.writer.start({"odd": lambda: None}, 1, IDENTITY, {}, lambda: None)
+    place.writer.start(Snapshot({"odd": lambda: None}, 1, IDENTITY, {}, lambda: None))
     with pytest.raises(AttributeError, match="pickle"):
         place.writer.wait()
     assert place.save(2) is not None
@@ -160,28 +160,28 @@ def test_an_urgent_save_waits_for_the_one_in_flight_and_is_committed_when_it_ret
     gate, tidied = threading.Event(), []
     tidy = place.store.tidy
     monkeypatch.setattr(place.store, "tidy", lambda name: (tidied.append(name), tidy(name)))
-    place.writer.start(state(1), 1, IDENTITY, {}, lambda: until(gate))
+    place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: until(gate)))
     threading.Timer(0.05, gate.set).start()
-    urgent = place.writer.save_now(state(2), 2, IDENTITY, {}, lambda: None)
+    urgent = place.writer.save_now(Snapshot(state(2), 2, IDENTITY, {}, lambda: None))
     assert [manifest.step_of(name) for name in place.store.committed()] == [1, 2]
     earlier = place.writer.wait()
     assert earlier is not None
     assert [earlier.name, urgent.name] == place.store.committed()
     assert tidied == [urgent.name]  # no reading back of the first beside the writing of the second
     for step in (3, 4):
-        place.writer.save_now(state(step), step, IDENTITY, {}, lambda: None)
+        place.writer.save_now(Snapshot(state(step), step, IDENTITY, {}, lambda: None))
     assert place.writer.wait() is None
     assert [manifest.step_of(name) for name in place.store.committed()] == [3, 4]
 
 
 def test_an_urgent_save_tries_again_at_once_and_in_the_end_says_why_not(place: Place) -> None:
     place.fault.at, place.fault.calls = 1, 0
-    assert manifest.step_of(place.writer.save_now(state(1), 1, IDENTITY, {}, lambda: None).name) == 1
+    assert manifest.step_of(place.writer.save_now(Snapshot(state(1), 1, IDENTITY, {}, lambda: None)).name) == 1
     assert "tried again at once" in place.said[0]
     place.writer.wait()
     place.fail(True)
     with pytest.raises(PlaceError):
-        place.writer.save_now(state(2), 2, IDENTITY, {}, lambda: None)
+        place.writer.save_now(Snapshot(state(2), 2, IDENTITY, {}, lambda: None))
     place.fail(False)
     assert place.newest() == 1
 
@@ -189,11 +189,11 @@ def test_an_urgent_save_tries_again_at_once_and_in_the_end_says_why_not(place: P
 IN_FLIGHT = """
 import sys, time, torch
 from workloads.checkpoint import CheckpointStore
-from workloads.checkpoint_writer import Writer
+from workloads.checkpoint_writer import Snapshot, Writer
 from workloads.storage import locate
 store = CheckpointStore(locate(sys.argv[1]), keep=2)
 store.save({"weights": torch.full((1000,), 1.0)}, 1, {"model": "nano"}, {})
-Writer(store, print).start({"weights": torch.zeros(1000)}, 2, {"model": "nano"}, {}, lambda: time.sleep(600))
+Writer(store, print).start(Snapshot({"weights": torch.zeros(1000)}, 2, {"model": "nano"}, {}, lambda: time.sleep(600)))
 """
 
 

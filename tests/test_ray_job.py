@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import fake_ray, stub_kubectl
-from tests.fake_ray import TOKEN, FakeRay
+from tests.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
 from tests.stub_kubectl import CLUSTER, OUTPUTS
 from workloads import __main__ as command_line
 from workloads import follow, ray_job
@@ -74,16 +74,7 @@ def test_ctrl_c_and_failures_before_the_job_has_begun_leave_nothing(
 def test_ctrl_c_stops_the_job_and_removes_its_cluster(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pressed: list[bool] = []
-    show = follow.Follower._show
-
-    def press_once(follower: follow.Follower, log: str, whole: bool) -> None:
-        if not pressed:
-            pressed.append(True)
-            raise KeyboardInterrupt
-        show(follower, log, whole)
-
-    monkeypatch.setattr(follow.Follower, "_show", press_once)
+    press_ctrl_c_once(monkeypatch)
     assert command_line.main(["submit", "--ray-job", "--", "sleep", "100"]) == 130
     assert ray.stopped
     assert [job["spec"]["ttlSecondsAfterFinished"] for job in stub_kubectl.ray_jobs(tmp_path)] == [0]

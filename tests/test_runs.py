@@ -16,6 +16,7 @@ import torch
 
 from tests import stub_kubectl
 from tests.emulator.google import served
+from tests.storage_places import storage_place
 from workloads import __main__ as command_line
 from workloads.checkpoint import CheckpointStore
 from workloads.storage import EMULATOR_VARIABLE, Folder, locate
@@ -63,13 +64,8 @@ class Command:
 
 @pytest.fixture(params=["local"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
-    if request.param == "local":
-        yield locate(tmp_path / "runs")
-        return
-    with served(tmp_path) as google:
-        google.make_bucket("test-runs")
-        monkeypatch.setenv(EMULATOR_VARIABLE, f"http://{google.host}")
-        yield locate("gs://test-runs")
+    with storage_place(request.param, tmp_path, monkeypatch) as folder:
+        yield folder
 
 
 @pytest.fixture

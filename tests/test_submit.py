@@ -15,7 +15,7 @@ import pytest
 from ray._private import ray_constants
 
 from tests import fake_ray, stub_kubectl
-from tests.fake_ray import TOKEN, FakeRay
+from tests.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
 from tests.loopback import Reply
 from tests.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
@@ -303,16 +303,7 @@ def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
 ) -> None:
     ray.deaf = True
     monkeypatch.setattr(follow, "STOP_SECONDS", 0.5)
-    pressed: list[bool] = []
-    show = follow.Follower._show
-
-    def press_once(follower: follow.Follower, log: str, whole: bool) -> None:
-        if not pressed:
-            pressed.append(True)
-            raise KeyboardInterrupt
-        show(follower, log, whole)
-
-    monkeypatch.setattr(follow.Follower, "_show", press_once)
+    press_ctrl_c_once(monkeypatch)
     assert command_line.main(["submit", "--", "sleep", "100"]) == 130
     assert ray.stopped
     assert "it has not stopped" in capsys.readouterr().err

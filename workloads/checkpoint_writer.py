@@ -24,6 +24,28 @@ _PASSING = (PlaceError, AuthError, DataIntegrityError)
 """What may pass: storage out of reach, a token that is being renewed, bytes that did not arrive whole."""
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What one checkpoint is made of."""
+
+    state: Mapping[str, Any]
+    """A copy on the CPU that later steps do not change."""
+    step: int
+    """Optimiser steps done."""
+    identity: Mapping[str, Any]
+    """What a run must have in common with the checkpoint to load it."""
+    facts: Mapping[str, Any]
+    """Anything worth knowing about how it came about."""
+    before: Callable[[], None]
+    """Called before the shards are written, in the thread that does, for what must be stored by the time of COMMIT;
+    where it raises, the save has failed."""
+
+    def write(self, store: CheckpointStore) -> Saved:
+        """Save it; returns at COMMIT. Raises as `CheckpointStore.write` does."""
+        self.before()
+        return store.write(self.state, self.step, self.identity, self.facts)
+
+
 @dataclass
 class _Flight:
     """One save under way, in a thread that keeps no process alive."""
@@ -73,23 +95,8 @@ class Writer:
         """Whether a save is in flight, so that taking a copy of the state for another would be in vain."""
         return any(flight.thread.is_alive() for flight in self._flights)
 
-    def start(
-        self,
-        state: Mapping[str, Any],
-        step: int,
-        identity: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        before: Callable[[], None],
-    ) -> bool:
+    def start(self, snapshot: Snapshot) -> bool:
         """Begin to save in the background, unless a save is in flight; nothing is queued.
-
-        Args:
-            state: a copy on the CPU that later steps do not change.
-            step: optimiser steps done.
-            identity: what a run must have in common with the checkpoint to load it.
-            facts: anything worth knowing about how it came about.
-            before: called in the background just before the shards are written, for what must be stored by the time of
-                COMMIT; where it raises, the save has failed.
 
         Returns:
             Whether it was begun. What the save before came to, where `wait` was not asked, is no longer told.
@@ -103,8 +110,7 @@ class Writer:
         flight = _Flight()
 
         def save() -> None:
-            before()
-            flight.saved = self._store.write(state, step, identity, facts)
+            flight.saved = snapshot.write(self._store)
             flight.ended.set()
             if not self._urgent:
                 self._store.tidy(flight.saved.name)
@@ -131,18 +137,11 @@ class Writer:
         flights, self._flights = self._flights, []
         return next(filter(None, [self._judge(flight) for flight in flights]), None)
 
-    def save_now(
-        self,
-        state: Mapping[str, Any],
-        step: int,
-        identity: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        before: Callable[[], None],
-    ) -> Saved:
+    def save_now(self, snapshot: Snapshot) -> Saved:
         """Save in the foreground, for the last state of a run or of a node, in up to PATIENCE attempts.
 
         Waits for the COMMIT of a save in flight, but for no tidying up: a node with seconds to live has none to spare.
-        That goes on in the background, and `wait` waits for it. Arguments as `start`.
+        That goes on in the background, and `wait` waits for it.
 
         Returns:
             What was saved, at its COMMIT.
@@ -154,7 +153,7 @@ class Writer:
         try:
             for flight in self._flights:
                 flight.ended.wait(HANDOVER_SECONDS)
-            saved = self._insist(state, step, identity, facts, before)
+            saved = self._insist(snapshot)
         finally:
             self._urgent = False
         tidying = _Flight(saved=saved, told=True)
@@ -162,24 +161,16 @@ class Writer:
         self._flights.append(tidying.launch(lambda: self._store.tidy(saved.name)))
         return saved
 
-    def _insist(
-        self,
-        state: Mapping[str, Any],
-        step: int,
-        identity: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        before: Callable[[], None],
-    ) -> Saved:
+    def _insist(self, snapshot: Snapshot) -> Saved:
         failures = 0
         while True:
             try:
-                before()
-                return self._store.write(state, step, identity, facts)
+                return snapshot.write(self._store)
             except _PASSING as error:
                 failures += 1
                 if failures == PATIENCE:
                     raise
-                self._say(f"saving step {step} failed and is tried again at once: {error.problem}")
+                self._say(f"saving step {snapshot.step} failed and is tried again at once: {error.problem}")
 
     def _judge(self, flight: _Flight) -> Saved | None:
         error = flight.error

@@ -11,9 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from workloads.checkpoint import CheckpointStore, Saved
-from workloads.checkpoint_writer import Writer
+from workloads.checkpoint_writer import Snapshot, Writer
 from workloads.convnext import notice
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.loop import Record, Training
@@ -158,7 +159,7 @@ class Reporter:
         state = training.snapshot()
         self._save = _Save(step, reason, now, time.time() - now)
         self.keep({"event": "saving", "step": step})
-        self._writer.start(state, step, training.identity, self._facts(training), self._segments.close())
+        self._writer.start(self._snapshot(training, state))
 
     def _save_now(self, training: Training, reason: str) -> None:
         if self._save is not None and self._save.step == training.position.step:
@@ -167,14 +168,16 @@ class Reporter:
                 return
         began = time.time()
         step = training.position.step
-        saved = self._writer.save_now(
-            training.snapshot(), step, training.identity, self._facts(training), self._segments.close()
-        )
+        saved = self._writer.save_now(self._snapshot(training, training.snapshot()))
         self._settle(self._writer.wait(0))
         self._committed(saved, _Save(step, reason, began, saved.committed - began))
         if reason == "end":
             self._settle(self._writer.wait(None))
             self._store.tidy(saved.name)
+
+    def _snapshot(self, training: Training, state: dict[str, Any]) -> Snapshot:
+        facts, before = self._facts(training), self._segments.close()
+        return Snapshot(state, training.position.step, training.identity, facts, before)
 
     def _settle(self, saved: Saved | None) -> None:
         """Take note of the end of the save in flight."""
