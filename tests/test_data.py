@@ -24,7 +24,8 @@ from torch import Tensor
 from workloads.convnext import config as configuration
 from workloads.convnext import pack
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.data import SYNTHETIC, sources, stores
+from workloads.convnext.data import sources, stores
+from workloads.convnext.location import SYNTHETIC
 from workloads.convnext.pack import Picture, write_split
 from workloads.convnext.pictures import decode
 from workloads.convnext.sampling import Batch, Source, slots

@@ -17,7 +17,6 @@ from workloads.convnext.shards import ShardPictures
 from workloads.convnext.stream import StreamedImages
 from workloads.errors import UsageError
 
-SYNTHETIC = "synthetic"
 SYNTHETIC_CLASSES = 10
 
 
