@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoint_faults import Fault, FaultyCalls
-from workloads import disk, manifest
+from workloads import checkpoint_writer, disk, manifest
 from workloads.checkpoint import CheckpointStore
 from workloads.checkpoint_writer import PATIENCE, Snapshot, Writer
 from workloads.errors import PlaceError
@@ -203,3 +203,18 @@ def test_a_process_that_ends_with_a_save_in_flight_ends_at_once_and_leaves_the_o
     found = CheckpointStore(locate(tmp_path), keep=2).newest(IDENTITY, print)
     assert found is not None
     assert found.manifest["step"] == 1
+
+
+def test_a_save_that_hangs_counts_as_failed_and_holds_up_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_writer, "HANG_SECONDS", 0.2)
+    gate = threading.Event()
+    try:
+        assert place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: until(gate)))
+        assert place.writer.wait() is None
+        assert any("has not ended within" in line for line in place.said)
+        assert place.save(2) is not None
+        assert place.newest() == 2
+    finally:
+        gate.set()

@@ -6,7 +6,7 @@ import io
 import math
 import random
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.training import CPU, Few, Killed, Killer, Recorder, on_two_ranks, small, weights
 from workloads.convnext import execution
 from workloads.convnext.loop import Record, Training
+from workloads.convnext.sampling import Batch, Slot
 from workloads.convnext.schedule import learning_rate
 from workloads.errors import UsageError, WorkloadFailedError
 
@@ -223,5 +224,23 @@ def test_a_batch_that_does_not_fit_is_refused_in_one_sentence() -> None:
 
 
 def test_an_error_that_is_not_about_memory_is_left_alone() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), execution.within_memory(small(), 1):
+    with pytest.raises(RuntimeError, match="shapes"), execution.within_memory(small(), 1, 1):
         raise RuntimeError("shapes do not match")
+
+
+def test_fewer_workers_than_the_run_is_made_for_take_the_batch_in_more_parts() -> None:
+    config = small(batch_size=256, epochs=1, ema_decay=0.0)
+    most: list[int] = []
+
+    class Counted(Few):
+        def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
+            most.append(max(len(slot.indices) for slot in slots))
+            return super().batches(slots, epoch)
+
+    alone = Training(config, Counted(512), Few(16), CPU, workers=4)
+    alone.run(Recorder())
+    assert most == [64]
+    whole = Training(config, Few(512), Few(16), CPU)
+    whole.run(Recorder())
+    assert alone.position == whole.position
+    assert torch.allclose(weights(alone), weights(whole), atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from workloads.convnext import notice, report
 from workloads.convnext.data import sources
 from workloads.convnext.loop import Record, Training
 from workloads.convnext.reporter import Reporter
+from workloads.errors import AuthError, PlaceError
 from workloads.interval import DEADLINE_MARGIN
 from workloads.storage import Folder, locate
 
@@ -185,3 +187,67 @@ def test_a_checkpoint_comes_before_the_end_of_the_run_duration(tmp_path: Path) -
     with pytest.raises(Saved):
         found.training.run(UntilSaved())
     assert 0 < margin_begins + 1 - time.time() < 3
+    found.reporter.after_step(found.training)
+    assert "deadline" in [reason for _, reason in found.reasons()]
+
+
+def test_a_notice_that_finds_storage_out_of_reach_costs_its_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = place(tmp_path, epochs=2)
+    watched: Any = SimpleNamespace(deadline=time.time() + NEVER)
+    found.reporter.start(0.0, None, watched)
+    write = CheckpointStore.write
+
+    def out_of_reach(store: CheckpointStore, state: Any, step: int, *rest: Any) -> Any:
+        if step < 3:
+            raise PlaceError("the mount does not answer.", "Wait.")
+        return write(store, state, step, *rest)
+
+    monkeypatch.setattr(CheckpointStore, "write", out_of_reach)
+    found.training.run(found.reporter)
+    assert found.committed()[-1] == found.training.position.step == 8
+    assert any(
+        "for a notice was not saved: the mount does not answer." in record.get("text", "") for record in found.sent
+    )
+
+
+def test_a_change_of_size_waits_in_vain_for_a_checkpoint_that_storage_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = place(tmp_path)
+
+    def refuse(*_: Any) -> Any:
+        raise AuthError("the token is refused.", "Wait.")
+
+    monkeypatch.setattr(CheckpointStore, "write", refuse)
+    notice.ask()
+    found.reporter.after_step(found.training)
+    assert (notice.asked(), notice.answered()) == (False, False)
+
+
+def test_an_urgent_segment_beside_a_slow_one_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = locate(tmp_path / "run")
+    segments = report.Segments(folder, 1)
+    entered, gate = threading.Event(), threading.Event()
+    write = Folder.write
+
+    def slow(place: Folder, name: str, content: bytes) -> None:
+        if not entered.is_set():
+            entered.set()
+            assert gate.wait(30)
+        write(place, name, content)
+
+    monkeypatch.setattr(Folder, "write", slow)
+    segments.add({"event": "step", "step": 1})
+    first = threading.Thread(target=segments.close())
+    first.start()
+    assert entered.wait(30)
+    segments.add({"event": "step", "step": 2})
+    segments.close()()
+    segments.add({"event": "step", "step": 3})
+    last = segments.close()
+    gate.set()
+    first.join()
+    last()
+    assert [record["step"] for record in report.history(folder)] == [1, 2, 3]

@@ -7,7 +7,7 @@ start when its snapshot is torn. What is here is the one truth; a restart reads 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,18 +123,21 @@ class CheckpointStore:
             elif self._is_good(older):
                 kept += 1
 
-    def newest(self, identity: Mapping[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
+    def newest(
+        self, identity: Mapping[str, Any], say: Callable[[str], None], without: Collection[str] = ()
+    ) -> Checkpoint | None:
         """The newest checkpoint that verifies, or None where the run has none.
 
         Args:
             identity: of the run that wants to load it.
             say: told of each checkpoint that was passed over, and why.
+            without: names of checkpoints that another reader could not load.
 
         Raises:
             UsageError: the run's checkpoints belong to another model or other data.
             DataIntegrityError: there are committed checkpoints, and none verifies.
         """
-        tried: set[str] = set()
+        tried = set(without)
         # Listed again when all failed: a writer may have replaced every checkpoint of the first list meanwhile.
         while names := [name for name in self.committed() if name not in tried]:
             for name in reversed(names):
@@ -145,8 +148,9 @@ class CheckpointStore:
             tried.update(names)
         if tried:
             raise DataIntegrityError(
-                f"none of the {len(tried)} checkpoints in {self._folder.uri} verifies.",
-                "Train under another --run name, or delete that folder to start this run again.",
+                f"none of the {len(tried)} checkpoints in {self._folder.uri} verifies for every reader.",
+                "Every node must see the same --storage. If it does: train under another --run name, or delete that "
+                "folder to start this run again.",
             )
         return None
 

@@ -7,6 +7,7 @@ PATIENCE of them have failed in a row.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +18,13 @@ from workloads.errors import AuthError, DataIntegrityError, PlaceError
 PATIENCE = 5
 """Saves that may fail in a row before the failure is the run's."""
 
+HANG_SECONDS = 600.0
+"""A save that takes longer hangs, as a dead mount makes it: it counts as failed, and the next one goes its own way."""
+
 HANDOVER_SECONDS = 10.0
 """Longest wait of an urgent save for the one in flight; after it, both go on side by side."""
 
-_PASSING = (PlaceError, AuthError, DataIntegrityError)
+PASSING = (PlaceError, AuthError, DataIntegrityError)
 """What may pass: storage out of reach, a token that is being renewed, bytes that did not arrive whole."""
 
 
@@ -54,9 +58,20 @@ class _Flight:
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when its COMMIT is written or it has failed; tidying up may still follow."""
     saved: Saved | None = None
+    began: float = field(default_factory=time.monotonic)
     told: bool = False
     """Whether the caller knows what was saved."""
     error: BaseException | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """Until it counts as hanging; 0 from then on."""
+        return max(0.0, self.began + HANG_SECONDS - time.monotonic())
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is still worth waiting for."""
+        return self.thread.is_alive() and self.seconds_left > 0
 
     def launch(self, work: Callable[[], None]) -> _Flight:
         def fly() -> None:
@@ -93,7 +108,7 @@ class Writer:
     @property
     def busy(self) -> bool:
         """Whether a save is in flight, so that taking a copy of the state for another would be in vain."""
-        return any(flight.thread.is_alive() for flight in self._flights)
+        return any(flight.under_way for flight in self._flights)
 
     def start(self, snapshot: Snapshot) -> bool:
         """Begin to save in the background, unless a save is in flight; nothing is queued.
@@ -122,7 +137,7 @@ class Writer:
         """Wait for the save in flight, if there is one, and for its tidying up.
 
         Args:
-            seconds: longest wait; 0 only looks, None waits to the end.
+            seconds: longest wait; 0 only looks, None waits to the end, or until it counts as hanging.
 
         Returns:
             What was saved, told once; None if it is still in flight, if none was, or if it failed and may.
@@ -131,7 +146,7 @@ class Writer:
             WorkloadError: it failed, as `PATIENCE` in a row have. Any other exception is raised at once.
         """
         for flight in self._flights:
-            flight.thread.join(seconds)
+            flight.thread.join(flight.seconds_left if seconds is None else min(seconds, flight.seconds_left))
         if self.busy:
             return None
         flights, self._flights = self._flights, []
@@ -166,7 +181,7 @@ class Writer:
         while True:
             try:
                 return snapshot.write(self._store)
-            except _PASSING as error:
+            except PASSING as error:
                 failures += 1
                 if failures == PATIENCE:
                     raise
@@ -174,6 +189,11 @@ class Writer:
 
     def _judge(self, flight: _Flight) -> Saved | None:
         error = flight.error
+        if flight.thread.is_alive():
+            error = PlaceError(
+                f"a save has not ended within {HANG_SECONDS:.0f} s.",
+                "Look at the disk, the mount or the network there.",
+            )
         if flight.saved and isinstance(error, PlaceError | AuthError):
             self._say(f"{flight.saved.name} is committed; older checkpoints were not removed: {error.problem}")
             error = None
@@ -181,7 +201,7 @@ class Writer:
             self._failures = 0
             return None if flight.told else flight.saved
         self._failures += 1
-        if not isinstance(error, _PASSING) or self._failures >= PATIENCE:
+        if not isinstance(error, PASSING) or self._failures >= PATIENCE:
             raise error
         self._say(f"a checkpoint was not saved ({self._failures} of {PATIENCE} in a row): {error.problem}")
         return None

@@ -83,7 +83,7 @@ class Schedule:
         if self._tried is not None and now < self._tried + min(self.interval, RETRY_SECONDS):
             return False
         lead = min(self._longest_save, self.interval / 2)
-        return now >= self._state + self.interval - lead or self._last_call(now)
+        return now >= self._state + self.interval - lead or self.last_call(now)
 
     def tried(self, now: float) -> None:
         """A save starts. Until `saved` says that it ended well, the next one is due only after a pause."""
@@ -102,7 +102,7 @@ class Schedule:
         self._longest_save = max(self._longest_save, took)
         self._costs.append(max(took if stalled is None else stalled, 1e-3))
 
-    def _last_call(self, now: float) -> bool:
+    def last_call(self, now: float) -> bool:
         """Whether the node's end is so near that a save must start; true until one has started after that instant."""
         if self._deadline is None or self._state is None:
             return False

@@ -112,7 +112,7 @@ def _rehearse(
 
 
 @contextmanager
-def within_memory(config: TrainConfig, world_size: int) -> Iterator[None]:
+def within_memory(config: TrainConfig, world_size: int, accumulate: int) -> Iterator[None]:
     """Say in one sentence that a batch does not fit, where torch would say how many bytes it could not get.
 
     Raises:
@@ -125,10 +125,10 @@ def within_memory(config: TrainConfig, world_size: int) -> Iterator[None]:
         exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
         if not exhausted:
             raise
-        images = -(-config.batch_size // (world_size * config.accumulate))
+        images = -(-config.batch_size // (world_size * accumulate))
         raise UsageError(
             f"{images} images of {config.image_size} x {config.image_size} pixels at a time (a batch of "
-            f"{config.batch_size} over {world_size} workers in {config.accumulate} parts) do not fit the memory of "
+            f"{config.batch_size} over {world_size} workers in {accumulate} parts) do not fit the memory of "
             "a worker's device.",
             "Choose a smaller --batch-size, more --workers, or a recipe with a larger accumulate.",
         ) from error

@@ -55,7 +55,7 @@ class Observer(Protocol):
 class Training:
     """Model, optimiser, schedule and position of one run, on this rank."""
 
-    def __init__(self, config: TrainConfig, train: Source, val: Source, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, train: Source, val: Source, device: torch.device, workers: int = 0) -> None:
         """Build everything from the seed; `load` continues from a checkpoint.
 
         Args:
@@ -63,6 +63,7 @@ class Training:
             train: images to learn from.
             val: images to evaluate on.
             device: where this rank computes.
+            workers: for how many ranks the batch was chosen; 0 for as many as there are.
         """
         self.config = config
         self.position = Position()
@@ -70,8 +71,10 @@ class Training:
         distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if distributed else 0
         self.world_size = dist.get_world_size() if distributed else 1
+        # What fits the workers that the run was made for fits fewer of them, in more parts.
+        self._accumulate = config.accumulate * -(-max(workers, self.world_size) // self.world_size)
         self._notes = execution.configure(config, device)
-        with execution.within_memory(config, self.world_size):
+        with execution.within_memory(config, *self._parts):
             images = len(slots(torch.arange(config.batch_size), config.batch_size, 0, *self._parts)[0].indices)
             built = execution.executable(config, len(train.classes), device, images)
             self.model, self._depth, notes = built
@@ -83,7 +86,7 @@ class Training:
                     device_ids=[device] if device.type == "cuda" else None,
                     gradient_as_bucket_view=True,
                     # Under no_sync a static graph stops reducing gradients (pytorch/pytorch pull request 187732).
-                    static_graph=config.accumulate == 1,
+                    static_graph=self._accumulate == 1,
                 )
             groups = parameter_groups(self.model, config.weight_decay)
             self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
@@ -94,7 +97,7 @@ class Training:
 
     @property
     def _parts(self) -> tuple[int, int]:
-        return self.world_size, self.config.accumulate
+        return self.world_size, self._accumulate
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -104,6 +107,7 @@ class Training:
             "image_size": self.config.image_size,
             "classes": list(self._train.classes),
             "training_images": len(self._train),
+            "seed": self.config.seed,
             "ema": self._ema is not None,
         }
 
@@ -143,7 +147,7 @@ class Training:
         """
         for note in self._notes:
             observer.record({"event": "note", "text": note, "step": self.position.step, "epoch": self.position.epoch})
-        with execution.within_memory(self.config, self.world_size):
+        with execution.within_memory(self.config, *self._parts):
             last = self._evaluate() if self.position.epoch >= self.config.epochs else {}
             while self.position.epoch < self.config.epochs:
                 last = self._epoch(observer)
@@ -157,7 +161,7 @@ class Training:
         meter, whole = Meter(self._device), Tally()
         for number, batch in enumerate(self._train.batches(shares, position.epoch), start=1):
             meter.arrived()
-            complete = number % config.accumulate == 0
+            complete = number % self._accumulate == 0
             self._learn(batch, meter, complete)
             if complete:
                 self._step(batch.slot.total)
@@ -235,7 +239,7 @@ class Training:
         self._parallel.eval()
         meter = Meter(self._device)
         visit = torch.arange(len(self._val))
-        length = max(1, min(-(-self.config.batch_size // self.config.accumulate), len(self._val)))
+        length = max(1, min(-(-self.config.batch_size // self._accumulate), len(self._val)))
         with self._ema.in_place() if self._ema else nullcontext(), execution.eager(self.config):
             for batch in self._val.batches(slots(visit, length, self.rank, self.world_size), 0):
                 labels = batch.labels.to(self._device, non_blocking=True)

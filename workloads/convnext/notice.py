@@ -81,10 +81,11 @@ def asked() -> bool:
     return _asked.is_set()
 
 
-def answer() -> None:
-    """The state is saved, as was asked."""
+def answer(*, saved: bool) -> None:
+    """What was asked is saved, or cannot be now; then the controller waits in vain, and may ask again."""
     _asked.clear()
-    _answered.set()
+    if saved:
+        _answered.set()
 
 
 def answered() -> bool:

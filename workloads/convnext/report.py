@@ -70,16 +70,18 @@ class Segments:
         return self._write
 
     def _write(self) -> None:
-        # The lock is not held while the bucket is written: `close` must not wait for it.
+        # The lock is not held while the bucket is written: `close` must not wait for it, nor an urgent save for a slow
+        # one. Two at a time write two objects, and some records twice.
         with self._lock:
-            records = list(self._closed)
+            records, number = list(self._closed), self._written
+            self._written += bool(records)
         if not records:
             return
-        name = f"{self._attempt:019d}-{self._written:06d}.jsonl"
+        name = f"{self._attempt:019d}-{number:06d}.jsonl"
         self._folder.write(name, "".join(json.dumps(record) + "\n" for record in records).encode())
+        stored = set(map(id, records))
         with self._lock:
-            del self._closed[: len(records)]
-        self._written += 1
+            self._closed = [record for record in self._closed if id(record) not in stored]
 
 
 def history(folder: Folder) -> list[Record]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.checkpoint import CheckpointStore, Saved
-from workloads.checkpoint_writer import Snapshot, Writer
+from workloads.checkpoint_writer import PASSING, Snapshot, Writer
 from workloads.convnext import notice
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.loop import Record, Training
@@ -71,7 +71,6 @@ class Reporter:
         self._noticed: float | None = None
         self._save: _Save | None = None
         self._measured = False
-        self._newest = -1  # step of the newest state committed here
         self._since = self._took = 0.0  # when its state was taken, and seconds from there to COMMIT
         self._unreported = 0.0
         self._began = (time.monotonic(), 0.0)
@@ -123,13 +122,12 @@ class Reporter:
         if training.position.epoch >= self._config.epochs:
             self._save_now(training, "end")
         elif notice.asked():
-            self._save_now(training, "resize")
-            notice.answer()
+            notice.answer(saved=self._try_now(training, "resize"))
         elif (deadline := self._notice.deadline if self._notice else None) is not None:
             self._before(deadline, training)
         elif self._schedule.due(time.time()) or not self._measured:
             # The first one is due at once: what a save costs here must be known for the others to be early enough.
-            self._begin(training, "interval")
+            self._begin(training, "deadline" if self._schedule.last_call(time.time()) else "interval")
 
     def _tell(self, record: Record) -> None:
         if not self._leads:  # the others would keep every record to the end
@@ -145,7 +143,7 @@ class Reporter:
             self._noticed = deadline
             left = None if math.isinf(deadline) else deadline - now
             self.keep({"event": "notice", "source": "drain", "seconds_left": left, "step": training.position.step})
-            self._save_now(training, "notice")
+            self._try_now(training, "notice")
         elif self._schedule.due(now) or self._since + LAST_PACE * self._took <= now < deadline - 2 * self._took:
             self._begin(training, "notice")
 
@@ -162,10 +160,6 @@ class Reporter:
         self._writer.start(self._snapshot(training, state))
 
     def _save_now(self, training: Training, reason: str) -> None:
-        if self._save is not None and self._save.step == training.position.step:
-            self._settle(self._writer.wait(None))  # the one in flight is of this very state
-            if self._newest == training.position.step:
-                return
         began = time.time()
         step = training.position.step
         saved = self._writer.save_now(self._snapshot(training, training.snapshot()))
@@ -174,6 +168,15 @@ class Reporter:
         if reason == "end":
             self._settle(self._writer.wait(None))
             self._store.tidy(saved.name)
+
+    def _try_now(self, training: Training, reason: str) -> bool:
+        """Save at once if storage lets us; where it does not, there is an older checkpoint, and others will come."""
+        try:
+            self._save_now(training, reason)
+        except PASSING as error:
+            self.say(f"the checkpoint for a {reason} was not saved: {error.problem} Training goes on.")
+            return False
+        return True
 
     def _snapshot(self, training: Training, state: dict[str, Any]) -> Snapshot:
         facts, before = self._facts(training), self._segments.close()
@@ -188,7 +191,6 @@ class Reporter:
 
     def _committed(self, saved: Saved, save: _Save) -> None:
         self._since, self._took = save.began, saved.committed - save.began
-        self._newest = max(self._newest, save.step)
         self._schedule.saved(saved.committed, self._took, save.blocked)
         record = {"event": "checkpoint", "name": saved.name, "bytes": saved.size, "seconds": self._took}
         self.keep({**record, "step": save.step, "reason": save.reason, "blocked_seconds": save.blocked})

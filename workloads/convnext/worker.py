@@ -6,6 +6,7 @@ A WorkloadError raised here ends the run at once (see `trainer.Controller`); any
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray.train
@@ -21,6 +22,7 @@ from workloads.convnext.location import data_folder
 from workloads.convnext.loop import Record, Training
 from workloads.convnext.notice import Notice
 from workloads.convnext.reporter import Reporter
+from workloads.errors import DataIntegrityError
 from workloads.storage import locate
 
 
@@ -28,7 +30,8 @@ def work(job: dict[str, Any]) -> Record:
     """Train to the end; the `train_loop_per_worker`.
 
     Args:
-        job: `config`, a TrainConfig as plain data, and `run`, the address of the run's folder.
+        job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, how many the run
+            is made for, where there may be fewer.
 
     Returns:
         The summary of the run.
@@ -38,7 +41,7 @@ def work(job: dict[str, Any]) -> Record:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     began = time.monotonic()
-    training = Training(config, *sources(config, data_folder(config.data), device), device)
+    training = Training(config, *sources(config, data_folder(config.data), device), device, job.get("workers", 0))
     folder = locate(job["run"])
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     reporter = Reporter(config, store, folder, training.rank == 0, _send)
@@ -71,23 +74,17 @@ def _send(records: list[Record]) -> None:
 
 
 def _resume(training: Training, store: CheckpointStore, reporter: Reporter) -> Checkpoint | None:
-    """Load the newest valid checkpoint: rank 0 chooses, so that a rank that sees less cannot choose another."""
-    choice: list[str | None] = [None]
-    checkpoint = None
+    """Load the newest checkpoint that every rank can read. Rank 0 chooses; the others take it, or say why not."""
+    checkpoint = agree(store, training.identity, training.rank, training.world_size, reporter.say)
     if training.rank == 0:
-        checkpoint = store.newest(training.identity, reporter.say)
-        choice = [checkpoint.name if checkpoint else None]
-        store.collect(choice[0])
-    if training.world_size > 1:
-        dist.broadcast_object_list(choice, src=0)
-    if choice[0] is not None:
-        checkpoint = checkpoint or store.load(choice[0], training.identity)
+        store.collect(checkpoint.name if checkpoint else None)
+    if checkpoint:
         training.load(checkpoint.state)
     position = training.position
     reporter.keep(
         {
             "event": "resumed",
-            "name": choice[0],
+            "name": checkpoint.name if checkpoint else None,
             "world_size": training.world_size,
             "step": position.step,
             "epoch": position.epoch + position.consumed / training.identity["training_images"],
@@ -96,6 +93,46 @@ def _resume(training: Training, store: CheckpointStore, reporter: Reporter) -> C
     if checkpoint and position.epoch >= training.config.epochs:
         reporter.say(f"its {training.config.epochs} epochs are complete; raise --epochs to train on")
     return checkpoint
+
+
+def agree(
+    store: CheckpointStore, identity: dict[str, Any], rank: int, world_size: int, say: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest checkpoint that verifies on every rank, each of which calls this; None where the run has none.
+
+    Args:
+        store: the run's checkpoints, as this rank sees them.
+        identity: of the run.
+        rank: this one.
+        world_size: all of them, in torch's process group if they are several.
+        say: on rank 0, told of each checkpoint that was passed over, and why.
+
+    Raises:
+        UsageError: the checkpoints are another run's.
+        DataIntegrityError: there are committed checkpoints, and none verifies everywhere.
+    """
+    refused: set[str] = set()
+    while True:
+        checkpoint = store.newest(identity, say, refused) if rank == 0 else None
+        if world_size == 1:
+            return checkpoint
+        choice: list[str | None] = [checkpoint.name if checkpoint else None]
+        dist.broadcast_object_list(choice, src=0)
+        (name,) = choice
+        if name is None:
+            return None
+        problems: list[str] = [""] * world_size
+        try:
+            checkpoint = checkpoint or store.load(name, identity)
+            mine = ""
+        except DataIntegrityError as error:
+            mine = f"checkpoint {name} is passed over: rank {rank} cannot read it: {error.problem}"
+        dist.all_gather_object(problems, mine)
+        if not any(problems):
+            return checkpoint
+        if rank == 0:
+            say("; ".join(filter(None, problems)))
+        refused.add(name)
 
 
 def _watch(training: Training) -> tuple[Notice | None, float | None]:
