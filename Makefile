@@ -110,6 +110,8 @@ figures: $(STAMP)  ## measure what the README reports; results go to benchmarks/
 	@$(PY) -m benchmarks.checkpoints notice
 	@$(PY) -m benchmarks.kills
 	@$(PY) -m benchmarks.step_time
+	@$(PY) -m benchmarks.collectives
+	@$(PY) -m benchmarks.scaling
 	@$(PY) -m benchmarks.tracking
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml

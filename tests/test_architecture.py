@@ -34,8 +34,13 @@ WITHOUT_RAY |= {
     f"convnext.{part}"
     for part in ("config", "data", "folder", "shards", "stream", "pictures", "pack", "sampling", "augment")
 }
-WITHOUT_RAY |= {f"convnext.{part}" for part in ("model", "flops", "execution", "loop", "meter", "schedule", "snapshot")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("bandwidth", "collectives")}
+WITHOUT_RAY |= {f"convnext.{part}" for part in ("model", "flops", "execution", "loop", "meter", "schedule")}
+WITHOUT_RAY |= {f"convnext.{part}" for part in ("snapshot", "reporter", "location", "notice", "report")}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("bandwidth", "collectives", "pattern", "stages", "suspects")}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("path", "promise", "verdict", "thresholds", "faults", "xids")}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("report", "records", "stored", "plot", "noise", "comparison", "compare")}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("published", "gradients", "scaling", "simulation", "observed")}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("prediction", "predict", "efficiency_plot")}
 
 
 @dataclass(frozen=True)

@@ -1,61 +1,101 @@
-"""What `bench` does with the rows it is given: where they go, and that a wrong result is never a success."""
+"""What `bench` does with what it is asked and with what it measured: refused early, kept, and never a false success."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from ray.exceptions import RayActorError
 
+from tests import test_suspects
 from tests.stub_kubectl import OUTPUTS
 from tests.test_bandwidth import row
 from workloads import __main__ as command_line
 from workloads import session, storage
-from workloads.errors import UsageError
-from workloads.nccl import all_reduce
+from workloads.errors import PlaceError, WorkloadFailedError
+from workloads.nccl import driver, report, teams
+from workloads.nccl.measured import Measured
+from workloads.nccl.placement import Layout
+from workloads.nccl.stages import Stage
+from workloads.nccl.teams import Place
+from workloads.session import Place as WhereRayIs
 from workloads.storage import locate
 
-RANK = {"host": "a", "backend": "gloo", "accelerator": "", "versions": {}, "variables": {}}
+CONDITIONS = test_suspects.Made(1, 2).measured()[0].conditions
 
 
-asked: list[tuple[int, bool]] = []
-"""The largest size that the cluster was asked to measure, and whether it may leave out what does not fit."""
+class Cluster:
+    """A cluster that 'measures' what it is told to; no Ray is started."""
+
+    def __init__(self) -> None:
+        self.rows = [row(ranks=2)]
+        self.conditions = replace(CONDITIONS, backend="gloo", machine_type="", accelerator="")
+        self.logs: dict[int, str] = {}
+        self.asked: dict[str, Any] = {}
+
+    def run(self, layout: Layout, plan: Any, rounds: Any, sizes: Any, **rest: Any) -> list[Measured]:
+        self.asked = {"layout": layout, "plan": plan, "rounds": rounds, "sizes": sizes, **rest}
+        found = []
+        for stage in (stage for stages in rounds for stage in stages):
+            rest["begin"](stage, self.conditions)
+            for one in self.rows:
+                rest["show"](stage, one)
+            rows = tuple(self.rows)
+            found.append(Measured(stage=stage, conditions=self.conditions, rows=rows, links=(), logs=self.logs))
+        return found
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The rows that the cluster 'measures'; no Ray is started."""
-    found: list[Any] = [row()]
-    asked.clear()
-
-    def run(layout: Any, plan: Any, sizes: Any, shorten: bool, wait: Any, say: Any, begin: Any, show: Any) -> list[Any]:
-        asked.append((sizes[-1], shorten))
-        begin([RANK] * layout.ranks)
-        for one in found:
-            show(one)
-        return found
-
+def measured(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster()
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(all_reduce, "run", run)
+    monkeypatch.setattr(driver, "run", cluster.run)
     monkeypatch.setattr(session, "connect", lambda *_, **__: contextlib.nullcontext())
-    return found
+    return cluster
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inside a job of a stack with GPU nodes."""
+    place = WhereRayIs(address="127.0.0.1:1", environment=OUTPUTS)
+    monkeypatch.setattr(session, "prepare", lambda _: place)
+    monkeypatch.setattr(storage, "locate", lambda at: locate(str(at).replace("gs:/", str(tmp_path))))
 
 
 def test_a_wrong_result_is_exit_code_6_and_the_table_that_shows_it_is_kept(
-    measured: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured.append(row(wrong=3))
+    measured.rows.append(row(ranks=2, wrong=3))
     assert command_line.main(["bench", "--results", str(tmp_path), "--name", "bad"]) == 6
     printed = capsys.readouterr()
     assert "6 elements" in printed.err
+    assert "# Out of bounds values : 6 FAILED" in printed.out
     assert "# Out of bounds values : 6 FAILED" in (tmp_path / "bad" / "all_reduce.txt").read_text()
 
 
-def test_a_right_result_is_exit_code_0_and_three_files(measured: list[Any], tmp_path: Path) -> None:
+def test_a_right_result_is_exit_code_0_and_its_files(measured: Cluster, tmp_path: Path) -> None:
     assert command_line.main(["bench", "--results", str(tmp_path), "--name", "good"]) == 0
-    assert len(list((tmp_path / "good").iterdir())) == 3
+    forms = {file.suffix for file in (tmp_path / "good").iterdir()}
+    assert forms == {".txt", ".jsonl", ".csv", ".png", ".svg"}
+
+
+def test_a_fabric_that_is_not_what_the_stack_promised_is_exit_code_9_after_everything_is_kept(
+    measured: Cluster, stack: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured.conditions = replace(CONDITIONS, nodes=2, ranks=2, node_of_rank=(0, 1))
+    measured.logs = dict.fromkeys(range(2), "a:1:2 [0] NCCL INFO Using network Socket\n")
+    assert command_line.main(["bench", "--stages", "all", "--results", str(tmp_path), "--name", "slow"]) == 9
+    printed = capsys.readouterr()
+    assert "The fabric is not as it must be" in printed.err and "all:" in printed.err
+    assert (tmp_path / "slow" / "all_reduce.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -66,32 +106,122 @@ def test_a_right_result_is_exit_code_0_and_three_files(measured: list[Any], tmp_
         (["--name", "../up"], 2, "--name is '../up'; a name has up to 63 of"),
         (["--nodes", "0"], 2, "--nodes is 0"),
         (["--warmup", "0"], 2, "--warmup"),
+        (["--algo", "ring"], 2, "--algo ring forces an algorithm of NCCL"),
         (["--nodes", "2"], 3, "an embedded Ray is one node"),
+        (["--backend", "nccl"], 8, "torch sees none on this machine"),
     ],
 )
 def test_bad_input_is_answered_before_anything_starts(
-    measured: list[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+    measured: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    words: str,
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command_line.main(["bench", *arguments]) == code
     assert words in capsys.readouterr().err
+    assert measured.asked == {}
+
+
+def test_nccl_is_refused_on_a_stack_without_gpus_and_more_nodes_than_it_can_have_too(
+    measured: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpus = replace(OUTPUTS, gpus_per_node=0, rdma_nics=0, machine_type="", accelerator="", gpu_max_nodes=0)
+    monkeypatch.setattr(session, "prepare", lambda _: WhereRayIs(address="127.0.0.1:1", environment=cpus))
+    assert command_line.main(["bench", "--backend", "nccl"]) == 8
+    assert "this stack has no GPU nodes" in capsys.readouterr().err
+    monkeypatch.setattr(session, "prepare", lambda _: WhereRayIs(address="127.0.0.1:1", environment=OUTPUTS))
+    assert command_line.main(["bench", "--nodes", str(OUTPUTS.gpu_max_nodes + 1)]) == 3
+    assert command_line.main(["bench", "--ranks-per-node", str(OUTPUTS.gpus_per_node + 1)]) == 2
+    assert measured.asked == {}
 
 
 def test_without_sizes_gpus_are_measured_to_8_gib_as_memory_allows_and_cpus_to_64_mib(
-    measured: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = ["--results", str(tmp_path), "--name", "a"]
-    assert command_line.main(["bench", *results]) == 0
-    assert command_line.main(["bench", *results, "--sizes", "1K:16G:2"]) == 0
-    monkeypatch.setattr(session, "prepare", lambda _: session.Place(address="127.0.0.1:1", environment=OUTPUTS))
-    monkeypatch.setattr(storage, "locate", lambda place: locate(str(place).replace("gs:/", str(tmp_path))))
-    assert command_line.main(["bench", *results]) == 0
-    assert asked == [(64 << 20, True), (16 << 30, False), (8 << 30, True)]
+    monkeypatch.setattr(report, "write", lambda *_: [])
+    results = ["--name", "a"]
+    for arguments, last, shorten in (([], 64 << 20, True), (["--sizes", "1K:16G:2"], 16 << 30, False)):
+        assert command_line.main(["bench", *results, *arguments]) == 0
+        assert (measured.asked["sizes"][-1], measured.asked["shorten"]) == (last, shorten)
 
 
-def test_sizes_beyond_the_memory_are_left_out_or_refused_before_anything_is_measured() -> None:
-    sizes = [1 << 20, 1 << 30, 8 << 30]
-    assert all_reduce.fitting(sizes, 2 << 30, shorten=True) == sizes[:2]
-    assert all_reduce.fitting(sizes, 8 << 30, shorten=False) == sizes
-    for room, shorten in ((2 << 30, False), (1 << 10, True)):
-        with pytest.raises(UsageError, match=r"Two buffers of 8 GiB do not fit"):
-            all_reduce.fitting(sizes, room, shorten)
+def test_on_a_stack_s_gpus_the_whole_ladder_is_climbed_and_on_cpus_all_ranks_at_once(
+    measured: Cluster, stack: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stages() -> list[str]:
+        return [stage.name for stages in measured.asked["rounds"] for stage in stages]
+
+    monkeypatch.setattr(report, "write", lambda *_: [])
+    results = ["--name", "a"]
+    gpus = OUTPUTS.gpus_per_node
+    assert command_line.main(["bench", *results]) == 0
+    assert stages() == ["node 0", "node 1", "all", "nodes 0+1, ring"]
+    assert measured.asked["layout"] == Layout(nodes=2, ranks_per_node=gpus, gpus_per_node=gpus)
+    assert (measured.asked["sizes"][-1], measured.asked["shorten"]) == (8 << 30, True)
+    assert command_line.main(["bench", *results, "--op", "all_gather"]) == 0  # has no tree that hides the wire
+    assert stages() == ["node 0", "node 1", "all"]
+    assert command_line.main(["bench", *results, "--stages", "all", "--algo", "tree"]) == 0
+    assert measured.asked["rounds"] == ((Stage(name="all", nodes=(0, 1), algorithm="TREE"),),)
+    assert command_line.main(["bench", *results, "--backend", "gloo", "--average", "--dtype", "half"]) == 0
+    assert stages() == ["all"]
+    assert measured.asked["layout"].backend == "gloo"
+    assert (measured.asked["plan"].average, measured.asked["plan"].dtype) == (True, "half")
+
+
+def test_a_dry_run_says_what_would_be_measured_and_asked_for_and_where_each_value_came_from(
+    measured: Cluster, stack: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["bench", "--op", "broadcast", "--dry-run", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    settings = {name: (one["value"], one["origin"]) for name, one in said["settings"].items()}
+    assert settings["op"] == ("broadcast", "flag --op")
+    assert settings["nodes"] == (2, "default")
+    assert settings["stages"] == ("node 0, node 1, all", "default")
+    assert settings["sizes"][0].startswith("1 KiB, 2 KiB") and settings["sizes"][0].endswith("8 GiB")
+    assert said["request"]["strategy"] == "STRICT_SPREAD"
+    assert (
+        said["request"]["bundles"] == [{"CPU": float(OUTPUTS.gpus_per_node), "GPU": float(OUTPUTS.gpus_per_node)}] * 2
+    )
+    assert measured.asked == {}
+
+
+def test_help_teaches_and_needs_neither_ray_nor_torch() -> None:
+    program = (
+        "import sys; from workloads.nccl import command; import argparse;"
+        "parser = argparse.ArgumentParser('bench', formatter_class=argparse.RawDescriptionHelpFormatter);"
+        "command.add_bench_arguments(parser); print(parser.format_help());"
+        "sys.exit(bool({'ray', 'torch', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+    for words in ("examples:", "nccl-tests -a 3", "bench compare", "bench predict", "--average", "ends with 0"):
+        assert words.lower() in done.stdout.lower()
+
+
+def test_different_versions_on_two_nodes_are_one_message_that_names_both() -> None:
+    stage = Stage(name="all", nodes=(0, 1))
+    places = [Place(stage, 0, 0, "a/1234"), Place(stage, 1, 1, "b/5678")]
+    same = {"torch": "2.15.0", "cuda": "13.2", "nccl": "2.30.7", "python": "3.11.9"}
+    teams.check_versions([same, same | {"python": "3.12.1"}], places)
+    teams.check_versions([{"torch": "2.15.0"}, {"torch": "2.15.0"}], places)
+    with pytest.raises(PlaceError) as refusal:
+        teams.check_versions([same, same | {"nccl": "2.26.6"}], places)
+    message = str(refusal.value)
+    assert "Different nccl on two nodes: 2.30.7 on node 0 (a/1234), 2.26.6 on node 1 (b/5678)" in message
+
+
+def test_a_dead_rank_is_blamed_for_those_it_left_hanging_and_named_with_its_node() -> None:
+    stage = Stage(name="all", nodes=(0, 1))
+    places = [Place(stage, rank, rank // 2, f"Host-{rank // 2}/1234") for rank in range(4)]
+    torn, died = RuntimeError("Connection closed by peer\nmore"), RayActorError()
+    with pytest.raises(WorkloadFailedError, match=r"^Rank 2 of 'all', on node 1 \(Host-1/1234\) died: ") as refusal:
+        teams.raise_failure({0: torn, 2: died}, [1, 3], places)
+    assert refusal.value.__cause__ is died
+    silent = r"^Rank 0 of 'all', on node 0 \(Host-0/1234\) failed: Connection closed by peer Silent since: rank 3 of"
+    with pytest.raises(WorkloadFailedError, match=silent):
+        teams.raise_failure({0: torn}, [3], places)
+    with pytest.raises(PlaceError, match="its own words"):
+        teams.raise_failure({0: torn, 1: PlaceError("its own words", "")}, [], places)

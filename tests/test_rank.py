@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +15,11 @@ import ray
 import torch
 import torch.distributed as dist
 
-from workloads import process_group
+from tests import gloo
+from workloads.errors import PlaceError
 from workloads.nccl import host
-from workloads.nccl.collectives import ALL_REDUCE
-from workloads.nccl.measure import Participant, Plan
-
-PLAN = Plan(collective=ALL_REDUCE, dtype="float", warmup=1, iterations=2, seconds=0.1, timeout_seconds=30)
+from workloads.nccl.collectives import Seat
+from workloads.nccl.placement import Layout, RankActor
 
 
 @pytest.fixture
@@ -31,26 +35,125 @@ def test_a_layout_on_cpus_is_measured_on_cpus_with_gloo_though_the_machine_has_g
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    device = host.device(gpus_per_node=0)
-    rank = Participant(0, 1, device, PLAN)
-    listener = process_group.listen("127.0.0.1")
-    rank.join("127.0.0.1", listener.getsockname()[1], listener)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    rank = RankActor(Seat(rank=0, ranks=1, stride=1), Layout(nodes=1, ranks_per_node=1, gpus_per_node=0), gloo.plan())
+    found = rank.arrive()
+    joined = rank.join(*rank.open(), 0)
     try:
         assert dist.get_backend() == "gloo"
         assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
         assert rank.measure(4096, in_place=False).wrong == 0
-        assert rank.room() > 4096
     finally:
-        rank.leave()
-    found = host.describe(device)
-    assert (found["backend"], found["accelerator"]) == ("gloo", "")
+        log = rank.leave()
+    assert (found["backend"], joined["device"], joined["accelerator"], log) == ("gloo", "cpu", "", "")
+    assert joined["room"] > 4096
     assert "nccl" not in found["versions"]
-    assert found["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert host.describe("gloo")["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 @pytest.mark.parametrize(("visible", "index"), [("", 3), ("0,1,2,3", 3), ("5,3", 1)])
-def test_a_rank_takes_the_gpu_that_ray_gave_it_counted_among_the_visible_ones(
+def test_a_rank_s_gpu_is_the_one_that_ray_gave_it_counted_among_the_visible_ones(
     gpus: None, monkeypatch: pytest.MonkeyPatch, visible: str, index: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert host.device(gpus_per_node=8) == torch.device("cuda", index)
+    assert host.assigned_gpu() == index
+
+
+def test_a_rank_that_sees_one_gpu_of_eight_is_refused_before_nccl_crawls(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(PlaceError, match=r"needs 8 GPUs on node .*/01234567; torch sees 1 .*CUDA_VISIBLE_DEVICES=3"):
+        host.check_gpus(8)
+    host.check_gpus(1)
+
+
+def test_nccl_s_log_is_read_back_and_its_repeated_lines_stand_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*host.NCCL_LOGGING, "NCCL_DEBUG_FILE"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+    log = host.NcclLog()
+    assert os.environ["NCCL_DEBUG"] == "INFO"
+    with Path(os.environ["NCCL_DEBUG_FILE"]).open("w") as stream:  # as NCCL opens it
+        stream.write("a\nb\nb\nb\na\n")
+    assert log.read() == "a\nb\na\n"
+    assert not Path(os.environ["NCCL_DEBUG_FILE"]).resolve().exists()  # it has no name that could be left behind
+
+
+PROGRAM = """
+import os, sys, torch
+from tests import gloo
+from workloads import process_group
+from workloads.nccl.collectives import Seat
+from workloads.nccl.measure import Participant
+rank, address = int(sys.argv[1]), sys.argv[2]
+listener = process_group.listen(address) if rank == 0 else None
+if listener:
+    print(listener.getsockname()[1], flush=True)
+port = listener.getsockname()[1] if listener else int(sys.stdin.readline())
+participant = Participant(Seat(rank=rank, ranks=2, stride=1), torch.device("cpu"), gloo.plan())
+participant.join(address, port, listener)
+sample = participant.measure(1 << 16, in_place=True)
+participant.leave()
+print(os.environ["GLOO_SOCKET_IFNAME"], sample.wrong, sample.seconds > 0)
+"""
+
+
+@pytest.mark.thorough
+def test_two_ranks_measure_between_two_network_namespaces_over_the_interface_that_joins_them() -> None:
+    with contextlib.ExitStack() as stack:
+        first, second, address, interface = stack.enter_context(_two_networks())
+        ranks = []
+        for rank, inside in enumerate((first, second)):
+            command = [*inside, sys.executable, "-c", PROGRAM, str(rank), address]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            stack.callback(process.kill)
+            ranks.append(process)
+        assert ranks[0].stdout is not None
+        port = ranks[0].stdout.readline()
+        said = [ranks[1].communicate(port, timeout=60), ranks[0].communicate(timeout=60)]
+        assert [out.split() for out, _ in said] == [[interface, "0", "True"]] * 2, said
+
+
+@contextlib.contextmanager
+def _two_networks() -> Iterator[tuple[list[str], list[str], str, str]]:
+    """Words before a command that runs it in one of two network namespaces, the first one's address, the interface.
+
+    Where this machine lets nobody make them, both are its own, and the interface is the loopback one.
+    """
+    # A user namespace gives the right to make others; root has it already.
+    new = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
+    with contextlib.ExitStack() as stack:
+        holders: list[subprocess.Popen[str]] = []
+
+        def hold(command: list[str]) -> list[str]:
+            holder = subprocess.Popen(
+                [*command, "sh", "-c", "echo; read end"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            stack.callback(holder.communicate)
+            stack.callback(holder.kill)
+            holders.append(holder)
+            assert holder.stdout is not None
+            user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+            return ["nsenter", f"--target={holder.pid}", *user, "--net"] if holder.stdout.readline() else []
+
+        first = hold(new)
+        second = hold([*first, "unshare", "--net"]) if first else []
+        if not second:
+            yield [], [], "127.0.0.1", "lo"
+            return
+        other = str(holders[1].pid)
+        for inside, words in (
+            (first, ["link", "add", "joined", "type", "veth", "peer", "name", "joined", "netns", other]),
+            (first, ["address", "add", "10.77.0.1/24", "dev", "joined"]),
+            (second, ["address", "add", "10.77.0.2/24", "dev", "joined"]),
+            *((inside, ["link", "set", name, "up"]) for inside in (first, second) for name in ("lo", "joined")),
+        ):
+            subprocess.run([*inside, "ip", *words], check=True, capture_output=True)
+        yield first, second, "10.77.0.1", "joined"

@@ -24,11 +24,16 @@ first steps:
                                                    the same on the stack's GPU nodes
   python -m workloads submit --stack dev -- python3 hello_world.py
                                                    any command of yours
+  python -m workloads submit --stack dev --ray-job -- train
+                                                   on a cluster of its own, removed with the job
   python -m workloads jobs list --stack dev        what runs there
+  python -m workloads runs list --stack dev        what runs have left: newest step, size, age
+  python -m workloads tune --space FILE            search hyperparameters; workloads/tune/space.yaml is one to copy
+  python -m workloads sweep --space FILE           train every combination of them
 
 exit codes:
   0 ok   2 usage   3 infeasible   4 no capacity in time   5 failed   6 wrong data or wrong collective result
-  7 token, key or permission   8 this place lacks something   130 interrupted
+  7 token, key or permission   8 this place lacks something   9 bad fabric   130 interrupted
 """
 
 
@@ -47,7 +52,8 @@ COMMANDS = {
     "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier", "torch"),
     "tune": Command("workloads.tune.command", "search hyperparameters, stopping poor trials early", "torch"),
     "sweep": Command("workloads.tune.command", "train every combination of listed hyperparameters", "torch"),
-    "bench": Command("workloads.nccl.command", "measure and check all-reduce between nodes", "torch"),
+    "bench": Command("workloads.nccl.command", "measure and check collectives between nodes", "torch"),
+    "explain": Command("workloads.nccl.explain", "say what the Xids and NCCL errors of a log mean", "workloads"),
     "digits": Command("workloads.digits", "write a small data set of real images", "sklearn"),
     "shards": Command("workloads.convnext.pack", "turn an image folder into tar shards", "numpy"),
     "submit": Command("workloads.submit", "run any command as a job on a stack's Ray"),

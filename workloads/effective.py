@@ -126,6 +126,7 @@ def of_train(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
         Setting("run", run.name, "recipe and time"),
         *fields,
         Setting("workers", args.workers or run.workers, _workers_origin(place.environment)),
+        Setting("require-fabric", run.promise is not None, _stack_origin("rdma_nics", place.environment)),
         Setting("storage", run.folder.uri, _stack_origin("runs_uri", place.environment)),
         Setting("results", str(run.results), DEFAULT),
         address_of(place),

@@ -72,3 +72,14 @@ class PlaceError(WorkloadError):
     """The place lacks what the workload needs: no torch in the image, no Ray at the address, a bucket out of reach."""
 
     exit_code = 8
+
+
+class FabricError(WorkloadError):
+    """The network between the GPUs is not what the stack promised: no gIB, no GPUDirect RDMA, a slow node or NIC."""
+
+    exit_code = 9
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line; the name of its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

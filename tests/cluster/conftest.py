@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -97,8 +95,3 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
         time.sleep(0.2)
-
-
-def rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a benchmark's JSON lines."""
-    return [record for line in file.read_text().splitlines() if (record := json.loads(line))["kind"] == "row"]

@@ -4,35 +4,58 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import Cluster, eventually, rows
+from emulator.state import CHECKOUT
+from tests.cluster.conftest import Cluster, eventually
 from workloads import listeners
+from workloads.nccl import records
 
 pytestmark = pytest.mark.ray
 
 
-def test_two_nodes_are_measured_checked_and_reported_in_the_bucket_and_here(cluster: Cluster, tmp_path: Path) -> None:
-    arguments = ["--nodes", "2", "--sizes", "1K:1M:32", "--iterations", "5", "--name", "two-nodes"]
+def test_two_nodes_are_measured_alone_and_together_checked_and_reported_in_the_bucket_and_here(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    arguments = ["--nodes", "2", "--sizes", "1K:1M:32", "--iterations", "5", "--stages", "nodes", "--name", "two-nodes"]
     done = cluster.run("submit", "--results", str(tmp_path), "--", "bench", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 nodes, 2 ranks, gloo on CPU" in done.stdout
-    assert "# Out of bounds values : 0 OK" in done.stdout
+    assert done.stdout.count("# Out of bounds values : 0 OK") == 3
     here, bucket = tmp_path / "two-nodes", cluster.bucket(cluster.environment.runs_uri) / "bench" / "two-nodes"
     for folder in (here, bucket):
         assert sorted(file.name for file in folder.iterdir()) == [
-            f"all_reduce.{kind}" for kind in ("jsonl", "png", "txt")
+            f"all_reduce.{kind}" for kind in ("csv", "jsonl", "png", "svg", "txt")
         ]
-    assert (here / "all_reduce.jsonl").read_bytes() == (bucket / "all_reduce.jsonl").read_bytes()
-    head = json.loads((here / "all_reduce.jsonl").read_text().splitlines()[0])
-    assert len(set(head["hosts"])) == 2 and head["machine_type"] == ""
-    measured = rows(here / "all_reduce.jsonl")
-    assert [row["size"] for row in measured] == [1 << 10, 1 << 15, 1 << 20]
-    assert all(row["in_place"]["busbw"] > 0 and row["in_place"]["wrong"] == 0 for row in measured)
+    content = (here / "all_reduce.jsonl").read_bytes()
+    assert content == (bucket / "all_reduce.jsonl").read_bytes()
+    measured = {one.stage.name: one for one in records.read(content, "here").measured}
+    assert [one.stage.nodes for one in measured.values()] == [(0,), (1,), (0, 1)]
+    together = measured["all"]
+    assert len(set(together.conditions.hosts)) == 2 and together.conditions.machine_type == ""
+    assert together.conditions.hosts[1] == measured["node 1"].conditions.hosts[0]
+    assert [row.size for row in together.rows] == [1 << 10, 1 << 15, 1 << 20]
+    for row in together.rows:
+        assert row.in_place.seconds > 0 and row.in_place.wrong == 0
+        assert row.in_place.blocking is not None and row.in_place.blocking.calls == 5
+    assert [link.ranks for link in together.links] == [(0, 1)]
+
+
+@pytest.mark.parametrize("op", ["all_to_all", "sendrecv"])
+def test_other_collectives_take_the_same_way(cluster: Cluster, op: str) -> None:
+    arguments = ["--op", op, "--nodes", "2", "--sizes", "64K", "--iterations", "5", "--dtype", "half"]
+    done = cluster.run("submit", "--", "bench", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"# {op}: 2 nodes, 2 ranks, gloo on CPU" in done.stdout
+    assert "    N/A" in done.stdout and "# Out of bounds values : 0 OK" in done.stdout
 
 
 def test_more_nodes_than_there_are_is_infeasible_soon_and_leaves_the_nodes_free(cluster: Cluster) -> None:
@@ -44,14 +67,8 @@ def test_more_nodes_than_there_are_is_infeasible_soon_and_leaves_the_nodes_free(
     eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
 
 
-def test_a_node_that_dies_ends_the_benchmark_with_a_failure_and_frees_the_others(cluster: Cluster) -> None:
-    client = cluster.start("submit", "--", "bench", "--sizes", "64M", "--iterations", "2000")
-    assert client.stdout is not None
-    output = ""
-    while "#wrong" not in output:
-        line = client.stdout.readline()
-        assert line, output
-        output += line
+def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(cluster: Cluster) -> None:
+    client, output = _measuring(cluster)
     ranks = _rank_processes()
     assert len(ranks) == 2
     assert all(loopback for _, loopback in listeners.of(int(rank.name) for rank in ranks))
@@ -60,16 +77,100 @@ def test_a_node_that_dies_ends_the_benchmark_with_a_failure_and_frees_the_others
     rest, _ = client.communicate(timeout=90)
     assert client.returncode == 5, output + rest
     assert time.monotonic() - began < 30
+    assert re.search(r"Rank \d of 'all', on node \d \(\S+/[0-9a-f]{8}\) died", rest), rest
     eventually(lambda: not _rank_processes(), 10)
     eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
 
 
+def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluster) -> None:
+    client, output = _measuring(cluster)
+    ranks = _rank_processes()
+    assert len(ranks) == 2
+    drivers = _processes(b"workloads\0bench\0--sizes")
+    assert drivers, output
+    for driver in drivers:
+        os.kill(int(driver.name), signal.SIGKILL)
+    client.communicate(timeout=90)
+    assert client.returncode != 0
+    eventually(lambda: not _rank_processes(), 30)
+    eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
+
+
+LOGICAL_GPUS = """
+import json, os, sys, tempfile
+from workloads import session
+session.prepare()
+import ray
+from workloads import capacity
+from workloads.nccl import host, placement
+from workloads.nccl.placement import Layout
+
+class Seen:
+    def look(self):
+        names = [name for name in os.environ if name.startswith(("CUDA_", "NCCL_", "NVIDIA_"))]
+        return {name: os.environ[name] for name in names}, sorted(os.sched_getaffinity(0)), host.assigned_gpu()
+
+layout = Layout(nodes=1, ranks_per_node=2, gpus_per_node=2)
+with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
+    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
+    with capacity.hold([layout.bundle], 60, print) as group:
+        actors = [ray.remote(Seen).options(**placement.options(group, 0, layout, "RING")).remote() for _ in range(2)]
+        print("found", json.dumps(ray.get([actor.look.remote() for actor in actors])))
+    ray.shutdown()
+"""
+
+TORCHRUN = """
+import json, os
+names = [name for name in os.environ if name.startswith(("CUDA_", "NCCL_", "NVIDIA_"))]
+print("found", json.dumps([{name: os.environ[name] for name in names}, sorted(os.sched_getaffinity(0))]), flush=True)
+"""
+
+
+def test_nccl_finds_in_a_rank_what_it_finds_in_a_process_of_torchrun_and_no_masked_gpu(tmp_path: Path) -> None:
+    def found(*command: str) -> list[Any]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=120, cwd=CHECKOUT, env=own, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
+
+    program = tmp_path / "rank.py"
+    program.write_text(TORCHRUN)
+    torchrun = found(
+        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", str(program)
+    )
+    (ranks,) = found("-c", LOGICAL_GPUS)
+    assert len(torchrun) == len(ranks) == 2
+    for (variables, affinity, _), (theirs, their_affinity) in zip(ranks, torchrun, strict=True):
+        assert variables == theirs | {"NCCL_ALGO": "RING"}
+        assert "CUDA_VISIBLE_DEVICES" not in variables
+        assert affinity == their_affinity
+    assert sorted(gpu for _, _, gpu in ranks) == [0, 1]
+
+
+def _measuring(cluster: Cluster) -> tuple[subprocess.Popen[str], str]:
+    """A benchmark that measures, and what it has said so far."""
+    client = cluster.start("submit", "--", "bench", "--sizes", "64M", "--iterations", "2000")
+    assert client.stdout is not None
+    output = ""
+    while "#wrong" not in output:
+        line = client.stdout.readline()
+        assert line, output
+        output += line
+    return client, output
+
+
 def _rank_processes() -> list[Path]:
+    return _processes(b"ray::RankActor")
+
+
+def _processes(words: bytes) -> list[Path]:
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
-                if (process / "cmdline").read_bytes().startswith(b"ray::RankActor"):
+                if words in (process / "cmdline").read_bytes():
                     found.append(process)
             except OSError:  # ended meanwhile
                 continue

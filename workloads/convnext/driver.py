@@ -1,11 +1,10 @@
 """The driver of a run: capacity before anything starts, Ray Train's settings, and what its end means.
 
-It imports no torch, and neither do the processes that it starts beside the workers.
+It imports no torch but for a check of the fabric, and neither do the processes that it starts beside the workers.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,15 @@ from typing import Any
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
 from ray.train.v2.api.config import LoggingConfig
 
-from workloads import capacity, progress
+from workloads import capacity, progress, storage
 from workloads.convnext import lease
 from workloads.convnext.remote import work
 from workloads.convnext.train import Run
 from workloads.convnext.train_group import ProcessGroup
 from workloads.convnext.trainer import Controller, Retries, Scaling, Trainer, find_verdict
+from workloads.environment import ClusterEnvironment
 from workloads.errors import CapacityError, WorkloadError, WorkloadFailedError
+from workloads.nccl import faults
 from workloads.tracking import Record
 
 RESIZE_SECONDS = 60.0
@@ -54,20 +55,30 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
         The summary that rank 0 returned.
 
     Raises:
-        WorkloadError: a worker's verdict, no capacity, or too many failures.
+        WorkloadError: a worker's verdict, no capacity, a bad fabric, or too many failures.
         KeyboardInterrupt: Ctrl-C; the workers are gone.
     """
     with lease.hold(run.folder.uri, run.name):
         _await_capacity(run)
+        if run.promise is not None:
+            _check_fabric(run, run.promise)
         try:
             with _settings(run):
                 result = _trainer(run, callbacks, work).fit()
         except TrainingFailedError as error:
             raise _explained(run, error) from error
         finally:
-            run.folder.child("ray").remove()
+            _tidy(run.folder.child("ray"))
     summary: Record = result.return_value or {}
     return summary
+
+
+def _tidy(snapshots: storage.Folder) -> None:
+    """Remove what Ray Train keeps beside the checkpoints; that it stays is not how the run ended."""
+    try:
+        snapshots.remove()
+    except WorkloadError as error:
+        progress.note(f"Ray Train's own files are left behind: {error.problem}")
 
 
 @contextmanager
@@ -95,7 +106,7 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
     )
     return Trainer(
         work,
-        train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri},
+        train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri, "workers": run.workers},
         backend_config=ProcessGroup(timeout_seconds=run.collective_timeout),
         scaling_config=scaling,
         run_config=RunConfig(
@@ -117,13 +128,32 @@ def _await_capacity(run: Run) -> None:
     if not run.gpus_per_node:
         with capacity.hold([run.bundle] * run.least_workers, run.timeout, progress.note, run.strategy):
             return
-    most = math.ceil(run.workers / run.gpus_per_node)
-    capacity.check_maximum(most, run.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
+    capacity.check_maximum(run.nodes(run.workers), run.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
     gpus = min(run.least_workers, run.gpus_per_node)
-    with capacity.hold(
-        [{"GPU": gpus, "CPU": gpus}] * math.ceil(run.least_workers / run.gpus_per_node), run.timeout, progress.note
-    ):
+    with capacity.hold([{"GPU": gpus, "CPU": gpus}] * run.nodes(run.least_workers), run.timeout, progress.note):
         return
+
+
+def _check_fabric(run: Run, promise: ClusterEnvironment) -> None:
+    """Train on no fabric that is not what the stack promised.
+
+    Raises:
+        FabricError: it is not.
+    """
+    # It needs torch, which the driver itself does without.
+    from workloads.nccl import gate
+
+    kept = ("fabric", run.attempt)
+    question = gate.Question(
+        promise=promise,
+        least_nodes=run.nodes(run.least_workers),
+        most_nodes=run.nodes(run.workers),
+        ranks_per_node=min(run.least_workers, run.gpus_per_node) or 1,
+        gpus_per_node=min(run.least_workers, run.gpus_per_node),
+        timeout=run.timeout,
+        folders=(run.folder.child("results", *kept), storage.locate(run.results / "fabric")),
+    )
+    gate.admit(question, progress.note)
 
 
 def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:
@@ -136,7 +166,8 @@ def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:
             f"{run.workers} workers did not start, though there were places for them a moment before.",
             "Free CPUs or GPUs, or ask for fewer --workers.",
         )
+    kept = f"Its checkpoints are kept: the same command with --run {run.name} continues."
     return WorkloadFailedError(
         f"run {run.name} failed too often without a new checkpoint: {str(error).strip()[-2000:]}.",
-        f"Its checkpoints are kept: the same command with --run {run.name} continues.",
+        f"{faults.advice(str(error))} {kept}".strip(),
     )

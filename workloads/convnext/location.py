@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyarrow import fs
 
 from workloads import environment
-from workloads.errors import UsageError
+from workloads.disk import PARTIAL, Entry
+from workloads.errors import DataIntegrityError, PlaceError, UsageError
 from workloads.storage import Folder, locate
 
 SYNTHETIC = "synthetic"
@@ -30,6 +34,9 @@ def data_folder(data: str) -> Path | None:
 
     Raises:
         UsageError: a gs:// address with nothing behind it.
+        DataIntegrityError: an image was deleted or written again while it was copied.
+        AuthError: the bucket may not be read.
+        PlaceError: the bucket does not answer, or the copy does not fit this node's scratch disk.
     """
     if data == SYNTHETIC:
         return None
@@ -102,29 +109,72 @@ def check_storage(folder: Folder) -> None:
 
 def _downloaded(uri: str) -> Path:
     source = locate(uri)
-    listing = source.files()
+    listing = sorted((entry for entry in source.entries() if entry.is_file), key=lambda entry: entry.path)
     if not listing:
         raise UsageError(f"there is nothing at {uri}.", REMEDY)
     scratch = Path(environment.mount(environment.SCRATCH_MOUNT))
     scratch = scratch if scratch.is_dir() else Path(tempfile.gettempdir())
-    folder = scratch / "oasis-data" / hashlib.sha256("\n".join([uri, *listing]).encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    # An image that was written again is another one, though its name is the same.
+    facts = [f"{entry.path}\0{entry.size}\0{entry.modified!r}" for entry in listing]
+    folder = scratch / "oasis-data" / hashlib.sha256("\n".join([uri, *facts]).encode()).hexdigest()[:16]
     complete = folder / "complete"
-    # The first worker of a node copies while the others wait for its lock; a killed one's lock is gone with it.
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not complete.exists():
-            _download(source, listing, folder / "images")
-            complete.touch()
+    with _room(uri, listing, scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+        # The first worker of a node copies while the others wait for its lock; a killed one's lock is gone with it.
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                _download(source, listing, folder / "images")
+                complete.touch()
     return folder / "images"
 
 
-def _download(source: Folder, names: list[str], folder: Path) -> None:
-    def fetch(name: str) -> None:
-        file = folder / name
+@contextmanager
+def _room(uri: str, listing: Sequence[Entry], scratch: Path) -> Iterator[None]:
+    """Say of a copy that the disk does not take that no other try on this node will do better."""
+    try:
+        yield
+    except OSError as error:
+        found = os.statvfs(scratch)
+        size = sum(entry.size for entry in listing)
+        raise PlaceError(
+            f"the {size / 1e9:.1f} GB of {uri} cannot be copied to {scratch}: {error.strerror or error}; "
+            f"{found.f_frsize * found.f_bavail / 1e9:.1f} GB are free there.",
+            "Free some, or read the data from a mount: only a gs:// address in --data is copied to this disk.",
+        ) from error
+
+
+def _download(source: Folder, listing: Sequence[Entry], folder: Path) -> None:
+    """Copy what is not there yet: whatever has its whole name was copied to its end by an earlier try."""
+
+    def fetch(entry: Entry) -> None:
+        file = folder / entry.path
+        if file.is_file() and file.stat().st_size == entry.size:
+            return
+        content = _as_listed(source, entry)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(source.read(name))
+        partial = file.with_name(file.name + PARTIAL)
+        try:
+            partial.write_bytes(content)
+            partial.replace(file)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)  # it may be what fills the disk
+            raise
 
     with ThreadPoolExecutor(DOWNLOADS) as pool:
-        for _ in pool.map(fetch, names):
+        for _ in pool.map(fetch, listing):
             continue
+
+
+def _as_listed(source: Folder, entry: Entry) -> bytes:
+    try:
+        content = source.read(entry.path)
+    except FileNotFoundError:
+        content = None
+    if content is not None and len(content) == entry.size:
+        return content
+    raise DataIntegrityError(
+        f"{source.uri}/{entry.path} was {'deleted' if content is None else 'written again'} while it was copied.",
+        "Leave the data alone while it is read; run the command again.",
+    )

@@ -12,7 +12,7 @@ from workloads.convnext.augment import keyed, loader_transform
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.pictures import PictureStore, decode
 from workloads.convnext.sampling import Batch, Slot
-from workloads.errors import PlaceError, WorkloadError
+from workloads.errors import PlaceError, WorkloadError, first_line
 
 Visit = tuple[int, int]
 """An image and the epoch in which it is seen: all that its alteration depends on."""
@@ -118,6 +118,6 @@ def _next(fetched: Iterator[tuple[Tensor, Tensor] | WorkloadError]) -> tuple[Ten
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise PlaceError(
-            f"a process that decodes images has died: {str(error).splitlines()[0]}",
+            f"a process that decodes images has died: {first_line(error)}",
             "Give the pod more memory and a larger /dev/shm, or lower the recipe's loader_workers.",
         ) from error

@@ -6,6 +6,8 @@ A run is its name. Whatever was killed, the same command with the same `--run` g
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,8 @@ from workloads import effective, progress, run_name, session
 from workloads.convnext import config as configuration
 from workloads.convnext import location, report
 from workloads.convnext.config import TrainConfig
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
+from workloads.environment import ClusterEnvironment
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
 from workloads.storage import Folder, locate
 from workloads.tracking import Follower, Record, Wandb, WandbMode, wandb_reader
 from workloads.tune import space_file
@@ -58,6 +61,8 @@ class Run:
     """Longest wait for capacity, seconds: before the first step, and each time that workers are lost."""
     collective_timeout: float = COLLECTIVE_TIMEOUT_SECONDS
     """Seconds after which a rank that waits in a collective gives the others up, and all start again."""
+    promise: ClusterEnvironment | None = None
+    """The stack whose promise of RDMA is checked before training; None is no check."""
 
     @property
     def journal(self) -> Path:
@@ -73,6 +78,10 @@ class Run:
     def strategy(self) -> Literal["PACK", "SPREAD"]:
         """Ray's name for where workers go: GPUs of one node are nearest to each other, CPUs are for showing nodes."""
         return "PACK" if self.gpus_per_node else "SPREAD"
+
+    def nodes(self, workers: int) -> int:
+        """Nodes that so many workers need; on CPUs each may have one of its own."""
+        return math.ceil(workers / (self.gpus_per_node or 1))
 
     @property
     def bundles(self) -> list[dict[str, float]]:
@@ -100,6 +109,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         metavar="N|MIN:MAX",
         help=f"how many, or between which numbers (default: the GPUs of one node, {CPU_WORKERS} on CPUs)",
+    )
+    add(
+        "--require-fabric",
+        action=argparse.BooleanOptionalAction,
+        help="check RDMA between the nodes first, and refuse to train on a bad fabric (default: where the stack "
+        "promises RDMA and the run takes several nodes)",
     )
     add("--storage", metavar="PLACE", help="folder of all runs (default: the stack's runs bucket, else .oasis/runs)")
     add(
@@ -173,7 +188,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
     cluster = place.environment
     gpus = cluster.gpus_per_node if cluster else 0
     least, most = _workers(args.workers, gpus or CPU_WORKERS, config.batch_size)
-    return Run(
+    run = Run(
         name=name,
         attempt=f"{time.strftime('%Y%m%dT%H%M%S', now)}-{time.time_ns() % 1_000_000_000:09d}",
         config=config,
@@ -185,6 +200,23 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
         gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
         timeout=args.timeout,
     )
+    return dataclasses.replace(run, promise=_promise(args.require_fabric, cluster, run.nodes(most)))
+
+
+def _promise(given: bool | None, cluster: ClusterEnvironment | None, nodes: int) -> ClusterEnvironment | None:
+    """The stack whose promise is to be checked, or None for no check.
+
+    Raises:
+        InfeasibleError: the check was asked for where nothing was promised.
+    """
+    promised = cluster is not None and cluster.rdma_nics > 0
+    if given and not promised:
+        raise InfeasibleError(
+            "--require-fabric was given; "
+            + ("this stack's nodes have no RDMA NICs." if cluster else "outside a stack nobody promises RDMA."),
+            "Leave it out: there is no fabric to check.",
+        )
+    return cluster if given or (given is None and promised and nodes > 1) else None
 
 
 def _workers(given: str | None, default: int, batch_size: int) -> tuple[int, int]:

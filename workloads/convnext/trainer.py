@@ -32,7 +32,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from workloads import elastic, manifest
 from workloads.capacity import Bundle, Strategy
 from workloads.convnext import notice
-from workloads.errors import WorkloadError
+from workloads.errors import AuthError, PlaceError, WorkloadError
+from workloads.nccl import faults
 from workloads.storage import Folder
 from workloads.tracking import Journal
 
@@ -54,25 +55,31 @@ class Controller(UserCallback):
 
     def __init__(self, journal: Path) -> None:
         self._journal = Journal(journal)
+        self._trained = False
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
         """Append what rank 0 reported."""
-        self._journal.append(metrics[0]["records"])
+        records = metrics[0]["records"]
+        self._trained |= any(record["event"] in ("step", "epoch") for record in records)
+        self._journal.append(records)
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Let a worker's own verdict stand.
 
-        Ray Train retries every failure of a worker and none of its controller: raised here, the verdict is final.
+        Ray Train retries every failure of a worker and none of its controller: raised here, the verdict is final. What
+        the place or a permission lacks ends a run that has trained nothing; later it may pass, as a lost worker does.
 
         Raises:
             WorkloadError: the one that a worker raised.
         """
         for exception in worker_exceptions.values():
             verdict = find_verdict(exception)
-            if verdict is not None:
+            if verdict is not None and not (self._trained and isinstance(verdict, PlaceError | AuthError)):
                 raise verdict
         lost = "; ".join(f"lost rank {rank} ({_cause(error)})" for rank, error in sorted(worker_exceptions.items()))
-        self._journal.append([{"event": "note", "text": f"{lost}; going on from the newest checkpoint"}])
+        advice = faults.advice("\n".join(map(str, worker_exceptions.values())))
+        text = " ".join(filter(None, [f"{lost}; going on from the newest checkpoint", advice and f"({advice})"]))
+        self._journal.append([{"event": "note", "text": text}])
 
 
 def _cause(error: Exception) -> str:
@@ -181,10 +188,13 @@ class Scaling(ElasticScalingPolicy):
         except RayActorError:  # rank 0 is lost, which the next poll shows
             self._growth = None
             return NoopDecision()
-        if saved or time.monotonic() > growth.until:
+        if saved:
             self._growth = None
             return growth.decision
-        if ready:
+        if time.monotonic() > growth.until:
+            self._say(f"no checkpoint within {SAVE_SECONDS:.0f} s: growing is left for later")
+            self._growth = None
+        elif ready:
             growth.answer = growth.worker.execute_async(notice.answered)
         return NoopDecision()
 

@@ -1,12 +1,13 @@
 """The arithmetic of collective benchmarks: message sizes, algorithm and bus bandwidth, and nccl-tests' table.
 
-Definitions are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md: size S is bytes per rank's buffer, algbw = S / t, and
-busbw = algbw x factor, which makes the number comparable with a link's speed whatever the number of ranks. GB is 10^9.
+Definitions are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md: size S is bytes of a rank's larger buffer, algbw =
+S / t, busbw = algbw x factor, which is comparable with a link's speed whatever the number of ranks. GB is 10^9 bytes.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,31 +19,79 @@ _SIZE = re.compile(r"(\d+)([KMG]?)", re.IGNORECASE)
 LARGEST_SIZE = 16 * 1024**3
 """16 GiB, the largest size of published tables; twice that would not fit an H200 together with the receive buffer."""
 
+GPU_SIZES = "1K:8G:2"
+"""On GPUs, as far as their memory reaches: the bus bandwidth of many nodes has levelled out there."""
+
+CPU_SIZES = "1K:64M:2"
+"""On CPUs, where gloo takes a second and more for each larger size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Percentiles:
+    """Calls timed one by one, each from a barrier to its end on the slowest rank: jitter, where `Timing` has the mean.
+
+    Which value stands for a percentile is as in nccl-tests (src/util.cu, `computeIterStats`).
+    """
+
+    calls: int
+    """How many; p99 of fewer than 100 is the maximum."""
+    p50: float
+    """Seconds, as all of them."""
+    p95: float
+    p99: float
+    max: float
+    slowest_rank: int
+    """The rank that ended last most often."""
+
+    @classmethod
+    def of(cls, rank_calls: Sequence[Sequence[float]]) -> Percentiles:
+        """From the seconds of each call on each rank: one sequence per rank, all of one length, at least 1."""
+        calls = list(zip(*rank_calls, strict=True))
+        slowest = sorted(map(max, calls))
+        last = Counter(max(range(len(call)), key=call.__getitem__) for call in calls)
+
+        def at(percent: int) -> float:
+            return slowest[min(len(slowest), -(-len(slowest) * percent // 100)) - 1]
+
+        return cls(
+            calls=len(slowest),
+            p50=slowest[len(slowest) // 2],
+            p95=at(95),
+            p99=at(99),
+            max=slowest[-1],
+            slowest_rank=last.most_common(1)[0][0],
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """One size, in place or not, over all ranks."""
 
     seconds: float
-    """Mean time of one call on the slowest rank."""
+    """Mean time of one call back to back, on the slowest rank; with `--average` the mean over the ranks."""
     iterations: int
     """Calls timed back to back."""
     slowest_rank: int
-    """The rank whose time it is."""
-    wrong: int
-    """Elements that differed from the exact result, over all ranks, before and after timing together."""
+    """The rank with the longest time."""
+    wrong: int | None
+    """Elements that differed from the exact result, over all ranks, before and after timing together; None where
+    nothing can be checked, as nccl-tests has it (`N/A`): all_to_all and sendrecv in place."""
     rank_seconds: tuple[float, ...]
     """Mean time of one call on each rank; far apart means ranks that do not run alike."""
+    blocking: Percentiles | None
+    """Calls one by one; None where that was not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One line of the table."""
 
+    op: str
+    """The collective's name."""
     size: int
-    """Bytes per rank."""
+    """Bytes of a rank's larger buffer, sent or received: for all_gather what it receives."""
     count: int
-    """Elements per rank."""
+    """Elements that the call is given: for all_gather what one rank sends."""
     dtype: str
     """Element type in nccl-tests' words: float, half, bfloat16, int32."""
     redop: str
@@ -65,12 +114,22 @@ class Row:
     @property
     def wrong(self) -> int:
         """Wrong elements, in and out of place together."""
-        return self.out_of_place.wrong + self.in_place.wrong
+        return (self.out_of_place.wrong or 0) + (self.in_place.wrong or 0)
 
 
 def all_reduce_factor(ranks: int) -> float:
     """busbw / algbw of all-reduce: each element crosses a link 2(n-1) times in n ranks; 0 for a single rank."""
     return 2 * (ranks - 1) / ranks
+
+
+def exchange_factor(ranks: int) -> float:
+    """busbw / algbw of all-gather, reduce-scatter and all-to-all: a rank's own n-th of the data crosses no link."""
+    return (ranks - 1) / ranks
+
+
+def one_way_factor(ranks: int) -> float:
+    """busbw / algbw of broadcast and send/recv: the data cross each link once. Of a single rank, too: as nccl-tests."""
+    return 1.0
 
 
 def parse_size(text: str) -> int:
@@ -155,6 +214,14 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def _columns(row: Row, timing: Timing) -> str:
-    microseconds = timing.seconds * 1e6
-    digits = 0 if microseconds >= 10_000 else 1 if microseconds >= 100 else 2
-    return f"{microseconds:>7.{digits}f}  {row.algbw(timing):>6.2f}  {row.busbw(timing):>6.2f}  {timing.wrong:>6}"
+    time = _fitted(timing.seconds * 1e6, 7)
+    wrong = "  N/A" if timing.wrong is None else f"{timing.wrong:>6}"
+    return f"{time}  {_fitted(row.algbw(timing), 6)}  {_fitted(row.busbw(timing), 6)}  {wrong}"
+
+
+def _fitted(value: float, width: int) -> str:
+    """As many digits as fit, at most two behind the point: nccl-tests' `getFloatStr` (src/util.cu)."""
+    for digits in (2, 1, 0):
+        if len(text := f"{value:>{width}.{digits}f}") <= width:
+            return text
+    return f"{value:>{width}.{1 if width >= 7 else 0}e}"

@@ -1,7 +1,6 @@
-"""The collectives as records: how one is run, how much it moves, and what exactly must come out.
+"""The collectives as records: how one is run, how much it moves, and what must come out on which rank.
 
-Data are small whole numbers that differ by rank, chosen so that every partial sum is exact in the element type whatever
-the order of the reduction: a result is right to the last bit or it is wrong.
+Counts, columns and buffers in place are those of NVIDIA's nccl-tests (src/all_reduce.cu and its neighbours).
 """
 
 from __future__ import annotations
@@ -9,22 +8,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.errors import UsageError
-from workloads.nccl.bandwidth import all_reduce_factor
+from workloads.nccl.bandwidth import all_reduce_factor, exchange_factor, one_way_factor
+from workloads.nccl.pattern import Block
 
-DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32}
-"""Element types by nccl-tests' names."""
+ROOT = 0
+"""Of broadcast; nccl-tests' default."""
 
-_EXACT_UP_TO = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8, torch.int32: 2**31 - 1}
-"""Whole numbers up to here have their own value in the type (2 to the bits of its significand)."""
+_ALIGNED_BYTES = 16
+"""A rank's part of the data is a multiple of this (nccl-tests, `AllGatherGetCollByteCount`)."""
 
-_TILE_ELEMENTS = 1 << 20
-_LARGEST_PERIOD = 251
-"""A prime, so that a block that lands a power of two away from its place is seen."""
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where a rank is among the ranks."""
+
+    rank: int
+    ranks: int
+    stride: int
+    """From a rank to the one on the same rail of the next node: the ranks of a node, or 1 where there is one node."""
+
+    @property
+    def receiver(self) -> int:
+        """Whom `sendrecv` sends to."""
+        return (self.rank + self.stride) % self.ranks
+
+    @property
+    def sender(self) -> int:
+        """Whom `sendrecv` receives from."""
+        return (self.rank - self.stride) % self.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Elements of one call."""
+
+    sent: int
+    """In the buffer that a rank sends from."""
+    received: int
+    """In the buffer that it receives into."""
+    parameter: int
+    """What the call is given: nccl-tests' column `count`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,74 +58,148 @@ class Collective:
     """One collective operation of the benchmark."""
 
     name: str
-    """nccl-tests' and torch's word for it."""
     redop: str
-    """Reduction; `none` for those that only move."""
+    """Reduction; `none` for those that only move. As nccl-tests prints it: `sum` for sendrecv, which has none."""
     root: int
     """Root rank; -1 for those without one."""
     factor: Callable[[int], float]
     """busbw / algbw for a number of ranks."""
-    run: Callable[[Tensor, Tensor], None]
-    """Run it from a source into a target; the same tensor twice means in place."""
-    expected: Callable[[int, int], Tensor]
-    """What position i of a result must hold, for period and ranks: one period, indexed by i modulo the period."""
+    counts: Callable[[int, int, int], Counts]
+    """Of elements asked for, bytes of an element, ranks."""
+    run: Callable[[Tensor, Tensor, Seat], object]
+    """Run it from a source into a target; in place they are views of one buffer."""
+    expected: Callable[[Seat, Counts], list[Block]]
+    """What must stand in a rank's target, from its beginning to its end."""
+    reduces: bool = False
+    """Whether values are summed, which bounds them."""
+    source_in_place: Callable[[Seat, Counts], int] = lambda seat, counts: 0
+    """Where in the one buffer the source begins, in elements."""
+    target_in_place: Callable[[Seat, Counts], int] = lambda seat, counts: 0
+    """Where in it the target begins."""
+    in_place: bool = True
+    """Whether a result in place has a meaning; where not, it is timed and not checked, as in nccl-tests."""
 
 
-def _all_reduce(source: Tensor, target: Tensor) -> None:
+def _whole(count: int, size: int, ranks: int) -> Counts:
+    return Counts(sent=count, received=count, parameter=count)
+
+
+def _part(count: int, size: int, ranks: int) -> int:
+    return count // ranks & ~(_ALIGNED_BYTES // size - 1)
+
+
+def _gathered(count: int, size: int, ranks: int) -> Counts:
+    part = _part(count, size, ranks)
+    return Counts(sent=part, received=part * ranks, parameter=part)
+
+
+def _scattered(count: int, size: int, ranks: int) -> Counts:
+    part = _part(count, size, ranks)
+    return Counts(sent=part * ranks, received=part, parameter=part)
+
+
+def _exchanged(count: int, size: int, ranks: int) -> Counts:
+    part = _part(count, size, ranks)
+    return Counts(sent=part * ranks, received=part * ranks, parameter=part)
+
+
+def _all_reduce(source: Tensor, target: Tensor, seat: Seat) -> None:
     # torch offers it in place only; out of place is a copy first, as in torch's own functional collective.
     if source is not target:
         target.copy_(source)
     dist.all_reduce(target)
 
 
-def _sum_of_ranks(period: int, ranks: int) -> Tensor:
-    positions = torch.arange(period)
-    return torch.stack([(positions + rank) % period for rank in range(ranks)]).sum(dim=0)
+def _broadcast(source: Tensor, target: Tensor, seat: Seat) -> None:
+    if source is not target and seat.rank == ROOT:  # in place only, too
+        target.copy_(source)
+    dist.broadcast(target, src=ROOT)
 
 
-ALL_REDUCE = Collective(
-    name="all_reduce", redop="sum", root=-1, factor=all_reduce_factor, run=_all_reduce, expected=_sum_of_ranks
-)
+def _send_and_receive(source: Tensor, target: Tensor, seat: Seat) -> None:
+    if seat.receiver == seat.rank:
+        target.copy_(source)
+        return
+    exchange(source, target, seat.receiver, seat.sender)
 
 
-def period(dtype: torch.dtype, ranks: int) -> int:
-    """After how many elements the data repeat: the largest prime for which a sum over the ranks is exact.
+def exchange(source: Tensor, target: Tensor, receiver: int, sender: int) -> None:
+    """Send to one rank and receive from one, at the same time."""
+    operations = [dist.P2POp(dist.isend, source, receiver), dist.P2POp(dist.irecv, target, sender)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
 
-    Raises:
-        UsageError: the type cannot hold even the sum of ones and zeros.
-    """
-    largest = _EXACT_UP_TO[dtype] // ranks + 1
-    for candidate in range(min(largest, _LARGEST_PERIOD), 1, -1):
-        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
-            return candidate
-    raise UsageError(
-        f"A sum over {ranks} ranks is not exact in {dtype}, so its result could not be checked.",
-        "Use --dtype float or int32.",
+
+def _parts_of_all(seat: Seat, counts: Counts, start: int) -> list[Block]:
+    return [Block(senders=(sender,), start=start, length=counts.parameter) for sender in range(seat.ranks)]
+
+
+COLLECTIVES = {
+    collective.name: collective
+    for collective in (
+        Collective(
+            name="all_reduce",
+            redop="sum",
+            root=-1,
+            factor=all_reduce_factor,
+            counts=_whole,
+            run=_all_reduce,
+            expected=lambda seat, counts: [Block(senders=range(seat.ranks), start=0, length=counts.received)],
+            reduces=True,
+        ),
+        Collective(
+            name="all_gather",
+            redop="none",
+            root=-1,
+            factor=exchange_factor,
+            counts=_gathered,
+            run=lambda source, target, seat: dist.all_gather_into_tensor(target, source),
+            expected=lambda seat, counts: _parts_of_all(seat, counts, 0),
+            source_in_place=lambda seat, counts: seat.rank * counts.parameter,
+        ),
+        Collective(
+            name="reduce_scatter",
+            redop="sum",
+            root=-1,
+            factor=exchange_factor,
+            counts=_scattered,
+            run=lambda source, target, seat: dist.reduce_scatter_tensor(target, source),
+            expected=lambda seat, counts: [
+                Block(senders=range(seat.ranks), start=seat.rank * counts.parameter, length=counts.received)
+            ],
+            reduces=True,
+            target_in_place=lambda seat, counts: seat.rank * counts.parameter,
+        ),
+        Collective(
+            name="broadcast",
+            redop="none",
+            root=ROOT,
+            factor=one_way_factor,
+            counts=_whole,
+            run=_broadcast,
+            expected=lambda seat, counts: [Block(senders=(ROOT,), start=0, length=counts.received)],
+        ),
+        Collective(
+            name="all_to_all",
+            redop="none",
+            root=-1,
+            factor=exchange_factor,
+            counts=_exchanged,
+            run=lambda source, target, seat: dist.all_to_all_single(target, source),
+            expected=lambda seat, counts: _parts_of_all(seat, counts, seat.rank * counts.parameter),
+            in_place=False,
+        ),
+        Collective(
+            name="sendrecv",
+            redop="sum",
+            root=-1,
+            factor=one_way_factor,
+            counts=_whole,
+            run=_send_and_receive,
+            expected=lambda seat, counts: [Block(senders=(seat.sender,), start=0, length=counts.received)],
+            in_place=False,
+        ),
     )
-
-
-def fill(buffer: Tensor, rank: int, period: int) -> None:
-    """Write a rank's data, without a temporary of the buffer's size: element i is (i + rank) mod period."""
-    tile = ((torch.arange(_tile_length(period, buffer), device=buffer.device) + rank) % period).to(buffer.dtype)
-    for chunk in buffer.split(len(tile)):
-        chunk.copy_(tile[: len(chunk)])
-
-
-def count_wrong(result: Tensor, expected: Tensor) -> int:
-    """How many elements differ from the expected value, compared on the device.
-
-    Args:
-        result: flat result of a collective.
-        expected: one period of right values.
-    """
-    repeats = _tile_length(len(expected), result) // len(expected)
-    tile = expected.repeat(repeats).to(result.device, result.dtype)
-    wrong = torch.zeros((), dtype=torch.int64, device=result.device)
-    for chunk in result.split(len(tile)):
-        wrong += (chunk != tile[: len(chunk)]).sum()
-    return int(wrong.item())
-
-
-def _tile_length(period: int, buffer: Tensor) -> int:
-    """Whole periods, enough for a small buffer and few enough for a large one's memory."""
-    return min(_TILE_ELEMENTS // period, -(-len(buffer) // period)) * period
+}
+"""By nccl-tests' names, all_to_all in torch's spelling. sendrecv on several nodes goes by rail, a rank sending to the
+rank of its own number on the next node; on one node to the next rank, as nccl-tests does everywhere."""

@@ -3,168 +3,187 @@
 from __future__ import annotations
 
 import argparse
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads import progress, run_name, session
-from workloads.errors import EXIT_OK, DataIntegrityError, InfeasibleError, UsageError
-from workloads.nccl import bandwidth
-from workloads.session import Place
+from workloads import effective, progress, session
+from workloads.errors import EXIT_OK, DataIntegrityError, FabricError
+from workloads.nccl import bandwidth, compare, predict
+from workloads.nccl.stages import ALGORITHMS, LADDERS
 
 if TYPE_CHECKING:
-    from workloads.nccl.all_reduce import Layout
-    from workloads.nccl.measure import Plan
+    from workloads.nccl.bandwidth import Row
+    from workloads.nccl.measured import Measured
     from workloads.nccl.report import Conditions
+    from workloads.nccl.stages import Stage
 
-DEFAULT_SIZES = "1K:8G:2"
-"""On GPUs, as far as their memory reaches: the bus bandwidth of many nodes has levelled out there."""
-
-CPU_SIZES = "1K:64M:2"
-"""On CPUs, where gloo takes a second and more for each larger size."""
-
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 DTYPES = ("float", "half", "bfloat16", "int32")
+
+DESCRIPTION = """\
+Measure and check collectives between the processes of one or more nodes: NCCL on GPUs, gloo on CPUs.
+
+Sizes, columns, factors and #wrong are those of NVIDIA's nccl-tests. Every result is checked element by element, before
+and after it is timed. On GPUs a ladder is climbed: each node alone, every pair of nodes, then all; on two nodes also
+with NCCL's ring forced, as its tree prints more than the wire carries. A slow node, rail or rank is named."""
+
+EPILOG = f"""\
+examples:
+  bench                                        all-reduce between two processes on this machine
+  bench --dry-run --nodes 2                    what would be asked of Ray and measured, nothing started
+  bench --op all_gather --dtype bfloat16       one of {", ".join(OPS)}
+  bench --nodes 2 --stages all --sizes 1G:8G   the large sizes on all nodes at once, without the ladder
+  bench compare before/all_reduce.jsonl after/all_reduce.jsonl
+  bench predict --model convnext-base --nodes 1,2,4,16,128,1000
+
+the time in the table is the slowest rank's (nccl-tests -a 3); --average gives the mean over the ranks (its default).
+Ends with 0 if all is well, 6 if a result was wrong, 9 if the fabric is not what the stack promised."""
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m workloads bench`."""
+    """The arguments of `python -m workloads bench`, and its sub-words."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    words = parser.add_subparsers(dest="command", metavar="[compare | predict]", title="instead of measuring")
+    compare.add_compare_arguments(words.add_parser("compare", help="two results, and whether they differ"))
+    predict.add_predict_arguments(words.add_parser("predict", help="how training would scale, from a measured curve"))
     where = parser.add_argument_group("where")
-    where.add_argument("--nodes", type=int, metavar="N", help="nodes, each with its own bundle (2; embedded: 1)")
-    where.add_argument(
-        "--ranks-per-node", type=int, metavar="R", help="ranks on each node (its GPUs; on CPU 1; embedded: 2)"
-    )
-    where.add_argument("--address", metavar="HOST:PORT", help="a running Ray's GCS (the job's own; else embedded)")
-    where.add_argument(
-        "--timeout", type=float, default=1800, metavar="SECONDS", help="longest wait for the nodes (%(default)g)"
-    )
+    add = where.add_argument
+    add("--nodes", type=int, metavar="N", help="nodes, each with its own bundle (2; embedded: 1)")
+    add("--ranks-per-node", type=int, metavar="R", help="ranks on each node (its GPUs; on CPU 1; embedded: 2)")
+    add("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl where the stack has GPUs")
+    add("--address", metavar="HOST:PORT", help="a running Ray's GCS (the job's own; else embedded)")
+    add("--timeout", type=float, default=1800, metavar="SECONDS", help="longest wait for the nodes (%(default)g)")
     what = parser.add_argument_group("what")
-    what.add_argument(
+    add = what.add_argument
+    add("--op", choices=OPS, default="all_reduce", help="collective (%(default)s)")
+    add(
         "--sizes",
         metavar="FIRST:LAST:FACTOR",
-        help=f"bytes per rank; K, M, G are powers of 1024 ({DEFAULT_SIZES}, as memory allows; on CPU {CPU_SIZES})",
+        help="bytes of a rank; K, M, G are powers of 1024 "
+        f"({bandwidth.GPU_SIZES}, as memory allows; on CPU {bandwidth.CPU_SIZES})",
     )
-    what.add_argument("--dtype", choices=DTYPES, default="float", help="element type (%(default)s)")
-    what.add_argument("--warmup", type=int, default=10, metavar="N", help="calls before timing (%(default)s)")
-    what.add_argument(
-        "--iterations", type=int, default=0, metavar="N", help="calls timed per size (as many as 0.2 s need)"
-    )
+    add("--dtype", choices=DTYPES, default="float", help="element type (%(default)s)")
+    add("--stages", choices=LADDERS, help="all nodes at once; each node first; every pair, too (pairs; on CPU all)")
+    add("--algo", choices=ALGORITHMS, metavar="NAME", help=f"force NCCL's algorithm: {', '.join(ALGORITHMS)}")
+    add("--warmup", type=int, default=10, metavar="N", help="calls before timing (%(default)s)")
+    add("--iterations", type=int, default=0, metavar="N", help="calls timed per size (as many as 0.2 s need)")
+    add("--average", action="store_true", help="the mean over the ranks, not the slowest one's time")
     out = parser.add_argument_group("results")
-    out.add_argument("--name", metavar="NAME", help="folder of the results (bench-<time>)")
-    out.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="local folder for them (.oasis/results; in a job only the runs bucket)",
-    )
+    add = out.add_argument
+    add("--name", metavar="NAME", help="folder of the results (bench-<time>)")
+    add("--results", type=Path, metavar="DIR", help="local folder (.oasis/results; in a job only the runs bucket)")
+    effective.add_dry_run_arguments(parser)
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """Run the benchmark; returns the exit code.
+    """Run the benchmark, or one of its sub-words; returns the exit code.
 
     Raises:
-        DataIntegrityError: a result was wrong; the table was written all the same, as it shows where.
+        DataIntegrityError: a result was wrong; the tables were written all the same, as they show where.
+        FabricError: the path that was taken, or its speed, is not what the stack promised; the tables were written.
     """
-    given = bandwidth.parse_sizes(args.sizes) if args.sizes is not None else None
-    _check(args)
+    if args.command:
+        return (compare.run_compare if args.command == "compare" else predict.run_predict)(args)
+    if args.sizes is not None:
+        bandwidth.parse_sizes(args.sizes)
     place = session.prepare(args.address)
     # Not before `prepare`: they import ray.
-    from workloads.nccl import all_reduce, report
+    from workloads.nccl import driver
+    from workloads.nccl.request import resolve
 
-    layout, plan = _layout(args, place), _plan(args)
-    sizes = given or bandwidth.parse_sizes(DEFAULT_SIZES if layout.gpus_per_node else CPU_SIZES)
-    _check_sizes(sizes, plan)
-    found: list[Conditions] = []
+    request = resolve(args, place)
+    layout = request.layout
+    if args.dry_run:
+        settings = effective.explain(args, add_bench_arguments, request.settings(place))
+        return effective.show(settings, [layout.bundle] * layout.nodes, "STRICT_SPREAD", args.json)
+    printer = _Printer()
+    with session.connect(place, cpus=layout.ranks):
+        measured = driver.run(
+            layout,
+            request.plan,
+            request.rounds,
+            request.sizes,
+            shorten=request.shorten,
+            wait_seconds=args.timeout,
+            promise=place.environment,
+            say=progress.note,
+            begin=printer.begin,
+            show=printer.show,
+        )
+    printer.end()
+    return _conclude(measured, request.places)
 
-    def begin(ranks: list[dict[str, Any]]) -> None:
-        environment = place.environment
-        machine_type, image = (environment.machine_type, environment.image) if environment else ("", "")
-        found.append(all_reduce.conditions(layout, plan, ranks, machine_type, image))
-        for line in [*found[0].lines(), *bandwidth.table_header().splitlines()]:
+
+class _Printer:
+    """Prints the tables while they grow."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+
+    def begin(self, stage: Stage, conditions: Conditions) -> None:
+        """A stage's table begins."""
+        self.end()
+        for line in [f"# stage: {stage.name}", *conditions.lines(), *bandwidth.table_header().splitlines()]:
             progress.note(line)
 
-    def show(row: bandwidth.Row) -> None:
-        progress.emit({"event": "note", "text": bandwidth.table_row(row), **report.row_record(row)})
+    def show(self, stage: Stage, row: Row) -> None:
+        """It has one more row."""
+        from workloads.nccl import records
 
-    with session.connect(place, cpus=layout.ranks):
-        rows = all_reduce.run(layout, plan, sizes, given is None, args.timeout, progress.note, begin, show)
-    for line in bandwidth.table_footer(rows).splitlines():
-        progress.note(line)
-    _keep(args, place, found[0], rows)
-    if wrong := sum(row.wrong for row in rows):
+        self._rows.append(row)
+        text = bandwidth.table_row(row)
+        progress.emit({"event": "note", "text": text, "stage": stage.name, **records.row_record(row)})
+
+    def end(self) -> None:
+        """It ends, if one has begun."""
+        if self._rows:
+            for line in bandwidth.table_footer(self._rows).splitlines():
+                progress.note(line)
+        self._rows = []
+
+
+def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
+    """Judge, say who is slow, and keep everything; only then fail."""
+    from workloads import storage
+    from workloads.nccl import report, suspects
+
+    verdicts, judgements, broken = _judged(measured)
+    for one in measured:
+        for line in report.verdict_lines(verdicts.get(one.stage.name), judgements.get(one.stage.name)):
+            progress.note(f"# {one.stage.name}: {line.removeprefix('# ')}")
+    for suspect in suspects.suspects(measured):
+        progress.note(f"# slow: {suspect.text}")
+    for folder in map(storage.locate, places):
+        files = report.write([folder], measured, verdicts, judgements)
+        shown = ", ".join(name for name in files if "/" not in name)
+        progress.emit({"event": "note", "text": f"{shown} written to {folder.uri}", "results_uri": folder.uri})
+    if wrong := sum(row.wrong for one in measured for row in one.rows):
         raise DataIntegrityError(
             f"{wrong} elements of the results were wrong; the #wrong columns say at which sizes.",
             "Do not train on these nodes: run on each alone (--nodes 1) to find the bad one, and have it replaced.",
         )
+    if broken:
+        raise FabricError(
+            f"The fabric is not as it must be: {' '.join(broken)}",
+            "Do not train on these nodes; the table and NCCL's logs, in the results, say on which node and NIC.",
+        )
     return EXIT_OK
 
 
-def _layout(args: argparse.Namespace, place: Place) -> Layout:
-    from workloads.capacity import check_maximum
-    from workloads.nccl.all_reduce import Layout
+def _judged(measured: Sequence[Measured]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], list[str]]:
+    """Verdicts on the path and judgements of the speed, by stage, and what is bad about them. Nothing on gloo."""
+    from workloads.nccl import thresholds, verdict
 
-    environment = place.environment
-    gpus = environment.gpus_per_node if environment else 0
-    ranks = args.ranks_per_node or gpus or (2 if place.embedded else 1)
-    nodes = args.nodes or (1 if place.embedded else 2)
-    if place.embedded and nodes > 1:
-        raise InfeasibleError(
-            f"{nodes} nodes were asked for; an embedded Ray is one node.",
-            "Leave --nodes out, or submit to a cluster: `python -m workloads submit -- bench`.",
-        )
-    if gpus and ranks > gpus:
-        raise UsageError(f"{ranks} ranks were asked for on nodes of {gpus} GPUs.", f"Give at most {gpus}.")
-    if environment and gpus:
-        check_maximum(nodes, environment.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
-    return Layout(nodes=nodes, ranks_per_node=ranks, gpus_per_node=min(gpus, ranks))
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    from workloads.nccl.collectives import ALL_REDUCE
-    from workloads.nccl.measure import Plan
-
-    return Plan(
-        collective=ALL_REDUCE,
-        dtype=args.dtype,
-        warmup=args.warmup,
-        iterations=args.iterations,
-        seconds=0.2,
-        timeout_seconds=300,
-    )
-
-
-def _check(args: argparse.Namespace) -> None:
-    if args.name is not None:
-        run_name.check("--name", args.name)
-    for flag, value, least in (
-        ("--nodes", args.nodes, 1),
-        ("--ranks-per-node", args.ranks_per_node, 1),
-        ("--warmup", args.warmup, 1),
-        ("--iterations", args.iterations, 0),
-        ("--timeout", args.timeout, 0),
-    ):
-        if value is not None and value < least:
-            raise UsageError(f"{flag} is {value:g}.", f"Give at least {least}.")
-
-
-def _check_sizes(sizes: tuple[int, ...], plan: Plan) -> None:
-    from workloads.nccl.measure import element_size
-
-    least = element_size(plan.dtype)
-    if sizes[0] < least:
-        raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {least} or more.")
-
-
-def _keep(args: argparse.Namespace, place: Place, conditions: Conditions, rows: list[bandwidth.Row]) -> None:
-    from workloads import storage
-    from workloads.nccl import report
-
-    name = args.name or f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    local = args.results or (None if place.environment else Path(".oasis/results"))
-    folders = [storage.locate(local / name)] if local else []
-    if place.environment:
-        folders.append(storage.locate(f"{place.environment.runs_uri}/bench/{name}"))
-    files = report.write(folders, conditions, rows)
-    for folder in folders:
-        progress.emit(
-            {"event": "note", "text": f"{', '.join(files)} written to {folder.uri}", "results_uri": folder.uri}
-        )
+    verdicts, judgements, broken = {}, {}, []
+    for one in measured:
+        conditions = one.conditions
+        if conditions.backend != "nccl":
+            continue
+        between = conditions.promised_rdma and conditions.nodes > 1
+        taken = verdict.read(one.logs, conditions.rdma_nics, between, dict(enumerate(conditions.hosts)))
+        judged = thresholds.judge(conditions.machine_type, one, taken)
+        verdicts[one.stage.name], judgements[one.stage.name] = taken.as_record(), judged.as_record()
+        if judged.outcome == "fail":
+            broken.append(f"{one.stage.name}: {' '.join(judged.reasons)}")
+    return verdicts, judgements, broken

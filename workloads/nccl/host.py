@@ -1,51 +1,87 @@
-"""What a rank finds around itself: its device, its node and its libraries."""
+"""What a rank finds around itself: its device, its node and its libraries; and where NCCL writes what it does."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import socket
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from torch.cuda import nccl
 
+from workloads.errors import PlaceError
 
-def device(gpus_per_node: int) -> torch.device:
-    """This rank's device: the GPU that Ray gave it, or the CPU where the layout has no GPUs, whatever the machine has.
+NCCL_LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV,TUNING"}
+"""What NCCL is asked to say: which plugin, devices, paths, algorithms and protocols it takes, and its settings."""
 
-    Args:
-        gpus_per_node: of the layout; 0 is a layout on CPUs.
-    """
-    if not gpus_per_node:
-        return torch.device("cpu")
+
+class NcclLog:
+    """NCCL's own log of this process, in memory that ends with the process: nothing is left behind by a kill."""
+
+    def __init__(self) -> None:
+        """Tell NCCL where to write; before its first use, as it reads these variables once."""
+        self._file = os.memfd_create("nccl-log")
+        os.environ.update(NCCL_LOGGING, NCCL_DEBUG_FILE=f"/proc/self/fd/{self._file}")
+
+    def read(self) -> str:
+        """What was written so far; a line that is repeated, as one of each call is, stands once."""
+        text = Path(f"/proc/self/fd/{self._file}").read_text(errors="replace")
+        return "".join(line for line, _ in itertools.groupby(text.splitlines(keepends=True)))
+
+
+def assigned_gpu() -> int:
+    """The GPU that Ray gave this rank, as torch counts them."""
     assigned = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     # torch counts the visible GPUs; Ray names them as the variable does, where the node was started with one.
-    return torch.device("cuda", visible.split(",").index(assigned) if visible else int(assigned))
+    return visible.split(",").index(assigned) if visible else int(assigned)
 
 
-def describe(device: torch.device) -> dict[str, Any]:
+def check_gpus(wanted: int) -> None:
+    """Refuse a node on which this process does not see the GPUs it is to use.
+
+    Raises:
+        PlaceError: torch sees fewer, by a masked device or a missing driver.
+    """
+    if (seen := torch.cuda.device_count()) < wanted:
+        mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise PlaceError(
+            f"NCCL needs {wanted} GPUs on node {name()}; torch sees {seen} there"
+            + (f" (CUDA_VISIBLE_DEVICES={mask})." if mask is not None else "."),
+            "Run `python -m workloads doctor` there, ask for fewer with --ranks-per-node, or measure the CPUs with "
+            "--backend gloo.",
+        )
+
+
+def name() -> str:
+    """This node, as people and as Ray know it."""
+    return f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
+
+
+def describe(backend: str) -> dict[str, Any]:
     """What this process runs on, as plain data for the results' head.
 
     Args:
-        device: this rank's.
+        backend: `nccl` or `gloo`.
     """
-    cuda = device.type == "cuda"
     versions = {
         "torch": torch.__version__,
         "ray": ray.__version__,
         "python": platform.python_version(),
     }
-    if cuda:
+    if backend == "nccl":
         versions |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, nccl.version()))}
     return {
-        "host": f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}",
-        "backend": "nccl" if cuda else "gloo",
-        "accelerator": torch.cuda.get_device_name(device) if cuda else "",
+        "host": name(),
+        "backend": backend,
         "versions": versions,
         "variables": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "GLOO_", "OMP_"))
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("NCCL_", "GLOO_", "OMP_")) and name != "NCCL_DEBUG_FILE"
         },
     }

@@ -1,15 +1,18 @@
 """One rank's part of the benchmark: joins the process group, times a collective, checks its result. torch only, no Ray.
 
-Calls are timed back to back between two synchronisations, as nccl-tests does; what one call costs alone is not shown.
+The headline is calls back to back between two synchronisations, as nccl-tests times them; calls one by one, each after
+a barrier, show the jitter. Connections are made by the check before the timing, at each size anew, so none is timed.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -19,10 +22,18 @@ from workloads import process_group
 from workloads.errors import UsageError
 from workloads.nccl import collectives
 from workloads.nccl.bandwidth import format_size
-from workloads.nccl.collectives import Collective
+from workloads.nccl.collectives import Collective, Counts, Seat
+from workloads.nccl.pattern import DTYPES, NEVER, Data
 
 LEAST_ITERATIONS = 5
 MOST_ITERATIONS = 2000
+LEAST_CALLS, MOST_CALLS = 10, 200
+"""Of the calls timed one by one."""
+
+LINK_BYTES = 8 * 1024**2
+"""Of an exchange between two ranks: large enough for a link's bandwidth rather than its latency."""
+
+LINK_EXCHANGES = 5
 _RESERVE_BYTES = 512 * 1024**2  # torch's and NCCL's own buffers beside ours
 
 
@@ -39,6 +50,12 @@ class Plan:
     """Calls timed at every size; 0 chooses as many as `seconds` need."""
     seconds: float
     """How long timing one size lasts where `iterations` is 0; shorter is noisier."""
+    blocking: bool
+    """Also time calls one by one, for half as long."""
+    links: bool
+    """Also time exchanges between pairs of ranks, which name a slow one."""
+    average: bool
+    """The time of a size is the mean over the ranks (nccl-tests -a 1), not the slowest rank's (-a 3)."""
     timeout_seconds: float
     """How long one call may hang before the process group gives up."""
 
@@ -48,30 +65,36 @@ class Sample:
     """One rank's measurement of one size."""
 
     seconds: float
-    """Mean time of one call."""
+    """Mean time of one call, back to back."""
     iterations: int
-    wrong: int
-    """Wrong elements on this rank, before and after timing."""
+    wrong: int | None
+    """Wrong elements on this rank, before and after timing; None where nothing can be checked."""
+    calls: tuple[float, ...]
+    """Seconds of each call that was timed alone; empty where none was."""
 
 
 def element_size(dtype: str) -> int:
     """Bytes of one element."""
-    return collectives.DTYPES[dtype].itemsize
+    return DTYPES[dtype].itemsize
+
+
+def counts(plan: Plan, size: int, ranks: int) -> Counts:
+    """Elements that a size asked for comes to, rounded down as nccl-tests does."""
+    width = element_size(plan.dtype)
+    return plan.collective.counts(size // width, width, ranks)
 
 
 class Participant:
     """One rank in the process group."""
 
-    def __init__(self, rank: int, ranks: int, device: torch.device, plan: Plan) -> None:
-        self.rank = rank
-        self.ranks = ranks
+    def __init__(self, seat: Seat, device: torch.device, plan: Plan) -> None:
+        self._seat = seat
         self._plan = plan
         self._device = device
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        self._dtype = collectives.DTYPES[plan.dtype]
-        self._period = collectives.period(self._dtype, ranks)
-        self._expected = plan.collective.expected(self._period, ranks)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._dtype = DTYPES[plan.dtype]
+        self._data = Data.of(plan.collective.reduces, self._dtype, seat.ranks)
 
     def join(self, address: str, port: int, listener: socket.socket | None) -> None:
         """Enter the process group; returns when all ranks have.
@@ -79,18 +102,23 @@ class Participant:
         Args:
             address: where rank 0's meeting point is.
             port: its port.
-            listener: on rank 0, what `listen` returned.
+            listener: on rank 0, what `process_group.listen` returned.
         """
         timeout = timedelta(seconds=self._plan.timeout_seconds)
-        process_group.join(self.rank, self.ranks, address, port, listener, timeout, self._device)
+        process_group.join(self._seat.rank, self._seat.ranks, address, port, listener, timeout, self._device)
 
     def leave(self) -> None:
         """Leave the process group."""
         process_group.leave()
 
-    def room(self) -> int:
-        """Largest size, in bytes, whose two buffers fit this rank's free memory."""
-        return max(0, (_free_bytes(self._device) - _RESERVE_BYTES) // 2)
+    def room(self, sharing: int) -> int:
+        """Largest size, in bytes, whose two buffers fit this rank's part of the free memory.
+
+        Args:
+            sharing: ranks on this node, which share its memory where they have no GPU each.
+        """
+        free = _free_bytes(self._device) // (1 if self._device.type == "cuda" else sharing)
+        return max(0, (free - _RESERVE_BYTES) // 2)
 
     def measure(self, size: int, in_place: bool) -> Sample:
         """Time one size; every rank calls this alike.
@@ -98,37 +126,90 @@ class Participant:
         Raises:
             UsageError: the buffers do not fit this rank's memory.
         """
-        count = size // self._dtype.itemsize
-        self._check_memory(size if in_place else 2 * size, size)
-        source = torch.empty(count, dtype=self._dtype, device=self._device)
-        target = source if in_place else torch.empty_like(source)
-        run = self._plan.collective.run
-        wrong = self._wrong(source, target)
+        elements = counts(self._plan, size, self._seat.ranks)
+        source, target = self._buffers(elements, in_place)
+        run, seat = self._plan.collective.run, self._seat
+        before = self._wrong(source, target, elements, in_place)
         began = time.perf_counter()
         for _ in range(self._plan.warmup):
-            run(source, target)
+            run(source, target, seat)
         self._synchronize()
-        iterations = self._plan.iterations or self._choose_iterations(time.perf_counter() - began)
+        expected = self._agree((time.perf_counter() - began) / self._plan.warmup)
+        iterations = self._plan.iterations or _fitting(self._plan.seconds, expected, LEAST_ITERATIONS, MOST_ITERATIONS)
         self._agree(0.0)  # nobody starts before the last one is ready
         began = time.perf_counter()
         for _ in range(iterations):
-            run(source, target)
+            run(source, target, seat)
         self._synchronize()
         elapsed = time.perf_counter() - began
-        wrong += self._wrong(source, target)
-        return Sample(seconds=elapsed / iterations, iterations=iterations, wrong=wrong)
+        alone = self._one_by_one(source, target, expected) if self._plan.blocking else ()
+        after = self._wrong(source, target, elements, in_place)
+        wrong = None if before is None or after is None else before + after
+        return Sample(seconds=elapsed / iterations, iterations=iterations, wrong=wrong, calls=alone)
 
-    def _wrong(self, source: Tensor, target: Tensor) -> int:
-        collectives.fill(source, self.rank, self._period)
-        if source is not target:
-            target.zero_()  # else a call that did nothing would leave the last right result
-        self._plan.collective.run(source, target)
-        return collectives.count_wrong(target, self._expected)
+    def links(self, rounds: list[list[tuple[int, int]]]) -> list[tuple[tuple[int, int], float]]:
+        """Time an exchange with each of this rank's partners; every rank calls this alike.
 
-    def _choose_iterations(self, warmup_seconds: float) -> int:
-        slowest = self._agree(warmup_seconds / max(self._plan.warmup, 1))
-        wanted = round(self._plan.seconds / max(slowest, 1e-9))
-        return max(LEAST_ITERATIONS, min(MOST_ITERATIONS, wanted))
+        Args:
+            rounds: pairs of ranks that exchange at the same time; a rank is in one pair of a round at most.
+
+        Returns:
+            Each pair that this rank is in, and the median time of its exchanges.
+        """
+        source = torch.zeros(LINK_BYTES // self._dtype.itemsize, dtype=self._dtype, device=self._device)
+        target = torch.empty_like(source)
+        found = []
+        for pairs in rounds:
+            mine = next((pair for pair in pairs if self._seat.rank in pair), None)
+            taken = []
+            for _ in range(1 + LINK_EXCHANGES):  # the first one connects
+                self._agree(0.0)
+                began = time.perf_counter()
+                if mine is not None:
+                    partner = sum(mine) - self._seat.rank
+                    collectives.exchange(source, target, partner, partner)
+                    self._synchronize()
+                taken.append(time.perf_counter() - began)
+            if mine is not None:
+                found.append((mine, median(taken[1:])))
+        return found
+
+    def _buffers(self, elements: Counts, in_place: bool) -> tuple[Tensor, Tensor]:
+        together = max(elements.sent, elements.received) if in_place else elements.sent + elements.received
+        self._check_memory(together * self._dtype.itemsize)
+        if not in_place:
+            source = torch.empty(elements.sent, dtype=self._dtype, device=self._device)
+            return source, torch.empty(elements.received, dtype=self._dtype, device=self._device)
+        buffer = torch.empty(together, dtype=self._dtype, device=self._device)
+        if elements.sent == elements.received:
+            return buffer, buffer
+        collective = self._plan.collective
+        first, second = (
+            begin(self._seat, elements) for begin in (collective.source_in_place, collective.target_in_place)
+        )
+        return buffer[first : first + elements.sent], buffer[second : second + elements.received]
+
+    def _wrong(self, source: Tensor, target: Tensor, elements: Counts, in_place: bool) -> int | None:
+        """Run the collective once on known data; the wrong elements of this rank's result."""
+        collective = self._plan.collective
+        # Else a call that did nothing would leave the last right result. In place the source is part of the target.
+        target.fill_(NEVER)
+        self._data.fill(source, self._seat.rank)
+        collective.run(source, target, self._seat)
+        if in_place and not collective.in_place:
+            return None
+        return self._data.count_wrong(target, collective.expected(self._seat, elements))
+
+    def _one_by_one(self, source: Tensor, target: Tensor, expected: float) -> tuple[float, ...]:
+        number = self._plan.iterations or _fitting(self._plan.seconds / 2, expected, LEAST_CALLS, MOST_CALLS)
+        taken = []
+        for _ in range(number):
+            self._agree(0.0)
+            began = time.perf_counter()
+            self._plan.collective.run(source, target, self._seat)
+            self._synchronize()
+            taken.append(time.perf_counter() - began)
+        return tuple(taken)
 
     def _agree(self, value: float) -> float:
         """The largest value of all ranks, known to all; also a barrier."""
@@ -140,19 +221,24 @@ class Participant:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _check_memory(self, needed: int, size: int) -> None:
+    def _check_memory(self, needed: int) -> None:
         free = _free_bytes(self._device)
         if needed + _RESERVE_BYTES > free:
             raise UsageError(
-                f"Size {format_size(size)} needs {format_size(needed)} on rank {self.rank}, which has "
+                f"{format_size(needed)} of buffers do not fit rank {self._seat.rank}, which has "
                 f"{free / 1024**3:.1f} GiB free.",
                 "End --sizes earlier.",
             )
 
 
+def _fitting(seconds: float, each: float, least: int, most: int) -> int:
+    return max(least, min(most, math.ceil(seconds / max(each, 1e-9))))
+
+
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # torch keeps what a smaller size has freed, and takes from it first.
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":

@@ -1,19 +1,27 @@
-"""What a benchmark leaves behind, on disk and in a bucket: a table for people, JSON lines for programs, a plot."""
+"""What a benchmark leaves behind, on disk and in a bucket: tables for people, JSON lines and CSV, plots, NCCL's logs.
+
+One set of files per collective, whatever the number of stages; a log per stage and rank.
+"""
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from workloads.nccl import bandwidth, plot
-from workloads.nccl.bandwidth import Row, Timing
-from workloads.storage import Folder
+from workloads.nccl import bandwidth
+from workloads.storage import Folder, in_parallel
 
-SCHEMA = "oasis.collective/1"
-"""Version of the JSON lines: the first line is the environment, each further one a row. A field is never given another
-meaning under the same version."""
+if TYPE_CHECKING:
+    from workloads.nccl.measured import Measured
+
+Records = Mapping[str, dict[str, Any]]
+"""Plain data by the name of the stage that they belong to."""
+
+LOGS = "logs"
+"""Folder of NCCL's own logs, beside the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +35,18 @@ class Conditions:
     ranks: int
     hosts: tuple[str, ...]
     """Host of each rank."""
+    node_of_rank: tuple[int, ...]
+    """Node of each rank, by its number in the placement group."""
+    devices: tuple[str, ...]
+    """Device of each rank: `cuda:3`, or `cpu`."""
+    gpus_per_node: int
+    """GPUs taken from each node; 0 on CPUs."""
+    rdma_nics: int
+    """NICs for RDMA that the stack gives a node; 0 where it promises none."""
+    promised_rdma: bool
+    """Whether the stack promised RDMA, so that a path without it is an error."""
+    average: bool
+    """Whether a time is the mean over the ranks (nccl-tests -a 1) rather than the slowest rank's (-a 3)."""
     started: str
     """When, RFC 3339."""
     machine_type: str
@@ -34,7 +54,7 @@ class Conditions:
     accelerator: str
     """GPU as torch names it; empty on CPU."""
     image: str
-    """Container image; empty outside a stack."""
+    """Container image, with its digest where the stack pins one; empty outside a stack."""
     versions: Mapping[str, str]
     """torch, CUDA, NCCL, Ray, Python."""
     variables: Mapping[str, str]
@@ -42,71 +62,153 @@ class Conditions:
 
     def lines(self) -> list[str]:
         """The table's head for people."""
-        where = f"{self.nodes} nodes, {self.ranks} ranks, {self.backend}"
-        machine = f", {self.accelerator} ({self.machine_type})" if self.accelerator else " on CPU"
+        rank = "mean over the ranks (nccl-tests -a 1)" if self.average else "slowest rank (nccl-tests -a 3)"
         versions = ", ".join(f"{name} {value}" for name, value in self.versions.items())
         return [
-            f"# {self.op}: {where}{machine}",
+            f"# {self.op}: {self.where()}",
             f"# {versions}",
-            "# time: mean of calls back to back on the slowest rank (nccl-tests -a 3); GB is 10^9 bytes, per rank",
-            "# out of place: a copy into the result, then the call, as torch has it in place only",
+            f"# time: mean of calls back to back, {rank}; GB is 10^9 bytes",
+            "# out of place: a copy into the result first, for what torch has in place only (all_reduce, broadcast)",
         ]
 
-
-def json_lines(conditions: Conditions, rows: Sequence[Row]) -> str:
-    """The machine-readable result."""
-    head = {"schema": SCHEMA, "kind": "environment", **asdict(conditions)}
-    records = [head, *({"kind": "row", **row_record(row)} for row in rows)]
-    return "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
-
-
-def row_record(row: Row) -> dict[str, Any]:
-    """One row as plain data: times in microseconds, bandwidths in GB/s."""
-    return {
-        "size": row.size,
-        "count": row.count,
-        "type": row.dtype,
-        "redop": row.redop,
-        "root": row.root,
-        "factor": row.factor,
-        "out_of_place": _timing_record(row, row.out_of_place),
-        "in_place": _timing_record(row, row.in_place),
-    }
+    def where(self) -> str:
+        """Nodes, ranks and what they ran on, in a few words."""
+        machine = f", {self.accelerator}" + (f" ({self.machine_type})" if self.machine_type else "")
+        return (
+            f"{counted(self.nodes, 'node')}, {counted(self.ranks, 'rank')}, {self.backend}"
+            f"{machine if self.accelerator else ' on CPU'}"
+        )
 
 
-def write(folders: Sequence[Folder], conditions: Conditions, rows: Sequence[Row]) -> list[str]:
-    """Write table, JSON lines and plot into each folder; returns the files' names."""
-    text = "\n".join([*conditions.lines(), bandwidth.table(rows), ""])
-    files = {
-        f"{conditions.op}.txt": text.encode(),
-        f"{conditions.op}.jsonl": json_lines(conditions, rows).encode(),
-        f"{conditions.op}.png": plot.draw(conditions.op, _title(conditions), rows, reference(conditions)),
-    }
-    for folder in folders:
-        for name, content in files.items():
-            folder.write(name, content)
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float, _: object = None) -> str:
+    """Seconds as people read them: `20 µs`, `1.5 ms`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def write(folders: Sequence[Folder], measured: Sequence[Measured], verdicts: Records, judgements: Records) -> list[str]:
+    """Write every file into each folder; returns the files' names.
+
+    Args:
+        folders: where to; on a disk or in a bucket.
+        measured: the stages, in the order in which they are to be shown; at least one, each with at least one row.
+        verdicts: of NCCL's logs, which path was taken; a stage may be missing.
+        judgements: of the figures against the machine type's thresholds; a stage may be missing.
+    """
+    files: dict[str, bytes] = {}
+    for op in dict.fromkeys(one.conditions.op for one in measured):
+        files |= _files(op, [one for one in measured if one.conditions.op == op], verdicts, judgements)
+    for one in measured:
+        for rank, log in one.logs.items():
+            files[f"{LOGS}/{slug(one.conditions.op)}-{slug(one.stage.name)}-rank{rank}.log"] = log.encode()
+
+    def put(item: tuple[Folder, str]) -> None:
+        folder, name = item
+        inside, _, last = name.rpartition("/")
+        (folder.child(inside) if inside else folder).write(last, files[name])
+
+    in_parallel(put, [(folder, name) for folder in folders for name in files])
     return list(files)
 
 
-def reference(conditions: Conditions) -> plot.Reference | None:
-    """The line to compare with: only for a machine whose limits are known, and only where its GPUs were used."""
-    if conditions.backend != "nccl":
-        return None
-    return plot.REFERENCES.get((conditions.machine_type, conditions.nodes > 1))
+def slug(text: str) -> str:
+    """A stage's name as part of a file name: `nodes-0-1-ring`."""
+    return "-".join("".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split())
 
 
-def _title(conditions: Conditions) -> str:
-    where = conditions.accelerator or "CPU"
-    return f"{conditions.nodes} nodes, {conditions.ranks} ranks, {conditions.backend}, {where}"
+def _files(op: str, measured: Sequence[Measured], verdicts: Records, judgements: Records) -> dict[str, bytes]:
+    from workloads.nccl import plot, records  # matplotlib is not loaded for a table alone
 
-
-def _timing_record(row: Row, timing: Timing) -> dict[str, Any]:
+    pictures = plot.draw(op, widest(measured).conditions.where(), measured)
     return {
-        "time_us": timing.seconds * 1e6,
-        "algbw": row.algbw(timing),
-        "busbw": row.busbw(timing),
-        "wrong": timing.wrong,
-        "iterations": timing.iterations,
-        "slowest_rank": timing.slowest_rank,
-        "rank_time_us": [seconds * 1e6 for seconds in timing.rank_seconds],
+        f"{op}.txt": text(measured, verdicts, judgements).encode(),
+        f"{op}.jsonl": records.json_lines(measured, verdicts, judgements).encode(),
+        f"{op}.csv": comma_separated(measured, verdicts).encode(),
+        **{f"{op}.{form}": picture for form, picture in pictures.items()},
     }
+
+
+def widest(measured: Sequence[Measured]) -> Measured:
+    """The stage that speaks for a run: NCCL's own choice on the most nodes."""
+    return max(measured, key=lambda one: (one.conditions.nodes, not one.stage.algorithm))
+
+
+def text(measured: Sequence[Measured], verdicts: Records, judgements: Records) -> str:
+    """The tables of all stages, each with its verdict and judgement beneath, as in the terminal.
+
+    Args:
+        measured: stages of one collective.
+        verdicts: by stage.
+        judgements: by stage.
+    """
+    lines = []
+    for one in measured:
+        name = one.stage.name
+        lines += [f"# stage: {name}", *one.conditions.lines(), bandwidth.table(one.rows)]
+        lines += verdict_lines(verdicts.get(name), judgements.get(name))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def verdict_lines(verdict: dict[str, Any] | None, judgement: dict[str, Any] | None) -> list[str]:
+    """What the log and the thresholds say about a stage, a comment line each.
+
+    Args:
+        verdict: record of the path that was taken; None where it was not looked for.
+        judgement: record of what the figures mean; None where nobody judged.
+    """
+    lines = []
+    if verdict is not None:
+        named = ((name, verdict.get(name)) for name in ("algorithm", "protocol", "channels", "plugin"))
+        said = ", ".join(f"{name} {value}" for name, value in named if value)
+        lines.append(f"# Path taken           : {verdict['path']}{f' ({said})' if said else ''}")
+        lines += [f"# {one['severity']}: {one['problem']} {one['remedy']}" for one in verdict.get("problems", ())]
+    if judgement is not None:
+        reasons = "; ".join(judgement.get("reasons", ()))
+        lines.append(f"# Verdict              : {judgement['verdict']}{f': {reasons}' if reasons else ''}")
+    return lines
+
+
+COLUMNS = (
+    *("op", "stage", "backend", "nodes", "ranks", "forced_algorithm", "path", "size", "count", "type", "redop", "root"),
+    *("place", "time_us", "algbw", "busbw", "wrong", "iterations", "slowest_rank"),
+    *("blocking_p50_us", "blocking_p95_us", "blocking_p99_us", "blocking_max_us"),
+)
+"""Of the CSV; a line is one size in one place."""
+
+
+def comma_separated(measured: Sequence[Measured], verdicts: Records) -> str:
+    """The rows as CSV: a header, then a line for each size out of place and one in place.
+
+    Args:
+        measured: stages of one collective.
+        verdicts: by stage; their path is a column.
+    """
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for one in measured:
+        conditions, stage = one.conditions, one.stage
+        path = verdicts.get(stage.name, {}).get("path", "")
+        whose = (conditions.op, stage.name, conditions.backend, conditions.nodes, conditions.ranks, stage.algorithm)
+        for row in one.rows:
+            what = (row.size, row.count, row.dtype, row.redop, row.root)
+            for place, timing in (("out_of_place", row.out_of_place), ("in_place", row.in_place)):
+                alone = timing.blocking
+                calls = (alone.p50, alone.p95, alone.p99, alone.max) if alone else ()
+                table.writerow(
+                    [
+                        *(*whose, path, *what, place),
+                        *(f"{timing.seconds * 1e6:.3f}", f"{row.algbw(timing):.4f}", f"{row.busbw(timing):.4f}"),
+                        *("" if timing.wrong is None else timing.wrong, timing.iterations, timing.slowest_rank),
+                        *([f"{seconds * 1e6:.3f}" for seconds in calls] or [""] * 4),
+                    ]
+                )
+    return written.getvalue()

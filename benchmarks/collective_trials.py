@@ -1,0 +1,221 @@
+"""The trials of `benchmarks.collectives`: gloo ranks of the benchmark itself, beside a bare loop, killed, or slowed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.util.placement_group import placement_group_table
+
+from tests import gloo
+from workloads.nccl import driver, suspects, teams
+from workloads.nccl.collectives import Seat
+from workloads.nccl.measure import Participant, Plan
+from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.stages import ladder
+
+CPUS = 4
+KILLED_RANKS, SLOW_RANKS = 2, 4
+PATIENCE_SECONDS = 120.0
+
+_DUTY = """
+import os, signal, sys, time
+rank = os.getppid()
+while os.getppid() == rank:
+    os.kill(rank, signal.SIGSTOP)
+    time.sleep(0.008)
+    os.kill(rank, signal.SIGCONT)
+    time.sleep(0.002)
+"""
+"""Lets its parent run a fifth of the time."""
+
+
+def overhead(size: int, pairs: int) -> dict[str, Any]:
+    """Our time of a call over that of a bare loop, in turns, on two ranks; each is the slower rank's.
+
+    Args:
+        size: bytes per rank.
+        pairs: how many times both, in an order that alternates.
+    """
+    iterations = max(8, (256 << 20) // size)
+    ours, bare = zip(*gloo.together(2, _Interleaved(size, pairs, iterations)), strict=True)
+    slowest = [[max(each) for each in zip(*times, strict=True)] for times in (ours, bare)]
+    ratios = [own / other for own, other in zip(*slowest, strict=True)]
+    return {"bytes": size, "iterations": iterations, "seconds": sorted(slowest[1])[pairs // 2], "ratios": ratios}
+
+
+class _Interleaved:
+    """In a rank's process: seconds of a call by our timing and by a bare loop, pair by pair."""
+
+    def __init__(self, size: int, pairs: int, iterations: int) -> None:
+        self._size, self._pairs, self._iterations = size, pairs, iterations
+
+    def __call__(self, seat: Seat) -> tuple[list[float], list[float]]:
+        participant = Participant(seat, torch.device("cpu"), gloo.plan(iterations=self._iterations))
+        tensor = torch.ones(self._size // 4)
+        ours: list[float] = []
+        bare: list[float] = []
+        turns: list[Callable[[], None]] = [
+            lambda: ours.append(participant.measure(self._size, in_place=True).seconds),
+            lambda: bare.append(self._bare(tensor)),
+        ]
+        for pair in range(self._pairs):
+            for turn in turns if pair % 2 else turns[::-1]:
+                turn()
+        return ours, bare
+
+    def _bare(self, tensor: torch.Tensor) -> float:
+        for _ in range(2):  # as many as ours has before its timing
+            dist.all_reduce(tensor.zero_())
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(self._iterations):
+            dist.all_reduce(tensor)
+        return (time.perf_counter() - began) / self._iterations
+
+
+def undisturbed(folder: Path) -> float:
+    """Seconds from the first rank's start to the end of a run that nobody kills."""
+    with _bench(folder, "undisturbed") as process:
+        _until(_ranks)
+        began = time.monotonic()
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        if process.returncode:
+            raise RuntimeError(said)
+    return time.monotonic() - began
+
+
+def killed(folder: Path, span: float, chance: random.Random) -> dict[str, Any]:
+    """A run of which one rank is killed at any moment of its life, and what is left of it.
+
+    Args:
+        folder: for its results.
+        span: how long such a run lasts.
+        chance: for rank and moment.
+    """
+    name = f"killed-{chance.randrange(1 << 30)}"
+    with _bench(folder, name) as process:
+        _until(_ranks)
+        wait = chance.uniform(0, span)
+        time.sleep(wait)
+        if not (ranks := _ranks()):  # faster than the one before: over already
+            process.communicate(timeout=PATIENCE_SECONDS)
+            return killed(folder, span / 2, chance)
+        os.kill(chance.choice(ranks), signal.SIGKILL)
+        began = time.monotonic()
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        took = time.monotonic() - began
+    time.sleep(2)  # for what Ray ends in its own time
+    states = {group["state"] for group in placement_group_table().values()}
+    return {
+        "killed_after": round(wait, 2),
+        "exit_seconds": round(took, 2),
+        "code": process.returncode,
+        "complete": (folder / name / "all_reduce.jsonl").exists(),
+        "named": re.search(r"Rank \d of 'all', on node 0 \(\S+\) died", said) is not None,
+        "left_running": len(_ranks()),
+        "groups_removed": states <= {"REMOVED"},
+    }
+
+
+def slowed(rank: int | None) -> dict[str, Any]:
+    """A run in this process in which one rank runs a fifth of the time, and whom it names.
+
+    Args:
+        rank: which one; None slows nobody.
+    """
+    layout = Layout(nodes=1, ranks_per_node=SLOW_RANKS, gpus_per_node=0)
+    plan: Plan = replace(gloo.plan(iterations=5), links=True, timeout_seconds=60)
+    real = teams.RankActor
+    teams.RankActor = real if rank is None else _slow(rank)
+    try:
+        measured = driver.run(
+            layout,
+            plan,
+            ladder(1, "all", ring=False),
+            [1 << 20],
+            shorten=False,
+            wait_seconds=60,
+            promise=None,
+            say=lambda line: None,
+            begin=lambda stage, conditions: None,
+            show=lambda stage, row: None,
+        )
+    finally:
+        teams.RankActor = real
+    found = suspects.suspects(measured)
+    links = {f"{a}-{b}": round(1000 * link.seconds, 2) for link in measured[0].links for a, b in [link.ranks]}
+    named, ratios = [one.number for one in found], [round(one.ratio, 2) for one in found]
+    return {"slow": rank, "named": named, "ratios": ratios, "link_milliseconds": links}
+
+
+def _slow(slow: int) -> type[RankActor]:
+    class Slowed(RankActor):
+        """A rank; one of them is stopped four fifths of the time."""
+
+        def __init__(self, seat: Seat, layout: Layout, plan: Plan) -> None:
+            super().__init__(seat, layout, plan)
+            self._brake = subprocess.Popen([sys.executable, "-c", _DUTY]) if seat.rank == slow else None
+
+    return Slowed
+
+
+@contextlib.contextmanager
+def _bench(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+    """The command itself, on the Ray of this process."""
+    words = [
+        *("bench", "--address", ray.get_runtime_context().gcs_address, "--nodes", "1"),
+        *("--ranks-per-node", str(KILLED_RANKS), "--sizes", "1K:16M:8", "--results", str(folder), "--name", name),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workloads", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _ranks() -> list[int]:
+    """Processes of ranks on the Ray of this process."""
+    parents: dict[int, int] = {}
+    named = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                # proc(5): the parent is the second field after the name, which is in brackets.
+                parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                if (process / "cmdline").read_bytes().startswith(b"ray::RankActor"):
+                    named.append(int(process.name))
+            except OSError:  # ended meanwhile
+                continue
+    return [pid for pid in named if os.getpid() in _ancestors(pid, parents)]
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> set[int]:
+    found = set[int]()
+    while (pid := parents.get(pid, 0)) > 1:
+        found.add(pid)
+    return found
+
+
+def _until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the ranks did not start")
+        time.sleep(0.05)

@@ -1,0 +1,204 @@
+"""The benchmark on Ray: holds the nodes, runs the ladder's rounds on them, and gives back what each stage measured.
+
+Each round has processes of its own, because NCCL reads its settings once in a process's life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from workloads import capacity
+from workloads.environment import ClusterEnvironment
+from workloads.errors import UsageError
+from workloads.nccl import measure, teams
+from workloads.nccl.bandwidth import Percentiles, Row, Timing, format_size
+from workloads.nccl.measure import Plan, Sample
+from workloads.nccl.measured import Measured
+from workloads.nccl.placement import Layout
+from workloads.nccl.report import Conditions
+from workloads.nccl.stages import Round, Stage
+from workloads.nccl.teams import Facts, SideBySide, Team
+
+
+def run(
+    layout: Layout,
+    plan: Plan,
+    rounds: Sequence[Round],
+    sizes: Sequence[int],
+    *,
+    shorten: bool,
+    wait_seconds: float,
+    promise: ClusterEnvironment | None,
+    say: Callable[[str], None],
+    begin: Callable[[Stage, Conditions], None],
+    show: Callable[[Stage, Row], None],
+) -> list[Measured]:
+    """Measure every size in every stage on the cluster that this process is connected to.
+
+    Args:
+        layout: where the ranks are.
+        plan: what they do.
+        rounds: of `stages.ladder`.
+        sizes: bytes, rising.
+        shorten: leave out the sizes that do not fit a rank's memory, rather than refuse them.
+        wait_seconds: longest wait for the nodes.
+        promise: what the stack says of itself; None outside a stack.
+        say: told of the progress before measuring.
+        begin: told what a stage runs on, once its ranks have joined.
+        show: given each row as it is finished; those of stages side by side when their round is.
+
+    Raises:
+        UsageError: a size does not fit a rank's memory, and `shorten` is false.
+        InfeasibleError, CapacityError: the nodes cannot come, or did not.
+        PlaceError: the nodes' libraries differ, or a rank does not see its node's GPUs.
+        WorkloadFailedError: a rank died or hung; says which, and on which node.
+    """
+    found: list[Measured] = []
+    with capacity.hold([layout.bundle] * layout.nodes, wait_seconds, say) as group:
+        for stages in rounds:
+            say(f"starting {sum(len(layout.seats(stage)) for stage in stages)} ranks: {', '.join(map(str, stages))}")
+            # Tables of stages side by side would be printed into each other.
+            streamed = len(stages) == 1
+            with teams.started(group, layout, plan, stages) as begun:
+                asked = SideBySide(begun, layout, plan)
+                facts = asked.join()
+                conditions = [_conditions(layout, plan, *both, promise) for both in zip(begun, facts, strict=True)]
+                if streamed:
+                    begin(stages[0], conditions[0])
+                within = _sizes(plan, sizes, facts, shorten)
+                found += _measured(asked, stages, conditions, plan, within, show if streamed else None)
+            if not streamed:
+                _show(found[-len(stages) :], begin, show)
+    return found
+
+
+def fitting(plan: Plan, sizes: Sequence[int], ranks: int, room: int, shorten: bool) -> list[int]:
+    """The sizes that can be measured.
+
+    Args:
+        plan: what is measured.
+        sizes: bytes, rising.
+        ranks: over how many the data are divided.
+        room: largest size that fits the rank with the least memory.
+        shorten: leave out the others, rather than refuse them.
+
+    Raises:
+        UsageError: a size does not fit and may not be left out, or none fits.
+    """
+    divided = [size for size in sizes if measure.counts(plan, size, ranks).parameter]
+    if not divided or (len(divided) < len(sizes) and not shorten):
+        raise UsageError(
+            f"{format_size(sizes[0])} cannot be divided among {ranks} ranks for {plan.collective.name}: the part of "
+            "each is a multiple of 16 bytes.",
+            f"Start --sizes at {16 * ranks} or more.",
+        )
+    within = [size for size in divided if size <= room]
+    if not within or (len(within) < len(divided) and not shorten):
+        raise UsageError(
+            f"Two buffers of {format_size(sizes[-1])} do not fit the {2 * room / 1024**3:.1f} GiB of memory that the "
+            "fullest rank has left.",
+            "End --sizes earlier.",
+        )
+    return within
+
+
+def timing(samples: Sequence[Sample], average: bool) -> Timing:
+    """All ranks' measurement of one size as one.
+
+    Args:
+        samples: one of each rank.
+        average: take the mean time of the ranks, not the slowest one's.
+    """
+    seconds = [sample.seconds for sample in samples]
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    wrong = [sample.wrong for sample in samples if sample.wrong is not None]
+    return Timing(
+        seconds=sum(seconds) / len(seconds) if average else seconds[slowest],
+        iterations=samples[slowest].iterations,
+        slowest_rank=slowest,
+        wrong=sum(wrong) if len(wrong) == len(samples) else None,
+        rank_seconds=tuple(seconds),
+        blocking=Percentiles.of([sample.calls for sample in samples]) if samples[0].calls else None,
+    )
+
+
+def _sizes(plan: Plan, sizes: Sequence[int], facts: Sequence[Sequence[Facts]], shorten: bool) -> list[int]:
+    room = min(rank["room"] for own in facts for rank in own)
+    return fitting(plan, sizes, max(map(len, facts)), room, shorten)
+
+
+def _measured(
+    asked: SideBySide,
+    stages: Round,
+    conditions: Sequence[Conditions],
+    plan: Plan,
+    sizes: Sequence[int],
+    show: Callable[[Stage, Row], None] | None,
+) -> list[Measured]:
+    """Every size, out of place and in place, then the links; what each stage has measured."""
+    tables: list[list[Row]] = [[] for _ in stages]
+    for size in sizes:
+        both = [asked.ask("measure", lambda team, rank, call=(size, flag): call) for flag in (False, True)]
+        for stage, table, *samples in zip(stages, tables, *both, strict=True):
+            timings = [timing(of, plan.average) for of in samples]
+            table.append(_row(plan, len(samples[0]), size, *timings))
+            if show is not None:
+                show(stage, table[-1])
+    links = asked.links() if plan.links else [()] * len(stages)
+    logs = [{rank: log for rank, log in enumerate(own) if log} for own in asked.ask("leave")]
+    return [
+        Measured(stage=stage, conditions=own, rows=tuple(table), links=pairs, logs=texts)
+        for stage, own, table, pairs, texts in zip(stages, conditions, tables, links, logs, strict=True)
+    ]
+
+
+def _show(
+    measured: Sequence[Measured], begin: Callable[[Stage, Conditions], None], show: Callable[[Stage, Row], None]
+) -> None:
+    for one in measured:
+        begin(one.stage, one.conditions)
+        for row in one.rows:
+            show(one.stage, row)
+
+
+def _row(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Timing) -> Row:
+    collective = plan.collective
+    counts = measure.counts(plan, size, ranks)
+    return Row(
+        op=collective.name,
+        size=max(counts.sent, counts.received) * measure.element_size(plan.dtype),
+        count=counts.parameter,
+        dtype=plan.dtype,
+        redop=collective.redop,
+        root=collective.root,
+        factor=collective.factor(ranks),
+        out_of_place=out_of_place,
+        in_place=in_place,
+    )
+
+
+def _conditions(
+    layout: Layout, plan: Plan, team: Team, facts: list[Facts], promise: ClusterEnvironment | None
+) -> Conditions:
+    on_gpus = promise if layout.gpus_per_node else None
+    nics = on_gpus.rdma_nics if on_gpus else 0
+    return Conditions(
+        op=plan.collective.name,
+        backend=layout.backend,
+        nodes=len(team.stage.nodes),
+        ranks=len(facts),
+        hosts=tuple(rank["host"] for rank in facts),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine_type=on_gpus.machine_type if on_gpus else "",
+        accelerator=facts[0]["accelerator"],
+        image=promise.image if promise else "",
+        versions=facts[0]["versions"],
+        variables=facts[0]["variables"],
+        average=plan.average,
+        node_of_rank=tuple(place.node for place in team.places),
+        devices=tuple(rank["device"] for rank in facts),
+        gpus_per_node=layout.gpus_per_node,
+        rdma_nics=nics,
+        promised_rdma=nics > 0,
+    )

@@ -1,0 +1,178 @@
+"""The gate before training: a short all-reduce on the nodes that a run starts on, and a refusal of a bad fabric.
+
+Each node alone, then all over the ring. An elastic run is checked on the nodes that it starts with; those that join
+later are not. Ray may place the workers on other nodes than these where more are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workloads import elastic
+from workloads.environment import ClusterEnvironment
+from workloads.errors import DataIntegrityError, FabricError, WorkloadFailedError
+from workloads.nccl import driver, faults, report, suspects, thresholds, verdict
+from workloads.nccl.bandwidth import format_size
+from workloads.nccl.collectives import COLLECTIVES
+from workloads.nccl.measure import Plan
+from workloads.nccl.measured import Measured
+from workloads.nccl.placement import Layout
+from workloads.nccl.stages import RING, Round, Stage
+from workloads.nccl.thresholds import Judgement
+from workloads.nccl.verdict import Verdict
+from workloads.storage import Folder
+
+GPU_SIZES = (64 * 1024**2, 1024**3, 4 * 1024**3)
+"""Up to the size from which on thresholds hold; a call of the largest takes milliseconds on a sound fabric."""
+
+CPU_SIZES = (1024**2,)
+
+PLAN = Plan(
+    collective=COLLECTIVES["all_reduce"],
+    dtype="float",
+    warmup=5,
+    iterations=0,
+    seconds=0.2,
+    blocking=False,
+    links=True,
+    average=False,
+    timeout_seconds=60,
+)
+
+_TRAIN_ANYWAY = "Run again once that is done, or train all the same with --no-require-fabric."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be found before training."""
+
+    promise: ClusterEnvironment
+    """What the stack says of its nodes."""
+    least_nodes: int
+    most_nodes: int
+    """An elastic run starts with as many as there are, between the two."""
+    ranks_per_node: int
+    gpus_per_node: int
+    """GPUs taken from each node; 0 asks CPUs and gloo, which is no gIB."""
+    timeout: float
+    """Longest wait for the nodes, seconds."""
+    folders: tuple[Folder, ...]
+    """Where the result is kept; none keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One stage, and what it is taken for."""
+
+    measured: Measured
+    verdict: Verdict
+    judgement: Judgement
+
+    def line(self) -> str:
+        """For people."""
+        row = self.measured.rows[-1]
+        # One rank alone moves nothing over a bus.
+        speed = f"{row.busbw(row.in_place):.4g} GB/s at {format_size(row.size)}, " if row.factor else ""
+        return f"fabric, {self.measured.stage.name}: {speed}{self.verdict.line()}: {self.judgement.outcome}"
+
+
+def admit(question: Question, say: Callable[[str], None]) -> None:
+    """Measure, keep and show the result, and return only where the fabric is good, or nothing says that it is bad.
+
+    Args:
+        question: what is to be found.
+        say: told of the progress and of each stage's result.
+
+    Raises:
+        FabricError: the fabric is bad; says which node and NIC, as far as that shows, and what to do.
+        DataIntegrityError: a result was wrong.
+        InfeasibleError, CapacityError: the nodes cannot come, or did not.
+    """
+    say("fabric: measuring each node alone, then all together, before training")
+    conclude(question, _measure(question, say), say)
+
+
+def conclude(question: Question, measured: Sequence[Measured], say: Callable[[str], None]) -> None:
+    """What `admit` does once it has measured.
+
+    Args:
+        question: what is to be found.
+        measured: each node alone, and all.
+        say: told each stage's result.
+
+    Raises:
+        FabricError, DataIntegrityError: as `admit`.
+    """
+    findings = [_finding(one, question.promise) for one in measured]
+    verdicts = {one.measured.stage.name: one.verdict.as_record() for one in findings}
+    judgements = {one.measured.stage.name: one.judgement.as_record() for one in findings}
+    if question.folders:
+        report.write(question.folders, measured, verdicts, judgements)
+    for finding in findings:
+        say(finding.line())
+    slow = [suspect.text for suspect in suspects.suspects(measured)]
+    for text in slow:
+        say(f"fabric: {text}")
+    kept = " and ".join(folder.uri for folder in question.folders)
+    where = f"Tables and NCCL's logs: {kept}. " if kept else ""
+    if any(row.wrong for one in measured for row in one.rows):
+        raise DataIntegrityError(
+            f"All-reduce gave wrong results before training: {_reasons(findings)}",
+            f"{where}Do not train on these nodes: `bench --nodes 1` on each finds the bad one; have it replaced.",
+        )
+    if any(finding.judgement.outcome == "fail" for finding in findings):
+        raise FabricError(
+            f"The fabric is not what the stack promised. {_reasons(findings)}{''.join(f' {text}.' for text in slow)}",
+            f"{where}{_TRAIN_ANYWAY}",
+        )
+
+
+def _measure(question: Question, say: Callable[[str], None]) -> list[Measured]:
+    layout = Layout(nodes=1, ranks_per_node=question.ranks_per_node, gpus_per_node=question.gpus_per_node)
+    least, most = question.least_nodes, question.most_nodes
+    nodes = elastic.gather(layout.bundle, least, most, question.timeout, say, "STRICT_SPREAD")
+    try:
+        return driver.run(
+            Layout(nodes=nodes, ranks_per_node=layout.ranks_per_node, gpus_per_node=layout.gpus_per_node),
+            PLAN,
+            rounds(nodes, ring=layout.gpus_per_node > 0),
+            GPU_SIZES if layout.gpus_per_node else CPU_SIZES,
+            shorten=True,
+            wait_seconds=question.timeout,
+            promise=question.promise,
+            say=say,
+            begin=lambda stage, conditions: None,
+            show=lambda stage, row: None,
+        )
+    except WorkloadFailedError as error:
+        known = faults.advice(f"{error}\n{error.__cause__}")
+        raise FabricError(
+            f"All-reduce failed before training: {error.problem}", f"{known or error.remedy} {_TRAIN_ANYWAY}"
+        ) from error
+
+
+def rounds(nodes: int, ring: bool) -> Sequence[Round]:
+    """Each node alone, side by side, then all.
+
+    Args:
+        nodes: how many.
+        ring: force NCCL's ring among all, so that what is measured is the wire.
+    """
+    alone: Round = tuple(Stage(name=f"node {node}", nodes=(node,)) for node in range(nodes))
+    if nodes == 1:
+        return [alone]
+    everyone = Stage(name="all, ring" if ring else "all", nodes=tuple(range(nodes)), algorithm=RING if ring else "")
+    return [alone, (everyone,)]
+
+
+def _finding(one: Measured, promise: ClusterEnvironment) -> Finding:
+    several = one.conditions.nodes > 1
+    nics = promise.rdma_nics if several else 0
+    taken = verdict.read(one.logs, nics, several, dict(enumerate(one.conditions.hosts)))
+    return Finding(one, taken, thresholds.judge(one.conditions.machine_type, one, taken))
+
+
+def _reasons(findings: Sequence[Finding]) -> str:
+    failed = [finding for finding in findings if finding.judgement.outcome == "fail"]
+    return " ".join(f"{one.measured.stage.name}: {' '.join(one.judgement.reasons)}" for one in failed)

@@ -1,0 +1,92 @@
+"""What ranks send, and whether what arrives is right to the last bit; on the device, without a second buffer.
+
+Data are small whole numbers that differ by rank, chosen so that every partial sum is exact in the element type whatever
+the order of the reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workloads.errors import UsageError
+
+DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32}
+"""Element types by nccl-tests' names."""
+
+NEVER = -1
+"""Stands wherever a result is to come; no element's right value."""
+
+_EXACT_UP_TO = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8, torch.int32: 2**31 - 1}
+"""Whole numbers up to here have their own value in the type (2 to the bits of its significand)."""
+
+_TILE_ELEMENTS = 1 << 20
+_LARGEST_PERIOD = 251
+"""A prime, so that a block that lands a power of two away from its place is seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A piece of a result: the sum of what some ranks hold from some position on."""
+
+    senders: Sequence[int]
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What every rank sends: element i of rank r is (i (1 + r // period) + r) mod period."""
+
+    period: int
+
+    @classmethod
+    def of(cls, reduces: bool, dtype: torch.dtype, ranks: int) -> Data:
+        """With the largest prime period for which every sum is exact.
+
+        Args:
+            reduces: whether the collective sums over the ranks.
+            dtype: element type.
+            ranks: how many there are.
+
+        Raises:
+            UsageError: the type cannot hold even the sum of ones and zeros.
+        """
+        largest = _EXACT_UP_TO[dtype] // (ranks if reduces else 1) + 1
+        for candidate in range(min(largest, _LARGEST_PERIOD), 1, -1):
+            if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+                return cls(period=candidate)
+        raise UsageError(
+            f"A sum over {ranks} ranks is not exact in {dtype}, so its result could not be checked.",
+            "Use --dtype float or int32.",
+        )
+
+    def fill(self, buffer: Tensor, rank: int) -> None:
+        """Write a rank's data, without a temporary of the buffer's size."""
+        tile = self._tile(Block(senders=(rank,), start=0, length=len(buffer)), buffer)
+        for chunk in buffer.split(len(tile)):
+            chunk.copy_(tile[: len(chunk)])
+
+    def count_wrong(self, result: Tensor, expected: Sequence[Block]) -> int:
+        """How many elements of a flat result differ from the expected ones, compared on its device."""
+        wrong = torch.zeros((), dtype=torch.int64, device=result.device)
+        for part, block in zip(result.split([block.length for block in expected]), expected, strict=True):
+            tile = self._tile(block, part)
+            for chunk in part.split(len(tile)):
+                wrong += (chunk != tile[: len(chunk)]).sum()
+        return int(wrong.item())
+
+    def _tile(self, block: Block, buffer: Tensor) -> Tensor:
+        """Whole periods of a block: enough for a small buffer, few enough for a large one's memory; at least 1."""
+        positions = torch.arange(block.start, block.start + self.period)
+        one = torch.stack(
+            [
+                (positions * (1 + sender // self.period % (self.period - 1)) + sender) % self.period
+                for sender in block.senders
+            ]
+        ).sum(dim=0)
+        periods = max(1, min(_TILE_ELEMENTS // self.period, -(-len(buffer) // self.period)))
+        return one.repeat(periods).to(buffer.device, buffer.dtype)

@@ -1,0 +1,157 @@
+"""What `bench` is asked to do: arguments and place made into a layout, a plan and rounds, or refused at once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from workloads import run_name
+from workloads.capacity import check_maximum
+from workloads.effective import DEFAULT, Setting, address_of, of_stack
+from workloads.errors import InfeasibleError, PlaceError, UsageError
+from workloads.nccl import bandwidth, measure, stages
+from workloads.nccl.collectives import COLLECTIVES
+from workloads.nccl.measure import Plan
+from workloads.nccl.placement import Layout
+from workloads.nccl.stages import Round
+from workloads.session import Place
+
+RANKS_EMBEDDED = 2
+"""Without a cluster: the fewest between which there is anything to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One run of the benchmark."""
+
+    layout: Layout
+    plan: Plan
+    rounds: tuple[Round, ...]
+    sizes: tuple[int, ...]
+    shorten: bool
+    """Whether sizes that do not fit may be left out: those that nobody asked for."""
+    name: str
+    places: tuple[str, ...]
+    """Where the results go: local folders and addresses in a bucket."""
+
+    def settings(self, place: Place) -> list[Setting]:
+        """What the arguments stand for here, for `--dry-run`."""
+        layout = self.layout
+        return [
+            address_of(place),
+            Setting("nodes", layout.nodes, DEFAULT),
+            Setting("ranks-per-node", layout.ranks_per_node, DEFAULT),
+            Setting("backend", layout.backend, "the stack's GPUs" if layout.gpus_per_node else DEFAULT),
+            Setting("sizes", ", ".join(map(bandwidth.format_size, self.sizes)), DEFAULT),
+            Setting("stages", ", ".join(stage.name for round_ in self.rounds for stage in round_), DEFAULT),
+            Setting("name", self.name, "time"),
+            Setting("results", ", ".join(self.places), DEFAULT),
+            *of_stack(place.environment),
+        ]
+
+
+def resolve(args: argparse.Namespace, place: Place) -> Request:
+    """The request that these arguments are in this place.
+
+    Raises:
+        UsageError: a value is out of its bounds, or two do not go together.
+        InfeasibleError: more nodes than this place can ever have.
+        PlaceError: NCCL is asked for where there is no GPU.
+    """
+    _check(args)
+    layout = _layout(args, place)
+    if args.algo and layout.backend != "nccl":
+        raise UsageError(f"--algo {args.algo} forces an algorithm of NCCL; this is gloo.", "Leave it out.")
+    plan = Plan(
+        collective=COLLECTIVES[args.op],
+        dtype=args.dtype,
+        warmup=args.warmup,
+        iterations=args.iterations,
+        seconds=0.2,
+        blocking=True,
+        links=True,
+        average=args.average,
+        timeout_seconds=300,
+    )
+    sizes = bandwidth.parse_sizes(args.sizes or (bandwidth.GPU_SIZES if layout.gpus_per_node else bandwidth.CPU_SIZES))
+    least = measure.element_size(plan.dtype)
+    if sizes[0] < least:
+        raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {least} or more.")
+    name = args.name or f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    return Request(
+        layout=layout,
+        plan=plan,
+        rounds=_rounds(args, layout),
+        sizes=sizes,
+        shorten=args.sizes is None,
+        name=name,
+        places=_places(args, place, name),
+    )
+
+
+def _rounds(args: argparse.Namespace, layout: Layout) -> tuple[Round, ...]:
+    rungs = args.stages or ("pairs" if layout.gpus_per_node else "all")
+    ring = layout.backend == "nccl" and args.op == "all_reduce" and not args.algo
+    found = stages.ladder(layout.nodes, rungs, ring)
+    return tuple(
+        tuple(replace(stage, algorithm=args.algo.upper() if args.algo else stage.algorithm) for stage in round_)
+        for round_ in found
+    )
+
+
+def _layout(args: argparse.Namespace, place: Place) -> Layout:
+    promised = place.environment.gpus_per_node if place.environment else 0
+    nccl = args.backend == "nccl" or (args.backend == "auto" and promised > 0)
+    if nccl and not promised:
+        _check_own_gpus(place)
+    gpus = promised if nccl else 0
+    ranks = args.ranks_per_node or gpus or (RANKS_EMBEDDED if place.embedded and not nccl else 1)
+    nodes = args.nodes or (1 if place.embedded else 2)
+    if place.embedded and nodes > 1:
+        raise InfeasibleError(
+            f"{nodes} nodes were asked for; an embedded Ray is one node.",
+            "Leave --nodes out, or submit to a cluster: `python -m workloads submit -- bench`.",
+        )
+    if gpus and ranks > gpus:
+        raise UsageError(f"{ranks} ranks were asked for on nodes of {gpus} GPUs.", f"Give at most {gpus}.")
+    if place.environment and gpus:
+        check_maximum(nodes, place.environment.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
+    return Layout(nodes=nodes, ranks_per_node=ranks, gpus_per_node=ranks if nccl else 0)
+
+
+def _check_own_gpus(place: Place) -> None:
+    """Where no stack promises GPUs: those of this machine, or of the Ray at the address, are found when ranks start."""
+    if place.environment is not None:
+        raise PlaceError(
+            "--backend nccl needs GPUs; this stack has no GPU nodes.",
+            "Set oasis:gpu.capacity and run `pulumi up`, or measure the CPUs with --backend gloo.",
+        )
+    import torch
+
+    if place.embedded and not torch.cuda.is_available():
+        raise PlaceError(
+            "--backend nccl needs GPUs; torch sees none on this machine.",
+            "Submit to a cluster (`python -m workloads submit -- bench`), or measure the CPUs with --backend gloo.",
+        )
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.name is not None:
+        run_name.check("--name", args.name)
+    for flag, value, least in (
+        ("--nodes", args.nodes, 1),
+        ("--ranks-per-node", args.ranks_per_node, 1),
+        ("--warmup", args.warmup, 1),
+        ("--iterations", args.iterations, 0),
+        ("--timeout", args.timeout, 0),
+    ):
+        if value is not None and value < least:
+            raise UsageError(f"{flag} is {value:g}.", f"Give at least {least}.")
+
+
+def _places(args: argparse.Namespace, place: Place, name: str) -> tuple[str, ...]:
+    local = args.results or (None if place.environment else Path(".oasis/results"))
+    bucket = [f"{place.environment.runs_uri}/bench/{name}"] if place.environment else []
+    return (*([str(local / name)] if local else []), *bucket)

@@ -1,0 +1,113 @@
+"""The ladder of runs: each node alone, every pair of nodes, then all; and which ranks exchange data in pairs.
+
+Pure: nothing here knows Ray or torch. Stages of one round share no node and run side by side, so that the pairs of k
+nodes take k - 1 rounds rather than k(k-1)/2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RING = "RING"
+"""NCCL_ALGO's word for the algorithm whose every byte crosses the wire. On two nodes NCCL's own choice, a tree, sends
+half of them only, so that it prints more than the wire carries (NVIDIA/nccl-tests issues 160, 196, 309)."""
+
+ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "collnetdirect", "collnetchain", "pat")
+"""NCCL_ALGO's words (NCCL user guide, environment variables), in lower case."""
+
+LADDERS = ("all", "nodes", "pairs")
+"""How many rungs are run: all nodes together; before that each node alone; between the two every pair of nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One run of the ladder."""
+
+    name: str
+    """`node 0`, `nodes 0+1`, `nodes 0+1, ring`, `all`."""
+    nodes: tuple[int, ...]
+    """Which nodes take part, by their number in the placement group."""
+    algorithm: str = ""
+    """What NCCL_ALGO forces; empty leaves it to NCCL."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One exchange between two ranks, both ways at once, while the other ranks did the same in other pairs."""
+
+    ranks: tuple[int, int]
+    """Both, by their number in their stage."""
+    seconds: float
+    """One exchange."""
+
+
+Round = tuple[Stage, ...]
+"""Stages that share no node, and run at the same time."""
+
+
+def ladder(nodes: int, rungs: str, ring: bool) -> list[Round]:
+    """The stages, from the smallest to the largest.
+
+    Args:
+        nodes: how many there are; of one node `all` is the only rung.
+        rungs: one of `LADDERS`.
+        ring: also with the ring forced, where NCCL's own choice hides the wire: on pairs of nodes.
+    """
+    everyone = Stage(name="all", nodes=tuple(range(nodes)))
+    if nodes == 1 or rungs == "all":
+        return [(everyone,), *([(_forced((0, 1)),)] if ring and nodes == 2 else [])]
+    rounds: list[Round] = [tuple(Stage(name=f"node {node}", nodes=(node,)) for node in range(nodes))]
+    if nodes == 2:
+        return [*rounds, (everyone,), *([(_forced((0, 1)),)] if ring else [])]
+    if rungs == "pairs":
+        for pairs in tournament(nodes):
+            rounds.append(tuple(_forced(pair) if ring else _pair(pair) for pair in pairs))
+    return [*rounds, (everyone,)]
+
+
+def tournament(players: int) -> list[list[tuple[int, int]]]:
+    """Every pair once, in rounds in which nobody plays twice: the circle method of round-robin tournaments.
+
+    Args:
+        players: at least 1; with an odd number one sits out in each round.
+    """
+    seats = list(range(players + players % 2))  # the last one is nobody, where the number is odd
+    rounds = []
+    for _ in range(len(seats) - 1):
+        pairs = [
+            (min(pair), max(pair))
+            for pair in zip(seats[: len(seats) // 2], reversed(seats[len(seats) // 2 :]), strict=True)
+        ]
+        rounds.append(sorted(pair for pair in pairs if max(pair) < players))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return [pairs for pairs in rounds if pairs]
+
+
+def exchanges(nodes: int, ranks_per_node: int, most: int) -> list[list[tuple[int, int]]]:
+    """The pairs of ranks that are timed, in rounds: within each node all, between nodes those of one rail.
+
+    Args:
+        nodes: of the stage.
+        ranks_per_node: rank r of a node is on rail r.
+        most: rounds between nodes at most, so that a large cluster does not take longer than a small one.
+    """
+    inside = [
+        [(node * ranks_per_node + a, node * ranks_per_node + b) for node in range(nodes) for a, b in pairs]
+        for pairs in tournament(ranks_per_node)
+    ]
+    between = [
+        [(a * ranks_per_node + rail, b * ranks_per_node + rail) for a, b in pairs for rail in range(ranks_per_node)]
+        for pairs in tournament(nodes)[:most]
+    ]
+    return [pairs for pairs in (*inside, *between) if pairs]
+
+
+def _pair(nodes: tuple[int, int]) -> Stage:
+    return Stage(name=f"nodes {nodes[0]}+{nodes[1]}", nodes=nodes)
+
+
+def _forced(nodes: tuple[int, int]) -> Stage:
+    return Stage(name=f"nodes {nodes[0]}+{nodes[1]}, ring", nodes=nodes, algorithm=RING)
