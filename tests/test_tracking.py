@@ -309,10 +309,6 @@ def test_modes_decide_by_the_key_and_say_what_they_decided(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("record", "line"),
     [
-        (
-            {"event": "evaluation", "step": 30, "epoch": 3.0, "epochs": 4, "images": 4096, "of": 50000},
-            "epoch   3.00/4  step     30  evaluating, 4,096 of 50,000 images",
-        ),
         ({"event": "saving", "step": 30}, "step     30  saving a checkpoint in the background"),
         (
             {"event": "checkpoint", "name": "c-30", "bytes": 1_400_000_000, "seconds": 3.21, "step": 30},
@@ -391,7 +387,8 @@ def test_a_segment_holds_what_came_since_the_last_and_a_failed_write_loses_nothi
     segments.close()()
     segments.close()()
     assert [record["step"] for record in history(folder)] == [0, 10, 20, 30]
-    assert [name[-12:] for name in folder.child("journal").names()] == ["000000.jsonl", "000001.jsonl"]
+    # A write that failed may yet arrive: its name is not given again.
+    assert [name[-12:] for name in folder.child("journal").names()] == ["000000.jsonl", "000002.jsonl"]
     write = type(folder).write
 
     def slow(self: Folder, name: str, content: bytes) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from workloads import manifest
+from workloads.errors import first_line
 from workloads.storage import Folder, Sink, in_parallel
 
 STRUCTURE = "structure.pt"
@@ -87,12 +88,12 @@ def read(folder: Folder, files: Mapping[str, Mapping[str, Any]]) -> dict[str, An
         try:
             content = folder.read(name)
         except FileNotFoundError as error:
-            raise manifest.damage(str(error).strip().splitlines()[0]) from error
+            raise manifest.damage(first_line(error)) from error
         manifest.check(name, files[name], len(content), hashlib.sha256(content).hexdigest())
         try:
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            raise manifest.damage(f"{name} does not load ({str(error).splitlines()[0]})") from error
+            raise manifest.damage(f"{name} does not load ({first_line(error)})") from error
 
     names = [STRUCTURE, *sorted(set(files) - {STRUCTURE})]
     structure, *shards = in_parallel(load, names)

@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 
 from workloads import progress
 from workloads.convnext.pack import Picture, write_split
-from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError
+from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError, first_line
 
 VALIDATION = 360
 """Digits held out: a fifth of them, the usual share."""
@@ -125,12 +125,12 @@ def _upload(
         raise PlaceError(f"there is no bucket {bucket_name}.", "Take data_uri from the stack's outputs.") from error
     except (google.Forbidden, google.Unauthorized, GoogleAuthError) as error:
         raise AuthError(
-            f"gs://{bucket_name} may not be written: {str(error).splitlines()[0]}.",
+            f"gs://{bucket_name} may not be written: {first_line(error)}.",
             "It takes roles/storage.objectUser.",
         ) from error
     except (google.GoogleAPICallError, google.RetryError, OSError) as error:
         raise PlaceError(
-            f"gs://{bucket_name} does not answer: {str(error).splitlines()[0]}.", "Run the command again."
+            f"gs://{bucket_name} does not answer: {first_line(error)}.", "Run the command again."
         ) from error
     if not missing:
         say(f"all {len(every)} files were in gs://{bucket_name}/{prefix} already")

@@ -26,6 +26,7 @@ from workloads.errors import (
     PlaceError,
     UsageError,
     WorkloadFailedError,
+    first_line,
 )
 
 PATIENCE_SECONDS = 180.0
@@ -71,7 +72,7 @@ class Jobs:
                 if time.monotonic() > deadline:
                     away = time.monotonic() - began
                     raise PlaceError(
-                        f"Ray's dashboard has been out of reach for {away:.0f} s: {_first_line(error)}",
+                        f"Ray's dashboard has been out of reach for {away:.0f} s: {first_line(error)}",
                         "The job goes on without you; attach to it again when the connection is back.",
                     ) from error
                 time.sleep(_LEAST_PAUSE_SECONDS)
@@ -208,9 +209,5 @@ def exit_code(details: JobDetails) -> int:
 def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:
     """What to say of a refusal by Ray's Jobs API."""
     if "401" in str(error) or "403" in str(error) or "Authentication" in str(error):
-        return AuthError(f"Ray refuses the token: {_first_line(error)}", "Check --stack and --context.")
-    return WorkloadFailedError(f"Ray refuses: {_first_line(error)}", "The dashboard's Jobs page may say more.")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return AuthError(f"Ray refuses the token: {first_line(error)}", "Check --stack and --context.")
+    return WorkloadFailedError(f"Ray refuses: {first_line(error)}", "The dashboard's Jobs page may say more.")

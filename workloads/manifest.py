@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.errors import DataIntegrityError
+from workloads.errors import DataIntegrityError, first_line
 from workloads.storage import Folder, in_parallel
 
 SCHEMA = 2
@@ -65,7 +65,7 @@ def read(folder: Folder) -> dict[str, Any]:
     try:
         text, marker = folder.read(MANIFEST), folder.read(COMMIT)
     except FileNotFoundError as error:
-        raise damage(_missing(error)) from error
+        raise damage(first_line(error)) from error
     if hashlib.sha256(text).hexdigest() != marker.decode(errors="replace"):
         raise damage(f"{MANIFEST} is not the one that was committed")
     manifest: dict[str, Any] = json.loads(text)
@@ -89,7 +89,7 @@ def verify(folder: Folder) -> dict[str, Any]:
         try:
             size, sha256 = folder.digest(name)
         except FileNotFoundError as error:
-            raise damage(_missing(error)) from error
+            raise damage(first_line(error)) from error
         check(name, manifest["files"][name], size, sha256)
 
     in_parallel(compare, sorted(manifest["files"]))
@@ -108,6 +108,15 @@ def check(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> Non
         raise damage(f"the hash of {name} is not the one in {MANIFEST}")
 
 
+def stands(folder: Folder) -> bool:
+    """Whether it is committed at this moment: a reader that finds damage asks, since `discard` may have been at it."""
+    try:
+        folder.read(COMMIT)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def withdraw(folder: Folder) -> None:
     """Make it no checkpoint any more, in one step; its files stay."""
     folder.delete(COMMIT)
@@ -122,7 +131,3 @@ def discard(folder: Folder) -> None:
 def damage(problem: str) -> DataIntegrityError:
     """The error for a checkpoint that is not what was committed."""
     return DataIntegrityError(problem, "It is not used.")
-
-
-def _missing(error: FileNotFoundError) -> str:
-    return str(error).strip().splitlines()[0]

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from workloads.environment import ClusterEnvironment, variable
-from workloads.errors import PlaceError
+from workloads.errors import PlaceError, first_line
 
 _EMBEDDED = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Linux too: the one switch that binds Ray's servers to 127.0.0.1
@@ -109,4 +109,4 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False) -> Iter
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return first_line(error).rstrip(".")

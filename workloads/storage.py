@@ -22,7 +22,7 @@ from pyarrow import fs
 
 from workloads import disk
 from workloads.disk import Entry
-from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError
+from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError, first_line
 
 EMULATOR_VARIABLE = "CLOUD_STORAGE_EMULATOR_ENDPOINT"
 """The variable with which google-cloud-cpp, and so pyarrow, is pointed at another storage endpoint."""
@@ -252,4 +252,4 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".")
+    return first_line(error)[:300].rstrip(".")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads import credentials
-from workloads.errors import PlaceError, WorkloadError
+from workloads.errors import PlaceError, WorkloadError, first_line
 from workloads.wandb_process import Patience
 
 WandbMode = Literal["auto", "online", "offline", "off"]
@@ -117,7 +117,7 @@ class Follower:
             self._drain()
             self._finish()
         except Exception as error:  # a reader's failure, of whatever kind, must never become the run's
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            first = first_line(error)
             self.problem = f"{self._name} failed ({first}); the metrics are in {self._path}."
 
     def _drain(self) -> None:

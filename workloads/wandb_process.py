@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.errors import first_line
+
 Record = dict[str, Any]
 
 
@@ -80,7 +82,7 @@ def _begin(job: Record) -> Any:
         try:
             run = wandb.init(**_settings(wandb, job, "online"))
         except Exception as error:  # of many kinds: refused, unreachable, out of time
-            refusal = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            refusal = first_line(error).rstrip(".")
             wandb.teardown()  # its service holds the run's id
         else:
             job["kept"] = str(Path(run.dir).parent)

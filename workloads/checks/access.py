@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from workloads import listeners
 from workloads.checks.finding import Doubtful, NotHere, Place, Refused, Unfit
+from workloads.errors import first_line
 
 ANSWER_SECONDS = 5.0
 
@@ -187,7 +188,7 @@ def _get_bucket(uri: str) -> None:
     try:
         found = folder.filesystem.get_file_info(bucket)
     except OSError as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        said = first_line(error)[:200]
         raise Refused(
             f"gs://{bucket} may not be looked up: {said}",
             "The account needs storage.buckets.get on it: roles/storage.bucketViewer, which the stack grants.",

@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from workloads.checks.finding import Doubtful, NotHere, Place, Unfit
+from workloads.errors import first_line
 
 RAY_SERIES = "2.60"
 """Ray releases that the workloads are tested with; a driver needs its cluster's own."""
@@ -59,7 +60,7 @@ def torch(place: Place) -> str:
         # An operator that torchvision compiles itself: a build for another torch imports, and fails at the first call.
         kept = import_module("torchvision").ops.nms(boxes, scores, 0.5).tolist()
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise Unfit(f"{found} do not work together: {reason}", _PAIR) from error
     if kept != [0, 2]:
         raise Unfit(f"{found}: torchvision's nms kept boxes {kept} of 0 and 2", _PAIR)

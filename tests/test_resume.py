@@ -1,0 +1,80 @@
+"""What a run goes on from, and which failures it goes on after."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision
+
+from tests.training import on_two_ranks
+from workloads import manifest
+from workloads.checkpoint import Checkpoint, CheckpointStore
+from workloads.convnext import trainer, worker
+from workloads.errors import AuthError, DataIntegrityError, PlaceError, UsageError, WorkloadError
+from workloads.storage import locate
+
+
+class Damaged(CheckpointStore):
+    """A store that does not get the bytes of step 2."""
+
+    def load(self, name: str, identity: Mapping[str, Any]) -> Checkpoint:
+        if manifest.step_of(name) == 2:
+            raise DataIntegrityError("a shard has another hash.", "")
+        return super().load(name, identity)
+
+
+def agreed(folder: str) -> tuple[str | None, list[str]]:
+    """What this rank of two goes on from; to rank 1, the newest checkpoint is damaged."""
+    said: list[str] = []
+    kind = Damaged if dist.get_rank() == 1 else CheckpointStore
+    found = worker.agree(kind(locate(folder), keep=2), {}, dist.get_rank(), 2, said.append)
+    return found.name if found else None, said
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(tmp_path: Path) -> None:
+    store = CheckpointStore(locate(tmp_path), keep=2)
+    names = [store.save({"step": step}, step, {}, {}).name for step in (1, 2)]
+    ((first, said), _), ((second, _), _) = on_two_ranks(partial(agreed, str(tmp_path)))
+    assert first == second == names[0]
+    assert said == [f"checkpoint {names[1]} is passed over: rank 1 cannot read it: a shard has another hash."]
+
+
+def test_where_no_checkpoint_is_good_for_every_rank_the_run_does_not_begin_anew(tmp_path: Path) -> None:
+    store = CheckpointStore(locate(tmp_path), keep=2)
+    name = store.save({"step": 1}, 1, {}, {}).name
+    with pytest.raises(DataIntegrityError, match="verifies for every reader"):
+        store.newest({}, print, {name})
+
+
+@pytest.mark.parametrize("error", [PlaceError("no mount.", "Wait."), AuthError("no token.", "Wait.")])
+def test_what_may_pass_ends_a_run_that_has_trained_nothing_and_no_other(tmp_path: Path, error: WorkloadError) -> None:
+    controller = trainer.Controller(tmp_path / "journal.jsonl")
+    with pytest.raises(type(error)):
+        controller.after_exception(None, {1: error})
+    controller.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
+    controller.after_exception(None, {1: error})
+    told = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert "lost rank 1" in told[-1]["text"]
+    with pytest.raises(UsageError):
+        controller.after_exception(None, {1: UsageError("no such model.", "Name another.")})
+
+
+def test_a_run_does_not_grow_without_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "journal.jsonl"
+    policy: Any = object.__new__(trainer.Scaling)
+    policy._journal = journal
+    monkeypatch.setattr(trainer.ray, "wait", lambda *_, **__: ([], []))
+    worker_asked: Any = SimpleNamespace()
+    policy._growth = trainer._Growth(worker_asked, worker_asked, worker_asked, until=time.monotonic() - 1)
+    assert isinstance(policy._grown(policy._growth), NoopDecision)
+    assert policy._growth is None
+    assert "growing is left for later" in journal.read_text()
