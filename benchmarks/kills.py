@@ -11,6 +11,7 @@ import datetime
 import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         KEPT.unlink(missing_ok=True)
     measure(given)
     records = kept()
-    figures = {"date": datetime.date.today().isoformat(), "machine": machine(), **summary(records)}
+    facts = {"date": datetime.date.today().isoformat(), "machine": machine(), "a worker's imports, seconds": imports()}
+    figures = {**facts, **summary(records)}
     text = json.dumps(figures, indent=2)
     print(text)
     RESULTS.write_text(text + "\n")
@@ -95,6 +97,17 @@ def measure(given: argparse.Namespace) -> None:
             except kill_trials.FAILED as error:
                 record = {"failed": f"{type(error).__name__}: {error}"}
             keep({"part": part, "number": number, "seconds": round(time.monotonic() - began, 1), **record})
+
+
+def imports(times: int = 3) -> Record:
+    """Seconds that one worker's imports alone take here, as a measure for the time from a kill to the next step."""
+    command = [sys.executable, "-c", "import workloads.convnext.worker"]
+    taken = []
+    for _ in range(times):
+        began = time.monotonic()
+        subprocess.run(command, check=True)
+        taken.append(time.monotonic() - began)
+    return spread(taken)
 
 
 def trial(bench: Bench, part: str, number: int, given: argparse.Namespace, expected: str) -> Record:
