@@ -145,12 +145,36 @@ def test_a_job_that_ended_while_its_cluster_was_out_of_reach_has_the_exit_code_t
     assert status.get("message", "") in capsys.readouterr().out
 
 
+def break_kubectl(folder: Path, word: str, answer: str) -> None:
+    """Have the stub refuse every command with a word, and do the others as before."""
+    stub = (folder / "kubectl").read_text()
+    refusal = f'case "$*" in *" {word} "*) echo "{answer}" >&2; exit 1;; esac'
+    (folder / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
+
+
+@pytest.mark.parametrize("moment", ["run", "begin"])
+def test_a_job_that_may_run_is_not_deleted_because_kubectl_does_not_answer(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str
+) -> None:
+    def lose(found: follow.Follower | ray_job.OwnCluster) -> None:
+        if isinstance(found, ray_job.OwnCluster):
+            ray_job.patch(found.parent, found.name, {"jobId": found.name})  # KubeRay has it, and the answer is lost
+        break_kubectl(tmp_path, "get", "Unable to connect to the server")
+        raise PlaceError("out of reach", "")
+
+    monkeypatch.setattr(follow.Follower if moment == "run" else ray_job.OwnCluster, moment, lose)
+    assert command_line.main(["submit", "--ray-job", "--", "true"]) == 8
+    said = capsys.readouterr().err
+    assert "Unable to connect to the server" in said
+    [job] = stub_kubectl.ray_jobs(tmp_path)
+    assert job["spec"]["jobId"] == job["metadata"]["name"]
+    assert ("since its job may run" in said) == (moment == "begin")
+
+
 def test_without_the_right_to_make_rayjobs_the_refusal_is_shown(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub = (tmp_path / "kubectl").read_text()
-    refusal = 'case "$*" in *" create "*) echo "Error from server (Forbidden): rayjobs" >&2; exit 1;; esac'
-    (tmp_path / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
+    break_kubectl(tmp_path, "create", "Error from server (Forbidden): rayjobs")
     assert command_line.main(["submit", "--ray-job", "--", "true"]) == 7
     assert "(Forbidden): rayjobs" in capsys.readouterr().err
 
@@ -160,9 +184,7 @@ def test_a_stack_without_a_raycluster_is_told_so(
 ) -> None:
     at = replace(OUTPUTS, ray_cluster_name="oasis")
     path = stub_kubectl.install(tmp_path, at, TOKEN, ray.port)
-    stub = (tmp_path / "kubectl").read_text()
-    gone = 'case "$*" in *" raycluster "*) echo "Error from server (NotFound): rayclusters" >&2; exit 1;; esac'
-    (tmp_path / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{gone}\n"))
+    break_kubectl(tmp_path, "raycluster", "Error from server (NotFound): rayclusters")
     monkeypatch.setenv("PATH", path)
     assert command_line.main(["submit", "--ray-job", "--", "true"]) == 8
     assert "NotFound" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from tests import stub_kubectl
 from tests.emulator.google import served
 from tests.storage_places import storage_place
 from workloads import __main__ as command_line
+from workloads import manifest, run_catalog
 from workloads.checkpoint import CheckpointStore
 from workloads.storage import EMULATOR_VARIABLE, Folder, locate
 
@@ -141,6 +142,39 @@ def test_verify_finds_one_flipped_byte_and_repair_lets_a_good_one_lead(place: Fo
     assert place.child("a", "checkpoints", names[2]).read("shard-000.pt") == b"rot"
     assert runs("verify") == 0
     assert runs("repair", "a", "--yes") == 0
+
+
+def test_a_checkpoint_that_its_trainer_removes_after_the_listing_is_no_damage(
+    place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = train(place, "a", 3)
+    read = manifest.read
+
+    def overtaken(folder: Folder) -> dict[str, Any]:
+        for name in gone:
+            manifest.discard(place.child("a", "checkpoints", name))
+        return read(folder)
+
+    monkeypatch.setattr(manifest, "read", overtaken)
+    gone = names[:1]
+    assert [(row["checkpoint"], row["verdict"]) for row in runs.rows("verify")] == [
+        (name, "good") for name in names[1:]
+    ]
+    assert runs("verify") == 0
+    gone = names[:2]
+    assert [row["checkpoint"] for row in runs.rows("show", "a") if "checkpoint" in row] == names[2:]
+    # The whole of the listing is gone, since newer ones were written.
+    later = train(place, "b", 3)
+    [known] = [run for run in run_catalog.runs(place) if run.name == "b"]
+    train(place, "b", 3)
+    for name in later:
+        manifest.discard(place.child("b", "checkpoints", name))
+    gone = []
+    assert (known.problems(), known.status()) == ({}, "complete")
+    # What is committed and not whole is damaged, as ever.
+    place.child("a", "checkpoints", names[2]).delete(manifest.MANIFEST)
+    assert runs("verify") == 6
+    assert [row["verdict"] for row in runs.rows("verify", "a") if "MANIFEST" in row["verdict"]]
 
 
 def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch) -> None:

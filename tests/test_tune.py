@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from workloads import session
-from workloads.convnext import config, train
+from workloads.convnext import config, location, train
 from workloads.errors import (
     AuthError,
     CapacityError,
@@ -25,9 +25,10 @@ from workloads.errors import (
     WorkloadFailedError,
 )
 from workloads.storage import locate
-from workloads.tune import command, concurrency, planning, report, space, space_file
+from workloads.tune import command, concurrency, planning, plot, report, space, space_file
+from workloads.tune.asha import Begun, ResumedAsha
 from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, ranking
-from workloads.tune.search import Begun, ResumedAsha, Trials
+from workloads.tune.search import Trials
 
 BASE = config.digits_laptop()
 LAPTOP = session.Place(address=None, environment=None)
@@ -255,7 +256,14 @@ class Tune:
         ledger = Ledger(locate(tmp_path / "s"))
         values: dict[str, Any] = {"outcomes": ledger.open(plan, retry_failed=False), "pasts": {}}
         self.begun = Begun(plan=plan, ledger=ledger, **values | begun)
-        self.trials = Trials(self.begun, limit, lambda trial: {"arguments": ["--run", trial.name]}, self.said.append)
+        self.storage = ledger.folder
+        self.trials = Trials(
+            self.begun, limit, lambda trial: {"arguments": ["--run", trial.name]}, self.said.append, self.check
+        )
+
+    def check(self, trial: Trial) -> None:
+        """As a search looks at its place."""
+        location.check_storage(self.storage)
 
     def start(self, trial_id: str) -> str:
         """Name of the trial that is given out, or what is said instead."""
@@ -316,12 +324,50 @@ def test_what_is_wrong_with_the_place_ends_the_search_and_is_no_trial_s_fault(
 ) -> None:
     tune = Tune(tmp_path, a_plan(3), limit=2)
     assert [tune.start("a"), tune.start("b")] == ["s-000", "s-001"]
+    (tmp_path / "no-folder").touch()
+    tune.storage = locate(tmp_path / "no-folder")
     tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": exit_code, "problem": "the bucket is gone."})
     assert tune.start("c") == "None"
     tune.trials.on_trial_complete("b", {"at": 9.0, "exit_code": 0, **epoch(9, 0.9)})  # what runs may end
     assert tune.start("c") == "FINISHED"
     assert type(tune.trials.verdict) is kind
     assert list(tune.trials.outcomes) == ["s-001"]
+
+
+def test_a_trial_that_calls_a_place_bad_which_is_in_order_has_failed_and_the_others_go_on(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(9), limit=1)
+    dead = {"at": 0.2, "exit_code": 8, "problem": "a process that decodes images has died."}
+    assert tune.start("a") == "s-000"
+    tune.trials.on_trial_complete("a", dead)
+    assert (tune.trials.verdict, tune.start("b")) == (None, "s-001")
+    assert "trial s-000 failed: a process that decodes images has died." in tune.said
+    again = Tune(tmp_path, a_plan(9), limit=1)  # the same search, later: it does not fall over the same trial
+    assert {name: outcome.exit_code for name, outcome in again.trials.outcomes.items()} == {"s-000": 8}
+    # Where each trial fails so, the others are not tried.
+    for number in range(1, 8):
+        assert again.start(str(number)) == f"s-{number:03d}"
+        again.trials.on_trial_complete(str(number), dead)
+    assert again.start("9") == "FINISHED"
+    assert isinstance(again.trials.verdict, WorkloadFailedError)
+
+
+def test_the_place_of_a_trial_is_its_own_data_and_the_search_s_storage(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        for split in location.SPLITS:
+            (tmp_path / name / split).mkdir(parents=True)
+    content = f"data: [{tmp_path}/here, {tmp_path}/there]"
+    search = planning.plan("sweep", options(tmp_path, "sweep", content, "--run", "s"), LAPTOP)
+    here, there = search.plan.trials
+    for trial in (here, there):
+        command.check_place(search, LAPTOP, trial)
+    (tmp_path / "there" / "train").rmdir()
+    command.check_place(search, LAPTOP, here)
+    with pytest.raises(UsageError, match="there holds no folder 'train'"):
+        command.check_place(search, LAPTOP, there)
+    (tmp_path / "runs" / "s").rmdir()
+    (tmp_path / "runs" / "s").touch()
+    with pytest.raises(PlaceError):
+        command.check_place(search, LAPTOP, here)
 
 
 class Known:
@@ -383,7 +429,7 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
     )
     assert [outcome.trial.name[-1] for outcome in ranking(plan, outcomes)] == ["1", "0", "4", "2", "3"]
     uri = report.publish(found, locate(tmp_path / "runs" / "s"), tmp_path / "results")
-    names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png"}
+    names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"}
     for folder in (tmp_path / "results", Path(uri)):
         assert {path.name for path in folder.iterdir()} == names
     table = (tmp_path / "results" / "table.txt").read_text().splitlines()
@@ -397,6 +443,11 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
     assert (last["status"], last["exit_code"], last["learning_rate"]) == ("failed", "6", "0.004")
     assert json.loads((tmp_path / "results" / "summary.json").read_text())["best"]["trial"] == "s-001"
     assert (tmp_path / "results" / "parallel.png").read_bytes().startswith(b"\x89PNG")
+    # Of a trial that was stopped there is no other curve.
+    with_it, without = (
+        plot.curves(plan, ranking(plan, drawn), "s") for drawn in (outcomes, [*outcomes[:2], *outcomes[3:]])
+    )
+    assert with_it == (tmp_path / "results" / "curves.png").read_bytes() != without
     losses = dataclasses.replace(found, plan=a_plan(5, metric="val/loss"))
     assert losses.best is not None and losses.best.trial.name == "s-001"
 

@@ -19,7 +19,7 @@ FORM_VARIABLE = "OASIS_PROGRESS"
 Record = Mapping[str, Any]
 """A record has `event`, which `text` renders, or another workload's own; what one event's record holds stands there."""
 
-TRANSIENT = frozenset({"step", "evaluation", "saving"})
+TRANSIENT = frozenset({"step", "saving"})
 """Events that say where the run is: on a terminal the next line takes their place, elsewhere only some are printed."""
 
 STEP_SECONDS = 2.0
@@ -83,8 +83,6 @@ def text(record: Record) -> str:
             return "  ".join(
                 [_where(record), *_learning(record), f"val loss {record['val/loss']:.4f}", accuracy, *_rate(record)]
             )
-        case "evaluation":
-            return f"{_where(record)}  evaluating, {record['images']:,} of {record['of']:,} images"
         case "saving":
             return f"step {record['step']:6d}  saving a checkpoint in the background"
         case "checkpoint":

@@ -79,7 +79,7 @@ def manifest(name: str, namespace: str, command: str, spec: dict[str, Any], dead
     }
 
 
-@dataclass(frozen=True)
+@dataclass
 class OwnCluster:
     """The cluster of one RayJob."""
 
@@ -87,10 +87,13 @@ class OwnCluster:
     """The stack, with this cluster in place of its own."""
     parent: Stack
     name: str
+    begun: bool = False
+    """Whether `begin` has succeeded here."""
 
     def begin(self) -> None:
         """Tell KubeRay that the job of the RayJob's name runs; from here on it ends the cluster with the job."""
         patch(self.parent, self.name, {"jobId": self.name})
+        self.begun = True
 
     def release(self, interrupted: bool) -> None:
         """Have the cluster of an ended job removed now, and wait until it is gone.
@@ -119,6 +122,7 @@ def own_cluster(stack: Stack, name: str, command: str, deadline_seconds: int) ->
         WorkloadFailedError: KubeRay refuses the RayJob.
     """
     body = manifest(name, stack.environment.ray_namespace, command, spec_of_cluster(stack), deadline_seconds)
+    own: OwnCluster | None = None
     try:
         stack.ask("create", "--filename", "-", given=json.dumps(body))
         tell(f"RayJob {name} made; waiting for its own cluster")
@@ -126,7 +130,7 @@ def own_cluster(stack: Stack, name: str, command: str, deadline_seconds: int) ->
         _protect_head(own.stack)
         yield own
     except BaseException:
-        if not _has_begun(stack, name):
+        if not (own and own.begun) and not _may_have_begun(stack, name):
             remove(stack, name)
         raise
 
@@ -200,11 +204,16 @@ def patch(stack: Stack, name: str, spec: dict[str, Any]) -> None:
     stack.ask("patch", "rayjob", name, "--type", "merge", "--patch", json.dumps({"spec": spec}))
 
 
-def _has_begun(stack: Stack, name: str) -> bool:
+def _may_have_begun(stack: Stack, name: str) -> bool:
+    """Whether the job may run by KubeRay's word, which also holds where the answer to `begin` was lost."""
     try:
         text = stack.ask("get", "rayjob", name, "--ignore-not-found", "-o", "json")
-    except WorkloadError:
-        return False
+    except WorkloadError as error:
+        tell(
+            f"RayJob {name} is left as it is, since its job may run: {error.problem} If it does not, KubeRay removes "
+            f"its cluster when its time to start is over; `python -m workloads jobs stop {name}` does so at once"
+        )
+        return True
     return bool(text.strip() and json.loads(text)["spec"].get("jobId"))
 
 

@@ -70,7 +70,18 @@ class KnownRun:
         Raises:
             DataIntegrityError: it is not the one that was committed.
         """
-        return manifest.read(self.attempt(self.committed[-1].name)) if self.committed else None
+        if not self.committed:
+            return None
+        newest = self.attempt(self.committed[-1].name)
+        try:
+            return manifest.read(newest)
+        except DataIntegrityError:
+            if manifest.stands(newest):
+                raise
+            later = _listed(self.name, self.folder)
+            if later.committed == self.committed:
+                raise
+            return later.newest_manifest()  # its trainer has written newer ones since, and removed this one
 
     def status(self) -> str:
         """`complete`, `unfinished`, `no checkpoint`, or `damaged` where the newest checkpoint's manifest is."""
@@ -85,16 +96,20 @@ class KnownRun:
         return "complete" if epochs is not None and facts.get("epoch", 0) >= epochs else "unfinished"
 
     def problems(self) -> dict[str, str]:
-        """Every checkpoint's damage by name, empty where it verifies. Reads every byte of all of them."""
+        """Every checkpoint's damage by name, empty where it verifies. Reads every byte of all of them.
 
-        def look(attempt: Attempt) -> str:
+        One that was removed since the listing, by the run's own trainer for example, is left out.
+        """
+        found: dict[str, str] = {}
+        for attempt in self.committed:
+            folder = self.attempt(attempt.name)
             try:
-                manifest.verify(self.attempt(attempt.name))
+                manifest.verify(folder)
+                found[attempt.name] = ""
             except DataIntegrityError as error:
-                return error.problem
-            return ""
-
-        return {attempt.name: look(attempt) for attempt in self.committed}
+                if manifest.stands(folder):
+                    found[attempt.name] = error.problem
+        return found
 
 
 def runs(place: Folder) -> list[KnownRun]:
@@ -114,7 +129,7 @@ def find(place: Folder, name: str) -> KnownRun:
     Raises:
         UsageError: there is none of that name.
     """
-    run = _known(name, place.child(name), [entry for entry in place.child(name).entries() if _part(entry)])
+    run = _listed(name, place.child(name))
     if run.attempts or run.others:
         return run
     known = [found.name for found in runs(place)]
@@ -141,6 +156,10 @@ def _run_of(path: str) -> tuple[str, str]:
 def _part(entry: Entry) -> str:
     part = entry.path.partition("/")[0]
     return part if part in PARTS else ""
+
+
+def _listed(name: str, folder: Folder) -> KnownRun:
+    return _known(name, folder, [entry for entry in folder.entries() if _part(entry)])
 
 
 def _known(name: str, folder: Folder, entries: list[Entry]) -> KnownRun:

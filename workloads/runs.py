@@ -108,7 +108,8 @@ def _list(place: Folder, args: argparse.Namespace) -> int:
 
 def _show(place: Folder, args: argparse.Namespace) -> int:
     run = run_catalog.find(place, args.runs[0])
-    checkpoints = [{**_row(run, attempt), **_facts(run, attempt)} for attempt in run.attempts]
+    looked = [(attempt, _facts(run, attempt)) for attempt in run.attempts]
+    checkpoints = [{**_row(run, attempt), **facts} for attempt, facts in looked if facts is not None]
     objects = [{"object": entry.path, "bytes": entry.size, "modified": entry.modified} for entry in run.others]
     if args.json:
         print_rows([*checkpoints, *objects], run.folder.uri, as_json=True)
@@ -125,7 +126,8 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
     for run in _chosen(place, args):
         problems = run.problems()
         for attempt in run.committed:
-            rows.append({**_row(run, attempt), "verdict": problems[attempt.name] or "good"})
+            if attempt.name in problems:
+                rows.append({**_row(run, attempt), "verdict": problems[attempt.name] or "good"})
     print_rows(rows, place.uri, as_json=args.json)
     damaged = sum(row["verdict"] != "good" for row in rows)
     if damaged:
@@ -139,7 +141,7 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
 def _repair(place: Folder, args: argparse.Namespace) -> int:
     run = run_catalog.find(place, args.runs[0])
     problems = run.problems()
-    damaged = [attempt for attempt in run.committed if problems[attempt.name]]
+    damaged = [attempt for attempt in run.committed if problems.get(attempt.name)]
     if damaged and len(damaged) == len(problems):
         raise DataIntegrityError(
             f"none of the {len(damaged)} checkpoints of {run.name} verifies, so there is none to go back to.",
@@ -150,7 +152,7 @@ def _repair(place: Folder, args: argparse.Namespace) -> int:
     if damaged and _agreed(args, f"set {len(damaged)} damaged checkpoints of {run.name} aside?"):
         for attempt in damaged:
             manifest.withdraw(run.attempt(attempt.name))
-        leader = [attempt.name for attempt in run.committed if not problems[attempt.name]][-1]
+        leader = [name for name, problem in problems.items() if not problem][-1]
         _say(
             f"{len(damaged)} set aside: their COMMIT is removed, their other files stay until `runs gc` or the next "
             f"start of the run; {leader} leads"
@@ -221,13 +223,14 @@ def _row(run: KnownRun, attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _facts(run: KnownRun, attempt: Attempt) -> dict[str, Any]:
+def _facts(run: KnownRun, attempt: Attempt) -> dict[str, Any] | None:
+    """What its manifest says; None where it was removed since it was listed."""
     if not attempt.committed:
         return {"verdict": "no COMMIT"}
     try:
         found = manifest.read(run.attempt(attempt.name))
     except DataIntegrityError as error:
-        return {"verdict": error.problem}
+        return {"verdict": error.problem} if manifest.stands(run.attempt(attempt.name)) else None
     return {"epoch": found["facts"].get("epoch"), "workers": found["facts"].get("world_size")}
 
 

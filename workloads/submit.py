@@ -218,7 +218,13 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     given = _read_runtime_env(args.runtime_env)
     own = command[0] in OWN_COMMANDS
     variables = {**_JOB_ENVIRONMENT, **({progress.FORM_VARIABLE: "json"} if own else {})}
-    environment = {**given, "env_vars": {**variables, **(given.get("env_vars") or {}), **_variables(args.env)}}
+    named = {**(given.get("env_vars") or {}), **_variables(args.env)}
+    for name in filter(_SECRET.search, map(str, named)):
+        raise UsageError(
+            f"The job's variable {name} looks like a secret, and Ray shows these to whoever may list jobs.",
+            "Keep it in Secret Manager (`make secret`) or in a file that the job reads.",
+        )
+    environment = {**given, "env_vars": {**variables, **named}}
     folder = args.working_dir or _local(given.get("working_dir"))
     with tempfile.TemporaryDirectory(prefix="oasis-submit-") as staging:
         if folder is not None:
@@ -241,11 +247,6 @@ def _variables(given: list[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(f"--env is {word!r}.", "Write NAME=VALUE, or NAME for the value here.")
-        if _SECRET.search(name):
-            raise UsageError(
-                f"--env {name} looks like a secret, and Ray shows a job's variables to whoever may list jobs.",
-                "Keep it in Secret Manager (`make secret`) or in a file that the job reads.",
-            )
         if not equals and name not in os.environ:
             raise UsageError(f"--env {name} has no value, and {name} is not set here.", f"Write --env {name}=VALUE.")
         found[name] = value if equals else os.environ[name]

@@ -111,7 +111,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
     summary = json.loads((tmp_path / "results" / "s" / "summary.json").read_text())
     assert summary["best"]["val/accuracy"] > 0.95
     assert "--learning-rate 0.002 --batch-size 64\n" in said
-    for name in ("table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png"):
+    for name in ("table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"):
         assert (place.search / "results" / name).read_bytes() == (tmp_path / "results" / "s" / name).read_bytes()
 
     third = place.start("--retry-failed", "--samples", "3")
@@ -139,7 +139,7 @@ def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucke
     assert "2 trials over learning_rate" in done.stdout
     assert "2 trials at a time, 1 worker each" in done.stdout  # two nodes of one CPU, and no autoscaler
     here, kept = tmp_path / "results" / name, cluster.bucket(environment.runs_uri) / name
-    names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png"}
+    names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"}
     assert {path.name for path in here.iterdir()} == {path.name for path in (kept / "results").iterdir()} == names
     summary = json.loads((here / "summary.json").read_text())
     assert summary["trials"] == {"complete": 2, "stopped": 0, "failed": 0, "unfinished": 0}

@@ -140,7 +140,8 @@ def _search(
         import ray
 
         from workloads.convnext import lease
-        from workloads.tune.search import Begun, Trials, run
+        from workloads.tune.asha import Begun
+        from workloads.tune.search import Trials, run
 
         fitting = at_most or concurrency.of_cluster(search.workers, place.environment)
         limit = concurrency.choose(args.concurrency, fitting, search.workers, progress.note)
@@ -157,9 +158,19 @@ def _search(
 
         with lease.hold(search.folder.uri, search.name):
             begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
-            trials = Trials(begun, limit, work, progress.note)
+            trials = Trials(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
             run(trials, begun)
     return trials.outcomes, trials.verdict
+
+
+def check_place(search: Search, place: session.Place, trial: Trial) -> None:
+    """Look whether what a trial needs beside capacity is there, as far as it can be seen from here.
+
+    Raises:
+        WorkloadError: its data or the search's storage is out of reach.
+    """
+    location.check_data(trial.changes.get("data", search.plan.base["data"]), place.embedded)
+    location.check_storage(search.folder)
 
 
 def _place_arguments(args: argparse.Namespace, search: Search, address: str) -> list[str]:
@@ -199,7 +210,7 @@ def _conclude(
         value = found.best.epochs[-1][search.plan.metric]
         progress.note(f"best trial {found.best.trial.name}: {search.plan.metric} {value:.4f}; repeat it with")
         progress.note(f"  {report.command(found, found.best)}")
-    written: dict[str, Any] = {"event": "note", "text": f"table, JSON lines, CSV, plot: {search.results}"}
+    written: dict[str, Any] = {"event": "note", "text": f"table, JSON lines, CSV, plots: {search.results}"}
     progress.emit({**written, "results_uri": uri})
     if verdict is not None:
         raise verdict

@@ -1,4 +1,4 @@
-"""Parallel coordinates: one line per trial across the fields that were varied, coloured by how good the trial was."""
+"""The plots of a search: one line per trial, across the fields that were varied (parallel coordinates) and by epoch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from workloads.curve import FAINT, INK
-from workloads.tune.ledger import Outcome, Plan
+from workloads.curve import FAINT, INK, TRAIN
+from workloads.tune.ledger import Outcome, Plan, Status
 
 COLORS = "viridis"
 BEST = "#d9480f"
+STYLES: dict[Status, tuple[str, str, str]] = {
+    "complete": ("ran to the end", "-", "o"),
+    "stopped": ("stopped early", "--", "x"),
+    "failed": ("failed", ":", "|"),
+    "unfinished": ("unfinished", ":", ">"),
+}
+"""By a trial's status: what the legend of the curves calls it, its line, and the mark at the line's end."""
 MOST_TICKS = 12
 
 
@@ -106,6 +113,48 @@ def draw(
     axes.set_title(
         f"{title}: {said}, the best in orange", loc="left", color=INK, fontsize=11, fontweight="bold", pad=24
     )
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def curves(plan: Plan, ranked: Sequence[Outcome], title: str) -> bytes:
+    """The metric at each epoch's end, as the bytes of a PNG; of every trial, so also of those that were stopped early.
+
+    Args:
+        plan: the search.
+        ranked: its trials, best first; those without an epoch are not drawn.
+        title: name of the search.
+    """
+    figure = Figure(figsize=(8, 4.6), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    shown = [outcome for outcome in ranked if outcome.epochs]
+    # As above, the best is drawn last. What is not finite is a gap.
+    for place, outcome in reversed(list(enumerate(shown))):
+        values = [epoch[plan.metric] for epoch in outcome.epochs]
+        best = place == 0 and outcome.status in ("complete", "stopped")
+        name, line, mark = STYLES[outcome.status]
+        axes.plot(
+            [epoch["epoch"] for epoch in outcome.epochs],
+            [value if math.isfinite(value) else math.nan for value in values],
+            color=BEST if best else TRAIN if outcome.status == "complete" else FAINT,
+            linewidth=2.2 if best else 1.2,
+            linestyle=line,
+            marker=mark,
+            markevery=[-1],
+            markersize=4,
+            label=f"{outcome.trial.name}, the best" if best else name,
+        )
+    axes.set_title(f"{title}: {plan.metric} by epoch", loc="left", color=INK, fontsize=11, fontweight="bold")
+    axes.set_xlabel("epoch", color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
+    lines = {str(line.get_label()): line for line in reversed(axes.get_lines())}
+    axes.legend(lines.values(), lines.keys(), frameon=False, fontsize=9, labelcolor=INK)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()

@@ -108,6 +108,8 @@ def files(report: Report) -> dict[str, bytes]:
     }
     if best is not None and report.varied and math.isfinite(best.epochs[-1][report.plan.metric]):
         found["parallel.png"] = plot.draw(report.plan, report.ranked, report.varied, report.logarithmic, report.name)
+    if any(outcome.epochs for outcome in report.outcomes):
+        found["curves.png"] = plot.curves(report.plan, report.ranked, report.name)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The search itself: Ray Tune runs the trials, with ASHA's rungs filled again from what a resumed search knows.
+"""The search itself: Ray Tune runs the trials, and each end of one is written down.
 
 Trials come from a queue and not from Ray Tune's own sampler, since a trial that got no capacity goes back into it.
 """
@@ -12,12 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import ray
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from workloads.errors import (
@@ -30,7 +29,8 @@ from workloads.errors import (
     WorkloadError,
     WorkloadFailedError,
 )
-from workloads.tune.ledger import Epoch, Ledger, Outcome, Plan, Trial, measured, ranking
+from workloads.tune.asha import Begun, ResumedAsha
+from workloads.tune.ledger import Epoch, Outcome, Trial, measured, ranking
 from workloads.tune.trial import TrainProcess
 
 PROGRESS_SECONDS = 10.0
@@ -43,7 +43,8 @@ ALIKE = 8
 """So many trials that failed with no epoch to show between all of them end the search: the others would fail too."""
 
 THE_PLACE = {kind.exit_code: kind for kind in (InfeasibleError, CapacityError, AuthError, PlaceError)}
-"""Ends of a trial that say something of the place and nothing of the trial, which therefore stays unfinished."""
+"""Ends of a trial that say something of the place and nothing of the trial, which therefore stays unfinished. Of the
+last one that holds only while the place is out of order: a loader's process that ran out of memory ends so as well."""
 
 _SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of Ray's own
@@ -52,23 +53,16 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Begun:
-    """A search as this attempt at it found it."""
-
-    plan: Plan
-    ledger: Ledger
-    outcomes: Mapping[str, Outcome]
-    """Of the trials that had ended, by name."""
-    pasts: Mapping[str, list[Epoch]]
-    """Epochs of the trials that go on, by name."""
-
-
 class Trials(Searcher):
     """Hands trials to Ray Tune, at most `limit` at a time, and writes down how they end."""
 
     def __init__(
-        self, begun: Begun, limit: int, work: Callable[[Trial], dict[str, Any]], tell: Callable[[str], None]
+        self,
+        begun: Begun,
+        limit: int,
+        work: Callable[[Trial], dict[str, Any]],
+        tell: Callable[[str], None],
+        check: Callable[[Trial], None],
     ) -> None:
         """Queue the trials that have no outcome.
 
@@ -77,6 +71,7 @@ class Trials(Searcher):
             limit: trials that fit at a time.
             work: what `TrainProcess` is told of a trial.
             tell: told how it goes.
+            check: raises WorkloadError where the trial's data or storage is out of order at this moment.
         """
         super().__init__()
         self._plan = begun.plan
@@ -84,6 +79,7 @@ class Trials(Searcher):
         self._ledger = begun.ledger
         self._work = work
         self._tell = tell
+        self._check = check
         self.limit = limit
         self.outcomes = dict(begun.outcomes)
         self.waiting = [trial for trial in begun.plan.trials if trial.name not in begun.outcomes]
@@ -116,10 +112,11 @@ class Trials(Searcher):
         exit_code = (result or {}).get("exit_code")
         if exit_code == EXIT_INTERRUPTED:  # by someone else: it goes on when the search does
             return
-        if exit_code in THE_PLACE:
-            self._make_do(running.trial, exit_code, str((result or {})["problem"]))
+        problem = str((result or {}).get("problem", ""))
+        if exit_code in THE_PLACE and not (exit_code == PlaceError.exit_code and self._in_order(running.trial)):
+            self._make_do(running.trial, exit_code, problem)
             return
-        outcome = running.outcome(exit_code, str((result or {}).get("problem", "")), error)
+        outcome = running.outcome(exit_code, problem, error)
         self.outcomes[outcome.trial.name] = outcome
         self._ledger.close(outcome)
         self._tell(self._ending(outcome))
@@ -137,6 +134,13 @@ class Trials(Searcher):
 
     def restore(self, checkpoint_path: str) -> None:
         """Nothing, for the same reason."""
+
+    def _in_order(self, trial: Trial) -> bool:
+        try:
+            self._check(trial)
+        except WorkloadError:
+            return False
+        return True
 
     def _make_do(self, trial: Trial, exit_code: int, problem: str) -> None:
         self.waiting.insert(0, trial)
@@ -194,51 +198,6 @@ class _Running:
             problem=problem,
             seconds=time.monotonic() - self.began,
         )
-
-
-class ResumedAsha(ASHAScheduler):
-    """ASHA (arXiv 1810.05934) over epochs, whose rungs know the trials of earlier attempts at the search."""
-
-    def __init__(self, begun: Begun) -> None:
-        """Fill the rungs with the trials that have ended; those that go on enter them when they do."""
-        self._plan = plan = begun.plan
-        self._epochs = int(plan.base["epochs"])
-        super().__init__(
-            time_attr="epoch",
-            metric="score",
-            mode="max",
-            max_t=self._epochs,
-            grace_period=min(plan.grace_epochs, self._epochs),
-            reduction_factor=plan.reduction,
-            stop_last_trials=False,
-        )
-        self._pasts = begun.pasts
-        for name, outcome in begun.outcomes.items():
-            self._replay(None, SimpleNamespace(trial_id=name), outcome.epochs)
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Enter a trial, with what is known of it."""
-        self._replay(tune_controller, trial, self._pasts.get(trial.config["trial"], []))
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Whether the trial goes on; only an epoch's end is a reason to stop it, and the last is none."""
-        epoch = measured(result)
-        if not epoch:
-            return TrialScheduler.CONTINUE
-        decision = self._enter(tune_controller, trial, epoch)
-        return TrialScheduler.CONTINUE if epoch["epoch"] >= self._epochs else decision
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Nothing: its last epoch has been entered when it was reported."""
-
-    def _replay(self, controller: Any, trial: Any, epochs: list[Epoch]) -> None:
-        super().on_trial_add(controller, trial)
-        for epoch in epochs:
-            self._enter(controller, trial, epoch)
-
-    def _enter(self, controller: Any, trial: Any, epoch: Epoch) -> str:
-        score = self._plan.sign * self._plan.value(epoch)
-        return super().on_trial_result(controller, trial, {"epoch": epoch["epoch"], "score": score})
 
 
 def run(trials: Trials, begun: Begun) -> None:

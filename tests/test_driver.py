@@ -1,0 +1,50 @@
+"""The driver of a run where its end has to survive what comes after it; Ray itself is in tests/cluster."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workloads import session
+from workloads.convnext import driver, lease, train
+from workloads.errors import DataIntegrityError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> train.Run:
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    words = ["--run", "a", "--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    return train.plan(parser.parse_args(words), session.Place(address=None, environment=None))
+
+
+@pytest.mark.parametrize("end", [{"val/accuracy": 1.0}, KeyboardInterrupt(), DataIntegrityError("torn.png.", "")])
+def test_files_of_ray_train_that_cannot_be_removed_change_no_run_s_end(
+    run: train.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: Any
+) -> None:
+    def fit() -> SimpleNamespace:
+        if isinstance(end, BaseException):
+            raise end
+        return SimpleNamespace(return_value=end)
+
+    monkeypatch.setattr(lease, "hold", lambda uri, name: contextlib.nullcontext())
+    monkeypatch.setattr(driver, "_await_capacity", lambda run: None)
+    monkeypatch.setattr(driver, "_trainer", lambda *_: SimpleNamespace(fit=fit))
+    run.folder.write("ray", b"a file, which is no folder that could be removed")
+    if isinstance(end, BaseException):
+        with pytest.raises(type(end)):
+            driver.fit(run)
+    else:
+        assert driver.fit(run) == end
+    assert "Ray Train's own files are left behind: cannot delete" in capsys.readouterr().out
+    good = dataclasses.replace(run, folder=run.folder.child("good"))
+    good.folder.child("ray").write("snapshot", b"{}")
+    with contextlib.suppress(type(end) if isinstance(end, BaseException) else ValueError):
+        driver.fit(good)
+    assert good.folder.names() == []
