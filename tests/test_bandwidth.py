@@ -49,7 +49,7 @@ def test_sizes_are_read_in_nccl_tests_units(text: str, sizes: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1KiB", "1.5M", "64MB", "-1", "0", "32G", "2K:1K", "1K:2K:1", "1K:2K:x", "1:2:3:4"]
+    "text", ["", "1KiB", "1.5M", "64MB", "-1", "0", "32G", "2K:1K", "1K:2K:1", "1K:2K:x", "1K:2K:²", "1:2:3:4"]
 )
 def test_sizes_in_wrong_units_or_out_of_bounds_are_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(UsageError) as refusal:

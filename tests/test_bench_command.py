@@ -160,7 +160,7 @@ def test_on_a_stack_s_gpus_the_whole_ladder_is_climbed_and_on_cpus_all_ranks_at_
     assert command_line.main(["bench", *results]) == 0
     assert stages() == ["node 0", "node 1", "all", "nodes 0+1, ring"]
     assert measured.asked["layout"] == Layout(nodes=2, ranks_per_node=gpus, gpus_per_node=gpus)
-    assert (measured.asked["sizes"][-1], measured.asked["shorten"]) == (8 << 30, True)
+    assert (measured.asked["sizes"][-1], measured.asked["shorten"]) == (16 << 30, True)
     assert command_line.main(["bench", *results, "--op", "all_gather"]) == 0  # has no tree that hides the wire
     assert stages() == ["node 0", "node 1", "all"]
     assert command_line.main(["bench", *results, "--stages", "all", "--algo", "tree"]) == 0
@@ -180,7 +180,7 @@ def test_a_dry_run_says_what_would_be_measured_and_asked_for_and_where_each_valu
     assert settings["op"] == ("broadcast", "flag --op")
     assert settings["nodes"] == (2, "default")
     assert settings["stages"] == ("node 0, node 1, all", "default")
-    assert settings["sizes"][0].startswith("1 KiB, 2 KiB") and settings["sizes"][0].endswith("8 GiB")
+    assert settings["sizes"][0].startswith("1 KiB, 2 KiB") and settings["sizes"][0].endswith("16 GiB")
     assert said["request"]["strategy"] == "STRICT_SPREAD"
     assert (
         said["request"]["bundles"] == [{"CPU": float(OUTPUTS.gpus_per_node), "GPU": float(OUTPUTS.gpus_per_node)}] * 2

@@ -216,8 +216,9 @@ def test_a_stage_has_a_line_and_many_of_a_kind_share_one() -> None:
         "a node alone: median and range of 4",
         "2 nodes, ring: median and range of 6",
         "all",
+        "all, ring",
     ]
-    assert [len(line.stages) for line in many] == [4, 6, 1]
+    assert [len(line.stages) for line in many] == [4, 6, 1, 1]
 
 
 def test_reference_lines_are_drawn_only_where_they_hold() -> None:

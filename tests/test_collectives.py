@@ -120,6 +120,15 @@ def test_a_missing_rank_a_shifted_block_a_nan_and_one_changed_element_are_all_co
     assert data.count_wrong(untouched, expected) == count
 
 
+@pytest.mark.parametrize(("dtype", "ranks"), [("bfloat16", 80), ("half", 176), ("float", 251), ("half", 16)])
+def test_sums_over_many_ranks_still_differ_from_place_to_place(dtype: str, ranks: int) -> None:
+    data, block = Data.of(True, DTYPES[dtype], ranks), Block(senders=tuple(range(ranks)), start=0, length=64)
+    sums = data._tile(block, torch.empty(64, dtype=DTYPES[dtype]))
+    assert len(sums.unique()) > 1
+    with pytest.raises(UsageError, match="or the same at every place"):
+        Data.of(True, torch.bfloat16, 72)
+
+
 def test_data_that_are_only_moved_differ_between_all_ranks_of_a_large_cluster() -> None:
     data, buffer = Data.of(False, torch.bfloat16, 2000), torch.empty(16, dtype=torch.bfloat16)
     seen = set()

@@ -17,7 +17,7 @@ from tests.test_thresholds import GIB, stage
 from tests.test_verdict import ranks
 from workloads import __main__ as command_line
 from workloads import effective, errors, session, storage
-from workloads.convnext import train
+from workloads.convnext import driver, train
 from workloads.environment import ClusterEnvironment
 from workloads.errors import DataIntegrityError, FabricError, InfeasibleError, WorkloadError
 from workloads.nccl import gate
@@ -79,6 +79,17 @@ def test_an_elastic_run_is_checked_between_the_nodes_of_its_fewest_and_most_work
     run, _ = run_of(RDMA, "--workers", "8:32")
     assert (run.nodes(run.least_workers), run.nodes(run.workers)) == (1, 4)
     assert run_of(CPUS, "--workers", "3")[0].nodes(3) == 3
+
+
+def test_a_run_that_starts_on_a_few_gpus_is_checked_with_all_that_it_can_grow_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, _ = run_of(RDMA, "--workers", "4:16")
+    asked: list[gate.Question] = []
+    monkeypatch.setattr(gate, "admit", lambda question, say: asked.append(question))
+    driver._check_fabric(run, RDMA)
+    assert (asked[0].gpus_per_node, asked[0].ranks_per_node) == (8, 8)
+    assert (asked[0].least_nodes, asked[0].most_nodes) == (1, 2)
 
 
 def test_each_node_is_measured_alone_and_then_all_over_the_wire() -> None:

@@ -71,7 +71,8 @@ def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(
     client, output = _measuring(cluster)
     ranks = _rank_processes()
     assert len(ranks) == 2
-    assert all(loopback for _, loopback in listeners.of(int(rank.name) for rank in ranks))
+    listening = list(listeners.of(int(rank.name) for rank in ranks))
+    assert listening and all(loopback for _, loopback in listening)
     began = time.monotonic()
     os.kill(int(ranks[0].name), signal.SIGKILL)
     rest, _ = client.communicate(timeout=90)

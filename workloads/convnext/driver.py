@@ -34,8 +34,8 @@ SETTINGS = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints every line twice (Ray 2.60)
     # A report waits for the controller's next poll, and a failure is seen at one.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
-    # Each group of workers would wait for one more process to start; `notice` watches the drains.
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # `notice` sees a drain sooner, and saves; what Ray Train sees moves the workers off the node.
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
 }
 """What Ray Train reads in the driver and hands to controller and workers, unless the environment says otherwise."""
 
@@ -144,12 +144,14 @@ def _check_fabric(run: Run, promise: ClusterEnvironment) -> None:
     from workloads.nccl import gate
 
     kept = ("fabric", run.attempt)
+    # All GPUs of a node that the run can grow to use: an elastic start on a few would leave NICs unused, and unjudged.
+    gpus = min(run.workers, run.gpus_per_node)
     question = gate.Question(
         promise=promise,
         least_nodes=run.nodes(run.least_workers),
         most_nodes=run.nodes(run.workers),
-        ranks_per_node=min(run.least_workers, run.gpus_per_node) or 1,
-        gpus_per_node=min(run.least_workers, run.gpus_per_node),
+        ranks_per_node=gpus or 1,
+        gpus_per_node=gpus,
         timeout=run.timeout,
         folders=(run.folder.child("results", *kept), storage.locate(run.results / "fabric")),
     )

@@ -17,10 +17,10 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 _SIZE = re.compile(r"(\d+)([KMG]?)", re.IGNORECASE)
 
 LARGEST_SIZE = 16 * 1024**3
-"""16 GiB, the largest size of published tables; twice that would not fit an H200 together with the receive buffer."""
+"""16 GiB, where the bandwidth of every published table has levelled out."""
 
-GPU_SIZES = "1K:8G:2"
-"""On GPUs, as far as their memory reaches: the bus bandwidth of many nodes has levelled out there."""
+GPU_SIZES = "1K:16G:2"
+"""On GPUs, as far as their memory reaches."""
 
 CPU_SIZES = "1K:64M:2"
 """On CPUs, where gloo takes a second and more for each larger size."""
@@ -160,7 +160,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     last = parse_size(parts[1]) if len(parts) > 1 else first
     if last < first:
         raise UsageError(f"{text!r} ends below its start.", "Write the smaller size first, as in 1K:64M:2.")
-    if len(parts) == 3 and not (parts[2].isdigit() and int(parts[2]) >= 2):
+    if len(parts) == 3 and not (re.fullmatch("[0-9]+", parts[2]) and int(parts[2]) >= 2):
         raise UsageError(f"{parts[2]!r} is not a factor between sizes.", "Write a whole number of at least 2.")
     factor = int(parts[2]) if len(parts) == 3 else 2
     sizes = [first]

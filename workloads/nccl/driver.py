@@ -146,7 +146,9 @@ def _measured(
             if show is not None:
                 show(stage, table[-1])
     links = asked.links() if plan.links else [()] * len(stages)
-    logs = [{rank: log for rank, log in enumerate(own) if log} for own in asked.ask("leave")]
+    # An empty one is kept too: a rank that shows nothing must not pass.
+    left = zip(conditions, asked.ask("leave"), strict=True)
+    logs = [dict(enumerate(texts)) if own.backend == "nccl" else {} for own, texts in left]
     return [
         Measured(stage=stage, conditions=own, rows=tuple(table), links=pairs, logs=texts)
         for stage, own, table, pairs, texts in zip(stages, conditions, tables, links, logs, strict=True)

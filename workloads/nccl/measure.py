@@ -212,10 +212,11 @@ class Participant:
         return tuple(taken)
 
     def _agree(self, value: float) -> float:
-        """The largest value of all ranks, known to all; also a barrier."""
-        tensor = torch.tensor([value], dtype=torch.float64, device=self._device)
+        """The largest of all ranks' seconds, known to all; also a barrier."""
+        # In whole nanoseconds: where NVLS is forced, NCCL has no maximum of floats (src/include/device.h).
+        tensor = torch.tensor([round(value * 1e9)], dtype=torch.int64, device=self._device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return float(tensor.item())
+        return int(tensor.item()) / 1e9
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

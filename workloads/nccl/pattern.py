@@ -53,14 +53,17 @@ class Data:
             ranks: how many there are.
 
         Raises:
-            UsageError: the type cannot hold even the sum of ones and zeros.
+            UsageError: the type cannot hold a sum that is exact and differs from place to place.
         """
         largest = _EXACT_UP_TO[dtype] // (ranks if reduces else 1) + 1
         for candidate in range(min(largest, _LARGEST_PERIOD), 1, -1):
-            if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            # So many ranks, or a multiple, would sum to the same number at every position.
+            constant = reduces and ranks % candidate == 0
+            if not constant and all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
                 return cls(period=candidate)
         raise UsageError(
-            f"A sum over {ranks} ranks is not exact in {dtype}, so its result could not be checked.",
+            f"A sum over {ranks} ranks is not exact in {dtype}, or the same at every place, so its result could not be "
+            "checked.",
             "Use --dtype float or int32.",
         )
 

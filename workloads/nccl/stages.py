@@ -12,8 +12,9 @@ RING = "RING"
 """NCCL_ALGO's word for the algorithm whose every byte crosses the wire. On two nodes NCCL's own choice, a tree, sends
 half of them only, so that it prints more than the wire carries (NVIDIA/nccl-tests issues 160, 196, 309)."""
 
-ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "collnetdirect", "collnetchain", "pat")
-"""NCCL_ALGO's words (NCCL user guide, environment variables), in lower case."""
+ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "collnetdirect", "collnetchain")
+"""NCCL_ALGO's words (NCCL user guide, environment variables), in lower case, but `pat`: it has no all-reduce, by which
+the ranks agree."""
 
 LADDERS = ("all", "nodes", "pairs")
 """How many rungs are run: all nodes together; before that each node alone; between the two every pair of nodes."""
@@ -54,18 +55,19 @@ def ladder(nodes: int, rungs: str, ring: bool) -> list[Round]:
     Args:
         nodes: how many there are; of one node `all` is the only rung.
         rungs: one of `LADDERS`.
-        ring: also with the ring forced, where NCCL's own choice hides the wire: on pairs of nodes.
+        ring: also with the ring forced, where NCCL's own choice may hide the wire: pairs of nodes and all of them.
     """
-    everyone = Stage(name="all", nodes=tuple(range(nodes)))
+    everyone = tuple(range(nodes))
+    last: list[Round] = [(Stage(name="all", nodes=everyone),)]
+    if ring and nodes > 1:
+        last.append((_forced((0, 1)) if nodes == 2 else Stage(name="all, ring", nodes=everyone, algorithm=RING),))
     if nodes == 1 or rungs == "all":
-        return [(everyone,), *([(_forced((0, 1)),)] if ring and nodes == 2 else [])]
-    rounds: list[Round] = [tuple(Stage(name=f"node {node}", nodes=(node,)) for node in range(nodes))]
-    if nodes == 2:
-        return [*rounds, (everyone,), *([(_forced((0, 1)),)] if ring else [])]
-    if rungs == "pairs":
+        return last
+    rounds: list[Round] = [tuple(Stage(name=f"node {node}", nodes=(node,)) for node in everyone)]
+    if rungs == "pairs" and nodes > 2:
         for pairs in tournament(nodes):
             rounds.append(tuple(_forced(pair) if ring else _pair(pair) for pair in pairs))
-    return [*rounds, (everyone,)]
+    return [*rounds, *last]
 
 
 def tournament(players: int) -> list[list[tuple[int, int]]]:

@@ -89,7 +89,11 @@ def _of_links(one: Measured) -> Iterator[Suspect]:
         rails[rank % each] = min(seconds, rails.get(rank % each, seconds))
     slow_rails = slow(rails)
     for rail, ratio in slow_rails.items():
-        text = f"rail {rail} is slow on every node: an exchange takes {ratio:.1f} times the other rails'"
+        where = f"rail {rail} is slow on every node"
+        if one.conditions.nodes == 2:  # one exchange, which either end may hold up
+            ends = (f"node {node[rank]} ({hosts[rank]})" for rank in (rail, rail + each))
+            where = f"rail {rail} is slow between {' and '.join(ends)}, on either or both"
+        text = f"{where}: an exchange takes {ratio:.1f} times the other rails'"
         yield Suspect(kind="rail", number=rail, ratio=ratio, text=text)
     for where, links in (("its own node", inside), ("other nodes, on its rail", between)):
         for rank, ratio in slow(best(links)).items():
