@@ -61,7 +61,7 @@ test: $(STAMP) lint image-check  ## every test
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
 	@$(PY) -m pytest -m "emulated or ray"
 
-test-fast: $(STAMP)  ## the tests for daily work, under two minutes
+test-fast: $(STAMP)  ## the tests for daily work, a few minutes
 	@$(PY) -m pytest -m "not emulated and not ray and not thorough" --numprocesses auto --dist worksteal
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
