@@ -114,18 +114,22 @@ def killed(folder: Path, span: float, chance: random.Random) -> dict[str, Any]:
         if not (ranks := _ranks()):  # faster than the one before: over already
             process.communicate(timeout=PATIENCE_SECONDS)
             return killed(folder, span / 2, chance)
-        os.kill(chance.choice(ranks), signal.SIGKILL)
+        victim = chance.choice(ranks)
+        os.kill(victim, signal.SIGKILL)
         began = time.monotonic()
         said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         took = time.monotonic() - began
     time.sleep(2)  # for what Ray ends in its own time
+    named = re.search(r"Rank \d of 'all', on node 0 \(\S+?(?:, process (\d+))?\) died", said)
     states = {group["state"] for group in placement_group_table().values()}
     return {
         "killed_after": round(wait, 2),
         "exit_seconds": round(took, 2),
         "code": process.returncode,
         "complete": (folder / name / "all_reduce.jsonl").exists(),
-        "named": re.search(r"Rank \d of 'all', on node 0 \(\S+\) died", said) is not None,
+        "named": named is not None,
+        "named_process": int(named[1]) if named and named[1] else None,
+        "killed_process": victim,
         "left_running": len(_ranks()),
         "groups_removed": states <= {"REMOVED"},
     }
@@ -166,8 +170,8 @@ def _slow(slow: int) -> type[RankActor]:
     class Slowed(RankActor):
         """A rank; one of them is stopped four fifths of the time."""
 
-        def __init__(self, seat: Seat, layout: Layout, plan: Plan) -> None:
-            super().__init__(seat, layout, plan)
+        def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: str) -> None:
+            super().__init__(seat, layout, plan, log)
             self._brake = subprocess.Popen([sys.executable, "-c", _DUTY]) if seat.rank == slow else None
 
     return Slowed

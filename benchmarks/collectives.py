@@ -16,23 +16,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.kills import spread
-from benchmarks.platform import machine
+from benchmarks.platform import machine, spread
+from benchmarks.trials import Record, Trials
 from workloads import session
 
 RESULTS = Path(__file__).with_suffix(".json")
-KEPT = Path(".oasis/benchmarks/collectives.jsonl")
-"""Every trial's own record, by part and number."""
+TRIALS = Trials(Path(".oasis/benchmarks/collectives.jsonl"))
 
 SIZES = (16 << 20, 64 << 20)
 """Bytes per rank at which the overhead is taken."""
 
 OVERHEAD_LIMIT = 1.02
 EXIT_LIMIT_SECONDS = 30.0
-
-Record = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if given.fresh:
-        KEPT.unlink(missing_ok=True)
+        TRIALS.forget()
     measure(given)
-    records = kept()
+    records = TRIALS.kept()
     figures = {"date": datetime.date.today().isoformat(), "machine": machine(), **summary(records)}
     text = json.dumps(figures, indent=2)
     print(text)
@@ -65,20 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(given: argparse.Namespace) -> None:
     """Run what is missing; the trials that need a Ray share one."""
-    done = {(record["part"], record["number"]) for record in kept()}
     counts = {"overhead": len(SIZES), "kills": given.kills, "slow": given.slow, "control": given.slow}
     asked = set(given.parts or PARTS) | ({"control"} if "slow" in given.parts else set())
-    missing = [
-        (part, number)
-        for part, count in counts.items()
-        for number in range(count)
-        if part in asked and (part, number) not in done
-    ]
+    missing = TRIALS.missing({part: count for part, count in counts.items() if part in asked})
     for part, number in missing:
         if part == "overhead":
             from benchmarks import collective_trials
 
-            keep(part, number, collective_trials.overhead(SIZES[number], given.pairs))
+            TRIALS.keep(part, number, collective_trials.overhead(SIZES[number], given.pairs))
     on_ray = [(part, number) for part, number in missing if part != "overhead"]
     if not on_ray:
         return
@@ -93,24 +83,10 @@ def measure(given: argparse.Namespace) -> None:
         for part, number in on_ray:
             chance = random.Random(f"{given.seed}/{part}/{number}")
             if part == "kills":
-                keep(part, number, collective_trials.killed(Path(folder), span, chance))
+                TRIALS.keep(part, number, collective_trials.killed(Path(folder), span, chance))
             else:
                 slow = chance.randrange(collective_trials.SLOW_RANKS) if part == "slow" else None
-                keep(part, number, collective_trials.slowed(slow))
-
-
-def keep(part: str, number: int, record: Record) -> None:
-    """Add one trial to those that are kept, and show it."""
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"date": datetime.date.today().isoformat(), "part": part, "number": number, **record})
-    with KEPT.open("a") as stream:
-        stream.write(line + "\n")
-    print(line, file=sys.stderr, flush=True)
-
-
-def kept() -> list[Record]:
-    """The trials of this and earlier invocations."""
-    return [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+                TRIALS.keep(part, number, collective_trials.slowed(slow))
 
 
 def summary(records: Sequence[Record]) -> Record:
@@ -137,7 +113,9 @@ def right(record: Record) -> bool:
             # A rank that has given its last answer is missed by nobody.
             ended = record["code"] == 5 or (record["code"] == 0 and record["complete"])
             free = not record["left_running"] and record["groups_removed"]
-            return ended and free and record["exit_seconds"] <= EXIT_LIMIT_SECONDS
+            # A rank that dies while it starts has no process that the driver knows of.
+            blamed = record["named_process"] in (None, record["killed_process"])
+            return ended and free and blamed and record["exit_seconds"] <= EXIT_LIMIT_SECONDS
         case _:
             return record["named"] == ([] if record["slow"] is None else [record["slow"]])
 
@@ -161,6 +139,7 @@ def _kills(records: Sequence[Record]) -> Record:
         "exit_seconds": spread([record["exit_seconds"] for record in records]),
         "killed_after_seconds": spread([record["killed_after"] for record in records]),
         "named_rank_and_node": sum(record["named"] for record in records),
+        "named_its_process": sum(record["named_process"] == record["killed_process"] for record in records),
         "killed_after_its_last_answer": sum(record["code"] == 0 for record in records),
     }
 

@@ -10,29 +10,26 @@ import argparse
 import datetime
 import json
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from benchmarks.platform import machine
+from benchmarks.platform import machine, spread
+from benchmarks.trials import Record, Trials
 from workloads import session
 
 if TYPE_CHECKING:
     from benchmarks.kill_trials import Bench
 
 RESULTS = Path(__file__).with_suffix(".json")
-KEPT = Path(".oasis/benchmarks/kills.jsonl")
-"""Every trial's own record, by part and number."""
+TRIALS = Trials(Path(".oasis/benchmarks/kills.jsonl"))
 
 KILLS_PER_RUN = 2
 ABSENCE_TIMEOUT_SECONDS = 3.0
-
-Record = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--fresh", action="store_true", help="forget the trials kept from earlier")
     given = parser.parse_args(arguments)
     if given.fresh:
-        KEPT.unlink(missing_ok=True)
+        TRIALS.forget()
     measure(given)
-    records = kept()
+    records = TRIALS.kept()
     facts = {"date": datetime.date.today().isoformat(), "machine": machine(), "a worker's imports, seconds": imports()}
     figures = {**facts, **summary(records)}
     text = json.dumps(figures, indent=2)
@@ -69,18 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(given: argparse.Namespace) -> None:
     """Run what is missing, all of it on one Ray."""
-    missing = [
-        (part, number)
-        for part, count in (
-            ("killed", given.runs),
-            ("resized", given.schedules),
-            ("absent", given.absent),
-            ("drivers", 1 if given.drivers else 0),
-            ("baseline", 1 if given.baseline else 0),
-        )
-        for number in range(count)
-        if (part, number) not in {(record["part"], record["number"]) for record in kept()}
-    ]
+    counts = {"killed": given.runs, "resized": given.schedules, "absent": given.absent}
+    missing = TRIALS.missing(counts | {"drivers": int(given.drivers > 0), "baseline": int(given.baseline > 0)})
     if not missing:
         return
     place = session.prepare()
@@ -96,7 +83,7 @@ def measure(given: argparse.Namespace) -> None:
                 record = trial(bench, part, number, given, expected)
             except kill_trials.FAILED as error:
                 record = {"failed": f"{type(error).__name__}: {error}"}
-            keep({"part": part, "number": number, "seconds": round(time.monotonic() - began, 1), **record})
+            TRIALS.keep(part, number, {"seconds": round(time.monotonic() - began, 1), **record})
 
 
 def imports(times: int = 3) -> Record:
@@ -126,20 +113,6 @@ def trial(bench: Bench, part: str, number: int, given: argparse.Namespace, expec
             return kill_trials.killed_drivers(bench, name, given.drivers, chance)
         case _:
             return kill_trials.baseline(bench, name, given.baseline, chance)
-
-
-def keep(record: Record) -> None:
-    """Add one trial to those that are kept, and show it."""
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"date": datetime.date.today().isoformat(), **record})
-    with KEPT.open("a") as stream:
-        stream.write(line + "\n")
-    print(line, file=sys.stderr, flush=True)
-
-
-def kept() -> list[Record]:
-    """The trials of this and earlier invocations."""
-    return [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
 
 
 def summary(records: Sequence[Record]) -> Record:
@@ -229,17 +202,6 @@ PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
     "drivers": _drivers,
     "baseline": _kills,
 }
-
-
-def spread(values: Sequence[float]) -> Record:
-    """Median, least and most."""
-    if not values:
-        return {}
-    return {
-        "median": round(statistics.median(values), 2),
-        "least": round(min(values), 2),
-        "most": round(max(values), 2),
-    }
 
 
 if __name__ == "__main__":

@@ -182,7 +182,9 @@ def peak_memory(state: State) -> Iterator[Callable[[], int]]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most."""
+    """Median, least and most; nothing of nothing."""
+    if not values:
+        return {}
     return {
         "median": round(statistics.median(values), 2),
         "least": round(min(values), 2),

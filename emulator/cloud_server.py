@@ -32,7 +32,7 @@ from emulator.storage_api import StorageApi
 NAME = "cloud-server"
 """Name of the process, of its port and of its log."""
 
-_START_SECONDS = 20.0
+_START_SECONDS = 120.0
 _OVERRIDES = {
     "ARTIFACTREGISTRY": "",
     "CLOUDBUILD": "",

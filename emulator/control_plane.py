@@ -29,7 +29,7 @@ ADDRESS_FILE = "control-plane.json"
 STAGES_MODULE = ("kwok", "sigs.k8s.io/kwok")
 """Folder below `tools/` that pins it, and the module with kwok's stages."""
 
-_READY_SECONDS = 90
+_READY_SECONDS = 240
 # kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once,
 # and KubeRay takes a submitter that ended without a finished Ray job for a failure.
 _STAGES = (

@@ -21,7 +21,7 @@ KUEUE = ("kueue", "sigs.k8s.io/kueue")
 MODULES = (NETWORKING, KUBERAY, KUEUE)
 """Folder below `tools/` that pins it, and the module with the definitions."""
 
-_SERVED_SECONDS = 30
+_SERVED_SECONDS = 120
 
 
 def install_networking(api: Api) -> None:

@@ -46,7 +46,7 @@ _INPUTS = {
     "waitForJobs",
     "compat",
 }
-_READY_SECONDS = 60
+_READY_SECONDS = 240
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on loopback, whatever proxy there is
 
 

@@ -81,7 +81,7 @@ def start(
     *,
     url: str = "",
     mounts: Path | None = None,
-    timeout_seconds: float = 120.0,
+    timeout_seconds: float = 240.0,
 ) -> None:
     """Start head and workers and return when the dashboard counts them all. Does nothing where they already run.
 

@@ -1,7 +1,8 @@
 """`ray start` for several nodes on 127.0.0.1: run as a script, with the arguments of `ray start`.
 
 Ray listens on loopback alone only where it takes the machine for a single-node one (what its processes read from
-RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0), and there its command line refuses a second node. This lifts the refusal alone.
+RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0), and there its command line refuses a second node. This lifts the refusal, and the
+30 seconds within which a node must have joined, which a machine busy with another cluster does not always keep.
 """
 
 import contextlib
@@ -9,14 +10,17 @@ import importlib
 import socket
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray.exceptions import RayError
 from ray.scripts import scripts
 
-_HEAD_SECONDS = 120
+_HEAD_SECONDS = 240
+_NODE_SECONDS = 120
 
 
 def main() -> None:
@@ -25,8 +29,25 @@ def main() -> None:
         if argument.startswith("--address="):
             _await(argument.removeprefix("--address="))
     permissive = SimpleNamespace(**{**vars(ray_constants), "ENABLE_RAY_CLUSTER": True})
-    with mock.patch.object(scripts, "ray_constants", permissive):
+    patient = mock.patch.object(services, "get_node", _patient(services.get_node, _NODE_SECONDS))
+    with mock.patch.object(scripts, "ray_constants", permissive), patient:
         scripts.cli(["start", *sys.argv[1:]], prog_name="ray")
+
+
+def _patient(get_node: Callable[[str, str], dict[str, Any]], seconds: float) -> Callable[[str, str], dict[str, Any]]:
+    """Ray's `get_node`, which raises RuntimeError for a node that has not joined, asked again for so many seconds."""
+    deadline = time.monotonic() + seconds
+
+    def get(gcs_address: str, node_id: str) -> dict[str, Any]:
+        while True:
+            try:
+                return get_node(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    return get
 
 
 def _await(address: str) -> None:

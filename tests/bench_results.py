@@ -62,6 +62,21 @@ def timing(seconds: float, ranks: int, blocking: bool = True, wrong: int | None 
     )
 
 
+def row(under: Conditions, size: int, out_of_place: Timing, in_place: Timing) -> Row:
+    """A row of floats that were summed."""
+    return Row(
+        op=under.op,
+        size=size,
+        count=size // 4,
+        dtype="float",
+        redop="sum",
+        root=-1,
+        factor=2 * (under.ranks - 1) / under.ranks,
+        out_of_place=out_of_place,
+        in_place=in_place,
+    )
+
+
 def measured(
     stage: Stage, under: Conditions, draw: random.Random | None = None, slower: float = 1.0, noise: float = 0.01
 ) -> Measured:
@@ -76,24 +91,11 @@ def measured(
     """
     algorithms = ("ring",) if stage.algorithm == stages.RING else scaling.ALGORITHMS
     whole = draw.gauss(1.0, 0.01) if draw else 1.0
-    factor = 2 * (under.ranks - 1) / under.ranks
     rows = []
     for size in SIZES:
         seconds = scaling.seconds(under.op, size, under.nodes, algorithms=algorithms) * whole * slower
         out, into = (seconds * (draw.gauss(1.0, noise) if draw else scale) for scale in (1.03, 1.0))
-        rows.append(
-            Row(
-                op=under.op,
-                size=size,
-                count=size // 4,
-                dtype="float",
-                redop="sum",
-                root=-1,
-                factor=factor,
-                out_of_place=timing(out, under.ranks),
-                in_place=timing(into, under.ranks),
-            )
-        )
+        rows.append(row(under, size, timing(out, under.ranks), timing(into, under.ranks)))
     return Measured(stage=stage, conditions=under, rows=tuple(rows), links=(), logs={})
 
 

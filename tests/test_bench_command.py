@@ -20,7 +20,7 @@ from tests.test_bandwidth import row
 from workloads import __main__ as command_line
 from workloads import session, storage
 from workloads.errors import PlaceError, WorkloadFailedError
-from workloads.nccl import driver, report, teams
+from workloads.nccl import driver, records, report, teams
 from workloads.nccl.measured import Measured
 from workloads.nccl.placement import Layout
 from workloads.nccl.stages import Stage
@@ -96,6 +96,44 @@ def test_a_fabric_that_is_not_what_the_stack_promised_is_exit_code_9_after_every
     printed = capsys.readouterr()
     assert "The fabric is not as it must be" in printed.err and "all:" in printed.err
     assert (tmp_path / "slow" / "all_reduce.txt").exists()
+
+
+def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
+    measured: Cluster, stack: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = "Rank 1 of 'all', on node 0 (a/1) died: lost"
+
+    def fail(layout: Layout, plan: Any, rounds: Any, sizes: Any, **rest: Any) -> list[Measured]:
+        finished = measured.run(layout, plan, rounds[:1], sizes, **rest)
+        raise driver.StoppedError(problem, "Run again.", finished, {"all": {0: "zero\n", 1: "one\n"}})
+
+    monkeypatch.setattr(driver, "run", fail)
+    assert command_line.main(["bench", "--results", str(tmp_path), "--name", "lost"]) == 5
+    printed = capsys.readouterr()
+    assert problem in printed.err
+    assert f"the stages that were finished written to {tmp_path / 'lost'}" in printed.out
+    read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
+    assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.stopped == problem
+    assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--op", "all_to_all", "--algo", "ring"],
+            "NCCL has no all_to_all by it. Leave it out: NCCL has one way alone",
+        ),
+        (["--op", "all_gather", "--algo", "tree"], "by it. Leave it out, or give one of ring, nvls, collnetdirect."),
+        (["--op", "broadcast", "--algo", "nvls"], "by it. Leave it out, or give one of ring."),
+    ],
+)
+def test_an_algorithm_that_the_collective_does_not_have_is_refused_before_nodes_are_waited_for(
+    measured: Cluster, stack: None, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert command_line.main(["bench", *arguments]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert measured.asked == {}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from workloads.nccl import plot, records, report
 from workloads.nccl.bandwidth import Row
 from workloads.nccl.measured import Measured
 from workloads.nccl.stages import Link, Stage
+from workloads.nccl.suspects import Suspect
 from workloads.storage import locate
 
 VERDICTS: dict[str, dict[str, Any]] = {
@@ -89,7 +90,7 @@ def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:
     content = (written / "all_reduce.jsonl").read_bytes()
     head = json.loads(content.splitlines()[0])
     assert (head["schema"], head["kind"], head["ranks"], head["machine_type"]) == (
-        "oasis.collective/2",
+        "oasis.collective/3",
         "environment",
         16,
         "a3-ultragpu-8g",
@@ -110,6 +111,22 @@ def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:
                 *(old.redop, old.root, old.factor),
             )
             assert approximately(new) == approximately(old).expected
+
+
+def test_who_is_slow_and_why_stages_are_missing_are_kept_with_the_numbers(tmp_path: Path) -> None:
+    slow = Suspect(kind="node", number=1, ratio=2.5, text="node 1 (b) is slow alone: 2.5 times the time of the others")
+    why = "Rank 3 of 'all', on node 1 (b) died: lost"
+    report.write([locate(tmp_path)], two_nodes()[:2], {}, {}, [slow], why)
+    results = records.read((tmp_path / "all_reduce.jsonl").read_bytes(), "here")
+    assert (results.suspects, results.stopped) == ((slow,), why)
+    assert (tmp_path / "all_reduce.txt").read_text().endswith(f"# slow: {slow.text}\n# stopped before its end: {why}\n")
+
+
+def test_logs_of_stages_without_a_result_are_kept_alone(tmp_path: Path) -> None:
+    assert report.write_logs([locate(tmp_path)], "all_reduce", {"all, ring": {0: "a\n", 3: "b\n"}}) == [
+        f"logs/all_reduce-all-ring-rank{rank}.log" for rank in (0, 3)
+    ]
+    assert (tmp_path / "logs" / "all_reduce-all-ring-rank3.log").read_text() == "b\n"
 
 
 def test_what_cannot_be_checked_in_place_is_null_and_empty_and_reads_back(tmp_path: Path) -> None:
@@ -168,7 +185,7 @@ def test_a_file_that_is_cut_off_anywhere_is_known_for_one(written: Path) -> None
         (lambda lines: ["<html>", *lines[1:]], UsageError, "not a file of bench results"),
         (lambda lines: ["[]"], UsageError, "not a file of bench results"),
         (
-            lambda lines: [lines[0].replace("tive/2", "tive/1"), *lines[1:]],
+            lambda lines: [lines[0].replace("tive/3", "tive/1"), *lines[1:]],
             UsageError,
             "oasis.collective/1; this version",
         ),

@@ -21,7 +21,7 @@ SEEDS = 100
 
 
 def results(found: list[Measured], source: str = "here") -> Results:
-    return Results(source=source, measured=tuple(found), verdicts={}, judgements={})
+    return Results(source=source, measured=tuple(found), verdicts={}, judgements={}, suspects=(), stopped="")
 
 
 def changed(before: list[Results], after: list[Results]) -> list[comparison.Compared]:

@@ -158,6 +158,19 @@ def test_a_log_without_errors_has_none(text: str) -> None:
     assert faults.in_text(text) == ()
 
 
+def test_who_failed_first_is_told_from_those_who_saw_a_peer_go() -> None:
+    logs = {
+        0: "a:1:2 [0] NCCL WARN socket.cc:1 Connection closed by remote peer",
+        1: "a:1:2 [1] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 (Recv) hca mlx5_3",
+        2: "a:1:2 [2] NCCL WARN No NCCL_TUNER_CONFIG_PATH",
+        3: "",
+    }
+    found = faults.origins(logs)
+    assert {rank: [(fault.name, fault.device) for fault in of] for rank, of in found.items()} == {
+        1: [("RDMA completion error 12", "mlx5_3")]
+    }
+
+
 def test_a_log_is_explained_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel = tmp_path / "kern.log"
     kernel.write_text("NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, GPU has fallen off the bus.\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from tests import gloo
 from workloads.errors import PlaceError
-from workloads.nccl import host
+from workloads.nccl import host, kept_logs
 from workloads.nccl.collectives import Seat
 from workloads.nccl.placement import Layout, RankActor
 
@@ -36,7 +37,8 @@ def test_a_layout_on_cpus_is_measured_on_cpus_with_gloo_though_the_machine_has_g
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    rank = RankActor(Seat(rank=0, ranks=1, stride=1), Layout(nodes=1, ranks_per_node=1, gpus_per_node=0), gloo.plan())
+    layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=0)
+    rank = RankActor(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log="")
     found = rank.arrive()
     joined = rank.join(*rank.open(), 0)
     try:
@@ -44,8 +46,9 @@ def test_a_layout_on_cpus_is_measured_on_cpus_with_gloo_though_the_machine_has_g
         assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
         assert rank.measure(4096, in_place=False).wrong == 0
     finally:
-        log = rank.leave()
-    assert (found["backend"], joined["device"], joined["accelerator"], log) == ("gloo", "cpu", "", "")
+        rank.leave()
+    assert (found["backend"], joined["device"], joined["accelerator"]) == ("gloo", "cpu", "")
+    assert found["pid"] == os.getpid() and "NCCL_DEBUG_FILE" not in os.environ
     assert joined["room"] > 4096
     assert "nccl" not in found["versions"]
     assert host.describe("gloo")["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
@@ -69,15 +72,25 @@ def test_a_rank_that_sees_one_gpu_of_eight_is_refused_before_nccl_crawls(
     host.check_gpus(1)
 
 
-def test_nccl_s_log_is_read_back_and_its_repeated_lines_stand_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*host.NCCL_LOGGING, "NCCL_DEBUG_FILE"):
+def test_a_rank_of_nccl_is_told_where_its_log_is_kept_before_nccl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*kept_logs.LOGGING, kept_logs.VARIABLE):
         monkeypatch.setenv(name, "")  # restored afterwards
-    log = host.NcclLog()
+    layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=1)
+    RankActor(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log="/proc/1/fd/9")
+    assert os.environ["NCCL_DEBUG_FILE"] == "/proc/1/fd/9"
     assert os.environ["NCCL_DEBUG"] == "INFO"
-    with Path(os.environ["NCCL_DEBUG_FILE"]).open("w") as stream:  # as NCCL opens it
-        stream.write("a\nb\nb\nb\na\n")
-    assert log.read() == "a\nb\na\n"
-    assert not Path(os.environ["NCCL_DEBUG_FILE"]).resolve().exists()  # it has no name that could be left behind
+
+
+def test_a_log_outlives_who_writes_it_and_has_no_name_that_could_be_left_behind() -> None:
+    keeper = kept_logs.Keeper()
+    first, second = keeper.open(2)
+    # as NCCL opens it, and as a rank may end
+    writer = "import os, sys; log = open(sys.argv[1], 'w'); log.write('a\\nb\\nb\\nb\\na\\n'); log.flush(); os.abort()"
+    assert subprocess.run([sys.executable, "-c", writer, second], check=False).returncode == -signal.SIGABRT
+    assert keeper.read() == ["", "a\nb\na\n"]  # a line that is repeated stands once
+    assert not Path(first).resolve().exists()
+    assert len(keeper.open(3)) == 3
+    assert keeper.read() == [""] * 3
 
 
 PROGRAM = """

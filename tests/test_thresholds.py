@@ -11,7 +11,6 @@ import pytest
 from tests import bench_results
 from tests.test_verdict import read
 from workloads.nccl import thresholds
-from workloads.nccl.bandwidth import Row
 from workloads.nccl.measured import Measured
 from workloads.nccl.stages import Stage
 from workloads.nccl.thresholds import MACHINES, judge
@@ -28,17 +27,7 @@ def stage(
     under = dataclasses.replace(bench_results.conditions(nodes), **changes)
     factor = 2 * (under.ranks - 1) / under.ranks
     timing = bench_results.timing(size * factor / (busbw * 1e9), under.ranks, wrong=wrong)
-    row = Row(
-        op=under.op,
-        size=size,
-        count=size // 4,
-        dtype="float",
-        redop="sum",
-        root=-1,
-        factor=factor,
-        out_of_place=timing,
-        in_place=timing,
-    )
+    row = bench_results.row(under, size, timing, timing)
     of = Stage(name="all", nodes=tuple(range(nodes)), algorithm=algorithm)
     return Measured(stage=of, conditions=under, rows=(row,), links=(), logs={})
 

@@ -73,12 +73,12 @@ def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(
     assert len(ranks) == 2
     listening = list(listeners.of(int(rank.name) for rank in ranks))
     assert listening and all(loopback for _, loopback in listening)
-    began = time.monotonic()
-    os.kill(int(ranks[0].name), signal.SIGKILL)
+    began, victim = time.monotonic(), ranks[0].name
+    os.kill(int(victim), signal.SIGKILL)
     rest, _ = client.communicate(timeout=90)
     assert client.returncode == 5, output + rest
     assert time.monotonic() - began < 30
-    assert re.search(r"Rank \d of 'all', on node \d \(\S+/[0-9a-f]{8}\) died", rest), rest
+    assert re.search(rf"Rank \d of 'all', on node \d \(\S+/[0-9a-f]{{8}}, process {victim}\) died", rest), rest
     eventually(lambda: not _rank_processes(), 10)
     eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
 
@@ -148,6 +148,86 @@ def test_nccl_finds_in_a_rank_what_it_finds_in_a_process_of_torchrun_and_no_mask
         assert "CUDA_VISIBLE_DEVICES" not in variables
         assert affinity == their_affinity
     assert sorted(gpu for _, _, gpu in ranks) == [0, 1]
+
+
+DYING = """
+import json, os, signal, sys, tempfile, time
+from dataclasses import replace
+from workloads import session
+session.prepare()
+import ray
+from tests import gloo
+from workloads.nccl import driver, host, teams
+from workloads.nccl.measure import Sample
+from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.stages import Stage
+
+class Pretended(RankActor):
+    '''A rank on a GPU that is not there. Over the ring one of them fails in NCCL's own words, and the other waits.'''
+
+    def arrive(self):
+        return {**host.describe("gloo"), "gpu": host.assigned_gpu()}
+
+    def open(self):
+        return "127.0.0.1", 1
+
+    def join(self, address, port, gpu):
+        return {"device": f"cuda:{gpu}", "accelerator": "none", "room": 1 << 30}
+
+    def measure(self, size, in_place):
+        with open(os.environ["NCCL_DEBUG_FILE"], "a") as log:
+            log.write(f"node:1:2 [{self._seat.rank}] NCCL INFO Using network gIB\\n")
+            if os.environ.get("NCCL_ALGO") == "RING":
+                log.write("node:1:2 [0] NCCL WARN " + WORDS[self._seat.rank] + "\\n")
+                log.flush()
+                if self._seat.rank == 1:
+                    time.sleep(1)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(600)
+        return Sample(seconds=1e-3, iterations=5, wrong=0, calls=())
+
+    def leave(self):
+        pass
+
+WORDS = (
+    "socket.cc:1 Connection closed by remote peer",
+    "NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_1",
+)
+teams.RankActor = Pretended
+rounds = [(Stage(name="all", nodes=(0,)),), (Stage(name="all, ring", nodes=(0,), algorithm="RING"),)]
+began = time.monotonic()
+with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
+    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
+    try:
+        driver.run(
+            Layout(nodes=1, ranks_per_node=2, gpus_per_node=2), replace(gloo.plan(), links=False), rounds, [1 << 20],
+            shorten=False, wait_seconds=60, promise=None, say=lambda line: None,
+            begin=lambda stage, conditions: began, show=lambda stage, row: None,
+        )
+    except driver.StoppedError as error:
+        found = {
+            "problem": error.problem, "remedy": error.remedy,
+            "measured": {one.stage.name: dict(one.logs) for one in error.measured}, "logs": error.logs,
+            "left": [entry for entry in os.listdir(folder) if "nccl" in entry.lower()],
+        }
+        print("found", json.dumps(found))
+    ray.shutdown()
+"""
+
+
+def test_a_rank_that_dies_leaves_nccl_s_log_which_names_the_one_that_failed_first() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DYING], capture_output=True, text=True, timeout=180, cwd=CHECKOUT, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
+    assert re.match(r"Rank 1 of 'all, ring', on node 0 \(\S+, process \d+\) died", found["problem"])
+    assert found["remedy"].startswith(
+        "In NCCL's log of rank 1 of 'all, ring': RDMA completion error 12 on mlx5_1: the peer's NIC did not answer"
+    )
+    assert "rank 0" not in found["remedy"]
+    assert "status=12" in found["logs"]["all, ring"]["1"] and "Connection closed" in found["logs"]["all, ring"]["0"]
+    assert found["measured"]["all"]["1"].endswith("[1] NCCL INFO Using network gIB\n")
 
 
 def _measuring(cluster: Cluster) -> tuple[subprocess.Popen[str], str]:

@@ -342,7 +342,8 @@ def _read_until(process: subprocess.Popen[str], phase: str) -> str:
         said += line
         if phase in line:
             return said
-    raise AssertionError(f"it never said {phase!r}:\n{said}")
+    last = "\n".join(said.splitlines()[-40:])
+    raise AssertionError(f"it ended with {process.wait()} and never said {phase!r}; its last lines:\n{last}")
 
 
 def _emulator(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

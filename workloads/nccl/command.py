@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from workloads import effective, progress, session
 from workloads.errors import EXIT_OK, DataIntegrityError, FabricError
@@ -14,8 +14,11 @@ from workloads.nccl.stages import ALGORITHMS, LADDERS
 
 if TYPE_CHECKING:
     from workloads.nccl.bandwidth import Row
+    from workloads.nccl.driver import StoppedError
+    from workloads.nccl.findings import Finding
     from workloads.nccl.measured import Measured
     from workloads.nccl.report import Conditions
+    from workloads.nccl.request import Request
     from workloads.nccl.stages import Stage
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
@@ -82,6 +85,7 @@ def run_bench(args: argparse.Namespace) -> int:
     Raises:
         DataIntegrityError: a result was wrong; the tables were written all the same, as they show where.
         FabricError: the path that was taken, or its speed, is not what the stack promised; the tables were written.
+        StoppedError: a rank died or hung; the stages before it and NCCL's logs were written.
     """
     if args.command:
         return (compare.run_compare if args.command == "compare" else predict.run_predict)(args)
@@ -99,18 +103,21 @@ def run_bench(args: argparse.Namespace) -> int:
         return effective.show(settings, [layout.bundle] * layout.nodes, "STRICT_SPREAD", args.json)
     printer = _Printer()
     with session.connect(place, cpus=layout.ranks):
-        measured = driver.run(
-            layout,
-            request.plan,
-            request.rounds,
-            request.sizes,
-            shorten=request.shorten,
-            wait_seconds=args.timeout,
-            promise=place.environment,
-            say=progress.note,
-            begin=printer.begin,
-            show=printer.show,
-        )
+        try:
+            measured = driver.run(
+                layout,
+                request.plan,
+                request.rounds,
+                request.sizes,
+                shorten=request.shorten,
+                wait_seconds=args.timeout,
+                promise=place.environment,
+                say=progress.note,
+                begin=printer.begin,
+                show=printer.show,
+            )
+        except driver.StoppedError as error:
+            _stopped(error, request)
     printer.end()
     return _conclude(measured, request.places)
 
@@ -143,19 +150,36 @@ class _Printer:
         self._rows = []
 
 
+def _stopped(error: StoppedError, request: Request) -> NoReturn:
+    """Keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
+    from workloads import storage
+    from workloads.nccl import findings, report
+
+    folders = [storage.locate(place) for place in request.places]
+    files = report.write_logs(folders, request.plan.collective.name, error.logs)
+    if error.measured:
+        files += findings.write(folders, error.measured, _judged(error.measured), error.problem)
+    if files:
+        for folder in folders:
+            said = "the stages that were finished" if error.measured else "NCCL's logs"
+            text = f"{said} written to {folder.uri}"
+            progress.emit({"event": "note", "text": text, "results_uri": folder.uri})
+    raise error
+
+
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     """Judge, say who is slow, and keep everything; only then fail."""
     from workloads import storage
-    from workloads.nccl import report, suspects
+    from workloads.nccl import findings, report, suspects
 
-    verdicts, judgements, broken = _judged(measured)
-    for one in measured:
-        for line in report.verdict_lines(verdicts.get(one.stage.name), judgements.get(one.stage.name)):
-            progress.note(f"# {one.stage.name}: {line.removeprefix('# ')}")
+    judged = _judged(measured)
+    for one in judged:
+        for line in report.verdict_lines(one.verdict.as_record(), one.judgement.as_record()):
+            progress.note(f"# {one.measured.stage.name}: {line.removeprefix('# ')}")
     for suspect in suspects.suspects(measured):
         progress.note(f"# slow: {suspect.text}")
     for folder in map(storage.locate, places):
-        files = report.write([folder], measured, verdicts, judgements)
+        files = findings.write([folder], measured, judged)
         shown = ", ".join(name for name in files if "/" not in name)
         progress.emit({"event": "note", "text": f"{shown} written to {folder.uri}", "results_uri": folder.uri})
     if wrong := sum(row.wrong for one in measured for row in one.rows):
@@ -163,27 +187,20 @@ def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
             f"{wrong} elements of the results were wrong; the #wrong columns say at which sizes.",
             "Do not train on these nodes: run on each alone (--nodes 1) to find the bad one, and have it replaced.",
         )
-    if broken:
+    if bad := findings.broken(judged):
         raise FabricError(
-            f"The fabric is not as it must be: {' '.join(broken)}",
+            f"The fabric is not as it must be: {bad}",
             "Do not train on these nodes; the table and NCCL's logs, in the results, say on which node and NIC.",
         )
     return EXIT_OK
 
 
-def _judged(measured: Sequence[Measured]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], list[str]]:
-    """Verdicts on the path and judgements of the speed, by stage, and what is bad about them. Nothing on gloo."""
-    from workloads.nccl import thresholds, verdict
+def _judged(measured: Sequence[Measured]) -> list[Finding]:
+    """What the stages on NCCL are taken for; gloo promises nothing."""
+    from workloads.nccl import findings
 
-    verdicts, judgements, broken = {}, {}, []
-    for one in measured:
-        conditions = one.conditions
-        if conditions.backend != "nccl":
-            continue
-        between = conditions.promised_rdma and conditions.nodes > 1
-        taken = verdict.read(one.logs, conditions.rdma_nics, between, dict(enumerate(conditions.hosts)))
-        judged = thresholds.judge(conditions.machine_type, one, taken)
-        verdicts[one.stage.name], judgements[one.stage.name] = taken.as_record(), judged.as_record()
-        if judged.outcome == "fail":
-            broken.append(f"{one.stage.name}: {' '.join(judged.reasons)}")
-    return verdicts, judgements, broken
+    return [
+        findings.find(one, one.conditions.rdma_nics, one.conditions.promised_rdma and one.conditions.nodes > 1)
+        for one in measured
+        if one.conditions.backend == "nccl"
+    ]

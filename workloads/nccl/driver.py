@@ -5,20 +5,41 @@ Each round has processes of its own, because NCCL reads its settings once in a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from workloads import capacity
 from workloads.environment import ClusterEnvironment
-from workloads.errors import UsageError
-from workloads.nccl import measure, teams
+from workloads.errors import UsageError, WorkloadFailedError
+from workloads.nccl import faults, kept_logs, measure, teams
 from workloads.nccl.bandwidth import Percentiles, Row, Timing, format_size
+from workloads.nccl.kept_logs import KeptLogs
 from workloads.nccl.measure import Plan, Sample
 from workloads.nccl.measured import Measured
 from workloads.nccl.placement import Layout
 from workloads.nccl.report import Conditions
 from workloads.nccl.stages import Round, Stage
 from workloads.nccl.teams import Facts, SideBySide, Team
+
+
+class StoppedError(WorkloadFailedError):
+    """A rank died or hung; what was measured before, and what NCCL wrote until then, is not lost."""
+
+    def __init__(
+        self, problem: str, remedy: str, measured: Sequence[Measured], logs: Mapping[str, Mapping[int, str]]
+    ) -> None:
+        """Describe the failure.
+
+        Args:
+            problem: which rank, on which node.
+            remedy: what to do next.
+            measured: the stages that were finished before.
+            logs: of each rank of the stages that were not, by stage; none on gloo.
+        """
+        super().__init__(problem, remedy)
+        self.measured = measured
+        self.logs = logs
 
 
 def run(
@@ -52,25 +73,66 @@ def run(
         UsageError: a size does not fit a rank's memory, and `shorten` is false.
         InfeasibleError, CapacityError: the nodes cannot come, or did not.
         PlaceError: the nodes' libraries differ, or a rank does not see its node's GPUs.
-        WorkloadFailedError: a rank died or hung; says which, and on which node.
+        StoppedError: a rank died or hung; says which, on which node, and what NCCL's logs say of it.
     """
     found: list[Measured] = []
-    with capacity.hold([layout.bundle] * layout.nodes, wait_seconds, say) as group:
+    with (
+        capacity.hold([layout.bundle] * layout.nodes, wait_seconds, say) as group,
+        kept_logs.kept(group, layout.nodes, layout.ranks_per_node, wanted=layout.gpus_per_node > 0) as logs,
+    ):
         for stages in rounds:
             say(f"starting {sum(len(layout.seats(stage)) for stage in stages)} ranks: {', '.join(map(str, stages))}")
-            # Tables of stages side by side would be printed into each other.
-            streamed = len(stages) == 1
-            with teams.started(group, layout, plan, stages) as begun:
+            screen = _Screen(begin, show, streamed=len(stages) == 1)
+            with _explained(found, stages, logs), teams.started(group, layout, plan, stages, logs) as begun:
                 asked = SideBySide(begun, layout, plan)
                 facts = asked.join()
                 conditions = [_conditions(layout, plan, *both, promise) for both in zip(begun, facts, strict=True)]
-                if streamed:
-                    begin(stages[0], conditions[0])
+                screen.begin(stages[0], conditions[0])
                 within = _sizes(plan, sizes, facts, shorten)
-                found += _measured(asked, stages, conditions, plan, within, show if streamed else None)
-            if not streamed:
-                _show(found[-len(stages) :], begin, show)
+                found += _measured(asked, stages, conditions, plan, within, logs, screen)
+            screen.end(found[-len(stages) :])
     return found
+
+
+class _Screen:
+    """A table as it grows; those of stages side by side, which would be printed into each other, once they are whole."""
+
+    def __init__(
+        self, begin: Callable[[Stage, Conditions], None], show: Callable[[Stage, Row], None], streamed: bool
+    ) -> None:
+        self._begin = begin
+        self._show = show
+        self._streamed = streamed
+
+    def begin(self, stage: Stage, conditions: Conditions) -> None:
+        if self._streamed:
+            self._begin(stage, conditions)
+
+    def row(self, stage: Stage, row: Row) -> None:
+        if self._streamed:
+            self._show(stage, row)
+
+    def end(self, measured: Sequence[Measured]) -> None:
+        if not self._streamed:
+            for one in measured:
+                self._begin(one.stage, one.conditions)
+                for row in one.rows:
+                    self._show(one.stage, row)
+
+
+@contextmanager
+def _explained(measured: Sequence[Measured], stages: Round, logs: KeptLogs) -> Iterator[None]:
+    """A failure within gets what NCCL's logs say of who failed first, and all that would be lost with it."""
+    try:
+        yield
+    except WorkloadFailedError as error:
+        texts = {stage.name: logs.read(stage) for stage in stages}
+        origins = [
+            f"In NCCL's log of rank {rank} of {stage!r}: {' '.join(map(str, found))}"
+            for stage, of in texts.items()
+            for rank, found in faults.origins(of).items()
+        ]
+        raise StoppedError(error.problem, " ".join([*origins, error.remedy]), measured, texts) from error.__cause__
 
 
 def fitting(plan: Plan, sizes: Sequence[int], ranks: int, room: int, shorten: bool) -> list[int]:
@@ -134,34 +196,28 @@ def _measured(
     conditions: Sequence[Conditions],
     plan: Plan,
     sizes: Sequence[int],
-    show: Callable[[Stage, Row], None] | None,
+    logs: KeptLogs,
+    screen: _Screen,
 ) -> list[Measured]:
     """Every size, out of place and in place, then the links; what each stage has measured."""
     tables: list[list[Row]] = [[] for _ in stages]
     for size in sizes:
-        both = [asked.ask("measure", lambda team, rank, call=(size, flag): call) for flag in (False, True)]
+        both = [asked.measure(size, in_place) for in_place in (False, True)]
         for stage, table, *samples in zip(stages, tables, *both, strict=True):
             timings = [timing(of, plan.average) for of in samples]
             table.append(_row(plan, len(samples[0]), size, *timings))
-            if show is not None:
-                show(stage, table[-1])
+            screen.row(stage, table[-1])
     links = asked.links() if plan.links else [()] * len(stages)
-    # An empty one is kept too: a rank that shows nothing must not pass.
-    left = zip(conditions, asked.ask("leave"), strict=True)
-    logs = [dict(enumerate(texts)) if own.backend == "nccl" else {} for own, texts in left]
+    asked.leave()
     return [
-        Measured(stage=stage, conditions=own, rows=tuple(table), links=pairs, logs=texts)
-        for stage, own, table, pairs, texts in zip(stages, conditions, tables, links, logs, strict=True)
+        Measured(stage=stage, conditions=own, rows=tuple(table), links=pairs, logs=_whole(own, logs.read(stage)))
+        for stage, own, table, pairs in zip(stages, conditions, tables, links, strict=True)
     ]
 
 
-def _show(
-    measured: Sequence[Measured], begin: Callable[[Stage, Conditions], None], show: Callable[[Stage, Row], None]
-) -> None:
-    for one in measured:
-        begin(one.stage, one.conditions)
-        for row in one.rows:
-            show(one.stage, row)
+def _whole(conditions: Conditions, logs: Mapping[int, str]) -> dict[int, str]:
+    """A log of each rank of NCCL's, empty where none could be read: a rank that shows nothing must not pass."""
+    return {rank: logs.get(rank, "") for rank in range(conditions.ranks if conditions.backend == "nccl" else 0)}
 
 
 def _row(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Timing) -> Row:

@@ -8,18 +8,14 @@ Sources, by letter in the table: G Google, "Collect and understand NCCL/gIB logs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from workloads.nccl import xids
-from workloads.nccl.xids import REPLACE_NODE, Severity
+from workloads.nccl.remedies import ENVIRONMENT, INSTALLER, REPLACE_NODE, SAME_IMAGE
+from workloads.nccl.xids import Severity
 
-_GIB = "Look at the pods of DaemonSet nccl-rdma-installer in kube-system, and at what /usr/local/gib holds in the pod."
-_ENVIRONMENT = (
-    "Let /usr/local/gib/scripts/set_nccl_env.sh alone set NCCL's variables; take out your own NCCL_ variables."
-)
 _OTHER_RANK = "Look for the rank that failed first, by time: this one only saw its peer go."
-_SAME_IMAGE = "Run one image on all nodes (`make restart STACK=...` after `make image`), and one version of gIB."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +30,11 @@ class Fault:
     """A warning may be lived with: the job can be right and fast all the same."""
     device: str = ""
     """PCI address of the GPU or name of the NIC, where the line has one."""
+
+    @property
+    def of_another(self) -> bool:
+        """Whether it only shows that a peer has failed."""
+        return self.remedy == _OTHER_RANK
 
     def __str__(self) -> str:
         where = f" on {self.device}" if self.device else ""
@@ -73,30 +74,30 @@ _WARNINGS = (
     # G: errno 22.
     _known(r"ibv_modify_qp failed .*(?:Invalid argument|\b22\b)", "ibv_modify_qp 22",
            "the peer's table of RDMA addresses is broken, or NCCL_IB_GID_INDEX, NCCL_IB_TC or NCCL_IB_FIFO_TC is wrong",
-           f"Look for ibv_modify_qp 61 on another node and act on that. {_ENVIRONMENT}"),
+           f"Look for ibv_modify_qp 61 on another node and act on that. {ENVIRONMENT}"),
     # G: errno 110; 2013: rails that do not reach each other.
     _known(r"ibv_modify_qp failed .*(?:timed out|\b110\b)", "ibv_modify_qp 110",
-           "two NICs do not reach each other", f"Check that NCCL_CROSS_NIC is 0. {_ENVIRONMENT} Then: {REPLACE_NODE}"),
+           "two NICs do not reach each other", f"Check that NCCL_CROSS_NIC is 0. {ENVIRONMENT} Then: {REPLACE_NODE}"),
     # nccl-tests 185 (Network is unreachable), 925 (No such device).
     _known(r"ibv_\w+ failed", "RDMA setup failed", "a NIC refused a call of NCCL's",
-           f"{_ENVIRONMENT} Then: {REPLACE_NODE}"),
+           f"{ENVIRONMENT} Then: {REPLACE_NODE}"),
     # AI-Hypercomputer/gpu-recipes 5; S from 2.27 on: Failed to initialize any NET plugin.
     _known(r"network \S+ not found|Failed to initialize any NET plugin", "network plugin missing",
-           "NCCL_NET names a plugin that could not be loaded", _GIB),
+           "NCCL_NET names a plugin that could not be loaded", INSTALLER),
     # G, S.
     _known(r"Message truncated|Mismatched NCCL version|NCCL version mismatch", "versions differ",
-           "ranks run different versions of NCCL or of its plugin", _SAME_IMAGE),
+           "ranks run different versions of NCCL or of its plugin", SAME_IMAGE),
     # S: 2.30.
     _known(r"mixed local Net device counts", "NICs differ", "nodes see different numbers of NICs",
            f"Compare /sys/class/infiniband on the nodes. {REPLACE_NODE}"),
     # G: the guest config checker ends the job on one and not on the other.
-    _known(r"mismatch enforced", "gIB refuses a setting", "a variable of NCCL is not what gIB demands", _ENVIRONMENT),
+    _known(r"mismatch enforced", "gIB refuses a setting", "a variable of NCCL is not what gIB demands", ENVIRONMENT),
     _known(r"mismatch recommended", "gIB advises a setting", "a variable of NCCL is not what gIB recommends",
-           _ENVIRONMENT, "warning"),
+           ENVIRONMENT, "warning"),
     _known(r"GUEST_CONFIG_CHECKER_CONFIG_FILE", "gIB has no configuration", "gIB's checker found no guest_config.txtpb",
-           f"{_ENVIRONMENT} {_GIB}"),
+           f"{ENVIRONMENT} {INSTALLER}"),
     _known(r"No NCCL_TUNER_CONFIG_PATH", "tuner has no configuration", "NCCL uses its own choices of algorithm",
-           _ENVIRONMENT, "warning"),
+           ENVIRONMENT, "warning"),
     # 1562, 1672, NVIDIA/DCGM 304; S.
     _known(r"NVLink SHARP \(NVLS\)|transport/nvls\.cc", "NVLS failed",
            "the node's NVSwitch fabric refused multicast: Fabric Manager or a link is in a bad state",
@@ -105,7 +106,7 @@ _WARNINGS = (
     _known(r"[Cc]onnection closed by|Connection reset|Broken pipe", "connection lost",
            "a peer closed its connection", _OTHER_RANK),
     _known(r"no socket interface found|No interface found", "no interface",
-           "NCCL_SOCKET_IFNAME names none that is there", _ENVIRONMENT),
+           "NCCL_SOCKET_IFNAME names none that is there", ENVIRONMENT),
     _known(r"Connection refused|No route to host|[Cc]onnect to .* failed", "peer out of reach",
            "the nodes do not reach each other over TCP", "Look at network policies and firewalls between the nodes."),
     _known(r"Duplicate GPU detected", "one GPU twice", "two ranks use the same GPU",
@@ -113,7 +114,7 @@ _WARNINGS = (
     _known(r"shared memory", "shared memory", "/dev/shm is too small or full", "Raise the pod's /dev/shm."),
     # 531, 969.
     _known(r"collective mismatch|posted incorrect receive", "collectives differ",
-           "ranks called different collectives, sizes or settings", f"{_ENVIRONMENT} {_SAME_IMAGE}"),
+           "ranks called different collectives, sizes or settings", f"{ENVIRONMENT} {SAME_IMAGE}"),
     _known(r"Cuda failure", "CUDA error", "a CUDA call failed inside NCCL", "Look in the kernel log for an Xid."),
     # 487: it costs speed at most, which the thresholds judge.
     _known(r"Could not find a path for pattern", "topology", "NCCL found no ideal path between GPUs and NICs",
@@ -127,7 +128,7 @@ _LINES = (
     _known(r"\bncclRemoteError\b", "ncclRemoteError", "a peer exited, or the network between them failed", _OTHER_RANK),
     _known(r"\bncclInternalError\b", "ncclInternalError", "NCCL failed inside",
            "The last NCCL WARN of the same rank says where."),
-    _known(r"\bncclInvalidUsage\b", "ncclInvalidUsage", "ranks disagree, or two share a GPU", _SAME_IMAGE),
+    _known(r"\bncclInvalidUsage\b", "ncclInvalidUsage", "ranks disagree, or two share a GPU", SAME_IMAGE),
     _known(r"\bncclUnhandledCudaError\b", "ncclUnhandledCudaError", "a CUDA call failed inside NCCL",
            "Look in the kernel log of the node for an Xid."),
     _known(r"[Ww]atchdog caught collective operation timeout", "collective timeout",
@@ -135,7 +136,7 @@ _LINES = (
            "The rank that did not time out is the one to look at."),
     # G: the mount of gIB is missing; NCCL goes on over TCP.
     _known(r"couldn't open config directory '/usr/local/gib", "gIB not mounted",
-           "/usr/local/gib is not mounted, and NCCL falls back to TCP", _GIB),
+           "/usr/local/gib is not mounted, and NCCL falls back to TCP", INSTALLER),
     # G and gpu-recipes 5: the image is older than the plugin.
     _known(r"version `GLIBC_[\d.]+' not found", "image too old", "the image's glibc is older than the plugin needs",
            "Build on a newer base image: gIB needs glibc 2.29, its latest releases 2.34."),
@@ -164,6 +165,19 @@ def advice(text: str) -> str:
     return " ".join(
         str(fault) for fault in in_text(text) if fault.severity == "error" and fault.name != UNKNOWN_WARNING
     )
+
+
+def origins(logs: Mapping[int, str]) -> dict[int, tuple[Fault, ...]]:
+    """The ranks whose logs show a failure of their own, and the failures; those that saw a peer go are left out.
+
+    Args:
+        logs: of each rank.
+    """
+    errors = {
+        rank: tuple(fault for fault in in_text(text) if fault.severity == "error" and not fault.of_another)
+        for rank, text in logs.items()
+    }
+    return {rank: found for rank, found in errors.items() if found}
 
 
 UNKNOWN_WARNING = "NCCL warning"

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 from workloads import elastic
 from workloads.environment import ClusterEnvironment
-from workloads.errors import DataIntegrityError, FabricError, WorkloadFailedError
-from workloads.nccl import driver, faults, report, suspects, thresholds, verdict
-from workloads.nccl.bandwidth import format_size
+from workloads.errors import DataIntegrityError, FabricError
+from workloads.nccl import driver, findings, report, stages, suspects
 from workloads.nccl.collectives import COLLECTIVES
+from workloads.nccl.findings import Finding
 from workloads.nccl.measure import Plan
 from workloads.nccl.measured import Measured
 from workloads.nccl.placement import Layout
-from workloads.nccl.stages import RING, Round, Stage
-from workloads.nccl.thresholds import Judgement
-from workloads.nccl.verdict import Verdict
+from workloads.nccl.stages import Round
 from workloads.storage import Folder
 
 GPU_SIZES = (64 * 1024**2, 1024**3, 4 * 1024**3)
@@ -28,8 +26,10 @@ GPU_SIZES = (64 * 1024**2, 1024**3, 4 * 1024**3)
 
 CPU_SIZES = (1024**2,)
 
+OP = "all_reduce"
+
 PLAN = Plan(
-    collective=COLLECTIVES["all_reduce"],
+    collective=COLLECTIVES[OP],
     dtype="float",
     warmup=5,
     iterations=0,
@@ -61,22 +61,6 @@ class Question:
     """Where the result is kept; none keeps nothing."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One stage, and what it is taken for."""
-
-    measured: Measured
-    verdict: Verdict
-    judgement: Judgement
-
-    def line(self) -> str:
-        """For people."""
-        row = self.measured.rows[-1]
-        # One rank alone moves nothing over a bus.
-        speed = f"{row.busbw(row.in_place):.4g} GB/s at {format_size(row.size)}, " if row.factor else ""
-        return f"fabric, {self.measured.stage.name}: {speed}{self.verdict.line()}: {self.judgement.outcome}"
-
-
 def admit(question: Question, say: Callable[[str], None]) -> None:
     """Measure, keep and show the result, and return only where the fabric is good, or nothing says that it is bad.
 
@@ -104,26 +88,24 @@ def conclude(question: Question, measured: Sequence[Measured], say: Callable[[st
     Raises:
         FabricError, DataIntegrityError: as `admit`.
     """
-    findings = [_finding(one, question.promise) for one in measured]
-    verdicts = {one.measured.stage.name: one.verdict.as_record() for one in findings}
-    judgements = {one.measured.stage.name: one.judgement.as_record() for one in findings}
+    found = [_found(one, question.promise) for one in measured]
     if question.folders:
-        report.write(question.folders, measured, verdicts, judgements)
-    for finding in findings:
-        say(finding.line())
+        findings.write(question.folders, measured, found)
+    for one in found:
+        say(f"fabric, {one.line()}")
     slow = [suspect.text for suspect in suspects.suspects(measured)]
     for text in slow:
         say(f"fabric: {text}")
-    kept = " and ".join(folder.uri for folder in question.folders)
-    where = f"Tables and NCCL's logs: {kept}. " if kept else ""
+    where = _where(question, "Tables and NCCL's logs")
+    bad = findings.broken(found)
     if any(row.wrong for one in measured for row in one.rows):
         raise DataIntegrityError(
-            f"All-reduce gave wrong results before training: {_reasons(findings)}",
+            f"All-reduce gave wrong results before training: {bad}",
             f"{where}Do not train on these nodes: `bench --nodes 1` on each finds the bad one; have it replaced.",
         )
-    if any(finding.judgement.outcome == "fail" for finding in findings):
+    if bad:
         raise FabricError(
-            f"The fabric is not what the stack promised. {_reasons(findings)}{''.join(f' {text}.' for text in slow)}",
+            f"The fabric is not what the stack promised. {bad}{''.join(f' {text}.' for text in slow)}",
             f"{where}{_TRAIN_ANYWAY}",
         )
 
@@ -145,34 +127,30 @@ def _measure(question: Question, say: Callable[[str], None]) -> list[Measured]:
             begin=lambda stage, conditions: None,
             show=lambda stage, row: None,
         )
-    except WorkloadFailedError as error:
-        known = faults.advice(f"{error}\n{error.__cause__}")
+    except driver.StoppedError as error:
+        where = _where(question, "NCCL's logs") if report.write_logs(question.folders, OP, error.logs) else ""
         raise FabricError(
-            f"All-reduce failed before training: {error.problem}", f"{known or error.remedy} {_TRAIN_ANYWAY}"
+            f"All-reduce failed before training: {error.problem}", f"{error.remedy} {where}{_TRAIN_ANYWAY}"
         ) from error
 
 
 def rounds(nodes: int, ring: bool) -> Sequence[Round]:
-    """Each node alone, side by side, then all.
+    """Each node alone, side by side, then all; of one node alone only that.
 
     Args:
         nodes: how many.
         ring: force NCCL's ring among all, so that what is measured is the wire.
     """
-    alone: Round = tuple(Stage(name=f"node {node}", nodes=(node,)) for node in range(nodes))
-    if nodes == 1:
-        return [alone]
-    everyone = Stage(name="all, ring" if ring else "all", nodes=tuple(range(nodes)), algorithm=RING if ring else "")
-    return [alone, (everyone,)]
+    first, *others = stages.ladder(nodes, "nodes", ring)
+    return [first, *others[-1:]]
 
 
-def _finding(one: Measured, promise: ClusterEnvironment) -> Finding:
+def _found(one: Measured, promise: ClusterEnvironment) -> Finding:
+    """Unlike `bench`, which may be asked for gloo, the gate demands gIB between nodes whatever was measured."""
     several = one.conditions.nodes > 1
-    nics = promise.rdma_nics if several else 0
-    taken = verdict.read(one.logs, nics, several, dict(enumerate(one.conditions.hosts)))
-    return Finding(one, taken, thresholds.judge(one.conditions.machine_type, one, taken))
+    return findings.find(one, promise.rdma_nics if several else 0, several)
 
 
-def _reasons(findings: Sequence[Finding]) -> str:
-    failed = [finding for finding in findings if finding.judgement.outcome == "fail"]
-    return " ".join(f"{one.measured.stage.name}: {' '.join(one.judgement.reasons)}" for one in failed)
+def _where(question: Question, what: str) -> str:
+    places = " and ".join(folder.uri for folder in question.folders)
+    return f"{what}: {places}. " if places else ""

@@ -1,12 +1,10 @@
-"""What a rank finds around itself: its device, its node and its libraries; and where NCCL writes what it does."""
+"""What a rank finds around itself: its device, its node and its libraries."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import socket
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,23 +12,7 @@ import torch
 from torch.cuda import nccl
 
 from workloads.errors import PlaceError
-
-NCCL_LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV,TUNING"}
-"""What NCCL is asked to say: which plugin, devices, paths, algorithms and protocols it takes, and its settings."""
-
-
-class NcclLog:
-    """NCCL's own log of this process, in memory that ends with the process: nothing is left behind by a kill."""
-
-    def __init__(self) -> None:
-        """Tell NCCL where to write; before its first use, as it reads these variables once."""
-        self._file = os.memfd_create("nccl-log")
-        os.environ.update(NCCL_LOGGING, NCCL_DEBUG_FILE=f"/proc/self/fd/{self._file}")
-
-    def read(self) -> str:
-        """What was written so far; a line that is repeated, as one of each call is, stands once."""
-        text = Path(f"/proc/self/fd/{self._file}").read_text(errors="replace")
-        return "".join(line for line, _ in itertools.groupby(text.splitlines(keepends=True)))
+from workloads.nccl import kept_logs
 
 
 def assigned_gpu() -> int:
@@ -77,11 +59,12 @@ def describe(backend: str) -> dict[str, Any]:
         versions |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, nccl.version()))}
     return {
         "host": name(),
+        "pid": os.getpid(),
         "backend": backend,
         "versions": versions,
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(("NCCL_", "GLOO_", "OMP_")) and name != "NCCL_DEBUG_FILE"
+            if name.startswith(("NCCL_", "GLOO_", "OMP_")) and name != kept_logs.VARIABLE
         },
     }

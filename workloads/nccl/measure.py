@@ -34,6 +34,10 @@ LINK_BYTES = 8 * 1024**2
 """Of an exchange between two ranks: large enough for a link's bandwidth rather than its latency."""
 
 LINK_EXCHANGES = 5
+
+LINK_CALLS = 2 * (1 + LINK_EXCHANGES)
+"""Calls that one round of exchanges makes: each after a barrier, and one more to connect."""
+
 _RESERVE_BYTES = 512 * 1024**2  # torch's and NCCL's own buffers beside ours
 
 
@@ -82,6 +86,14 @@ def counts(plan: Plan, size: int, ranks: int) -> Counts:
     """Elements that a size asked for comes to, rounded down as nccl-tests does."""
     width = element_size(plan.dtype)
     return plan.collective.counts(size // width, width, ranks)
+
+
+def most_calls(plan: Plan) -> int:
+    """How many calls `Participant.measure` makes where each takes long."""
+    timed = plan.iterations or LEAST_ITERATIONS
+    alone = 2 * (plan.iterations or LEAST_CALLS) if plan.blocking else 0  # each after a barrier
+    checks, barriers = 2, 2
+    return checks + plan.warmup + barriers + timed + alone
 
 
 class Participant:

@@ -6,6 +6,7 @@ Ray would give each actor one visible GPU; NCCL then cannot see its neighbours' 
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads import process_group
-from workloads.nccl import host
+from workloads.nccl import host, kept_logs
 from workloads.nccl.collectives import Seat
 from workloads.nccl.measure import Participant, Plan, Sample
 from workloads.nccl.stages import Stage
@@ -60,12 +61,13 @@ class Layout:
 class RankActor:
     """One rank; a process of its own on the node of its bundle."""
 
-    def __init__(self, seat: Seat, layout: Layout, plan: Plan) -> None:
+    def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: str) -> None:
         self._seat = seat
         self._layout = layout
         self._plan = plan
         self._device = torch.device("cpu")
-        self._log = host.NcclLog() if layout.gpus_per_node else None
+        if log:  # before NCCL's first use, as it reads these once
+            os.environ.update(kept_logs.LOGGING | {kept_logs.VARIABLE: log})
         self._listener: socket.socket | None = None
         self._participant: Participant | None = None
 
@@ -102,10 +104,9 @@ class RankActor:
         """Time an exchange with each partner."""
         return self._joined().links(rounds)
 
-    def leave(self) -> str:
-        """Leave the process group; returns NCCL's log, empty on gloo."""
+    def leave(self) -> None:
+        """Leave the process group."""
         self._joined().leave()
-        return self._log.read() if self._log else ""
 
     def _joined(self) -> Participant:
         assert self._participant is not None

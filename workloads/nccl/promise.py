@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from workloads.nccl.path import RankLog
-from workloads.nccl.xids import REPLACE_NODE, Severity
+from workloads.nccl.remedies import ENVIRONMENT, INSTALLER, REPLACE_NODE, SAME_IMAGE
+from workloads.nccl.xids import Severity
 
 Path = Literal["gib-gdr", "gib-host", "ib-gdr", "ib-host", "socket", "nvlink", "shm", "none", "mixed", "unknown"]
 """`gdr` is GPUDirect RDMA, `host` goes through host memory; `nvlink` is GPU to GPU within a node (NVLink or PCIe),
@@ -32,17 +33,12 @@ WORDS: dict[Path, str] = {
     "unknown": "a path that the log does not show",
 }
 
-_INSTALLER = (
-    "Look at the pods of DaemonSet nccl-rdma-installer in kube-system, and whether the container mounts "
-    "/usr/local/gib, has /usr/local/gib/lib64 in LD_LIBRARY_PATH and sources set_nccl_env.sh."
-)
 _GPU_DIRECT = (
     "Let set_nccl_env.sh set NCCL_NET_GDR_LEVEL, and check that the driver gives DMA-BUF to containers. On one node "
     f"alone: {REPLACE_NODE}"
 )
 _TUNER = "Let set_nccl_env.sh set NCCL_TUNER_CONFIG_PATH, with /usr/local/gib/lib64 in LD_LIBRARY_PATH."
 _SUBSYSTEMS = "Run with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING."
-_SAME = "Run one image and one version of gIB on all nodes; set no NCCL_ variable on some ranks alone."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +131,7 @@ def _contradictions(log: RankLog, taken: Path, shared: bool) -> Iterator[tuple[s
     elif taken in BETWEEN_NODES - {"gib-gdr"} or (taken == "unknown" and log.network not in ("", "gIB")):
         words = f"the network {log.network}" if taken == "unknown" else WORDS[taken]
         why = "; it found no network plugin" if log.plugin_missing and not log.plugin else ""
-        yield f"NCCL took {words} where gIB was promised{why}.", _INSTALLER
+        yield f"NCCL took {words} where gIB was promised{why}.", INSTALLER
     elif taken in ("nvlink", "shm", "none") and not shared:
         yield "Its log shows no connection to another node.", "Check NCCL_HOSTID, and that the log is a whole one."
     elif taken == "unknown" and not shared:
@@ -144,7 +140,7 @@ def _contradictions(log: RankLog, taken: Path, shared: bool) -> Iterator[tuple[s
 
 def _missing_nics(nics: list[NicState], count: int, logs: bool) -> Iterator[Problem]:
     if count and logs and not nics:
-        yield _error("No log lists an RDMA NIC.", _INSTALLER)
+        yield _error("No log lists an RDMA NIC.", INSTALLER)
     for node in dict.fromkeys(nic.node for nic in nics):
         found = [nic for nic in nics if nic.node == node]
         if len(found) < count:
@@ -172,7 +168,7 @@ def _differences(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Ite
         for rank, found in values.items():
             if found != usual:
                 text = f"Its {aspect} is {found}; that of most ranks is {usual}."
-                yield _error(text, _SAME, rank, ranks[rank].host)
+                yield _error(text, f"{SAME_IMAGE} {ENVIRONMENT}", rank, ranks[rank].host)
 
 
 def _faults(ranks: Mapping[int, RankLog]) -> Iterator[Problem]:

@@ -16,11 +16,13 @@ from workloads.nccl.bandwidth import Percentiles, Row, Timing
 from workloads.nccl.measured import Measured
 from workloads.nccl.report import Conditions, Records, widest
 from workloads.nccl.stages import Link, Stage
+from workloads.nccl.suspects import Suspect
 
-SCHEMA = "oasis.collective/2"
+SCHEMA = "oasis.collective/3"
 """Version of the JSON lines. The first line is the environment of the widest stage; then come, for each stage, a line
-`stage` with its own environment, verdict and judgement, its `row`s and its `link`s; the last line is `end`. A field is
-never given another meaning under the same version."""
+`stage` with its own environment, verdict and judgement, its `row`s and its `link`s; then a line `suspect` for each part
+that is slow; the last line is `end`, with the reason where the run stopped before its last stage. A field is never
+given another meaning under the same version."""
 
 FAMILY = "oasis.collective/"
 
@@ -35,6 +37,9 @@ class Results:
     """Its stages, without NCCL's logs."""
     verdicts: Mapping[str, dict[str, Any]]
     judgements: Mapping[str, dict[str, Any]]
+    suspects: tuple[Suspect, ...]
+    stopped: str
+    """Why stages are missing; empty where none is."""
 
     @property
     def conditions(self) -> Conditions:
@@ -42,13 +47,21 @@ class Results:
         return widest(self.measured).conditions
 
 
-def json_lines(measured: Sequence[Measured], verdicts: Records, judgements: Records) -> str:
+def json_lines(
+    measured: Sequence[Measured],
+    verdicts: Records,
+    judgements: Records,
+    suspects: Sequence[Suspect] = (),
+    stopped: str = "",
+) -> str:
     """The machine-readable result of one collective's stages.
 
     Args:
         measured: at least one stage.
         verdicts: by stage; a missing one is written as null.
         judgements: by stage, likewise.
+        suspects: who is slow.
+        stopped: why stages are missing.
     """
     lines: list[dict[str, Any]] = [
         {"schema": SCHEMA, "kind": "environment", **asdict(widest(measured).conditions)},
@@ -66,8 +79,14 @@ def json_lines(measured: Sequence[Measured], verdicts: Records, judgements: Reco
         )
         lines += [{"kind": "row", "stage": name, **row_record(row)} for row in one.rows]
         lines += [{"kind": "link", "stage": name, **asdict(link)} for link in one.links]
-    lines.append({"kind": "end", "lines": len(lines)})
+    lines += [
+        {"kind": "suspect", "part": one.kind, **{name: getattr(one, name) for name in _SUSPECT}} for one in suspects
+    ]
+    lines.append({"kind": "end", "lines": len(lines), "stopped": stopped})
     return "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+
+
+_SUSPECT = ("number", "ratio", "text")
 
 
 def row_record(row: Row) -> dict[str, Any]:
@@ -173,7 +192,7 @@ def _check_head(head: dict[str, Any], source: str) -> None:
 
 def _assemble(parsed: Sequence[dict[str, Any]], source: str) -> Results:
     found: list[tuple[Stage, Conditions, list[Row], list[Link]]] = []
-    verdicts, judgements = {}, {}
+    verdicts, judgements, suspects = {}, {}, []
     for number, record in enumerate(parsed[1:-1], start=2):
         try:
             if record["kind"] == "stage":
@@ -186,6 +205,8 @@ def _assemble(parsed: Sequence[dict[str, Any]], source: str) -> Results:
                 found[-1][2].append(_row(record))
             elif record["kind"] == "link":
                 found[-1][3].append(Link(ranks=tuple(record["ranks"]), seconds=record["seconds"]))
+            elif record["kind"] == "suspect":
+                suspects.append(Suspect(kind=record["part"], **{name: record[name] for name in _SUSPECT}))
             else:
                 raise ValueError(f"a line of kind {record['kind']!r} has no place here")
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -196,7 +217,14 @@ def _assemble(parsed: Sequence[dict[str, Any]], source: str) -> Results:
         Measured(stage=stage, conditions=conditions, rows=tuple(rows), links=tuple(links), logs={})
         for stage, conditions, rows, links in found
     )
-    return Results(source=source, measured=measured, verdicts=verdicts, judgements=judgements)
+    return Results(
+        source=source,
+        measured=measured,
+        verdicts=verdicts,
+        judgements=judgements,
+        suspects=tuple(suspects),
+        stopped=str(parsed[-1]["stopped"]),
+    )
 
 
 def _conditions(record: dict[str, Any]) -> Conditions:

@@ -16,6 +16,7 @@ from workloads.storage import Folder, in_parallel
 
 if TYPE_CHECKING:
     from workloads.nccl.measured import Measured
+    from workloads.nccl.suspects import Suspect
 
 Records = Mapping[str, dict[str, Any]]
 """Plain data by the name of the stage that they belong to."""
@@ -93,7 +94,14 @@ def duration(seconds: float, _: object = None) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def write(folders: Sequence[Folder], measured: Sequence[Measured], verdicts: Records, judgements: Records) -> list[str]:
+def write(
+    folders: Sequence[Folder],
+    measured: Sequence[Measured],
+    verdicts: Records,
+    judgements: Records,
+    suspects: Sequence[Suspect] = (),
+    stopped: str = "",
+) -> list[str]:
     """Write every file into each folder; returns the files' names.
 
     Args:
@@ -101,21 +109,43 @@ def write(folders: Sequence[Folder], measured: Sequence[Measured], verdicts: Rec
         measured: the stages, in the order in which they are to be shown; at least one, each with at least one row.
         verdicts: of NCCL's logs, which path was taken; a stage may be missing.
         judgements: of the figures against the machine type's thresholds; a stage may be missing.
+        suspects: who is slow.
+        stopped: why stages are missing; empty where none is.
     """
     files: dict[str, bytes] = {}
     for op in dict.fromkeys(one.conditions.op for one in measured):
-        files |= _files(op, [one for one in measured if one.conditions.op == op], verdicts, judgements)
+        of = [one for one in measured if one.conditions.op == op]
+        files |= _files(op, of, verdicts, judgements, suspects, stopped)
     for one in measured:
-        for rank, log in one.logs.items():
-            files[f"{LOGS}/{slug(one.conditions.op)}-{slug(one.stage.name)}-rank{rank}.log"] = log.encode()
+        files |= _logs(one.conditions.op, one.stage.name, one.logs)
+    _put(folders, files)
+    return list(files)
 
+
+def write_logs(folders: Sequence[Folder], op: str, logs: Mapping[str, Mapping[int, str]]) -> list[str]:
+    """Write NCCL's logs alone, of stages that came to no result; returns the files' names.
+
+    Args:
+        folders: where to.
+        op: the collective.
+        logs: of each rank, by stage.
+    """
+    files = {name: content for stage, texts in logs.items() for name, content in _logs(op, stage, texts).items()}
+    _put(folders, files)
+    return list(files)
+
+
+def _logs(op: str, stage: str, logs: Mapping[int, str]) -> dict[str, bytes]:
+    return {f"{LOGS}/{slug(op)}-{slug(stage)}-rank{rank}.log": log.encode() for rank, log in logs.items()}
+
+
+def _put(folders: Sequence[Folder], files: Mapping[str, bytes]) -> None:
     def put(item: tuple[Folder, str]) -> None:
         folder, name = item
         inside, _, last = name.rpartition("/")
         (folder.child(inside) if inside else folder).write(last, files[name])
 
     in_parallel(put, [(folder, name) for folder in folders for name in files])
-    return list(files)
 
 
 def slug(text: str) -> str:
@@ -123,13 +153,20 @@ def slug(text: str) -> str:
     return "-".join("".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split())
 
 
-def _files(op: str, measured: Sequence[Measured], verdicts: Records, judgements: Records) -> dict[str, bytes]:
+def _files(
+    op: str,
+    measured: Sequence[Measured],
+    verdicts: Records,
+    judgements: Records,
+    suspects: Sequence[Suspect],
+    stopped: str,
+) -> dict[str, bytes]:
     from workloads.nccl import plot, records  # matplotlib is not loaded for a table alone
 
     pictures = plot.draw(op, widest(measured).conditions.where(), measured)
     return {
-        f"{op}.txt": text(measured, verdicts, judgements).encode(),
-        f"{op}.jsonl": records.json_lines(measured, verdicts, judgements).encode(),
+        f"{op}.txt": text(measured, verdicts, judgements, suspects, stopped).encode(),
+        f"{op}.jsonl": records.json_lines(measured, verdicts, judgements, suspects, stopped).encode(),
         f"{op}.csv": comma_separated(measured, verdicts).encode(),
         **{f"{op}.{form}": picture for form, picture in pictures.items()},
     }
@@ -140,13 +177,21 @@ def widest(measured: Sequence[Measured]) -> Measured:
     return max(measured, key=lambda one: (one.conditions.nodes, not one.stage.algorithm))
 
 
-def text(measured: Sequence[Measured], verdicts: Records, judgements: Records) -> str:
+def text(
+    measured: Sequence[Measured],
+    verdicts: Records,
+    judgements: Records,
+    suspects: Sequence[Suspect] = (),
+    stopped: str = "",
+) -> str:
     """The tables of all stages, each with its verdict and judgement beneath, as in the terminal.
 
     Args:
         measured: stages of one collective.
         verdicts: by stage.
         judgements: by stage.
+        suspects: who is slow.
+        stopped: why stages are missing.
     """
     lines = []
     for one in measured:
@@ -154,7 +199,10 @@ def text(measured: Sequence[Measured], verdicts: Records, judgements: Records) -
         lines += [f"# stage: {name}", *one.conditions.lines(), bandwidth.table(one.rows)]
         lines += verdict_lines(verdicts.get(name), judgements.get(name))
         lines.append("")
-    return "\n".join(lines)
+    lines += [f"# slow: {one.text}" for one in suspects]
+    if stopped:
+        lines.append(f"# stopped before its end: {stopped}")
+    return "\n".join([*lines, ""]) if suspects or stopped else "\n".join(lines)
 
 
 def verdict_lines(verdict: dict[str, Any] | None, judgement: dict[str, Any] | None) -> list[str]:

@@ -62,8 +62,7 @@ def resolve(args: argparse.Namespace, place: Place) -> Request:
     """
     _check(args)
     layout = _layout(args, place)
-    if args.algo and layout.backend != "nccl":
-        raise UsageError(f"--algo {args.algo} forces an algorithm of NCCL; this is gloo.", "Leave it out.")
+    _check_algorithm(args.algo, args.op, layout.backend)
     plan = Plan(
         collective=COLLECTIVES[args.op],
         dtype=args.dtype,
@@ -89,6 +88,18 @@ def resolve(args: argparse.Namespace, place: Place) -> Request:
         name=name,
         places=_places(args, place, name),
     )
+
+
+def _check_algorithm(forced: str | None, op: str, backend: str) -> None:
+    """NCCL itself would refuse it only in the first call, on nodes that were waited for."""
+    if forced and backend != "nccl":
+        raise UsageError(f"--algo {forced} forces an algorithm of NCCL; this is gloo.", "Leave it out.")
+    if forced and op not in stages.ALGORITHMS[forced]:
+        possible = ", ".join(name for name, collectives in stages.ALGORITHMS.items() if op in collectives)
+        raise UsageError(
+            f"--algo {forced}: NCCL has no {op} by it.",
+            f"Leave it out, or give one of {possible}." if possible else "Leave it out: NCCL has one way alone for it.",
+        )
 
 
 def _rounds(args: argparse.Namespace, layout: Layout) -> tuple[Round, ...]:

@@ -12,9 +12,18 @@ RING = "RING"
 """NCCL_ALGO's word for the algorithm whose every byte crosses the wire. On two nodes NCCL's own choice, a tree, sends
 half of them only, so that it prints more than the wire carries (NVIDIA/nccl-tests issues 160, 196, 309)."""
 
-ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "collnetdirect", "collnetchain")
-"""NCCL_ALGO's words (NCCL user guide, environment variables), in lower case, but `pat`: it has no all-reduce, by which
-the ranks agree."""
+_SHARP = ("all_reduce", "all_gather", "reduce_scatter")
+ALGORITHMS = {
+    "ring": (*_SHARP, "broadcast"),
+    "tree": ("all_reduce",),
+    "nvls": _SHARP,
+    "nvlstree": ("all_reduce",),
+    "collnetdirect": _SHARP,
+    "collnetchain": ("all_reduce",),
+}
+"""NCCL_ALGO's words (NCCL user guide, environment variables), in lower case, and the collectives that have the
+algorithm (NCCL's source, src/graph/tuning.cc); point to point has none. Not `pat`: it has no all-reduce, by which the
+ranks agree."""
 
 LADDERS = ("all", "nodes", "pairs")
 """How many rungs are run: all nodes together; before that each node alone; between the two every pair of nodes."""

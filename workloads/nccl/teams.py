@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import ray
@@ -14,13 +14,17 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from workloads.errors import PlaceError, WorkloadError, WorkloadFailedError, first_line
-from workloads.nccl import faults, placement
-from workloads.nccl.measure import Plan
+from workloads.nccl import faults, measure, placement
+from workloads.nccl.kept_logs import KeptLogs
+from workloads.nccl.measure import Plan, Sample
 from workloads.nccl.placement import Layout, RankActor
 from workloads.nccl.stages import Link, Round, Stage, exchanges
 
 MOST_RAIL_ROUNDS = 16
 """Of exchanges between nodes, as 16 partners show a slow one as well as a thousand."""
+
+_START_SECONDS = 600.0
+"""How long a rank's process may take to start: on a new node it loads torch and CUDA while the image still streams."""
 
 _GRACE_SECONDS = 30.0
 """How much longer than the process group's own limit the driver waits, so that the clearer error comes first."""
@@ -44,9 +48,12 @@ class Place:
     node: int
     host: str
     """Host name and Ray's node id."""
+    pid: int = 0
+    """Of its process there, which Ray names its logs by; 0 before it has started."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.stage.name!r}, on node {self.node} ({self.host})"
+        process = f", process {self.pid}" if self.pid else ""
+        return f"rank {self.rank} of {self.stage.name!r}, on node {self.node} ({self.host}{process})"
 
 
 @dataclass(frozen=True)
@@ -64,34 +71,46 @@ class SideBySide:
     def __init__(self, teams: list[Team], layout: Layout, plan: Plan) -> None:
         self._teams = teams
         self._layout = layout
+        self._plan = plan
         self._places = [place for team in teams for place in team.places]
-        self._limit = plan.timeout_seconds + _GRACE_SECONDS
 
     def ask(
-        self, method: str, arguments: Callable[[Team, int], tuple[Any, ...]] = lambda team, rank: ()
+        self, method: str, limit: float, arguments: Callable[[Team, int], tuple[Any, ...]] = lambda team, rank: ()
     ) -> list[list[Any]]:
-        """Call a method of every rank; the answers by team."""
+        """Call a method of every rank and wait for so many seconds; the answers by team."""
         futures = [
             getattr(actor, method).remote(*arguments(team, rank))
             for team in self._teams
             for rank, actor in enumerate(team.actors)
         ]
-        given = iter(answers(futures, self._places, self._limit))
+        given = iter(answers(futures, self._places, limit))
         return [[next(given) for _ in team.actors] for team in self._teams]
 
     def join(self) -> list[list[Facts]]:
         """Let every team meet; what each rank runs on."""
-        arrived = self.ask("arrive")
-        check_versions([one["versions"] for team in arrived for one in team], self._places)
+        arrived = self.ask("arrive", _START_SECONDS)
+        known = [one for team in arrived for one in team]
+        self._places = [replace(place, pid=one["pid"]) for place, one in zip(self._places, known, strict=True)]
+        check_versions([one["versions"] for one in known], self._places)
         opened = [team.actors[0].open.remote() for team in self._teams]
-        addresses = answers(opened, [team.places[0] for team in self._teams], self._limit)
+        addresses = answers(opened, [team.places[0] for team in self._teams], self._limit())
         meeting = {team.stage.name: address for team, address in zip(self._teams, addresses, strict=True)}
         gpus = {team.stage.name: self._gpus(facts) for team, facts in zip(self._teams, arrived, strict=True)}
-        joined = self.ask("join", lambda team, rank: (*meeting[team.stage.name], gpus[team.stage.name][rank]))
+        joined = self.ask(
+            "join", self._limit(), lambda team, rank: (*meeting[team.stage.name], gpus[team.stage.name][rank])
+        )
         return [
             [{**before, **after} for before, after in zip(*both, strict=True)]
             for both in zip(arrived, joined, strict=True)
         ]
+
+    def measure(self, size: int, in_place: bool) -> list[list[Sample]]:
+        """Time one size; the samples of each team."""
+        return self.ask("measure", self._limit(measure.most_calls(self._plan)), lambda team, rank: (size, in_place))
+
+    def leave(self) -> None:
+        """Let every team part."""
+        self.ask("leave", self._limit())
 
     def links(self) -> list[tuple[Link, ...]]:
         """The exchanges between pairs of ranks, of each team; a pair's time is that of the end that waited longer."""
@@ -100,12 +119,17 @@ class SideBySide:
             for team in self._teams
         }
         found = []
-        for answers in self.ask("links", lambda team, rank: (rounds[team.stage.name],)):
+        limit = self._limit(max(map(len, rounds.values())) * measure.LINK_CALLS)
+        for answers in self.ask("links", limit, lambda team, rank: (rounds[team.stage.name],)):
             longest: dict[tuple[int, int], float] = {}
             for pair, seconds in (one for answer in answers for one in answer):
                 longest[pair] = max(seconds, longest.get(pair, 0.0))
             found.append(tuple(Link(ranks=pair, seconds=seconds) for pair, seconds in sorted(longest.items())))
         return found
+
+    def _limit(self, calls: int = 1) -> float:
+        """How long a rank may take that hangs in none of so many calls; one that hangs fails by itself before."""
+        return calls * self._plan.timeout_seconds + _GRACE_SECONDS
 
     def _gpus(self, facts: list[Facts]) -> list[int]:
         """Device of each rank: of the GPUs that Ray gave a node's ranks the first to its first rank, and so on."""
@@ -138,8 +162,16 @@ def check_versions(versions: Sequence[dict[str, str]], places: Sequence[Place]) 
 
 
 @contextmanager
-def started(group: PlacementGroup, layout: Layout, plan: Plan, stages: Round) -> Iterator[list[Team]]:
-    """The ranks of stages that share no node, in processes of their own for the length of the block."""
+def started(group: PlacementGroup, layout: Layout, plan: Plan, stages: Round, logs: KeptLogs) -> Iterator[list[Team]]:
+    """The ranks of stages that share no node, in processes of their own for the length of the block.
+
+    Args:
+        group: a bundle per node.
+        layout: where the ranks are.
+        plan: what they do.
+        stages: of one round.
+        logs: where NCCL writes.
+    """
     remote: Any = ray.remote(RankActor)
     hosts = placement.hosts(group, layout.nodes)
     all_actors: list[ActorHandle] = []
@@ -149,8 +181,10 @@ def started(group: PlacementGroup, layout: Layout, plan: Plan, stages: Round) ->
             seats = layout.seats(stage)
             nodes = [stage.nodes[seat.rank // layout.ranks_per_node] for seat in seats]
             actors = [
-                remote.options(**placement.options(group, node, layout, stage.algorithm)).remote(seat, layout, plan)
-                for seat, node in zip(seats, nodes, strict=True)
+                remote.options(**placement.options(group, node, layout, stage.algorithm)).remote(
+                    seat, layout, plan, log
+                )
+                for seat, node, log in zip(seats, nodes, logs.open(stage), strict=True)
             ]
             all_actors += actors
             places = [Place(stage, rank, node, hosts[node]) for rank, node in enumerate(nodes)]

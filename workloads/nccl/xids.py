@@ -9,15 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Severity = Literal["error", "warning"]
+from workloads.nccl.remedies import REPLACE_NODE
 
-REPLACE_NODE = (
-    "Take the pod's node out (`kubectl get pods -o wide` names it; `kubectl cordon NODE`, then delete its pods) and "
-    "have it replaced: `gcloud compute instances report-host-as-faulty NODE --zone ZONE --disruption-schedule "
-    "IMMEDIATE --fault-reasons behavior=UNRECOVERABLE_GPU_ERROR`."
-)
-"""gcloud reference, compute instances report-host-as-faulty; it works on reserved hosts. A flex-start or Spot node is
-replaced once it is deleted."""
+Severity = Literal["error", "warning"]
 
 _RESTART = "Run again: the same command goes on from the newest checkpoint."
 
