@@ -95,7 +95,7 @@ def run(
 
 
 class _Screen:
-    """A table as it grows; those of stages side by side, which would be printed into each other, once they are whole."""
+    """A table as it grows; those of stages side by side, which would be mixed up, once they are whole."""
 
     def __init__(
         self, begin: Callable[[Stage, Conditions], None], show: Callable[[Stage, Row], None], streamed: bool
