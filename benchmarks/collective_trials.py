@@ -30,6 +30,8 @@ from workloads.nccl.stages import ladder
 CPUS = 4
 KILLED_RANKS, SLOW_RANKS = 2, 4
 PATIENCE_SECONDS = 120.0
+OVERHEAD_SECONDS = 1800.0
+"""How long all pairs of one size may take."""
 
 _DUTY = """
 import os, signal, sys, time
@@ -51,7 +53,7 @@ def overhead(size: int, pairs: int) -> dict[str, Any]:
         pairs: how many times both, in an order that alternates.
     """
     iterations = max(8, (256 << 20) // size)
-    ours, bare = zip(*gloo.together(2, _Interleaved(size, pairs, iterations)), strict=True)
+    ours, bare = zip(*gloo.together(2, _Interleaved(size, pairs, iterations), OVERHEAD_SECONDS), strict=True)
     slowest = [[max(each) for each in zip(*times, strict=True)] for times in (ours, bare)]
     ratios = [own / other for own, other in zip(*slowest, strict=True)]
     return {"bytes": size, "iterations": iterations, "seconds": sorted(slowest[1])[pairs // 2], "ratios": ratios}

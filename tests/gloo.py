@@ -35,18 +35,19 @@ def plan(op: str = "all_reduce", dtype: str = "float", iterations: int = 2, bloc
     )
 
 
-def together(ranks: int, work: Callable[[Seat], Answer]) -> list[Answer]:
+def together(ranks: int, work: Callable[[Seat], Answer], seconds: float = 120.0) -> list[Answer]:
     """Run the same work in as many processes as there are ranks, in one process group; their answers, by rank.
 
     Args:
         ranks: how many.
         work: a function of a module, as it is pickled.
+        seconds: how long it may take.
     """
     with process_group.listen("127.0.0.1") as listener:
         pool = ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn"), _take, (listener,))
         with pool:
             futures = [pool.submit(_one, Seat(rank=rank, ranks=ranks, stride=1), work) for rank in range(ranks)]
-            return [future.result(timeout=120) for future in futures]
+            return [future.result(timeout=seconds) for future in futures]
 
 
 def _take(listener: socket.socket) -> None:
