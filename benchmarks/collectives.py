@@ -64,17 +64,17 @@ def measure(given: argparse.Namespace) -> None:
     counts = {"overhead": len(SIZES), "kills": given.kills, "slow": given.slow, "control": given.slow}
     asked = set(given.parts or PARTS) | ({"control"} if "slow" in given.parts else set())
     missing = TRIALS.missing({part: count for part, count in counts.items() if part in asked})
+    if not missing:
+        return
+    place = session.prepare()  # before anything that imports Ray
+    from benchmarks import collective_trials
+
     for part, number in missing:
         if part == "overhead":
-            from benchmarks import collective_trials
-
             TRIALS.keep(part, number, collective_trials.overhead(SIZES[number], given.pairs))
     on_ray = [(part, number) for part, number in missing if part != "overhead"]
     if not on_ray:
         return
-    place = session.prepare()
-    from benchmarks import collective_trials
-
     with (
         tempfile.TemporaryDirectory(prefix="oasis-collectives-") as folder,
         session.connect(place, cpus=collective_trials.CPUS),
