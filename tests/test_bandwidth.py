@@ -115,3 +115,11 @@ def test_sizes_that_do_not_fit_or_cannot_be_divided_are_left_out_or_refused_befo
     assert driver.fitting(gather, [1 << 10, 1 << 20], 128, 1 << 30, shorten=True) == [1 << 20]
     with pytest.raises(UsageError, match=r"1 KiB cannot be divided among 128 ranks for all_gather.*at 2048 or more"):
         driver.fitting(gather, [1 << 10, 1 << 20], 128, 1 << 30, shorten=False)
+
+
+def test_calls_one_by_one_are_shown_below_the_table_with_the_rank_that_is_last_most_often() -> None:
+    one = row(ranks=2)
+    alone = Percentiles(calls=20, slowest_rank=1, p50=1e-6, p95=2.5e-6, p99=3e-3, max=12.0)
+    shown = bandwidth.jitter([replace(one, in_place=replace(one.in_place, blocking=alone)), one])
+    assert shown.splitlines()[1].split() == ["#", str(one.size), "1.00", "2.50", "3000.00", "12000000", "1"]
+    assert bandwidth.jitter([replace(one, in_place=replace(one.in_place, blocking=None))]) == ""

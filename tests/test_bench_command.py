@@ -20,7 +20,7 @@ from tests.test_bandwidth import row
 from workloads import __main__ as command_line
 from workloads import session, storage
 from workloads.errors import PlaceError, WorkloadFailedError
-from workloads.nccl import driver, records, report, teams
+from workloads.nccl import driver, kept_logs, records, report, teams
 from workloads.nccl.measured import Measured
 from workloads.nccl.placement import Layout
 from workloads.nccl.stages import Stage
@@ -104,8 +104,10 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
     problem = "Rank 1 of 'all', on node 0 (a/1) died: lost"
 
     def fail(layout: Layout, plan: Any, rounds: Any, sizes: Any, **rest: Any) -> list[Measured]:
-        finished = measured.run(layout, plan, rounds[:1], sizes, **rest)
-        raise driver.StoppedError(problem, "Run again.", finished, {"all": {0: "zero\n", 1: "one\n"}})
+        stopped = driver.StoppedError(problem, "Run again.")
+        stopped.measured = measured.run(layout, plan, rounds[:1], sizes, **rest)
+        stopped.logs = {"all": {0: "zero\n", 1: "one\n"}}
+        raise stopped
 
     monkeypatch.setattr(driver, "run", fail)
     assert command_line.main(["bench", "--results", str(tmp_path), "--name", "lost"]) == 5
@@ -115,6 +117,29 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
     read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
     assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.stopped == problem
     assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
+
+
+def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
+    measured: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> list[Measured]:
+        stopped = driver.StoppedError("Rank 1 of 'all', on node 0 (a/1) died: lost", "Run again.")
+        stopped.logs = {"all": {0: "zero\n"}}
+        raise stopped
+
+    monkeypatch.setattr(driver, "run", fail)
+    (tmp_path / "file").touch()
+    assert command_line.main(["bench", "--results", str(tmp_path / "file"), "--name", "lost"]) == 5
+    printed = capsys.readouterr()
+    assert "Rank 1 of 'all'" in printed.err and "nothing of it could be kept: " in printed.out
+
+
+def test_sizes_that_cannot_be_divided_among_all_ranks_are_refused_before_nodes_are_waited_for(
+    measured: Cluster, stack: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["bench", "--op", "all_gather", "--sizes", "128:1M"]) == 2
+    assert "128 B cannot be divided among 16 ranks for all_gather" in capsys.readouterr().err
+    assert measured.asked == {}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +201,7 @@ def test_nccl_is_refused_on_a_stack_without_gpus_and_more_nodes_than_it_can_have
     assert measured.asked == {}
 
 
-def test_without_sizes_gpus_are_measured_to_8_gib_as_memory_allows_and_cpus_to_64_mib(
+def test_without_sizes_cpus_are_measured_to_64_mib_and_sizes_asked_for_are_not_shortened(
     measured: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "write", lambda *_: [])
@@ -256,10 +281,32 @@ def test_a_dead_rank_is_blamed_for_those_it_left_hanging_and_named_with_its_node
     places = [Place(stage, rank, rank // 2, f"Host-{rank // 2}/1234") for rank in range(4)]
     torn, died = RuntimeError("Connection closed by peer\nmore"), RayActorError()
     with pytest.raises(WorkloadFailedError, match=r"^Rank 2 of 'all', on node 1 \(Host-1/1234\) died: ") as refusal:
-        teams.raise_failure({0: torn, 2: died}, [1, 3], places)
+        teams.raise_failure({0: torn, 2: died}, [1, 3], places, late=False)
     assert refusal.value.__cause__ is died
     silent = r"^Rank 0 of 'all', on node 0 \(Host-0/1234\) failed: Connection closed by peer Silent since: rank 3 of"
     with pytest.raises(WorkloadFailedError, match=silent):
-        teams.raise_failure({0: torn}, [3], places)
+        teams.raise_failure({0: torn}, [3], places, late=False)
     with pytest.raises(PlaceError, match="its own words"):
-        teams.raise_failure({0: torn, 1: PlaceError("its own words", "")}, [], places)
+        teams.raise_failure({0: torn, 1: PlaceError("its own words", "")}, [], places, late=False)
+
+
+def test_a_rank_that_hangs_is_named_and_not_those_that_gave_up_waiting_for_it() -> None:
+    stage = Stage(name="all", nodes=(0, 1))
+    places = [Place(stage, rank, rank // 2, f"host-{rank // 2}/1234", pid=70 + rank) for rank in range(4)]
+    aborted = {rank: RayActorError() for rank in (0, 1, 3)}  # as torch's watchdog ends a process on NCCL
+    hung = r"^No answer from rank 2 of 'all', on node 1 \(host-1/1234, process 72\) when the ranks that waited for it"
+    with pytest.raises(WorkloadFailedError, match=hung) as refusal:
+        teams.raise_failure(aborted, [2], places, late=True)
+    assert isinstance(refusal.value.__cause__, TimeoutError)
+    with pytest.raises(WorkloadFailedError, match=r"^Rank 0 .* died: .* Silent since: rank 1 of .*; rank 2 .*; rank 3"):
+        teams.raise_failure({0: RayActorError()}, [1, 2, 3], places, late=True)  # nobody knows who
+
+
+def test_why_a_process_died_is_told_and_not_only_that_it_did() -> None:
+    words = "The actor died unexpectedly before finishing this task.\n\tpid: 7\nThe actor is dead because its worker {}"
+    error = RayActorError(error_msg=words.format("process has died. Worker exit type: SYSTEM_ERROR"))
+    assert (
+        kept_logs.death(error)
+        == "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+    )
+    assert kept_logs.death(RuntimeError("one\ntwo")) == "one"

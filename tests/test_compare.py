@@ -126,6 +126,20 @@ def test_a_forced_algorithm_and_sizes_without_overlap_are_refused() -> None:
         )
 
 
+def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_measurement() -> None:
+    one = measured(Stage(name="all", nodes=(0, 1)), conditions(2))
+    path = {"path": "gib-gdr", "algorithm": "RING", "protocol": "SIMPLE", "channels": 16}
+    before = replace(results([one], "a"), verdicts={"all": path})
+    after = replace(results([one], "b"), verdicts={"all": {**path, "path": "socket", "channels": 2}}, stopped="lost")
+    found = comparison.compare([before], [after])
+    assert found.differences == ("all_reduce (float), all: gib-gdr RING SIMPLE 16 in A, socket RING SIMPLE 2 in B",)
+    assert found.left_out == ("b stopped before its end: lost",)
+    last = one.rows[-1]
+    wrong = replace(one, rows=(*one.rows[:-1], replace(last, in_place=replace(last.in_place, wrong=3))))
+    with pytest.raises(UsageError, match="3 elements of the results were wrong in b"):
+        comparison.compare([before], [results([wrong], "b")])
+
+
 @pytest.mark.thorough
 def test_the_command_prints_a_table_says_what_differs_and_fails_only_if_told_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

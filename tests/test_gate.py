@@ -21,6 +21,7 @@ from workloads.convnext import driver, train
 from workloads.environment import ClusterEnvironment
 from workloads.errors import DataIntegrityError, FabricError, InfeasibleError, WorkloadError
 from workloads.nccl import gate
+from workloads.nccl.driver import StoppedError
 from workloads.nccl.measured import Measured
 from workloads.nccl.stages import RING, Stage
 
@@ -174,6 +175,48 @@ def test_the_result_of_a_refusal_is_kept_and_the_message_says_where(tmp_path: Pa
     with pytest.raises(FabricError, match=re.escape(f"Tables and NCCL's logs: {tmp_path}.")):
         gate.conclude(question(tmp_path), ladder(logs="made_all_sockets"), lambda line: None)
     assert "Verdict              : fail" in (tmp_path / "all_reduce.txt").read_text()
+
+
+def stopped(problem: str, *measured: Measured, logs: str = "", cause: BaseException | None = None) -> StoppedError:
+    error = StoppedError(problem, "Run again.")
+    error.measured, error.logs = measured, {"all, ring": {0: "", 9: logs}}
+    error.__cause__ = cause
+    return error
+
+
+def test_a_check_that_stops_keeps_the_stages_before_it_and_says_what_they_show(tmp_path: Path) -> None:
+    said: list[str] = []
+    alone, slow, _ = ladder(alone=150)
+    error = gate.stopped(question(tmp_path), stopped("Rank 9 died: lost.", alone, slow), said.append)
+    assert isinstance(error, FabricError)  # for the node that is slow alone
+    assert "failed before training: Rank 9 died: lost. node 1: 150 GB/s of bus bandwidth" in error.problem
+    assert f"What there is of tables and NCCL's logs: {tmp_path}." in error.remedy
+    assert [line.split(":")[0] for line in said] == ["fabric, node 0", "fabric, node 1", "fabric"]
+    assert "# stopped before its end: Rank 9 died: lost." in (tmp_path / "all_reduce.txt").read_text()
+    assert (tmp_path / "logs" / "all_reduce-all-ring-rank9.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("logs", "cause", "fabric"),
+    [
+        (
+            "a:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 (Recv) hca mlx5_3",
+            None,
+            True,
+        ),
+        ("", RuntimeError("ncclSystemError: System call failed"), True),
+        ("", TimeoutError(), True),
+        ("", RuntimeError("CUDA out of memory"), False),
+        ("a:1:2 [0] NCCL WARN socket.cc:1 Connection closed by remote peer", RuntimeError("lost"), False),
+    ],
+)
+def test_only_what_shows_the_network_or_a_gpu_at_fault_is_a_bad_fabric(
+    logs: str, cause: BaseException | None, fabric: bool
+) -> None:
+    error = gate.stopped(question(), stopped("Rank 9 died: lost.", logs=logs, cause=cause), lambda line: None)
+    assert isinstance(error, FabricError) == fabric
+    assert error.exit_code == (9 if fabric else 5)
+    assert ("--no-require-fabric" in error.remedy) == fabric
 
 
 def test_wrong_results_are_a_matter_of_data_and_not_of_speed() -> None:

@@ -15,6 +15,7 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 
 from tests import gloo
 from workloads.errors import PlaceError
@@ -70,6 +71,20 @@ def test_a_rank_that_sees_one_gpu_of_eight_is_refused_before_nccl_crawls(
     with pytest.raises(PlaceError, match=r"needs 8 GPUs on node .*/01234567; torch sees 1 .*CUDA_VISIBLE_DEVICES=3"):
         host.check_gpus(8)
     host.check_gpus(1)
+
+
+def test_the_version_of_nccl_is_that_of_the_library_which_is_loaded() -> None:
+    major, minor, patch = (int(part) for part in host.nccl_version().split("."))
+    assert (major, minor, patch) == nccl.version()[:3]  # nothing here puts another one before torch's own
+
+
+def test_another_gib_on_a_node_is_another_version(tmp_path: Path) -> None:
+    plugin = tmp_path / "libnccl-net.so"
+    assert host.plugin_digest(plugin) == ""
+    plugin.write_bytes(b"one")
+    first = host.plugin_digest(plugin)
+    plugin.write_bytes(b"two")
+    assert len(first) == 12 and host.plugin_digest(plugin) != first
 
 
 def test_a_rank_of_nccl_is_told_where_its_log_is_kept_before_nccl_starts(monkeypatch: pytest.MonkeyPatch) -> None:

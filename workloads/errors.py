@@ -5,8 +5,6 @@ Raised anywhere (also in a Ray worker, so every class pickles), caught once, by 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as POSIX shells report a command that Ctrl-C ended."""
@@ -15,7 +13,7 @@ EXIT_INTERRUPTED = 130
 class WorkloadError(Exception):
     """A failure with a cause the user can read and a next step the user can take."""
 
-    exit_code: ClassVar[int] = 5
+    exit_code: int = 5
 
     def __init__(self, problem: str, remedy: str) -> None:
         """Keep both sentences.

@@ -207,10 +207,26 @@ def table_footer(rows: Sequence[Row]) -> str:
     return f"# Out of bounds values : {wrong} {verdict}\n# Avg bus bandwidth    : {average_busbw(rows):g}"
 
 
+def jitter(rows: Sequence[Row]) -> str:
+    """Calls one by one, which a mean hides: percentiles in microseconds, and the rank that is last most often.
+
+    A comment line for each size, in place; empty where calls were not timed alone.
+    """
+    timed = [(row.size, row.in_place.blocking) for row in rows]
+    lines = [
+        f"#{size:>11}  {_fitted(alone.p50 * 1e6, 9)}  {_fitted(alone.p95 * 1e6, 9)}  {_fitted(alone.p99 * 1e6, 9)}  "
+        f"{_fitted(alone.max * 1e6, 9)}  {alone.slowest_rank:>9}"
+        for size, alone in timed
+        if alone is not None
+    ]
+    names = f"#{'one by one':>11}  {'p50 (us)':>9}  {'p95 (us)':>9}  {'p99 (us)':>9}  {'max (us)':>9}  {'last rank':>9}"
+    return "\n".join([names, *lines]) if lines else ""
+
+
 def table(rows: Iterable[Row]) -> str:
     """The whole table."""
     rows = list(rows)
-    return "\n".join([table_header(), *map(table_row, rows), table_footer(rows)])
+    return "\n".join([table_header(), *map(table_row, rows), table_footer(rows), *filter(None, [jitter(rows)])])
 
 
 def _columns(row: Row, timing: Timing) -> str:

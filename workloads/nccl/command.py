@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from workloads import effective, progress, session
-from workloads.errors import EXIT_OK, DataIntegrityError, FabricError
+from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, WorkloadError
 from workloads.nccl import bandwidth, compare, predict
 from workloads.nccl.stages import ALGORITHMS, LADDERS
 
@@ -85,7 +85,7 @@ def run_bench(args: argparse.Namespace) -> int:
     Raises:
         DataIntegrityError: a result was wrong; the tables were written all the same, as they show where.
         FabricError: the path that was taken, or its speed, is not what the stack promised; the tables were written.
-        StoppedError: a rank died or hung; the stages before it and NCCL's logs were written.
+        StoppedError: not all stages were measured; those that were and NCCL's logs were written.
     """
     if args.command:
         return (compare.run_compare if args.command == "compare" else predict.run_predict)(args)
@@ -145,39 +145,38 @@ class _Printer:
     def end(self) -> None:
         """It ends, if one has begun."""
         if self._rows:
-            for line in bandwidth.table_footer(self._rows).splitlines():
-                progress.note(line)
+            for text in (bandwidth.table_footer(self._rows), bandwidth.jitter(self._rows)):
+                for line in text.splitlines():
+                    progress.note(line)
         self._rows = []
 
 
 def _stopped(error: StoppedError, request: Request) -> NoReturn:
-    """Keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
+    """Show and keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
     from workloads import storage
     from workloads.nccl import findings, report
 
-    folders = [storage.locate(place) for place in request.places]
-    files = report.write_logs(folders, request.plan.collective.name, error.logs)
-    if error.measured:
-        files += findings.write(folders, error.measured, _judged(error.measured), error.problem)
-    if files:
-        for folder in folders:
-            said = "the stages that were finished" if error.measured else "NCCL's logs"
-            text = f"{said} written to {folder.uri}"
+    judged = _shown(error.measured)
+    try:
+        folders = [storage.locate(place) for place in request.places]
+        files = report.write_logs(folders, request.plan.collective.name, error.logs)
+        if error.measured:
+            files += findings.write(folders, error.measured, judged, error.problem)
+        for folder in folders if files else ():
+            what = "the stages that were finished" if error.measured else "NCCL's logs"
+            text = f"{what} written to {folder.uri}"
             progress.emit({"event": "note", "text": text, "results_uri": folder.uri})
+    except WorkloadError as unkept:  # what stopped the run matters more
+        progress.note(f"nothing of it could be kept: {unkept}")
     raise error
 
 
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     """Judge, say who is slow, and keep everything; only then fail."""
     from workloads import storage
-    from workloads.nccl import findings, report, suspects
+    from workloads.nccl import findings
 
-    judged = _judged(measured)
-    for one in judged:
-        for line in report.verdict_lines(one.verdict.as_record(), one.judgement.as_record()):
-            progress.note(f"# {one.measured.stage.name}: {line.removeprefix('# ')}")
-    for suspect in suspects.suspects(measured):
-        progress.note(f"# slow: {suspect.text}")
+    judged = _shown(measured)
     for folder in map(storage.locate, places):
         files = findings.write([folder], measured, judged)
         shown = ", ".join(name for name in files if "/" not in name)
@@ -193,6 +192,19 @@ def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
             "Do not train on these nodes; the table and NCCL's logs, in the results, say on which node and NIC.",
         )
     return EXIT_OK
+
+
+def _shown(measured: Sequence[Measured]) -> list[Finding]:
+    """What the stages are taken for, once it is said; and who is slow."""
+    from workloads.nccl import report, suspects
+
+    judged = _judged(measured)
+    for one in judged:
+        for line in report.verdict_lines(one.verdict.as_record(), one.judgement.as_record()):
+            progress.note(f"# {one.measured.stage.name}: {line.removeprefix('# ')}")
+    for suspect in suspects.suspects(measured):
+        progress.note(f"# slow: {suspect.text}")
+    return judged
 
 
 def _judged(measured: Sequence[Measured]) -> list[Finding]:

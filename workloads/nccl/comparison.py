@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from workloads.errors import UsageError
 from workloads.nccl import noise
@@ -56,6 +57,8 @@ class Run:
     conditions: Conditions
     algorithm: str
     rows: tuple[Row, ...]
+    taken: str
+    """The path that NCCL's log showed, with algorithm, protocol and channels; empty where nobody looked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ class Comparison:
     differences: tuple[str, ...]
     """In versions, image and variables: what may be the reason."""
     left_out: tuple[str, ...]
-    """What only one side has."""
+    """What only one side has, and why stages of a run are missing."""
 
 
 def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
@@ -117,9 +120,13 @@ def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
         )
     lines = [_compared(key, regime, sizes, old[key], new[key], len(groups)) for key, regime, sizes in groups]
     left_out = [f"{key} only in {side}" for side, keys in (("A", old), ("B", new)) for key in keys if key not in common]
+    left_out += [f"{one.source} stopped before its end: {one.stopped}" for one in (*before, *after) if one.stopped]
     return Comparison(
         lines=tuple(lines),
-        differences=tuple(_differences(old[common[0]][0].conditions, new[common[0]][0].conditions)),
+        differences=(
+            *_differences(old[common[0]][0].conditions, new[common[0]][0].conditions),
+            *(line for key in common for line in _other_path(key, old[key][0], new[key][0])),
+        ),
         left_out=tuple(left_out),
     )
 
@@ -130,13 +137,25 @@ def _runs(side: Sequence[Results]) -> dict[Key, list[Run]]:
         for one in results.measured:
             key = Key(op=one.conditions.op, stage=one.stage.name, dtype=one.rows[0].dtype)
             runs[key].append(
-                Run(source=results.source, conditions=one.conditions, algorithm=one.stage.algorithm, rows=one.rows)
+                Run(
+                    source=results.source,
+                    conditions=one.conditions,
+                    algorithm=one.stage.algorithm,
+                    rows=one.rows,
+                    taken=_taken(results.verdicts.get(one.stage.name, {})),
+                )
             )
     return runs
 
 
 def _check(key: Key, runs: Sequence[Run]) -> None:
-    """Refuse what was measured on different things."""
+    """Refuse what was measured on different things, or is no measurement: a wrong result may be a fast one."""
+    for run in runs:
+        if wrong := sum(row.wrong for row in run.rows):
+            raise UsageError(
+                f"{key}: {wrong} elements of the results were wrong in {run.source}; its times say nothing.",
+                "Compare results whose #wrong columns are 0.",
+            )
     first = runs[0]
     for other in runs[1:]:
         for field, name in MUST_AGREE:
@@ -238,6 +257,16 @@ def _differences(old: Conditions, new: Conditions) -> Iterator[str]:
     for name in sorted({*old.variables, *new.variables}):
         if old.variables.get(name) != new.variables.get(name):
             yield f"{name}={old.variables.get(name, '')} in A, {name}={new.variables.get(name, '')} in B"
+
+
+def _taken(verdict: Mapping[str, Any]) -> str:
+    parts = (verdict.get(name) for name in ("path", "algorithm", "protocol", "channels"))
+    return " ".join(str(part) for part in parts if part)
+
+
+def _other_path(key: Key, old: Run, new: Run) -> Iterator[str]:
+    if old.taken and new.taken and old.taken != new.taken:
+        yield f"{key}: {old.taken} in A, {new.taken} in B"
 
 
 def _names(runs: dict[Key, list[Run]]) -> str:

@@ -5,14 +5,14 @@ Each round has processes of its own, because NCCL reads its settings once in a p
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from workloads import capacity
 from workloads.environment import ClusterEnvironment
-from workloads.errors import UsageError, WorkloadFailedError
-from workloads.nccl import faults, kept_logs, measure, teams
+from workloads.errors import UsageError, WorkloadError
+from workloads.nccl import faults, kept_logs, measure, placement, teams
 from workloads.nccl.bandwidth import Percentiles, Row, Timing, format_size
 from workloads.nccl.kept_logs import KeptLogs
 from workloads.nccl.measure import Plan, Sample
@@ -23,23 +23,24 @@ from workloads.nccl.stages import Round, Stage
 from workloads.nccl.teams import Facts, SideBySide, Team
 
 
-class StoppedError(WorkloadFailedError):
-    """A rank died or hung; what was measured before, and what NCCL wrote until then, is not lost."""
+class StoppedError(WorkloadError):
+    """The ladder was not climbed to its end; what was measured before, and what NCCL wrote until then, is not lost.
 
-    def __init__(
-        self, problem: str, remedy: str, measured: Sequence[Measured], logs: Mapping[str, Mapping[int, str]]
-    ) -> None:
-        """Describe the failure.
+    Its exit code is that of what stopped it, its cause.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        """Describe what stopped it.
 
         Args:
-            problem: which rank, on which node.
+            problem: for a rank, which one, on which node.
             remedy: what to do next.
-            measured: the stages that were finished before.
-            logs: of each rank of the stages that were not, by stage; none on gloo.
         """
         super().__init__(problem, remedy)
-        self.measured = measured
-        self.logs = logs
+        self.measured: Sequence[Measured] = ()
+        """The stages that were finished before."""
+        self.logs: Mapping[str, Mapping[int, str]] = {}
+        """NCCL's, of each rank of the stages that were not finished, by stage; none on gloo."""
 
 
 def run(
@@ -70,20 +71,20 @@ def run(
         show: given each row as it is finished; those of stages side by side when their round is.
 
     Raises:
-        UsageError: a size does not fit a rank's memory, and `shorten` is false.
         InfeasibleError, CapacityError: the nodes cannot come, or did not.
-        PlaceError: the nodes' libraries differ, or a rank does not see its node's GPUs.
-        StoppedError: a rank died or hung; says which, on which node, and what NCCL's logs say of it.
+        StoppedError: a rank died or hung; says which, on which node, and what NCCL's logs say of it. Or the nodes'
+            libraries differ, a rank does not see its node's GPUs, or a size does not fit its memory.
     """
     found: list[Measured] = []
-    with (
-        capacity.hold([layout.bundle] * layout.nodes, wait_seconds, say) as group,
-        kept_logs.kept(group, layout.nodes, layout.ranks_per_node, wanted=layout.gpus_per_node > 0) as logs,
-    ):
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(capacity.hold([layout.bundle] * layout.nodes, wait_seconds, say))
+        hosts = placement.hosts(group, layout.nodes)
+        nccl = layout.gpus_per_node > 0
+        logs = stack.enter_context(kept_logs.kept(group, hosts, layout.ranks_per_node, wanted=nccl))
         for stages in rounds:
             say(f"starting {sum(len(layout.seats(stage)) for stage in stages)} ranks: {', '.join(map(str, stages))}")
             screen = _Screen(begin, show, streamed=len(stages) == 1)
-            with _explained(found, stages, logs), teams.started(group, layout, plan, stages, logs) as begun:
+            with _explained(found, stages, logs), teams.started(group, hosts, layout, plan, stages, logs) as begun:
                 asked = SideBySide(begun, layout, plan)
                 facts = asked.join()
                 conditions = [_conditions(layout, plan, *both, promise) for both in zip(begun, facts, strict=True)]
@@ -120,19 +121,22 @@ class _Screen:
                     self._show(one.stage, row)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _explained(measured: Sequence[Measured], stages: Round, logs: KeptLogs) -> Iterator[None]:
     """A failure within gets what NCCL's logs say of who failed first, and all that would be lost with it."""
     try:
         yield
-    except WorkloadFailedError as error:
-        texts = {stage.name: logs.read(stage) for stage in stages}
+    except WorkloadError as error:
+        texts = logs.read(stages)
         origins = [
             f"In NCCL's log of rank {rank} of {stage!r}: {' '.join(map(str, found))}"
             for stage, of in texts.items()
             for rank, found in faults.origins(of).items()
         ]
-        raise StoppedError(error.problem, " ".join([*origins, error.remedy]), measured, texts) from error.__cause__
+        stopped = StoppedError(error.problem, " ".join([*origins, error.remedy]))
+        stopped.exit_code = error.exit_code
+        stopped.measured, stopped.logs = list(measured), texts
+        raise stopped from error
 
 
 def fitting(plan: Plan, sizes: Sequence[int], ranks: int, room: int, shorten: bool) -> list[int]:
@@ -209,8 +213,9 @@ def _measured(
             screen.row(stage, table[-1])
     links = asked.links() if plan.links else [()] * len(stages)
     asked.leave()
+    texts = logs.read(stages)
     return [
-        Measured(stage=stage, conditions=own, rows=tuple(table), links=pairs, logs=_whole(own, logs.read(stage)))
+        Measured(stage=stage, conditions=own, rows=tuple(table), links=pairs, logs=_whole(own, texts[stage.name]))
         for stage, own, table, pairs in zip(stages, conditions, tables, links, strict=True)
     ]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from workloads.nccl import xids
-from workloads.nccl.remedies import ENVIRONMENT, INSTALLER, REPLACE_NODE, SAME_IMAGE
+from workloads.nccl.remedies import ENVIRONMENT, INSTALLER, KERNEL_LOG, REPLACE_NODE, SAME_IMAGE
 from workloads.nccl.xids import Severity
 
 _OTHER_RANK = "Look for the rank that failed first, by time: this one only saw its peer go."
@@ -115,7 +115,8 @@ _WARNINGS = (
     # 531, 969.
     _known(r"collective mismatch|posted incorrect receive", "collectives differ",
            "ranks called different collectives, sizes or settings", f"{ENVIRONMENT} {SAME_IMAGE}"),
-    _known(r"Cuda failure", "CUDA error", "a CUDA call failed inside NCCL", "Look in the kernel log for an Xid."),
+    _known(r"Cuda failure", "CUDA error", "a CUDA call failed inside NCCL",
+           f"Look in the kernel log for an Xid: {KERNEL_LOG}"),
     # 487: it costs speed at most, which the thresholds judge.
     _known(r"Could not find a path for pattern", "topology", "NCCL found no ideal path between GPUs and NICs",
            "Compare the node's topology with a healthy one.", "warning"),
@@ -130,7 +131,7 @@ _LINES = (
            "The last NCCL WARN of the same rank says where."),
     _known(r"\bncclInvalidUsage\b", "ncclInvalidUsage", "ranks disagree, or two share a GPU", SAME_IMAGE),
     _known(r"\bncclUnhandledCudaError\b", "ncclUnhandledCudaError", "a CUDA call failed inside NCCL",
-           "Look in the kernel log of the node for an Xid."),
+           f"Look in the kernel log of the node for an Xid: {KERNEL_LOG}"),
     _known(r"[Ww]atchdog caught collective operation timeout", "collective timeout",
            "a rank waited in a collective until the limit: another never entered it, or the network stalled",
            "The rank that did not time out is the one to look at."),

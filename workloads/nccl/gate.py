@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from workloads import elastic
 from workloads.environment import ClusterEnvironment
-from workloads.errors import DataIntegrityError, FabricError
-from workloads.nccl import driver, findings, report, stages, suspects
+from workloads.errors import DataIntegrityError, FabricError, WorkloadError
+from workloads.nccl import driver, faults, findings, report, stages, suspects
 from workloads.nccl.collectives import COLLECTIVES
+from workloads.nccl.driver import StoppedError
 from workloads.nccl.findings import Finding
 from workloads.nccl.measure import Plan
 from workloads.nccl.measured import Measured
@@ -70,6 +71,7 @@ def admit(question: Question, say: Callable[[str], None]) -> None:
 
     Raises:
         FabricError: the fabric is bad; says which node and NIC, as far as that shows, and what to do.
+        StoppedError: it could not be measured, for another reason.
         DataIntegrityError: a result was wrong.
         InfeasibleError, CapacityError: the nodes cannot come, or did not.
     """
@@ -91,11 +93,7 @@ def conclude(question: Question, measured: Sequence[Measured], say: Callable[[st
     found = [_found(one, question.promise) for one in measured]
     if question.folders:
         findings.write(question.folders, measured, found)
-    for one in found:
-        say(f"fabric, {one.line()}")
-    slow = [suspect.text for suspect in suspects.suspects(measured)]
-    for text in slow:
-        say(f"fabric: {text}")
+    slow = _said(found, measured, say)
     where = _where(question, "Tables and NCCL's logs")
     bad = findings.broken(found)
     if any(row.wrong for one in measured for row in one.rows):
@@ -105,9 +103,59 @@ def conclude(question: Question, measured: Sequence[Measured], say: Callable[[st
         )
     if bad:
         raise FabricError(
-            f"The fabric is not what the stack promised. {bad}{''.join(f' {text}.' for text in slow)}",
+            f"The fabric is not what the stack promised. {bad}{slow}",
             f"{where}{_TRAIN_ANYWAY}",
         )
+
+
+def stopped(question: Question, error: StoppedError, say: Callable[[str], None]) -> WorkloadError:
+    """What `admit` does where it has not measured to the end: keeps what there is; returns what is to be raised.
+
+    That is a FabricError where something shows that the network or a GPU was at fault, or a rank hung in a collective;
+    a process that died of anything else says nothing of the fabric.
+
+    Args:
+        question: what was to be found.
+        error: what stopped it.
+        say: told of the stages that were finished.
+    """
+    found = [_found(one, question.promise) for one in error.measured]
+    slow = _said(found, error.measured, say)
+    where = ""
+    try:
+        files = report.write_logs(question.folders, OP, error.logs)
+        if error.measured and question.folders:
+            files += findings.write(question.folders, error.measured, found, error.problem)
+        where = _where(question, "What there is of tables and NCCL's logs") if files else ""
+    except WorkloadError as unkept:  # what stopped it matters more
+        say(f"fabric: nothing of it could be kept: {unkept}")
+    bad = findings.broken(found)
+    said = f"All-reduce failed before training: {error.problem}{f' {bad}' if bad else ''}{slow}"
+    told = any(faults.origins(logs) for logs in error.logs.values()) or faults.advice(_causes(error))
+    if bad or told or isinstance(_origin(error), TimeoutError):
+        return FabricError(said, f"{error.remedy} {where}{_TRAIN_ANYWAY}")
+    error.problem, error.remedy = said, f"{error.remedy} {where}"
+    return error
+
+
+def _origin(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _causes(error: BaseException) -> str:
+    return "\n".join(map(str, (error, _origin(error))))
+
+
+def _said(found: Sequence[Finding], measured: Sequence[Measured], say: Callable[[str], None]) -> str:
+    """Say each stage's result and who is slow; returns the latter, for the end of a message."""
+    for one in found:
+        say(f"fabric, {one.line()}")
+    slow = [suspect.text for suspect in suspects.suspects(measured)]
+    for text in slow:
+        say(f"fabric: {text}")
+    return "".join(f" {text}." for text in slow)
 
 
 def _measure(question: Question, say: Callable[[str], None]) -> list[Measured]:
@@ -127,11 +175,8 @@ def _measure(question: Question, say: Callable[[str], None]) -> list[Measured]:
             begin=lambda stage, conditions: None,
             show=lambda stage, row: None,
         )
-    except driver.StoppedError as error:
-        where = _where(question, "NCCL's logs") if report.write_logs(question.folders, OP, error.logs) else ""
-        raise FabricError(
-            f"All-reduce failed before training: {error.problem}", f"{error.remedy} {where}{_TRAIN_ANYWAY}"
-        ) from error
+    except StoppedError as error:
+        raise stopped(question, error, say) from error.__cause__
 
 
 def rounds(nodes: int, ring: bool) -> Sequence[Round]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
 import platform
+import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,6 +17,9 @@ from torch.cuda import nccl
 
 from workloads.errors import PlaceError
 from workloads.nccl import kept_logs
+
+GIB = Path("/usr/local/gib/lib64/libnccl-net.so")
+"""gIB's network plugin, where the installer's mount has it."""
 
 
 def assigned_gpu() -> int:
@@ -44,6 +51,32 @@ def name() -> str:
     return f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
 
 
+def nccl_version() -> str:
+    """Of the NCCL that this process has loaded, which a library path can make another one than torch was built with."""
+    code = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code))
+    except OSError:  # it is part of torch's own library
+        return ".".join(map(str, nccl.version()))
+    # nccl.h, NCCL_VERSION: from 2.9 on major * 10000 + minor * 100 + patch.
+    return f"{code.value // 10000}.{code.value % 10000 // 100}.{code.value % 100}"
+
+
+def _driver() -> str:
+    """Version of the GPU driver."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", first)
+    return found[1] if found else first
+
+
+def plugin_digest(file: Path) -> str:
+    """Which gIB it is: a digest of its plugin, as no file of it says its version; empty where there is none."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
+
+
 def describe(backend: str) -> dict[str, Any]:
     """What this process runs on, as plain data for the results' head.
 
@@ -56,7 +89,12 @@ def describe(backend: str) -> dict[str, Any]:
         "python": platform.python_version(),
     }
     if backend == "nccl":
-        versions |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, nccl.version()))}
+        versions |= {
+            "cuda": str(torch.version.cuda),
+            "nccl": nccl_version(),
+            "driver": _driver(),
+            "gib": plugin_digest(GIB),
+        }
     return {
         "host": name(),
         "pid": os.getpid(),

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workloads.errors import UsageError
-
 DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32}
 """Element types by nccl-tests' names."""
 
@@ -24,8 +22,8 @@ _EXACT_UP_TO = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8
 """Whole numbers up to here have their own value in the type (2 to the bits of its significand)."""
 
 _TILE_ELEMENTS = 1 << 20
-_LARGEST_PERIOD = 251
-"""A prime, so that a block that lands a power of two away from its place is seen."""
+_LEAST_PERIOD, _LARGEST_PERIOD = 3, 251
+"""Primes, so that a block that lands a power of two away from its place is seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,33 +37,34 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What every rank sends: element i of rank r is (i (1 + r // period) + r) mod period."""
+    """What every rank sends: element i of rank r is (i (1 + r // period) + r) mod period where it is r's turn, else 0.
+
+    It is r's turn where i and r leave the same rest by `turns`, so that no more ranks add to an element than its type
+    can sum exactly; of few ranks all do everywhere.
+    """
 
     period: int
+    turns: int = 1
 
     @classmethod
     def of(cls, reduces: bool, dtype: torch.dtype, ranks: int) -> Data:
-        """With the largest prime period for which every sum is exact.
+        """With the fewest turns and the largest prime period for which every sum is exact and differs by place.
 
         Args:
             reduces: whether the collective sums over the ranks.
             dtype: element type.
             ranks: how many there are.
-
-        Raises:
-            UsageError: the type cannot hold a sum that is exact and differs from place to place.
         """
-        largest = _EXACT_UP_TO[dtype] // (ranks if reduces else 1) + 1
-        for candidate in range(min(largest, _LARGEST_PERIOD), 1, -1):
-            # So many ranks, or a multiple, would sum to the same number at every position.
-            constant = reduces and ranks % candidate == 0
-            if not constant and all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
-                return cls(period=candidate)
-        raise UsageError(
-            f"A sum over {ranks} ranks is not exact in {dtype}, or the same at every place, so its result could not be "
-            "checked.",
-            "Use --dtype float or int32.",
-        )
+        for turns in range(1, ranks + 1):
+            sharing = {len(range(first, ranks, turns)) for first in range(turns)} if reduces else {1}
+            largest = min(_EXACT_UP_TO[dtype] // max(sharing) + 1, _LARGEST_PERIOD)
+            for period in range(largest, _LEAST_PERIOD - 1, -1):
+                prime = all(period % divisor for divisor in range(2, int(period**0.5) + 1))
+                # So many ranks in one place, or a multiple, would sum to the same number wherever it is their turn.
+                constant = reduces and any(number % period == 0 for number in sharing)
+                if prime and not constant and turns % period:
+                    return cls(period=period, turns=turns)
+        raise AssertionError(f"a rank alone in its turn is always exact: {dtype}, {ranks} ranks")
 
     def fill(self, buffer: Tensor, rank: int) -> None:
         """Write a rank's data, without a temporary of the buffer's size."""
@@ -84,12 +83,12 @@ class Data:
 
     def _tile(self, block: Block, buffer: Tensor) -> Tensor:
         """Whole periods of a block: enough for a small buffer, few enough for a large one's memory; at least 1."""
-        positions = torch.arange(block.start, block.start + self.period)
-        one = torch.stack(
-            [
-                (positions * (1 + sender // self.period % (self.period - 1)) + sender) % self.period
-                for sender in block.senders
-            ]
-        ).sum(dim=0)
-        periods = max(1, min(_TILE_ELEMENTS // self.period, -(-len(buffer) // self.period)))
+        length = self.period * self.turns
+        positions = torch.arange(block.start, block.start + length)
+        one = torch.zeros(length, dtype=torch.int64)
+        for sender in block.senders:
+            mine = positions[(sender - block.start) % self.turns :: self.turns]
+            factor = 1 + sender // self.period % (self.period - 1)
+            one[(sender - block.start) % self.turns :: self.turns] += (mine * factor + sender) % self.period
+        periods = max(1, min(_TILE_ELEMENTS // length, -(-len(buffer) // length)))
         return one.repeat(periods).to(buffer.device, buffer.dtype)

@@ -20,3 +20,8 @@ ENVIRONMENT = (
 )
 
 SAME_IMAGE = "Run one image on all nodes (`make restart STACK=...` after `make image`), and one version of gIB."
+
+KERNEL_LOG = (
+    "`gcloud compute instances get-serial-port-output NODE --zone ZONE | python -m workloads explain -` reads what its "
+    "kernel wrote."
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from workloads import run_name
 from workloads.capacity import check_maximum
 from workloads.effective import DEFAULT, Setting, address_of, of_stack
 from workloads.errors import InfeasibleError, PlaceError, UsageError
-from workloads.nccl import bandwidth, measure, stages
+from workloads.nccl import bandwidth, driver, measure, stages
 from workloads.nccl.collectives import COLLECTIVES
 from workloads.nccl.measure import Plan
 from workloads.nccl.placement import Layout
@@ -78,6 +79,7 @@ def resolve(args: argparse.Namespace, place: Place) -> Request:
     least = measure.element_size(plan.dtype)
     if sizes[0] < least:
         raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {least} or more.")
+    driver.fitting(plan, sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
     name = args.name or f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     return Request(
         layout=layout,

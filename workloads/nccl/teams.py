@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from ray.util.placement_group import PlacementGroup
 
 from workloads.errors import PlaceError, WorkloadError, WorkloadFailedError, first_line
 from workloads.nccl import faults, measure, placement
-from workloads.nccl.kept_logs import KeptLogs
+from workloads.nccl.kept_logs import START_SECONDS, KeptLogs, death
 from workloads.nccl.measure import Plan, Sample
 from workloads.nccl.placement import Layout, RankActor
 from workloads.nccl.stages import Link, Round, Stage, exchanges
@@ -23,16 +24,16 @@ from workloads.nccl.stages import Link, Round, Stage, exchanges
 MOST_RAIL_ROUNDS = 16
 """Of exchanges between nodes, as 16 partners show a slow one as well as a thousand."""
 
-_START_SECONDS = 600.0
-"""How long a rank's process may take to start: on a new node it loads torch and CUDA while the image still streams."""
-
 _GRACE_SECONDS = 30.0
 """How much longer than the process group's own limit the driver waits, so that the clearer error comes first."""
 
 _AFTERMATH_SECONDS = 5.0
 """How long after a first failure others are waited for: the rank that died is heard of after those it left hanging."""
 
-_COMPARED = ("torch", "cuda", "nccl")
+_GIVING_UP_SECONDS = 15.0
+"""The same where ranks may have given up waiting for one that hangs, which each does by its own clock."""
+
+_COMPARED = ("torch", "cuda", "nccl", "gib")
 """Versions that all ranks must share: where NCCL's differ, ranks hang or fail in words that do not say why."""
 
 Facts = dict[str, Any]
@@ -83,17 +84,17 @@ class SideBySide:
             for team in self._teams
             for rank, actor in enumerate(team.actors)
         ]
-        given = iter(answers(futures, self._places, limit))
+        given = iter(answers(futures, self._places, limit, self._plan.timeout_seconds))
         return [[next(given) for _ in team.actors] for team in self._teams]
 
     def join(self) -> list[list[Facts]]:
         """Let every team meet; what each rank runs on."""
-        arrived = self.ask("arrive", _START_SECONDS)
+        arrived = self.ask("arrive", START_SECONDS)
         known = [one for team in arrived for one in team]
         self._places = [replace(place, pid=one["pid"]) for place, one in zip(self._places, known, strict=True)]
         check_versions([one["versions"] for one in known], self._places)
         opened = [team.actors[0].open.remote() for team in self._teams]
-        addresses = answers(opened, [team.places[0] for team in self._teams], self._limit())
+        addresses = answers(opened, [team.places[0] for team in self._teams], self._limit(), math.inf)
         meeting = {team.stage.name: address for team, address in zip(self._teams, addresses, strict=True)}
         gpus = {team.stage.name: self._gpus(facts) for team, facts in zip(self._teams, arrived, strict=True)}
         joined = self.ask(
@@ -162,18 +163,20 @@ def check_versions(versions: Sequence[dict[str, str]], places: Sequence[Place]) 
 
 
 @contextmanager
-def started(group: PlacementGroup, layout: Layout, plan: Plan, stages: Round, logs: KeptLogs) -> Iterator[list[Team]]:
+def started(
+    group: PlacementGroup, hosts: Sequence[str], layout: Layout, plan: Plan, stages: Round, logs: KeptLogs
+) -> Iterator[list[Team]]:
     """The ranks of stages that share no node, in processes of their own for the length of the block.
 
     Args:
         group: a bundle per node.
+        hosts: what to call each node.
         layout: where the ranks are.
         plan: what they do.
         stages: of one round.
         logs: where NCCL writes.
     """
     remote: Any = ray.remote(RankActor)
-    hosts = placement.hosts(group, layout.nodes)
     all_actors: list[ActorHandle] = []
     found = []
     try:
@@ -195,37 +198,37 @@ def started(group: PlacementGroup, layout: Layout, plan: Plan, stages: Round, lo
             ray.kill(actor)
 
 
-def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limit: float) -> list[Any]:
+def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limit: float, patience: float) -> list[Any]:
     """The results of all ranks; the first failure of any ends the wait for the others, which would hang without it.
 
     Args:
         futures: one of each rank.
         places: of the same ranks.
         limit: seconds.
+        patience: seconds after which a rank gives up waiting for another in a collective. On NCCL its process ends.
 
     Raises:
         WorkloadError: a rank's own.
         WorkloadFailedError: a rank died, failed or gave no answer; says which, and on which node.
     """
     waiting, failed = list(futures), dict[int, BaseException]()
-    deadline = time.monotonic() + limit
+    began, late = time.monotonic(), False
+    deadline = began + limit
     while waiting and (left := deadline - time.monotonic()) > 0:
         done, waiting = ray.wait(waiting, timeout=left)
         for future in done:
             if (error := _error(future)) is not None:
                 if not failed:
-                    deadline = min(deadline, time.monotonic() + _AFTERMATH_SECONDS)
+                    late = time.monotonic() - began >= patience
+                    deadline = time.monotonic() + (_GIVING_UP_SECONDS if late else _AFTERMATH_SECONDS)
                 failed[futures.index(future)] = error
-        if any(isinstance(error, RayActorError | WorkloadError) for error in failed.values()):
+        if not late and any(isinstance(error, RayActorError | WorkloadError) for error in failed.values()):
             break
     silent = [futures.index(future) for future in waiting]
     if failed:
-        raise_failure(failed, silent, places)
+        raise_failure(failed, silent, places, late)
     if silent:
-        raise WorkloadFailedError(
-            f"No answer within {limit:.0f} s from {'; '.join(str(places[index]) for index in silent)}.",
-            "All ranks were ended. Look at those nodes (`python -m workloads status`, the dashboard); run again.",
-        )
+        raise _hung(silent, places, f"within {limit:.0f} s")
     return ray.get(list(futures))
 
 
@@ -239,24 +242,39 @@ def _error(future: ray.ObjectRef[Any]) -> BaseException | None:
     return None
 
 
-def raise_failure(failed: Mapping[int, BaseException], silent: Sequence[int], places: Sequence[Place]) -> NoReturn:
-    """Raise the failure that explains the others: a rank's own message, else a death, else the first one.
+def raise_failure(
+    failed: Mapping[int, BaseException], silent: Sequence[int], places: Sequence[Place], late: bool
+) -> NoReturn:
+    """Raise the failure that explains the others: a rank's own message, else a hang, a death, or the first one.
 
     Args:
         failed: by place, in the order in which they were heard of; at least one.
         silent: places that gave no answer.
         places: of all ranks.
+        late: whether ranks may have given up waiting for another, so that the one that hangs is not among `failed`.
     """
     for error in failed.values():
         if isinstance(error, WorkloadError):
             raise error from None
+    if late and 0 < len(silent) < len(failed):
+        raise _hung(silent, places, "when the ranks that waited for it in a collective gave up")
     dead = [index for index, error in failed.items() if isinstance(error, RayActorError)]
     index = (dead or list(failed))[0]
     error = failed[index]
-    reason = first_line(error)
-    others = f" Silent since: {'; '.join(str(places[other]) for other in silent)}." if silent and not dead else ""
+    reason = death(error) if index in dead else first_line(error)
+    told = silent and (late or not dead)
+    others = f" Silent since: {'; '.join(str(places[other]) for other in silent)}." if told else ""
     raise WorkloadFailedError(
         f"R{str(places[index])[1:]} {'died' if dead else 'failed'}: {reason}{others}",
         f"{faults.advice(str(error))} The other ranks were ended. The node's log (`python -m workloads status`, the "
         "dashboard) has more; run again.".lstrip(),
     ) from error
+
+
+def _hung(silent: Sequence[int], places: Sequence[Place], when: str) -> WorkloadFailedError:
+    error = WorkloadFailedError(
+        f"No answer from {'; '.join(str(places[index]) for index in silent)} {when}.",
+        "All ranks were ended. Look at those nodes (`python -m workloads status`, the dashboard); run again.",
+    )
+    error.__cause__ = TimeoutError(when)
+    return error

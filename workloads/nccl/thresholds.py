@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.nccl.bandwidth import Row, format_size
+from workloads.nccl.remedies import KERNEL_LOG
 from workloads.nccl.stages import RING
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def _hint(measured: Measured, verdict: Verdict | None) -> str:
         return (
             "NVLS was not at hand: look at Fabric Manager and NCCL_NVLS_ENABLE."
             if without
-            else "Look for Xids on the node."
+            else f"Look for Xids on the node: {KERNEL_LOG}"
         )
     return "Compare the nodes in pairs with `python -m workloads bench` to find the slow node or NIC."
 
