@@ -1,7 +1,7 @@
 """Times the platform, into benchmarks/platform.json: `python -m benchmarks.platform [--demo] [--first]`.
 
 Each figure is a median with its spread (least and most). No verdict is given: machines are shared and noisy, so a
-figure means something only beside another of the same run.
+figure means something only beside another of the same run. What a run does not measure stays as it was, with its date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--first", action="store_true", help="also one with nothing built yet (15 minutes or more)")
     given = parser.parse_args(arguments)
-    figures: dict[str, Any] = {"date": datetime.date.today().isoformat(), "machine": machine(), "lines": lines()}
-    figures["program"] = program(given.cycles)
-    figures |= cycles(given.cycles)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "lines": lines,
+        "program": lambda: program(given.cycles),
+        "cycles": lambda: cycles(given.cycles),
+    }
     if given.first:
-        figures["demo, first"] = demo(fresh=True)
+        parts["demo, first"] = lambda: demo(fresh=True)
     if given.demo:
-        figures["demo, programs built"] = demo(fresh=False)
-    text = json.dumps(figures, indent=2)
-    print(text)
-    RESULTS.write_text(text + "\n")
+        parts["demo, programs built"] = lambda: demo(fresh=False)
+    for name, measure in parts.items():
+        keep(name, measure())
     return 0
+
+
+def keep(part: str, figures: Mapping[str, Any], results: Path = RESULTS) -> None:
+    """Print one part's figures and write them, with date and machine, in the place of its last ones."""
+    kept = json.loads(results.read_text()) if results.exists() else {}
+    kept[part] = {"date": datetime.date.today().isoformat(), "machine": machine(), **figures}
+    print(json.dumps({part: kept[part]}, indent=2))
+    results.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def machine() -> dict[str, object]:
@@ -80,7 +89,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def lines() -> dict[str, int]:
+def lines() -> dict[str, Any]:
     """Lines of Python per package, blank lines and comments included."""
     packages = ("oasis_stack", "workloads", "emulator", "tests", "benchmarks", "docs")
     counted = {
@@ -89,7 +98,7 @@ def lines() -> dict[str, int]:
     return {"__main__.py": len((CHECKOUT / "__main__.py").read_text().splitlines()), **counted}
 
 
-def program(runs: int) -> dict[str, object]:
+def program(runs: int) -> dict[str, Any]:
     """Seconds of the Pulumi program under mocks in a fresh interpreter, its imports apart."""
     imports, itself, resources = [], [], 0
     for _ in range(runs):
@@ -107,7 +116,7 @@ def program(runs: int) -> dict[str, object]:
     return {"import seconds": spread(imports), "program seconds": spread(itself), "resources": resources}
 
 
-def cycles(runs: int) -> dict[str, object]:
+def cycles(runs: int) -> dict[str, Any]:
     """Seconds of up, no-op up and destroy on the emulated cloud, and the memory of all that runs."""
     with tempfile.TemporaryDirectory(prefix="oasis-benchmark-") as folder:
         state = State(Path(folder) / ".oasis")
@@ -131,7 +140,7 @@ def cycles(runs: int) -> dict[str, object]:
     return {**figures, "changes": changes, "emulated cloud, peak MiB": peak()}
 
 
-def demo(*, fresh: bool) -> dict[str, object]:
+def demo(*, fresh: bool) -> dict[str, Any]:
     """Seconds of `make demo` in a fresh clone; `fresh` with an empty cache, so that every program is built."""
     with tempfile.TemporaryDirectory(prefix="oasis-benchmark-") as folder:
         clone = Path(folder) / "oasis"
