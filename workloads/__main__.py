@@ -122,8 +122,8 @@ def _parser(chosen: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
 def _missing(library: str) -> PlaceError:
     return PlaceError(
         f"This place has no {library}: the stock Ray image runs only what needs Ray alone.",
-        "Run `make image STACK=...` and `pulumi up`, then submit again; on a laptop, install what "
-        "requirements-workloads.txt lists.",
+        "Run `make image STACK=...`, `pulumi up` and `make restart STACK=...`, then submit again; on a laptop, install "
+        "what requirements-workloads.txt lists.",
     )
 
 

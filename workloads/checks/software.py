@@ -24,7 +24,10 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 """Driver branch by CUDA's major version (docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility)."""
 
-MAKE_IMAGE = "Run `make image STACK=...` and `pulumi up`; on a laptop, install what requirements-workloads.txt lists."
+MAKE_IMAGE = (
+    "Run `make image STACK=...`, `pulumi up` and `make restart STACK=...`; on a laptop, install what "
+    "requirements-workloads.txt lists."
+)
 
 _PAIR = "Install the pair of requirements-workloads.txt, both from the same index."
 _NCCL = re.compile(r"nvidia-nccl-cu(\d+)\s*==\s*([\d.]+)")
