@@ -144,6 +144,7 @@ class ImageBuild(pulumi.ComponentResource):
             address_type="INTERNAL",
             address=address,
             prefix_length=int(length),
+            labels=dict(args.labels),
             opts=slow,
         )
         connection = gcp.servicenetworking.Connection(

@@ -74,6 +74,14 @@ def test_cloud_build_is_sent_what_docker_is_sent_and_nothing_else() -> None:
     assert {line for line in sent if line.startswith("!")} == {"!/requirements-workloads.txt", "!/workloads"}
 
 
+def test_the_images_own_python_index_is_the_one_it_was_built_from() -> None:
+    [environment] = [rest for word, rest in DOCKERFILE if word == "ENV"]
+    variables = dict(pair.split("=", 1) for pair in shlex.split(environment))
+    assert variables["PIP_INDEX_URL"] == "${PYTHON_INDEX_URL}"
+    before = [word for word, _ in DOCKERFILE].index("ENV")
+    assert ("ARG", "PYTHON_INDEX_URL") in DOCKERFILE[:before]
+
+
 def test_python_packages_come_hash_checked_and_the_token_stays_out_of_the_layers() -> None:
     [install] = [rest for word, rest in DOCKERFILE if word == "RUN" and "pip install" in rest]
     assert install.startswith("--mount=type=secret,id=python_index_token")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any
 
 import pulumi
 import pytest
 
+from emulator.gcp_types import inputs_of
 from oasis_stack import components
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.problem import config_key
@@ -82,6 +86,35 @@ def full() -> Deployment:
 def other() -> Deployment:
     """The same with every setting changed."""
     return run_under_mocks(program, everything_changed(but=set()), secrets=SECRET_KEYS)
+
+
+_RENDER = """
+import json
+from tests.deployment import deploy
+from tests.program import program
+from tests.stacks import FULL
+
+deployment = deploy(program, FULL)
+resources = sorted((vars(found) for found in deployment), key=lambda found: (found["type"], found["name"]))
+print(json.dumps([resources, deployment.exports], default=sorted))
+"""
+
+
+@pytest.mark.thorough
+def test_what_is_registered_does_not_depend_on_the_order_of_sets() -> None:
+    def rendered(seed: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", _RENDER],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    first, second = (json.loads(rendered(seed)) for seed in "01")
+    assert len(first[0]) > 100
+    assert first == second
 
 
 def test_preview_shows_what_an_update_does(deploy: Deploy, full: Deployment) -> None:
@@ -316,11 +349,19 @@ def test_destroy_goes_in_an_order_that_works(pair: tuple[tuple[str, str], tuple[
 
 
 def test_labels_are_on_everything_that_takes_some(other: Deployment) -> None:
-    labelled = {"gcp:storage/bucket:Bucket", "gcp:secretmanager/secret:Secret", "gcp:compute/address:Address"}
-    labelled.add("gcp:artifactregistry/repository:Repository")
-    found = [resource for resource in other if resource.type in labelled]
-    assert {resource.type for resource in found} == labelled
-    assert all(resource.inputs["labels"] == {"team": "vision"} for resource in found)
+    taking = {
+        (found, key)
+        for found in {found.type for found in other if found.type.startswith("gcp:")}
+        for key in {"labels", "resourceLabels"} & inputs_of(found).keys()
+    }
+    assert {kind.rpartition(":")[2] for kind, _ in taking} >= {"Bucket", "Cluster", "GlobalAddress", "Secret"}
+    unlabelled = {
+        (kind, found.name)
+        for kind, key in taking
+        for found in other.of_type(kind)
+        if found.inputs.get(key) != {"team": "vision"}
+    }
+    assert unlabelled == set()
     pools = other.of_type("gcp:container/nodePool:NodePool")
     assert all(at(pool, "nodeConfig.resourceLabels") == {"team": "vision"} for pool in pools)
 

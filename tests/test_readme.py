@@ -1,12 +1,12 @@
 """The README's tables and picture say what the program does, no more and no less."""
 
 import re
-import runpy
 import shlex
 from pathlib import Path
 
 from docs import platform_picture
 from tests.deployment import Deploy
+from tests.program import program
 from tests.stacks import FULL
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,8 +29,19 @@ def first_cells(table: str) -> set[str]:
 
 
 def test_the_outputs_table_names_exactly_the_exports(deploy: Deploy) -> None:
-    exports = deploy(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), FULL).exports
+    exports = deploy(program, FULL).exports
     assert first_cells(section("Outputs")) == set(exports)
+
+
+def test_the_apis_that_are_said_to_be_dropped_are_not_enabled(deploy: Deploy) -> None:
+    services = deploy(program, FULL).of_type("gcp:projects/service:Service")
+    enabled = {service.inputs["service"].removesuffix(".googleapis.com") for service in services}
+    said = re.search(r"Dropped, since nothing here uses them: ([a-z, ]+) \|", section("From the seeds to here"))
+    assert said
+    dropped = set(said[1].split(", "))
+    assert "servicehealth" in dropped
+    assert len(enabled) > 10
+    assert dropped & enabled == set()
 
 
 def test_every_file_that_the_readme_names_exists() -> None:
@@ -82,7 +93,7 @@ def test_the_picture_is_the_one_that_the_code_draws(tmp_path: Path) -> None:
 
 
 def test_the_picture_shows_what_the_program_builds(deploy: Deploy) -> None:
-    deployed = deploy(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), FULL)
+    deployed = deploy(program, FULL)
     text = "\n".join(line for box in platform_picture.BOXES for line in (box.title, *box.lines))
     networks = {
         resource.inputs["metadata"]["name"] for resource in deployed.of_type("kubernetes:networking.gke.io/v1:Network")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import yaml
 from oasis_stack.command_line import plan, stack_file
 from oasis_stack.command_line.stack_file import StackFileError, fill, set_value
 from oasis_stack.settings import from_config, parse
+from tests.deployment import Deploy
+from tests.program import program
 
+POOL = "gcp:container/nodePool:NodePool"
 IMAGE = ("config", "oasis:ray", "image")
 DIGEST = "us-central1-docker.pkg.dev/p/oasis/ray@sha256:" + "0a" * 32
 
@@ -60,6 +64,17 @@ def test_the_local_stack_is_the_h200_stack_with_every_component() -> None:
     assert [entry.mode for entry in local.gpu.capacity] == ["flex-start", "spot"]
     assert local.build is not None and local.wandb is not None
     assert (local.cluster.endpoint, local.cluster.authorized_networks[0].cidr) == ("ip", "127.0.0.1/32")
+
+
+def test_the_dev_stack_has_every_type_of_resource_that_the_local_one_has_and_no_other(deploy: Deploy) -> None:
+    dev, local = (
+        Counter(found.type for found in deploy(program, stack_file.config(stack_file.find(name)) | given))
+        for name, given in (("dev", {"gcp:project": "some-project"}), ("local", {}))
+    )
+
+    assert dev.keys() == local.keys()
+    # Whoever copies it gets the platform that every test here runs on, but for rungs of the ladder.
+    assert {kind for kind in dev if dev[kind] != local[kind]} <= {POOL, "oasis:index:GpuNodePool"}
 
 
 def test_setting_the_image_adds_one_line_and_changing_it_changes_that_line(stack: Path) -> None:

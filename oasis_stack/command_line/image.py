@@ -18,6 +18,7 @@ FOLDER = Path("workloads", "image")
 """Where Dockerfile and cloudbuild.yaml lie; they are built from the checkout's root, to which their paths refer."""
 
 BUILDERS = ("cloud-build", "docker", "podman")
+PLATFORM = "linux/amd64"
 LOCK = "requirements-workloads.txt"
 """Lock file of the image's packages, Ray among them: an image has this Ray, whatever the stack says."""
 
@@ -113,7 +114,9 @@ def _local(builder: str, tagged: str, context: Path, outputs: Mapping[str, str])
         secret = Path(folder, "token")
         secret.touch(mode=0o600)
         secret.write_text(token, encoding="utf-8")
-        build = [builder, "build", "--file", str(context / FOLDER / "Dockerfile"), "--tag", tagged]
+        # Of the nodes, which the machine that builds may not be like: a laptop's processor is ARM as often as not.
+        build = [builder, "build", "--platform", PLATFORM, "--file", str(context / FOLDER / "Dockerfile")]
+        build += ["--tag", tagged]
         build += ["--secret", f"id=python_index_token,src={secret}"]
         for key, value in arguments.items():
             build += ["--build-arg", f"{key}={value}"]
