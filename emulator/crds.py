@@ -1,6 +1,6 @@
 """The custom resource definitions of an emulated cluster: GKE's networking ones, KubeRay's and Kueue's.
 
-They come from their published Go modules; ComputeClass is written here, since Google publishes no manifest of it.
+They come from their published Go modules; ComputeClass is written here: Google publishes its types, no manifest.
 """
 
 from __future__ import annotations

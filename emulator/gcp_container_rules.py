@@ -22,7 +22,9 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 def admit_cluster(cloud: Cloud, body: Mapping[str, Any], name: str) -> None:
     """Refuse a cluster that GKE would not make."""
     _require_name(body["name"], "cluster")
-    if not body.get("enableAutopilot") and not body.get("initialNodeCount") and not body.get("nodePools"):
+    # Of one that is there it says nothing: 0 once the pool made with it is gone.
+    fresh = cloud.find("container/cluster", name) is None
+    if fresh and not (body.get("enableAutopilot") or body.get("initialNodeCount") or body.get("nodePools")):
         raise _bad("Cluster.initial_node_count must be greater than zero.")
     pool = body.get("workloadIdentityConfig", {}).get("workloadPool")
     if pool and pool != f"{body['project']}.svc.id.goog":

@@ -14,6 +14,9 @@ from emulator.wire import UNKNOWN
 DEFAULTS = "__defaults"
 """Input in which Pulumi's bridged providers keep which inputs they filled in themselves."""
 
+# Every key in them is the user's.
+_FREE_FORM = frozenset({"annotations", "labels", "metadata", "resourceLabels"})
+
 # Google fills these from the provider's configuration when they are left out.
 _SCOPE = frozenset({"project", "region", "location"})
 
@@ -69,7 +72,7 @@ def drifted(inputs: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any
         now = body.get(key)
         if key == DEFAULTS:
             result[key] = given
-        elif isinstance(given, Mapping) and isinstance(now, Mapping) and not _is_free_form(given, now):
+        elif isinstance(given, Mapping) and isinstance(now, Mapping) and key not in _FREE_FORM:
             result[key] = drifted(given, now)
         elif isinstance(given, list) and isinstance(now, list) and len(given) == len(now):
             result[key] = [
@@ -79,13 +82,6 @@ def drifted(inputs: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any
         elif now is not None:
             result[key] = now
     return result
-
-
-def _is_free_form(given: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    # Labels and the like: every key is the user's, so one that someone added is drift; their keys are no wire names.
-    return all(isinstance(value, str) for value in (*given.values(), *now.values())) and any(
-        not key.isidentifier() for key in (*given, *now)
-    )
 
 
 def _replaces_now(row: ResourceType, path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

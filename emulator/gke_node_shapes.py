@@ -44,6 +44,11 @@ class Pool:
         return str(self.body["name"])
 
     @property
+    def cluster(self) -> str:
+        """Name path of its cluster."""
+        return self.identity.partition("/nodePools/")[0]
+
+    @property
     def zones(self) -> list[str]:
         return list(self.body.get("nodeLocations") or [self.body["location"]])
 
@@ -116,7 +121,6 @@ def reserved_memory_mib(memory_gb: int) -> int:
 
 def labels(pool: Pool, zone: str, name: str) -> dict[str, str]:
     """The pool's own labels and those that GKE adds."""
-    config, gpus = pool.config, _gpus(pool)
     found = {
         POOL_LABEL: pool.name,
         "kubernetes.io/arch": "amd64",
@@ -125,22 +129,31 @@ def labels(pool: Pool, zone: str, name: str) -> dict[str, str]:
         "node.kubernetes.io/instance-type": pool.machine_type,
         "topology.kubernetes.io/region": zone.rpartition("-")[0],
         "topology.kubernetes.io/zone": zone,
-        "cloud.google.com/gke-boot-disk": str(config.get("diskType", "pd-balanced")),
+        "cloud.google.com/gke-boot-disk": str(pool.config.get("diskType", "pd-balanced")),
         "cloud.google.com/gke-os-distribution": "cos",
         "cloud.google.com/machine-family": pool.machine_type.partition("-")[0],
     }
-    if gpus:
-        found["cloud.google.com/gke-accelerator"] = gpus[0]
+    if gpus := _gpus(pool):
         found["cloud.google.com/gke-accelerator-count"] = str(gpus[1])
+    return found | pool_labels(pool) | dict(pool.config.get("labels") or {})
+
+
+def pool_labels(pool: Pool) -> dict[str, str]:
+    """The labels that GKE adds to the pool itself, where its API and the provider show them."""
+    config = pool.config
+    found: dict[str, str] = {}
+    if gpus := _gpus(pool):
+        found["cloud.google.com/gke-accelerator"] = gpus[0]
     if config.get("flexStart"):
         found["cloud.google.com/gke-flex-start"] = "true"
     if config.get("spot"):
+        found["cloud.google.com/gke-provisioning"] = "spot"
         found["cloud.google.com/gke-spot"] = "true"
     if config.get("maxRunDuration"):
         found["cloud.google.com/gke-max-run-duration-seconds"] = str(config["maxRunDuration"]).rstrip("s")
     if config.get("ephemeralStorageLocalSsdConfig"):
         found["cloud.google.com/gke-ephemeral-storage-local-ssd"] = "true"
-    return found | dict(config.get("labels") or {})
+    return found
 
 
 def taints(pool: Pool) -> list[Body]:

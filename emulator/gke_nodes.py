@@ -13,23 +13,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 
+from emulator import gke_records
 from emulator.api import Api, Body, KindNotServedError
 from emulator.cloud import Cloud
-from emulator.cloud_errors import NotFoundError
 from emulator.gke_fit import fits, free
 from emulator.gke_node_shapes import (
     COMPUTE_CLASS_LABEL,
     POOL_LABEL,
     Pool,
     UnknownMachineError,
-    effective_taints,
     node,
 )
 
 IDLE_SECONDS = 10.0
 """How long a node without pods is kept; the real one keeps it for the class's consolidation delay, in minutes."""
 
-_POOL_KIND = "container/nodePool"
 _PREFIX = "gke-"
 
 
@@ -42,9 +40,10 @@ class Autoscaler:
         self._told: set[str] = set()
 
     def step(self) -> None:
-        """Add and remove nodes, and write each pool's count into the emulated cloud."""
+        """Add and remove nodes, and write what became of pools and clusters into the emulated cloud."""
         pools = {
-            found.body["name"]: Pool(identity=found.name, body=found.body) for found in self._cloud.list(_POOL_KIND)
+            found.body["name"]: Pool(identity=found.name, body=found.body)
+            for found in self._cloud.list(gke_records.POOL_KIND)
         }
         nodes = [found for found in self._api.list("v1", "Node") if POOL_LABEL in found["metadata"].get("labels", {})]
         pods = self._without_orphans(self._api.list("v1", "Pod"), nodes)
@@ -57,7 +56,8 @@ class Autoscaler:
         self._scale_up(pools, nodes, pods)
         self._scale_down(pools, nodes, pods)
         for pool in pools.values():
-            self._record(pool, _count(nodes, pool))
+            gke_records.record_pool(self._cloud, pool, _count(nodes, pool))
+        gke_records.record_clusters(self._cloud, pools.values())
 
     def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
         by_node = _by_node(pods)
@@ -114,7 +114,7 @@ class Autoscaler:
             if _pool_of(found) == pool.name
         ]
         zone = min(pool.zones, key=used.count)
-        cluster = pool.identity.split("/clusters/")[1].split("/")[0]
+        cluster = pool.cluster.rpartition("/")[2]
         group = hashlib.sha256(f"{pool.identity}{zone}".encode()).hexdigest()[:8]
         body = self._shape(
             pool, f"{_PREFIX}{cluster}-{pool.name}"[:44].rstrip("-") + f"-{group}-{secrets.token_hex(2)}", zone
@@ -166,21 +166,6 @@ class Autoscaler:
         for pod in orphans:
             self._api.delete(pod, gracePeriodSeconds=0)
         return [pod for pod in pods if pod not in orphans]
-
-    def _record(self, pool: Pool, count: int) -> None:
-        per_zone = -(-count // len(pool.zones))
-        taints = effective_taints(pool)
-        if pool.body.get("nodeCount") == per_zone and pool.config.get("effectiveTaints") == taints:
-            return
-
-        def change(body: Body) -> None:
-            body["nodeCount"] = per_zone
-            body.setdefault("nodeConfig", {})["effectiveTaints"] = taints
-
-        try:
-            self._cloud.update(_POOL_KIND, pool.identity, change)
-        except NotFoundError:
-            return  # deleted meanwhile
 
 
 def _pool_of(found: Body) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from emulator import gcp, gcp_rules, gcp_types
+from emulator import gcp, gcp_rules, gcp_types, gke_records
 from emulator.cloud import Cloud
 from emulator.gcp_tables import ROWS
+from emulator.gke_node_shapes import Pool
 from emulator.storage import ObjectStore
 from emulator.wire import UNKNOWN, Secret, plain
 from tests.emulator.provider_client import PROJECT, Client, Failed, Held, InvalidInputs
@@ -374,6 +375,26 @@ def test_what_gke_added_shows_as_drift_and_outlives_an_update(client: Client, cl
     assert updated.outputs["nodeCount"] == 3
     assert "cloud.google.com/gke-flex-start" in updated.outputs["nodeConfig"]["labels"]
     assert updated.outputs["management"]["autoUpgrade"] is False
+
+
+def test_a_cluster_shows_another_pools_nodes_once_its_first_pool_is_gone_and_can_still_be_changed(
+    client: Client, cloud: Cloud
+) -> None:
+    asked = {"removeDefaultNodePool": True, "nodeConfig": {"diskType": "pd-balanced", "resourceLabels": {}}}
+    inputs = {**make_cluster(client)[2].inputs, "name": "bare", **asked}
+    cluster = client.create(CLUSTER, "bare", inputs)
+    node = {"diskType": "pd-ssd", "resourceLabels": {"team": "vision"}}
+    pool = client.create(POOL, "cpu", {"cluster": "bare", "location": "us-central1", "nodeConfig": node})
+    gke_records.record_clusters(cloud, [Pool(identity=pool.id, body=pool.outputs)])
+
+    refreshed = client.read(CLUSTER, cluster.id, cluster)
+
+    assert refreshed is not None
+    drift = client.diff(refreshed, inputs)
+    assert {*drift.detailedDiff} == {"initialNodeCount", "nodeConfig.diskType", "nodeConfig.resourceLabels.team"}
+    assert [*drift.replaces] == ["initialNodeCount"]
+    updated = client.update(refreshed, {**refreshed.inputs, "releaseChannel": {"channel": "RAPID"}})
+    assert updated.outputs["initialNodeCount"] == 0
 
 
 def test_secrets_stay_wrapped_and_write_only_values_do_not_come_back(client: Client, cloud: Cloud) -> None:

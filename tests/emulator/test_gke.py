@@ -92,7 +92,14 @@ def test_pods_get_nodes_in_the_order_of_their_class_and_idle_nodes_go(gke: Contr
         "nvidia.com/gpu",
     }
     pool = gke.cloud.get("container/nodePool", f"{programs.CLUSTER}/nodePools/flex").body
-    assert pool["nodeCount"] == 1
+    assert (pool["nodeCount"], pool["initialNodeCount"]) == (1, 1)
+    assert pool["nodeConfig"]["labels"] == {
+        "cloud.google.com/compute-class": "h200",
+        "cloud.google.com/gke-accelerator": "nvidia-h200-141gb",
+        "cloud.google.com/gke-ephemeral-storage-local-ssd": "true",
+        "cloud.google.com/gke-flex-start": "true",
+        "cloud.google.com/gke-max-run-duration-seconds": "604800",
+    }
     assert "nvidia.com/gpu" in {taint["key"] for taint in pool["nodeConfig"]["effectiveTaints"]}
 
     for name in ("a", "b", "c"):
