@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import itertools
 import math
 import random
 import resource
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from tests.training import CPU, Few, Killed, Killer, Recorder, on_two_ranks, small, weights
 from workloads.convnext import execution
-from workloads.convnext.loop import Record, Training
+from workloads.convnext.loop import Position, Record, Training
 from workloads.convnext.sampling import Batch, Slot
 from workloads.convnext.schedule import learning_rate
 from workloads.errors import UsageError, WorkloadFailedError
@@ -84,9 +86,74 @@ def test_a_run_that_is_killed_and_resumed_ends_bitwise_like_one_that_was_not(
     expected_weights, expected_average, expected_records = never_killed
     assert torch.equal(weights(training), expected_weights)
     assert all(map(torch.equal, training.state()["ema"], expected_average))
-    steps = [record for record in timeless(recorder.records) if record["event"] == "step"]
-    assert steps == [record for record in expected_records if record["event"] == "step" and record["step"] > kills[-1]]
-    assert recorder.records[-1]["val/loss"] == expected_records[-1]["val/loss"]
+    # Epochs' records too: what was learnt before the kill counts in them.
+    assert timeless(recorder.records) == [record for record in expected_records if record["step"] > kills[-1]]
+    assert {record["event"] for record in recorder.records} == {"step", "epoch"}
+
+
+@pytest.mark.parametrize("batches", [0, 1, 3])
+def test_a_run_that_is_killed_in_an_evaluation_goes_on_with_it_and_ends_bitwise_like_one_that_was_not(
+    batches: int, never_killed: tuple[Tensor, list[Tensor], list[Record]]
+) -> None:
+    config, data = small(batch_size=32, log_steps=1, **EVERYTHING), (Few(120), Few(40))
+    killer, asked = Killer(step=4), itertools.count()
+
+    def evaluating(training: Training) -> None:
+        if next(asked) == batches:
+            killer.after_step(training)
+
+    with pytest.raises(Killed):
+        Training(config, *data, CPU).run(killer, evaluating)
+    training, recorder = Training(config, *data, CPU), Recorder()
+    training.load(torch.load(io.BytesIO(killer.written), weights_only=True))
+    assert training.position == Position(step=4, epoch=0, consumed=120)
+    training.run(recorder)
+    expected_weights, expected_average, expected_records = never_killed
+    assert torch.equal(weights(training), expected_weights)
+    assert all(map(torch.equal, training.state()["ema"], expected_average))
+    left = expected_records[[record["event"] for record in expected_records].index("epoch") :]
+    assert timeless(recorder.records) == left
+
+
+def test_an_older_release_s_checkpoint_which_counted_nothing_is_loaded() -> None:
+    config, killer = small(batch_size=32, epochs=1), Killer(step=2)
+    with pytest.raises(Killed):
+        Training(config, Few(128), Few(16), CPU).run(killer)
+    older = torch.load(io.BytesIO(killer.written), weights_only=True)
+    assert older.pop("tally")["images"] == 64
+    training = Training(config, Few(128), Few(16), CPU)
+    training.load(older)
+    assert training.run(Recorder())["step"] == 4
+
+
+def test_what_is_evaluated_are_the_averaged_weights() -> None:
+    config = small(batch_size=64, epochs=1, ema_decay=0.99)
+    averaged = Training(config, Few(256), Few(64), CPU)
+    found = averaged.run(Recorder())
+
+    def evaluated(trained: bool) -> float:
+        plain = Training(dataclasses.replace(config, ema_decay=0.0), Few(256), Few(64), CPU)
+        plain.load({**averaged.state(), "ema": []})
+        if not trained:
+            with torch.no_grad():
+                for parameter, average in zip(plain.model.parameters(), averaged.state()["ema"], strict=True):
+                    parameter.copy_(average)
+        return plain.run(Recorder())["val/loss"]
+
+    assert evaluated(trained=False) == found["val/loss"]
+    assert evaluated(trained=True) != pytest.approx(found["val/loss"], rel=1e-3)
+
+
+def test_gradients_are_clipped_to_the_norm_that_was_asked_for() -> None:
+    def norm(limit: float) -> float:
+        """Of the first step's gradients, as AdamW saw them."""
+        recorder = Recorder(snapshot_step=1)
+        Training(small(batch_size=64, epochs=1, clip_norm=limit), Few(64), Few(16), CPU).run(recorder)
+        return float(first_moments(recorder).norm()) * 10
+
+    unclipped = norm(0.0)
+    assert norm(unclipped / 4) == pytest.approx(unclipped / 4, rel=1e-3)
+    assert norm(unclipped * 4) == pytest.approx(unclipped, rel=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +235,8 @@ def test_two_ranks_compute_what_one_computes_although_nothing_divides_evenly() -
         for mine_then, alone_then in zip(records, alone.records, strict=True):
             for name in ("train/loss", "learning_rate"):
                 assert mine_then[name] == pytest.approx(alone_then[name], rel=1e-3), name
+        assert records[-1]["val/accuracy"] == alone.records[-1]["val/accuracy"]
+        assert records[-1]["val/loss"] == pytest.approx(alone.records[-1]["val/loss"], rel=1e-3)
 
 
 def test_padding_does_not_count_in_the_evaluation() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ from workloads.checkpoint import CheckpointStore
 from workloads.convnext import config as configuration
 from workloads.convnext import notice, report
 from workloads.convnext.data import sources
-from workloads.convnext.loop import Record, Training
+from workloads.convnext.loop import Position, Record, Training
 from workloads.convnext.reporter import Reporter
+from workloads.convnext.sampling import Batch, Slot, Source
 from workloads.errors import AuthError, PlaceError
 from workloads.interval import DEADLINE_MARGIN
 from workloads.storage import Folder, locate
@@ -128,6 +130,67 @@ def test_a_notice_is_answered_by_a_checkpoint_before_the_next_step(tmp_path: Pat
     (told,) = [record for record in found.sent if record["event"] == "notice"]
     assert told["step"] == 3
     json.dumps(told, allow_nan=False)
+
+
+class SlowlyEvaluated:
+    """A validation split whose second batch brings a preemption notice, and is then seen to be slow."""
+
+    def __init__(self, split: Source, notice: Any, look: Callable[[], list[int]]) -> None:
+        self.classes = split.classes
+        self.seen: list[list[int]] = []
+        self._split, self._notice, self._look = split, notice, look
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
+        for number, batch in enumerate(self._split.batches(slots, epoch)):
+            if number == 1:
+                self._notice.deadline = time.time() + NEVER
+            self.seen.append(self._look())
+            yield batch
+
+
+def test_a_notice_in_an_evaluation_is_answered_after_its_next_batch_and_the_checkpoint_resumes_into_it(
+    tmp_path: Path,
+) -> None:
+    found = place(tmp_path, epochs=2, batch_size=64, ema_decay=0.9)
+    watched: Any = SimpleNamespace(deadline=None)
+    found.reporter.start(0.0, None, watched)
+    val = SlowlyEvaluated(found.training._val, watched, found.committed)
+    found.training._val = val
+
+    class Gone(Exception):
+        """The node is taken before the evaluation ends."""
+
+    def evaluating(training: Training) -> None:
+        found.reporter.save_if_due(training)
+        if len(val.seen) == 3:
+            raise Gone
+
+    with pytest.raises(Gone):
+        found.training.run(found.reporter, evaluating)
+    last = found.training.position.step
+    assert [last in steps for steps in val.seen] == [False, False, True]
+    assert (last, "notice") in found.reasons()
+
+    undisturbed, again = (
+        place(tmp_path / "undisturbed", epochs=2, batch_size=64, ema_decay=0.9),
+        place(tmp_path, epochs=2, batch_size=64, ema_decay=0.9),
+    )
+    checkpoint = CheckpointStore(found.folder.child("checkpoints"), 3).newest(again.training.identity, print)
+    assert checkpoint is not None
+    again.training.load(checkpoint.state)
+    assert again.training.position == Position(step=last, epoch=0, consumed=again.training.identity["training_images"])
+    for run in (undisturbed, again):
+        run.training.run(run.reporter, run.reporter.save_if_due)
+    steps = [record["step"] for record in again.sent if record["event"] == "step"]
+    assert steps == list(range(last + 1, 2 * last + 1))  # none of the epoch whose evaluation was left
+    whole, rest = ([record for record in run.sent if record["event"] == "epoch"] for run in (undisturbed, again))
+    names = ("step", "train/loss", "train/accuracy", "val/loss", "val/accuracy", "val/images")
+    assert [[record[name] for name in names] for record in rest] == [
+        [record[name] for name in names] for record in whole
+    ]
 
 
 @pytest.mark.thorough

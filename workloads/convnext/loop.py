@@ -6,6 +6,7 @@ All ranks compute the same records, because every sum in them is reduced over ra
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -67,6 +68,7 @@ class Training:
         """
         self.config = config
         self.position = Position()
+        self._meter = Meter(device)
         self._train, self._val, self._device = train, val, device
         distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if distributed else 0
@@ -121,11 +123,13 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "ema": self._ema.state() if self._ema else [],
             "position": asdict(self.position),
+            "tally": asdict(self._meter.so_far()),
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """`state`, copied to the CPU's memory: to be written while training goes on."""
-        return snapshot.copied(self.state(), self._device)
+        """`state`, copied to the CPU's memory: to be written while training, or the evaluation, goes on."""
+        with self._ema.beside() if self._ema else nullcontext():
+            return snapshot.copied(self.state(), self._device)
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken."""
@@ -134,9 +138,16 @@ class Training:
         if self._ema:
             self._ema.load(state["ema"])
         self.position = Position(**state["position"])
+        # An older release's checkpoint has none: what its epoch had learnt before it is not in the epoch's record.
+        self._meter = Meter(self._device, Tally(**state.get("tally", {})))
 
-    def run(self, observer: Observer) -> Record:
+    def run(self, observer: Observer, evaluating: Callable[[Training], None] = lambda training: None) -> Record:
         """Train to the last epoch.
+
+        Args:
+            observer: told of all that happens.
+            evaluating: called on every rank before the evaluation that ends an epoch and after each of its batches: the
+                moment to save what cannot wait for `after_step`.
 
         Returns:
             The last evaluation's record.
@@ -150,31 +161,38 @@ class Training:
         with execution.within_memory(self.config, *self._parts):
             last = self._evaluate() if self.position.epoch >= self.config.epochs else {}
             while self.position.epoch < self.config.epochs:
-                last = self._epoch(observer)
+                self._learn_rest(observer)
+                last = self._end_epoch(observer, evaluating)
         return last
 
-    def _epoch(self, observer: Observer) -> Record:
-        config, position = self.config, self.position
+    def _learn_rest(self, observer: Observer) -> None:
+        """Learn from the images of the epoch that are left, if any are."""
+        config, position, meter = self.config, self.position, self._meter
         self._parallel.train()
         visit = order(len(self._train), config.seed, position.epoch)[position.consumed :]
         shares = slots(visit, config.batch_size, self.rank, *self._parts)
-        meter, whole = Meter(self._device), Tally()
+        meter.begin()
         for number, batch in enumerate(self._train.batches(shares, position.epoch), start=1):
             meter.arrived()
             complete = number % self._accumulate == 0
             self._learn(batch, meter, complete)
             if complete:
                 self._step(batch.slot.total)
+                meter.gather()
                 if position.step % config.log_steps == 0:
-                    tally = meter.read()
-                    whole += tally
-                    observer.record(self._progress(tally))
+                    observer.record(self._progress(meter.read()))
                 if position.consumed < len(self._train):
                     observer.after_step(self)
             meter.waiting()
-        whole += meter.read()
-        record = {**self._progress(whole), **self._evaluate(), "event": "epoch"}
+        meter.read()
+
+    def _end_epoch(self, observer: Observer, evaluating: Callable[[Training], None]) -> Record:
+        position = self.position
+        evaluating(self)
+        evaluated = self._evaluate(lambda: evaluating(self))
+        record = {**self._progress(self._meter.so_far()), **evaluated, "event": "epoch"}
         position.epoch, position.consumed = position.epoch + 1, 0
+        self._meter = Meter(self._device)
         observer.record(record)
         observer.after_step(self)
         return record
@@ -235,7 +253,7 @@ class Training:
         } | ({"train/mfu": flops.utilisation(rate / self.world_size, self._flops, self._peak)} if self._peak else {})
 
     @torch.no_grad()
-    def _evaluate(self) -> Record:
+    def _evaluate(self, between: Callable[[], None] = lambda: None) -> Record:
         self._parallel.eval()
         meter = Meter(self._device)
         visit = torch.arange(len(self._val))
@@ -248,5 +266,7 @@ class Training:
                 losses = functional.cross_entropy(logits.float(), labels, reduction="none")
                 weights = batch.slot.weights.to(self._device, non_blocking=True)
                 meter.add(losses, logits.argmax(1) == labels, weights)
+                between()
+        meter.gather()
         tally = meter.read()
         return {"val/loss": tally.loss, "val/accuracy": tally.accuracy, "val/images": int(tally.images)}

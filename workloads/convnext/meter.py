@@ -6,7 +6,7 @@ On a GPU, time lost to waiting for data is what the GPU itself was idle for; the
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,16 +18,16 @@ STEPS_AHEAD = 2
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over images of all ranks, and the ranks' mean seconds: equal on every rank, so all may decide by them."""
+    """Sums over images of all ranks, and the ranks' mean seconds: equal on every rank, so all may decide by them.
+
+    But for the times of one that was not read, see `Meter.so_far`.
+    """
 
     losses: float = 0.0
     hits: float = 0.0
     images: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def loss(self) -> float:
@@ -41,15 +41,29 @@ class Tally:
 
 
 class Meter:
-    """Sums since the last reading. The additions stay on the device; only reading waits for it."""
+    """Sums since the last reading, and since it was made. They stay on the device; only reading waits for it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, before: Tally | None = None) -> None:
+        """Begin to count.
+
+        Args:
+            device: where the sums are.
+            before: what an earlier attempt counted already.
+        """
+        before = before or Tally()
         self._device = device
-        self._clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
-        self._clear()
+        self._mine = self._zeros()
+        self._whole = torch.tensor([before.losses, before.hits, before.images], dtype=torch.float64, device=device)
+        self._seconds, self._waited = before.seconds, before.waited
+        self._sums = self._zeros()
+        self.begin()
 
-    def _clear(self) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+    def _zeros(self) -> Tensor:
+        return torch.zeros(3, dtype=torch.float64, device=self._device)
+
+    def begin(self) -> None:
+        """The first batch is asked for: time counts from here."""
+        self._clock = _DeviceClock(self._device) if self._device.type == "cuda" else _HostClock()
         self._since = time.perf_counter()
 
     def waiting(self) -> None:
@@ -68,18 +82,36 @@ class Meter:
             hits: whether each was classified correctly, [N].
             weights: 1, or 0 for padding, [N].
         """
-        self._sums += torch.stack([losses * weights, hits * weights, weights]).sum(1, dtype=torch.float64)
+        self._mine += torch.stack([losses * weights, hits * weights, weights]).sum(1, dtype=torch.float64)
+
+    def gather(self) -> None:
+        """Sum over the ranks what was added on each, without waiting for it on a GPU. Collective.
+
+        At each step, so that any one rank can say at a checkpoint what all of them have counted.
+        """
+        if dist.is_initialized():
+            dist.all_reduce(self._mine)
+        self._sums += self._mine
+        self._whole += self._mine
+        self._mine = self._zeros()
 
     def read(self) -> Tally:
-        """What was added on all ranks since the last reading. Collective: every rank reads equally often."""
+        """What was gathered since the last reading. Collective: every rank reads equally often."""
         waited = self._clock.read()
-        times = [time.perf_counter() - self._since, waited, 1.0]
-        sums = torch.cat([self._sums, torch.tensor(times, dtype=torch.float64, device=self._device)])
+        times = torch.tensor([time.perf_counter() - self._since, waited, 1.0], dtype=torch.float64, device=self._device)
         if dist.is_initialized():
-            dist.all_reduce(sums)
-        losses, hits, images, seconds, waited, ranks = sums.tolist()
-        self._clear()
+            dist.all_reduce(times)
+        losses, hits, images, seconds, waited, ranks = torch.cat([self._sums, times]).tolist()
+        self._seconds += seconds / ranks
+        self._waited += waited / ranks
+        self._sums = self._zeros()
+        self._since = time.perf_counter()
         return Tally(losses, hits, images, seconds / ranks, waited / ranks)
+
+    def so_far(self) -> Tally:
+        """All that was gathered, `before` included, with the times as of the last reading."""
+        losses, hits, images = self._whole.tolist()
+        return Tally(losses, hits, images, self._seconds, self._waited)
 
 
 class _HostClock:

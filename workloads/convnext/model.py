@@ -108,6 +108,7 @@ class AveragedWeights:
         # The same storage as the parameters', so that an update need not collect them again.
         self._current = [parameter.detach() for parameter in model.parameters()]
         self._weights = [weight.clone() for weight in self._current]
+        self._swapped = False
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -125,8 +126,21 @@ class AveragedWeights:
         finally:
             self._swap()
 
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """The model with the weights that are trained, also within `in_place`, for as long as the context lasts."""
+        swapped = self._swapped
+        if swapped:
+            self._swap()
+        try:
+            yield
+        finally:
+            if swapped:
+                self._swap()
+
     @torch.no_grad()
     def _swap(self) -> None:
+        self._swapped = not self._swapped
         for average, current in zip(self._weights, self._current, strict=True):
             held = current.clone()
             current.copy_(average)

@@ -10,14 +10,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workloads.checkpoint import CheckpointStore, Saved
 from workloads.checkpoint_writer import PASSING, Snapshot, Writer
 from workloads.convnext import notice
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.loop import Record, Training
+from workloads.convnext.loop import Position, Record, Training
 from workloads.convnext.notice import Notice
 from workloads.convnext.report import Segments
 from workloads.interval import Schedule
@@ -34,7 +34,7 @@ LAST_PACE = 10
 class _Save:
     """A save in flight."""
 
-    step: int
+    position: Position
     reason: str
     began: float
     blocked: float
@@ -70,6 +70,7 @@ class Reporter:
         self._notice: Notice | None = None
         self._noticed: float | None = None
         self._save: _Save | None = None
+        self._saved: Position | None = None
         self._measured = False
         self._since = self._took = 0.0  # when its state was taken, and seconds from there to COMMIT
         self._unreported = 0.0
@@ -116,12 +117,18 @@ class Reporter:
 
     def after_step(self, training: Training) -> None:
         """Save if it is time to."""
+        if self._leads and training.position.epoch >= self._config.epochs:
+            self._settle(self._writer.wait(0))
+            self._save_now(training, "end")
+        else:
+            self.save_if_due(training)
+
+    def save_if_due(self, training: Training) -> None:
+        """Save if it is time to, also where a step's evaluation has not ended."""
         if not self._leads:
             return
         self._settle(self._writer.wait(0))
-        if training.position.epoch >= self._config.epochs:
-            self._save_now(training, "end")
-        elif notice.asked():
+        if notice.asked():
             notice.answer(saved=self._try_now(training, "resize"))
         elif (deadline := self._notice.deadline if self._notice else None) is not None:
             self._before(deadline, training)
@@ -148,23 +155,21 @@ class Reporter:
             self._begin(training, "notice")
 
     def _begin(self, training: Training, reason: str) -> None:
-        if self._writer.busy:
+        if self._writer.busy or training.position == self._saved:
             return
         now = time.time()
         self._schedule.tried(now)
         self._measured = True
-        step = training.position.step
         state = training.snapshot()
-        self._save = _Save(step, reason, now, time.time() - now)
-        self.keep({"event": "saving", "step": step})
+        self._save = _Save(replace(training.position), reason, now, time.time() - now)
+        self.keep({"event": "saving", "step": training.position.step})
         self._writer.start(self._snapshot(training, state))
 
     def _save_now(self, training: Training, reason: str) -> None:
         began = time.time()
-        step = training.position.step
         saved = self._writer.save_now(self._snapshot(training, training.snapshot()))
         self._settle(self._writer.wait(0))
-        self._committed(saved, _Save(step, reason, began, saved.committed - began))
+        self._committed(saved, _Save(replace(training.position), reason, began, saved.committed - began))
         if reason == "end":
             self._settle(self._writer.wait(None))
             self._store.tidy(saved.name)
@@ -190,10 +195,11 @@ class Reporter:
             self._save = None
 
     def _committed(self, saved: Saved, save: _Save) -> None:
+        self._saved = save.position
         self._since, self._took = save.began, saved.committed - save.began
         self._schedule.saved(saved.committed, self._took, save.blocked)
         record = {"event": "checkpoint", "name": saved.name, "bytes": saved.size, "seconds": self._took}
-        self.keep({**record, "step": save.step, "reason": save.reason, "blocked_seconds": save.blocked})
+        self.keep({**record, "step": save.position.step, "reason": save.reason, "blocked_seconds": save.blocked})
 
     def _facts(self, training: Training) -> Record:
         return {
