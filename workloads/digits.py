@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +16,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from google.api_core import exceptions as google
-from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
-from google.cloud import storage
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from workloads import progress
+from workloads import progress, storage_client
 from workloads.convnext.pack import Picture, write_split
 from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError, first_line
 
@@ -98,7 +95,9 @@ def _save(folder: Path, say: Callable[[str], None], files: Iterator[tuple[str, b
             path.write_bytes(content)
             written += 1
     except OSError as error:
-        raise PlaceError(f"cannot write to {folder}: {error}.", "Name another folder with --to.") from error
+        raise PlaceError(
+            f"cannot write to {folder}: {error}.", "Free some space there, or name another folder."
+        ) from error
     say(f"{written} of {total} files written to {folder}, the others were there")
     return written, total
 
@@ -108,7 +107,7 @@ def _upload(
 ) -> tuple[int, int]:
     start = f"{prefix}/" if prefix else ""
     try:
-        bucket = _client().bucket(bucket_name)
+        bucket = storage_client.connect().bucket(bucket_name)
         present = {blob.name: blob.size for blob in bucket.list_blobs(prefix=start)}
         every = [(start + name, content) for name, content in files]
         # What is written is the same every time, so the same name and size is the same file.
@@ -135,13 +134,6 @@ def _upload(
     if not missing:
         say(f"all {len(every)} files were in gs://{bucket_name}/{prefix} already")
     return len(missing), len(every)
-
-
-def _client() -> storage.Client:
-    if os.environ.get("STORAGE_EMULATOR_HOST"):
-        # The library's own switch to another endpoint; no credentials are looked for, and none are sent.
-        return storage.Client(project="oasis", credentials=AnonymousCredentials())
-    return storage.Client()
 
 
 def add_digits_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,9 @@ from workloads.errors import first_line
 
 ANSWER_SECONDS = 5.0
 
+FIRST_NAMES = 20
+"""Of the data bucket's objects that are looked at."""
+
 DASHBOARD_PORT = 8265
 """Ray's default."""
 
@@ -78,14 +81,13 @@ def runs_bucket(place: Place) -> str:
 
 
 def data_bucket(place: Place) -> str:
-    """Whether the data bucket can be looked at and listed."""
+    """Whether the data bucket can be looked at and listed, and an object of it read."""
     if place.environment is None:
         raise NotHere("no stack, so no bucket")
-    from workloads.storage import locate
-
     uri = place.environment.data_uri
     _get_bucket(uri)
-    return f"{uri}: readable, {len(locate(uri).names())} entries"
+    name = _read_first(uri)
+    return f"{uri}: listed, and {name} was read" if name else f"{uri}: listed; it is empty, so nothing was read"
 
 
 def wandb(place: Place) -> str:
@@ -173,6 +175,39 @@ def _status(url: str, token: str | None) -> int | None:
         return error.code
     except (OSError, ValueError):
         return None
+
+
+def _read_first(uri: str) -> str:
+    """Read a byte of a bucket's first object that has one; returns its name, empty where the first names have none.
+
+    To list a bucket of a million images takes minutes, and pyarrow lists all or nothing.
+    """
+    from google.api_core import exceptions as google
+    from google.api_core.retry import Retry
+    from google.auth.exceptions import GoogleAuthError
+
+    from workloads import storage_client
+
+    parts, patience = urlsplit(uri), Retry(timeout=ANSWER_SECONDS)
+    try:
+        listed = storage_client.connect().list_blobs(
+            parts.netloc, prefix=parts.path.lstrip("/"), max_results=FIRST_NAMES, retry=patience
+        )
+        # A folder's marker object has no bytes to ask for.
+        blob = next((blob for blob in listed if blob.size), None)
+        if blob is None:
+            return ""
+        blob.download_as_bytes(start=0, end=0, retry=patience)
+    except (google.Forbidden, google.Unauthorized, GoogleAuthError) as error:
+        raise Refused(
+            f"objects of {uri} may not be read: {first_line(error)[:200]}",
+            "The account needs storage.objects.list and get on it: roles/storage.objectUser, which the stack grants.",
+        ) from error
+    except (google.GoogleAPICallError, OSError) as error:
+        raise Unfit(
+            f"{uri} does not answer: {first_line(error)[:200]}", "Check the network and the endpoint."
+        ) from error
+    return str(blob.name)
 
 
 def _get_bucket(uri: str) -> None:
