@@ -16,7 +16,6 @@ import pytest
 
 from emulator.state import CHECKOUT
 from tests import loopback
-from tests.emulator.google import served
 from tests.loopback import Reply, Request
 from tests.stub_kubectl import OUTPUTS
 from tests.wandb_server import answering, silent
@@ -24,7 +23,6 @@ from workloads import __main__ as command_line
 from workloads import doctor, listeners
 from workloads.checks import access, hardware, software
 from workloads.checks.finding import Finding, Place, Refused, Unfit
-from workloads.storage import EMULATOR_VARIABLE, Folder, locate
 
 LAPTOP = Place(environment=None, variables={}, gpus=0)
 GPU_WORKER = Place(environment=OUTPUTS, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, gpus=8)
@@ -267,32 +265,6 @@ def test_a_bucket_that_may_not_be_looked_up_names_the_permission(monkeypatch: py
                 found = finding(GPU_WORKER, check)
                 assert (found.outcome, words in found.remedy) == ("fail", True), found
                 assert found.authentication is (status == 403)
-
-
-def test_of_the_data_bucket_the_first_names_are_listed_and_an_object_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = replace(GPU_WORKER, environment=replace(OUTPUTS, data_uri="gs://data"))
-    with served(tmp_path) as google:
-        for name in (EMULATOR_VARIABLE, "STORAGE_EMULATOR_HOST"):
-            monkeypatch.setenv(name, f"http://{google.host}")
-        google.make_bucket("data")
-        assert finding(place, "data bucket").found == "gs://data: listed; it is empty, so nothing was read"
-        folder = locate("gs://data/train/cat")
-        for number in range(2 * access.FIRST_NAMES):
-            folder.write(f"{number:03d}.png", b"a picture")
-        # All of a million names would take minutes.
-        monkeypatch.setattr(Folder, "entries", lambda _: pytest.fail("the whole bucket was listed"))
-        assert finding(place, "data bucket").found == "gs://data: listed, and train/cat/000.png was read"
-
-
-def test_objects_that_may_not_be_read_make_the_data_bucket_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_get_bucket", lambda uri: None)
-    with answering(403, {"error": {"code": 403, "message": "ray lacks storage.objects.list access"}}) as (url, _):
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        found = finding(GPU_WORKER, "data bucket")
-    assert (found.outcome, found.authentication) == ("fail", True)
-    assert "storage.objects.list" in found.found and "roles/storage.objectUser" in found.remedy
 
 
 @pytest.mark.parametrize(
