@@ -20,11 +20,11 @@ from tests.test_bandwidth import row
 from workloads import __main__ as command_line
 from workloads import session, storage
 from workloads.errors import PlaceError, WorkloadFailedError
-from workloads.nccl import driver, kept_logs, records, report, teams
+from workloads.nccl import driver, failures, kept_logs, records, report, teams
+from workloads.nccl.failures import Place
 from workloads.nccl.measured import Measured
 from workloads.nccl.placement import Layout
 from workloads.nccl.stages import Stage
-from workloads.nccl.teams import Place
 from workloads.session import Place as WhereRayIs
 from workloads.storage import locate
 
@@ -281,13 +281,13 @@ def test_a_dead_rank_is_blamed_for_those_it_left_hanging_and_named_with_its_node
     places = [Place(stage, rank, rank // 2, f"Host-{rank // 2}/1234") for rank in range(4)]
     torn, died = RuntimeError("Connection closed by peer\nmore"), RayActorError()
     with pytest.raises(WorkloadFailedError, match=r"^Rank 2 of 'all', on node 1 \(Host-1/1234\) died: ") as refusal:
-        teams.raise_failure({0: torn, 2: died}, [1, 3], places, late=False)
+        failures.raise_failure({0: torn, 2: died}, [1, 3], places, late=False)
     assert refusal.value.__cause__ is died
     silent = r"^Rank 0 of 'all', on node 0 \(Host-0/1234\) failed: Connection closed by peer Silent since: rank 3 of"
     with pytest.raises(WorkloadFailedError, match=silent):
-        teams.raise_failure({0: torn}, [3], places, late=False)
+        failures.raise_failure({0: torn}, [3], places, late=False)
     with pytest.raises(PlaceError, match="its own words"):
-        teams.raise_failure({0: torn, 1: PlaceError("its own words", "")}, [], places, late=False)
+        failures.raise_failure({0: torn, 1: PlaceError("its own words", "")}, [], places, late=False)
 
 
 def test_a_rank_that_hangs_is_named_and_not_those_that_gave_up_waiting_for_it() -> None:
@@ -295,11 +295,11 @@ def test_a_rank_that_hangs_is_named_and_not_those_that_gave_up_waiting_for_it() 
     places = [Place(stage, rank, rank // 2, f"host-{rank // 2}/1234", pid=70 + rank) for rank in range(4)]
     aborted = {rank: RayActorError() for rank in (0, 1, 3)}  # as torch's watchdog ends a process on NCCL
     hung = r"^No answer from rank 2 of 'all', on node 1 \(host-1/1234, process 72\) when the ranks that waited for it"
-    with pytest.raises(WorkloadFailedError, match=hung) as refusal:
-        teams.raise_failure(aborted, [2], places, late=True)
-    assert isinstance(refusal.value.__cause__, TimeoutError)
+    with pytest.raises(failures.HungError, match=hung) as refusal:
+        failures.raise_failure(aborted, [2], places, late=True)
+    assert refusal.value.silent == [2]
     with pytest.raises(WorkloadFailedError, match=r"^Rank 0 .* died: .* Silent since: rank 1 of .*; rank 2 .*; rank 3"):
-        teams.raise_failure({0: RayActorError()}, [1, 2, 3], places, late=True)  # nobody knows who
+        failures.raise_failure({0: RayActorError()}, [1, 2, 3], places, late=True)  # nobody knows who
 
 
 def test_why_a_process_died_is_told_and_not_only_that_it_did() -> None:

@@ -22,6 +22,7 @@ from workloads.environment import ClusterEnvironment
 from workloads.errors import DataIntegrityError, FabricError, InfeasibleError, WorkloadError
 from workloads.nccl import gate
 from workloads.nccl.driver import StoppedError
+from workloads.nccl.failures import HungError
 from workloads.nccl.measured import Measured
 from workloads.nccl.stages import RING, Stage
 
@@ -205,7 +206,7 @@ def test_a_check_that_stops_keeps_the_stages_before_it_and_says_what_they_show(t
             True,
         ),
         ("", RuntimeError("ncclSystemError: System call failed"), True),
-        ("", TimeoutError(), True),
+        ("", HungError("No answer from rank 9.", "Run again."), True),
         ("", RuntimeError("CUDA out of memory"), False),
         ("a:1:2 [0] NCCL WARN socket.cc:1 Connection closed by remote peer", RuntimeError("lost"), False),
     ],

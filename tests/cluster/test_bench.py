@@ -230,6 +230,72 @@ def test_a_rank_that_dies_leaves_nccl_s_log_which_names_the_one_that_failed_firs
     assert found["measured"]["all"]["1"].endswith("[1] NCCL INFO Using network gIB\n")
 
 
+HANGING = """
+import json, os, signal, tempfile, time
+from dataclasses import replace
+from workloads import session
+session.prepare()
+import ray
+from tests import gloo
+from workloads.errors import WorkloadError
+from workloads.nccl import driver, teams
+from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.stages import ladder
+
+class Hangs(RankActor):
+    '''One of these stops without a word, as a process does whose GPU or disk no longer answers.'''
+
+    def measure(self, size, in_place):
+        if self._seat.rank == 1:
+            print("hangs", os.getpid(), flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().measure(size, in_place)
+
+teams.RankActor = Hangs
+with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
+    ray.init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
+    began = time.monotonic()
+    try:
+        driver.run(
+            Layout(nodes=1, ranks_per_node=3, gpus_per_node=0), replace(gloo.plan(), timeout_seconds=4.0),
+            ladder(1, "all", ring=False), [1 << 20],
+            shorten=False, wait_seconds=60, promise=None, say=lambda line: None,
+            begin=lambda stage, conditions: None, show=lambda stage, row: None,
+        )
+    except WorkloadError as error:
+        found = {"problem": error.problem, "code": error.exit_code, "seconds": time.monotonic() - began}
+        print("found", json.dumps(found), flush=True)
+    time.sleep(3)
+    names = [entry for entry in os.listdir("/proc") if entry.isdigit()]
+    left = []
+    for entry in names:
+        try:
+            if b"ray::Hangs" in open(f"/proc/{entry}/cmdline", "rb").read() and os.getsid(int(entry)) == os.getsid(0):
+                left.append(entry)
+        except OSError:
+            pass
+    print("left", json.dumps(left), flush=True)
+    ray.shutdown()
+"""
+
+
+def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it_and_it_is_ended() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=CHECKOUT,
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("found ", "left ")))
+    found = json.loads(said["found"])
+    assert re.match(r"No answer from rank 1 of 'all', on node 0 \(\S+, process \d+\) when the ranks", found["problem"])
+    assert found["code"] == 5 and found["seconds"] < 60
+    assert json.loads(said["left"]) == []
+
+
 def _measuring(cluster: Cluster) -> tuple[subprocess.Popen[str], str]:
     """A benchmark that measures, and what it has said so far."""
     client = cluster.start("submit", "--", "bench", "--sizes", "64M", "--iterations", "2000")

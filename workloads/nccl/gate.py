@@ -15,6 +15,7 @@ from workloads.errors import DataIntegrityError, FabricError, WorkloadError
 from workloads.nccl import driver, faults, findings, report, stages, suspects
 from workloads.nccl.collectives import COLLECTIVES
 from workloads.nccl.driver import StoppedError
+from workloads.nccl.failures import HungError
 from workloads.nccl.findings import Finding
 from workloads.nccl.measure import Plan
 from workloads.nccl.measured import Measured
@@ -132,7 +133,7 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
     bad = findings.broken(found)
     said = f"All-reduce failed before training: {error.problem}{f' {bad}' if bad else ''}{slow}"
     told = any(faults.origins(logs) for logs in error.logs.values()) or faults.advice(_causes(error))
-    if bad or told or isinstance(_origin(error), TimeoutError):
+    if bad or told or isinstance(error.__cause__, HungError):
         return FabricError(said, f"{error.remedy} {where}{_TRAIN_ANYWAY}")
     error.problem, error.remedy = said, f"{error.remedy} {where}"
     return error

@@ -33,7 +33,7 @@ LEAST_CALLS, MOST_CALLS = 10, 200
 LINK_BYTES = 8 * 1024**2
 """Of an exchange between two ranks: large enough for a link's bandwidth rather than its latency."""
 
-LINK_EXCHANGES = 5
+LINK_EXCHANGES = 7
 
 LINK_CALLS = 2 * (1 + LINK_EXCHANGES)
 """Calls that one round of exchanges makes: each after a barrier, and one more to connect."""
@@ -170,21 +170,19 @@ class Participant:
         """
         source = torch.zeros(LINK_BYTES // self._dtype.itemsize, dtype=self._dtype, device=self._device)
         target = torch.empty_like(source)
-        found = []
-        for pairs in rounds:
-            mine = next((pair for pair in pairs if self._seat.rank in pair), None)
-            taken = []
-            for _ in range(1 + LINK_EXCHANGES):  # the first one connects
+        mine = [next((pair for pair in pairs if self._seat.rank in pair), None) for pairs in rounds]
+        taken: dict[tuple[int, int], list[float]] = {pair: [] for pair in mine if pair is not None}
+        # All pairs in turn, and that several times: what disturbs the machine for a while then meets each of them once.
+        for _ in range(1 + LINK_EXCHANGES):
+            for pair in mine:
                 self._agree(0.0)
                 began = time.perf_counter()
-                if mine is not None:
-                    partner = sum(mine) - self._seat.rank
+                if pair is not None:
+                    partner = sum(pair) - self._seat.rank
                     collectives.exchange(source, target, partner, partner)
                     self._synchronize()
-                taken.append(time.perf_counter() - began)
-            if mine is not None:
-                found.append((mine, median(taken[1:])))
-        return found
+                    taken[pair].append(time.perf_counter() - began)
+        return [(pair, median(seconds[1:])) for pair, seconds in taken.items()]  # the first one connects
 
     def _buffers(self, elements: Counts, in_place: bool) -> tuple[Tensor, Tensor]:
         together = max(elements.sent, elements.received) if in_place else elements.sent + elements.received

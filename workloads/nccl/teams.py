@@ -1,22 +1,25 @@
-"""The ranks of stages that run side by side: started, asked alike, ended; and whose failure it was when one fails."""
+"""The ranks of stages that run side by side: started, asked alike, ended."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from workloads.errors import PlaceError, WorkloadError, WorkloadFailedError, first_line
-from workloads.nccl import faults, measure, placement
-from workloads.nccl.kept_logs import START_SECONDS, KeptLogs, death
+from workloads.errors import PlaceError
+from workloads.nccl import measure, placement
+from workloads.nccl.failures import HungError, Place, answers
+from workloads.nccl.kept_logs import START_SECONDS, KeptLogs
 from workloads.nccl.measure import Plan, Sample
 from workloads.nccl.placement import Layout, RankActor
 from workloads.nccl.stages import Link, Round, Stage, exchanges
@@ -27,34 +30,14 @@ MOST_RAIL_ROUNDS = 16
 _GRACE_SECONDS = 30.0
 """How much longer than the process group's own limit the driver waits, so that the clearer error comes first."""
 
-_AFTERMATH_SECONDS = 5.0
-"""How long after a first failure others are waited for: the rank that died is heard of after those it left hanging."""
-
-_GIVING_UP_SECONDS = 15.0
-"""The same where ranks may have given up waiting for one that hangs, which each does by its own clock."""
-
 _COMPARED = ("torch", "cuda", "nccl", "gib")
 """Versions that all ranks must share: where NCCL's differ, ranks hang or fail in words that do not say why."""
 
+_ENDING_SECONDS = 120.0
+"""How long the processes of ranks that hang may take to be ended."""
+
 Facts = dict[str, Any]
 """What a rank says of itself: `host.describe`, and what `RankActor.join` adds."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one rank of a round is, for messages that name it."""
-
-    stage: Stage
-    rank: int
-    node: int
-    host: str
-    """Host name and Ray's node id."""
-    pid: int = 0
-    """Of its process there, which Ray names its logs by; 0 before it has started."""
-
-    def __str__(self) -> str:
-        process = f", process {self.pid}" if self.pid else ""
-        return f"rank {self.rank} of {self.stage.name!r}, on node {self.node} ({self.host}{process})"
 
 
 @dataclass(frozen=True)
@@ -69,7 +52,8 @@ class Team:
 class SideBySide:
     """The ranks of a round's stages: each request goes to all of them, and all have answered before the next."""
 
-    def __init__(self, teams: list[Team], layout: Layout, plan: Plan) -> None:
+    def __init__(self, group: PlacementGroup, teams: list[Team], layout: Layout, plan: Plan) -> None:
+        self._group = group
         self._teams = teams
         self._layout = layout
         self._plan = plan
@@ -84,7 +68,11 @@ class SideBySide:
             for team in self._teams
             for rank, actor in enumerate(team.actors)
         ]
-        given = iter(answers(futures, self._places, limit, self._plan.timeout_seconds))
+        try:
+            given = iter(answers(futures, self._places, limit, self._plan.timeout_seconds))
+        except HungError as error:
+            self._end([self._places[index] for index in error.silent])
+            raise
         return [[next(given) for _ in team.actors] for team in self._teams]
 
     def join(self) -> list[list[Facts]]:
@@ -121,12 +109,25 @@ class SideBySide:
         }
         found = []
         limit = self._limit(max(map(len, rounds.values())) * measure.LINK_CALLS)
-        for answers in self.ask("links", limit, lambda team, rank: (rounds[team.stage.name],)):
+        for told in self.ask("links", limit, lambda team, rank: (rounds[team.stage.name],)):
             longest: dict[tuple[int, int], float] = {}
-            for pair, seconds in (one for answer in answers for one in answer):
+            for pair, seconds in (one for answer in told for one in answer):
                 longest[pair] = max(seconds, longest.get(pair, 0.0))
             found.append(tuple(Link(ranks=pair, seconds=seconds) for pair, seconds in sorted(longest.items())))
         return found
+
+    def _end(self, places: Sequence[Place]) -> None:
+        """End processes that no longer listen, to Ray neither: they would keep their node's GPUs."""
+        remote: Any = ray.remote(_kill)
+        ending = [
+            remote.options(
+                num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, place.node)
+            ).remote(place.pid)
+            for place in places
+            if place.pid
+        ]
+        if ending:
+            ray.wait(ending, num_returns=len(ending), timeout=_ENDING_SECONDS)
 
     def _limit(self, calls: int = 1) -> float:
         """How long a rank may take that hangs in none of so many calls; one that hangs fails by itself before."""
@@ -139,6 +140,13 @@ class SideBySide:
         each = self._layout.ranks_per_node
         nodes = [facts[first : first + each] for first in range(0, len(facts), each)]
         return [gpu for ranks in nodes for gpu in sorted(rank["gpu"] for rank in ranks)]
+
+
+def _kill(pid: int) -> None:
+    """On the node of a rank: end it, unless it has ended and its number is another process's."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+            os.kill(pid, signal.SIGKILL)
 
 
 def check_versions(versions: Sequence[dict[str, str]], places: Sequence[Place]) -> None:
@@ -162,7 +170,7 @@ def check_versions(versions: Sequence[dict[str, str]], places: Sequence[Place]) 
                 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(
     group: PlacementGroup, hosts: Sequence[str], layout: Layout, plan: Plan, stages: Round, logs: KeptLogs
 ) -> Iterator[list[Team]]:
@@ -196,85 +204,3 @@ def started(
     finally:
         for actor in all_actors:
             ray.kill(actor)
-
-
-def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limit: float, patience: float) -> list[Any]:
-    """The results of all ranks; the first failure of any ends the wait for the others, which would hang without it.
-
-    Args:
-        futures: one of each rank.
-        places: of the same ranks.
-        limit: seconds.
-        patience: seconds after which a rank gives up waiting for another in a collective. On NCCL its process ends.
-
-    Raises:
-        WorkloadError: a rank's own.
-        WorkloadFailedError: a rank died, failed or gave no answer; says which, and on which node.
-    """
-    waiting, failed = list(futures), dict[int, BaseException]()
-    began, late = time.monotonic(), False
-    deadline = began + limit
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        done, waiting = ray.wait(waiting, timeout=left)
-        for future in done:
-            if (error := _error(future)) is not None:
-                if not failed:
-                    late = time.monotonic() - began >= patience
-                    deadline = time.monotonic() + (_GIVING_UP_SECONDS if late else _AFTERMATH_SECONDS)
-                failed[futures.index(future)] = error
-        if not late and any(isinstance(error, RayActorError | WorkloadError) for error in failed.values()):
-            break
-    silent = [futures.index(future) for future in waiting]
-    if failed:
-        raise_failure(failed, silent, places, late)
-    if silent:
-        raise _hung(silent, places, f"within {limit:.0f} s")
-    return ray.get(list(futures))
-
-
-def _error(future: ray.ObjectRef[Any]) -> BaseException | None:
-    try:
-        ray.get(future)
-    except RayTaskError as error:
-        return error.cause or error
-    except RayError as error:
-        return error
-    return None
-
-
-def raise_failure(
-    failed: Mapping[int, BaseException], silent: Sequence[int], places: Sequence[Place], late: bool
-) -> NoReturn:
-    """Raise the failure that explains the others: a rank's own message, else a hang, a death, or the first one.
-
-    Args:
-        failed: by place, in the order in which they were heard of; at least one.
-        silent: places that gave no answer.
-        places: of all ranks.
-        late: whether ranks may have given up waiting for another, so that the one that hangs is not among `failed`.
-    """
-    for error in failed.values():
-        if isinstance(error, WorkloadError):
-            raise error from None
-    if late and 0 < len(silent) < len(failed):
-        raise _hung(silent, places, "when the ranks that waited for it in a collective gave up")
-    dead = [index for index, error in failed.items() if isinstance(error, RayActorError)]
-    index = (dead or list(failed))[0]
-    error = failed[index]
-    reason = death(error) if index in dead else first_line(error)
-    told = silent and (late or not dead)
-    others = f" Silent since: {'; '.join(str(places[other]) for other in silent)}." if told else ""
-    raise WorkloadFailedError(
-        f"R{str(places[index])[1:]} {'died' if dead else 'failed'}: {reason}{others}",
-        f"{faults.advice(str(error))} The other ranks were ended. The node's log (`python -m workloads status`, the "
-        "dashboard) has more; run again.".lstrip(),
-    ) from error
-
-
-def _hung(silent: Sequence[int], places: Sequence[Place], when: str) -> WorkloadFailedError:
-    error = WorkloadFailedError(
-        f"No answer from {'; '.join(str(places[index]) for index in silent)} {when}.",
-        "All ranks were ended. Look at those nodes (`python -m workloads status`, the dashboard); run again.",
-    )
-    error.__cause__ = TimeoutError(when)
-    return error
