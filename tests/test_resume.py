@@ -15,11 +15,12 @@ import torch.distributed as dist
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision
 
 from tests.training import on_two_ranks
-from workloads import manifest
+from workloads import checkpoint_state, manifest
 from workloads.checkpoint import Checkpoint, CheckpointStore
 from workloads.convnext import trainer, worker
 from workloads.errors import AuthError, DataIntegrityError, PlaceError, UsageError, WorkloadError
 from workloads.storage import locate
+from workloads.tracking import Journal, parse
 
 
 class Damaged(CheckpointStore):
@@ -37,6 +38,19 @@ def agreed(folder: str) -> tuple[str | None, list[str]]:
     kind = Damaged if dist.get_rank() == 1 else CheckpointStore
     found = worker.agree(kind(locate(folder), keep=2), {}, dist.get_rank(), 2, said.append)
     return found.name if found else None, said
+
+
+def test_what_another_rank_could_not_read_is_kept_and_what_is_damaged_is_not(tmp_path: Path) -> None:
+    store = CheckpointStore(locate(tmp_path), keep=1)
+    first = store.save({"step": 1}, 1, {}, {}).name
+    second, third = (store.write({"step": step}, step, {}, {}).name for step in (2, 3))
+    (tmp_path / third / checkpoint_state.STRUCTURE).write_bytes(b"other bytes")
+    assert (found := store.newest({}, lambda _: None, {second})) and found.name == first
+    assert store.collect(first) == [third]
+    assert store.committed() == [first, second]
+    # Neither does the next save remove itself, though it is older than the one that is kept.
+    earlier = store.save({"step": 1}, 1, {}, {}).name
+    assert set(store.committed()) == {earlier, second}
 
 
 @pytest.mark.thorough
@@ -68,10 +82,22 @@ def test_what_may_pass_ends_a_run_that_has_trained_nothing_and_no_other(tmp_path
         controller.after_exception(None, {1: UsageError("no such model.", "Name another.")})
 
 
+def test_a_journal_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    place = tmp_path / "results"
+    place.write_text("a file, where a folder should be")
+    controller = trainer.Controller(place / "journal.jsonl")
+    controller.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
+    controller.after_exception(None, {1: RuntimeError("killed")})
+    place.unlink()
+    controller.after_report(None, [{"records": [{"event": "step", "step": 2}]}], None)
+    told = parse((place / "journal.jsonl").read_text())
+    assert [record["step"] for record in told if record["event"] == "step"] == [1, 2]
+
+
 def test_a_run_does_not_grow_without_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = tmp_path / "journal.jsonl"
     policy: Any = object.__new__(trainer.Scaling)
-    policy._journal = journal
+    policy._journal = Journal(journal)
     monkeypatch.setattr(trainer.ray, "wait", lambda *_, **__: ([], []))
     worker_asked: Any = SimpleNamespace()
     policy._growth = trainer._Growth(worker_asked, worker_asked, worker_asked, until=time.monotonic() - 1)

@@ -87,6 +87,25 @@ def test_a_follower_reads_every_record_once_in_order_also_one_that_is_still_bein
     assert (seen, finished) == ([1, 2, 3, 4], [True])
 
 
+def test_what_a_full_disk_did_not_take_of_the_journal_is_written_later_and_said_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal" / "a.jsonl")
+    journal.append([step(1)])
+    journal.path.rename(tmp_path / "earlier")
+    journal.path.symlink_to("/dev/full")
+    journal.append([step(2)])
+    journal.append([step(3)])
+    journal.path.unlink()
+    (tmp_path / "earlier").rename(journal.path)
+    with journal.path.open("a") as stream:
+        stream.write('{"event": "st')  # as a disk leaves it that fills up in a write
+    journal.append([step(4)])
+    journal.append([step(5)])
+    told = parse(journal.path.read_text())
+    assert [record["step"] for record in told if record["event"] == "step"] == [1, 2, 3, 4, 5]
+    (note,) = [record["text"] for record in told if record["event"] == "note"]
+    assert note == f"the journal {journal.path} was not written (No space left on device); training went on"
+
+
 def test_a_reader_that_hangs_or_fails_is_left_behind_with_a_word(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "a.jsonl")
     journal.append([step(1)])

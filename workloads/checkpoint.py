@@ -57,6 +57,7 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
         self._good: set[str] = set()  # read back by this process, every hash as written
+        self._damaged: set[str] = set()  # found by `newest` not to verify
 
     def save(self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> Saved:
         """Write one checkpoint, read it back, and remove those it makes superfluous: `write`, then `tidy`."""
@@ -118,7 +119,8 @@ class CheckpointStore:
             ) from error
         kept = 0
         for older in reversed(self.committed()):
-            if kept >= self._keep:
+            # The new one may not be the newest: one that another rank could not read is kept, see `collect`.
+            if kept >= self._keep and older != name:
                 manifest.discard(self._folder.child(older))
             elif self._is_good(older):
                 kept += 1
@@ -144,6 +146,7 @@ class CheckpointStore:
                 try:
                     return self.load(name, identity)
                 except DataIntegrityError as error:
+                    self._damaged.add(name)
                     say(f"checkpoint {name} is passed over: {error.problem}")
             tried.update(names)
         if tried:
@@ -175,14 +178,16 @@ class CheckpointStore:
     def collect(self, resumed: str | None) -> list[str]:
         """Remove what killed attempts left unfinished, and what is newer than the checkpoint a run resumed from.
 
-        The latter did not verify; left in place, they would be tried at each restart. Call it when no one writes.
+        The latter only where it did not verify here, and so would be tried at each restart; what another rank could not
+        read is good, and may be all that is left. Call it when no one writes.
 
         Returns:
             The names removed.
         """
         attempts = [name for name in self._folder.names() if manifest.is_name(name)]
         whole = set(self.committed())
-        refused = [name for name in attempts if name not in whole or (resumed and name > resumed)]
+        damaged = {name for name in self._damaged if resumed and name > resumed}
+        refused = [name for name in attempts if name not in whole or name in damaged]
         for name in refused:
             manifest.discard(self._folder.child(name))
         return refused

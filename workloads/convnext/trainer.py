@@ -140,7 +140,7 @@ class Scaling(ElasticScalingPolicy):
         self._bundle = bundle
         self._strategy: Strategy = strategy
         self._timeout_seconds = timeout_seconds
-        self._journal = journal
+        self._journal = Journal(journal)
         self._growth: _Growth | None = None
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
@@ -199,7 +199,7 @@ class Scaling(ElasticScalingPolicy):
         return NoopDecision()
 
     def _say(self, text: str) -> None:
-        Journal(self._journal).append([{"event": "note", "text": text}])
+        self._journal.append([{"event": "note", "text": text}])
 
 
 class Retries(DefaultFailurePolicy):
