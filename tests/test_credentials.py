@@ -82,6 +82,19 @@ def test_a_file_comes_before_the_environment_and_that_before_secret_manager(
     assert credentials.wandb_key(None, "") is None
 
 
+def test_what_is_started_while_the_key_is_hidden_inherits_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = [sys.executable, "-c", f"import os; print(os.environ.get({credentials.KEY_VARIABLE!r}))"]
+    monkeypatch.setenv(credentials.KEY_VARIABLE, "k" * 40)
+    with pytest.raises(KeyboardInterrupt), credentials.hidden():
+        assert subprocess.run(look, capture_output=True, text=True, check=True).stdout == "None\n"
+        raise KeyboardInterrupt
+    assert os.environ[credentials.KEY_VARIABLE] == "k" * 40
+    monkeypatch.delenv(credentials.KEY_VARIABLE)
+    with credentials.hidden():
+        pass
+    assert credentials.KEY_VARIABLE not in os.environ
+
+
 def test_a_key_file_that_cannot_be_used_is_an_error_and_not_a_reason_to_look_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(AuthError, match="cannot be read: No such file") as caught:
         credentials.wandb_key(tmp_path / "none", SECRET)

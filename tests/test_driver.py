@@ -24,6 +24,12 @@ def run(tmp_path: Path) -> train.Run:
     return train.plan(parser.parse_args(words), session.Place(address=None, environment=None))
 
 
+def test_a_collective_waits_ten_minutes_at_most_by_default(run: train.Run) -> None:
+    assert run.collective_timeout <= 600
+    group: Any = driver._trainer(run, (), driver.work).backend_config
+    assert (group.timeout_seconds, group.data) == (run.collective_timeout, run.config.data)
+
+
 @pytest.mark.parametrize("end", [{"val/accuracy": 1.0}, KeyboardInterrupt(), DataIntegrityError("torn.png.", "")])
 def test_files_of_ray_train_that_cannot_be_removed_change_no_run_s_end(
     run: train.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: Any

@@ -76,6 +76,17 @@ def test_a_run_ends_with_its_last_state_committed_and_its_whole_history_stored(t
     assert {record["event"] for record in found.sent} >= {"step", "epoch", "checkpoint"}
 
 
+def test_results_that_this_machine_does_not_take_are_in_the_bucket(tmp_path: Path) -> None:
+    found = place(tmp_path)
+    found.training.run(found.reporter)
+    found.reporter.finish()
+    (tmp_path / "file").touch()
+    with pytest.raises(PlaceError, match=r"cannot write results to .*file/a: Not a directory; they are in") as caught:
+        report.publish(found.folder, tmp_path / "file" / "a", {"model": "nano", "data": "synthetic", "run": "a"})
+    assert "--results" in caught.value.remedy
+    assert found.folder.child("results").names() == ["curve.png", "metrics.jsonl", "summary.json", "table.txt"]
+
+
 def test_what_is_committed_is_never_ahead_of_the_history_stored(tmp_path: Path) -> None:
     found = place(tmp_path, checkpoint_seconds=0.01, epochs=3)
     ahead: list[int] = []

@@ -137,6 +137,8 @@ def test_bad_data_storage_and_recipe_are_answered_before_ray_starts(
         (("--recipe", "imagenet"), 2, "there is no recipe 'imagenet'"),
         (("--data", "synthetic", "--storage", str(laptop / "a-file")), 8, "a-file"),
         (("--data", str(laptop / "whole"), "--storage", "/proc"), 8, "/proc"),
+        (("--data", str(laptop / "whole"), "--results", str(laptop / "a-file")), 8, "cannot write results to"),
+        (("--data", str(laptop / "whole"), "--results", "/proc"), 8, "Name another folder with --results"),
     ]:
         found, said = refused(*flags)
         assert (found, message in said) == (code, True), (flags, said)
@@ -202,6 +204,25 @@ def test_a_run_may_fail_as_often_as_it_gets_on(tmp_path: Path) -> None:
         manifest.commit(folder.child(manifest.new_name(step)), {"step": step, "files": {}})
         assert [retries.make_decision(lost) for _ in range(trainer.FAILURES)] == [FailureDecision.RETRY] * 3
     assert retries.make_decision(lost) == FailureDecision.RAISE
+
+
+def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+    from ray.train.v2._internal.execution.failure_handling import FailureDecision
+    from ray.train.v2.api.exceptions import ControllerError
+
+    from workloads import manifest
+    from workloads.convnext import trainer
+    from workloads.storage import locate
+
+    folder = locate(tmp_path)
+    retries = trainer.Retries(folder)
+    late = ControllerError(WorkerGroupStartupTimeoutError(2))
+    assert [retries.make_decision(late) for _ in range(3)] == [FailureDecision.RETRY] * 3
+    manifest.commit(folder.child(manifest.new_name(1)), {"step": 1, "files": {}})
+    decisions = [retries.make_decision(late) for _ in range(4)]
+    assert decisions == [FailureDecision.RETRY] * 3 + [FailureDecision.RAISE]
+    assert trainer.Retries(folder).make_decision(ControllerError(RuntimeError("a bug"))) == FailureDecision.RAISE
 
 
 def test_the_end_of_a_nodes_run_duration_is_reckoned_from_its_start(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -68,6 +70,17 @@ def wandb_key(file: Path | None, secret: str) -> Key | None:
     if value := os.environ.get(KEY_VARIABLE, "").strip():
         return _formed(Key(value, f"variable {KEY_VARIABLE}"))
     return _formed(access(secret)) if secret else None
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """The environment without the key, for as long as the block lasts: what is started in it inherits none."""
+    value = os.environ.pop(KEY_VARIABLE, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[KEY_VARIABLE] = value
 
 
 def _formed(key: Key) -> Key:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from emulator.cloud import Cloud
+from emulator.cloud_server import CloudServer
+from emulator.http_message import Request
 from workloads import digits
 from workloads.checkpoint import CheckpointStore
 from workloads.convnext import report
-from workloads.storage import locate
+from workloads.storage import EMULATOR_VARIABLE, locate
+from workloads.tracking import parse
 
 pytestmark = pytest.mark.ray
 
@@ -147,6 +153,87 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     assert len(bench.checkpoints("digits")) <= 3
 
 
+def test_the_readme_s_train_in_an_empty_folder_trains_on_the_digits_and_shows_its_table(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^\.venv/bin/python -m (workloads train) +#", (ROOT / "README.md").read_text(), re.MULTILINE)
+    foreign = ("RAY_", "OASIS_", "WANDB_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    done = subprocess.run(
+        [sys.executable, "-m", *line.split(), "--epochs", "2"],
+        cwd=tmp_path,
+        env=own | {"PYTHONPATH": str(ROOT), "OASIS_DATA_MOUNT": str(tmp_path / "no-mount")},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    mount = tmp_path / ".oasis" / "data"
+    assert f"there is no {tmp_path}/no-mount/digits: training on" in done.stdout
+    assert len(list(mount.glob("digits/*/*/*.png"))) == 1797
+    (results,) = (tmp_path / ".oasis" / "results").iterdir()
+    table = (results / "table.txt").read_text().partition("\n\n")[2]
+    # Rows and charts, as they stand in the terminal; a chart is of Braille patterns, the first of which has no dot.
+    assert "val acc" in table and re.search("[\u2801-\u28ff]", table)
+    assert table.rstrip() in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".oasis"]
+
+
+SLOW_DATA = """
+import argparse, dataclasses, json, sys
+from pathlib import Path
+from workloads import session
+place = session.prepare()
+from workloads.convnext import train
+parser = argparse.ArgumentParser()
+train.add_train_arguments(parser)
+words = ["--run", "slow", "--data", "gs://data/digits", "--epochs", "1", "--workers", "2"]
+run = dataclasses.replace(train.plan(parser.parse_args(words), place), collective_timeout=float(sys.argv[1]))
+with session.connect(place, cpus=2):
+    from workloads.convnext import driver
+    driver.fit(run)
+print(run.journal.read_text())
+"""
+
+
+def test_a_node_whose_copy_of_the_data_takes_longer_than_a_collective_may_fails_no_other(tmp_path: Path) -> None:
+    timeout, asked = 8.0, threading.Event()
+
+    def slow(request: Request) -> None:
+        """The first worker that lists the data waits for it, and the other does not."""
+        if "/b/data/o" in request.path and not asked.is_set():
+            asked.set()
+            time.sleep(timeout + 12)
+
+    cloud = Cloud(tmp_path / "google")
+    server = CloudServer(cloud, 0)
+    server.apis = (slow, *server.apis)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    serving.start()
+    try:
+        cloud.put("storage/bucket", "data", {"name": "data", "project": "p", "location": "us-central1"})
+        digits.write(str(cloud.directory / "buckets" / "data" / "digits"), lambda _: None, sharded=True)
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_"))}
+        google = f"http://127.0.0.1:{server.server_address[1]}"
+        (tmp_path / "scratch").mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", SLOW_DATA, str(timeout)],
+            cwd=tmp_path,
+            env=own
+            | {"PYTHONPATH": str(ROOT), EMULATOR_VARIABLE: google, "OASIS_SCRATCH_MOUNT": str(tmp_path / "scratch")},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()
+    assert done.returncode == 0, done.stderr
+    assert asked.is_set()
+    told = parse(done.stdout)
+    assert [record["step"] for record in told if record["event"] == "resumed"] == [0]
+    assert [record["text"] for record in told if "lost rank" in record.get("text", "")] == []
+
+
 def test_a_torn_image_ends_the_run_once_with_exit_6_and_its_path(bench: Bench) -> None:
     torn = sorted((bench.data / "train" / "3").iterdir())[0]
     torn.write_bytes(torn.read_bytes()[:60])
@@ -246,6 +333,37 @@ def test_more_workers_than_a_ray_without_autoscaler_has_are_refused_at_once(tmp_
         "3 True This cluster can never give 3 workers with 1 CPU: 2 of them up, and it has no autoscaler that could "
         "add one."
     ], done.stderr
+
+
+BUSY = """
+import subprocess, sys
+from workloads import session
+place = session.prepare()
+import ray
+from ray.util.placement_group import placement_group
+with session.connect(place, cpus=2):
+    ray.get(placement_group([{"CPU": 2}]).ready())
+    train = ["-m", "workloads", "train", "--run", "late", "--data", "synthetic", "--wandb", "off", "--timeout", "5"]
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run([sys.executable, *train, "--address", address], capture_output=True, text=True)
+    print(done.stdout, done.stderr, done.returncode, sep="\\n")
+"""
+
+
+def test_workers_whose_places_others_hold_are_waited_for_and_given_up_with_exit_4(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout.splitlines()[-1:] == ["4"], done.stdout + done.stderr
+    assert "waiting for 2 workers with 1 CPU: 2 of them up; waited" in done.stdout
+    assert "s: 2 workers with 1 CPU; the nodes are there and busy." in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 GROWING = """

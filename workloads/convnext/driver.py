@@ -107,7 +107,7 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
     return Trainer(
         work,
         train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri, "workers": run.workers},
-        backend_config=ProcessGroup(timeout_seconds=run.collective_timeout),
+        backend_config=ProcessGroup(timeout_seconds=run.collective_timeout, data=run.config.data),
         scaling_config=scaling,
         run_config=RunConfig(
             # A new name for each attempt: Ray's own snapshot is then never one that a kill has torn.

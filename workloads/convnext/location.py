@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,12 +21,20 @@ from workloads.storage import Folder, locate
 SYNTHETIC = "synthetic"
 """The `--data` value for made-up images, which need no place."""
 
+DIGITS = "digits"
+"""The `--data` name of what every place has, for `workloads.digits` writes it without a download."""
+
 DOWNLOADS = 16
 """Objects fetched at a time: many small ones are bound by their latency."""
 
 SPLITS = ("train", "val")
 
 REMEDY = "Name another place with --data, or write the data first."
+
+RESULTS_REMEDY = "Name another folder with --results, or free some space there."
+
+_fetched: dict[str, Path] = {}
+"""In a worker: what was copied before the ranks met. To list a bucket of a million images again takes minutes."""
 
 
 def data_folder(data: str) -> Path | None:
@@ -43,6 +51,35 @@ def data_folder(data: str) -> Path | None:
     if data.startswith("gs://"):
         return _downloaded(data)
     return Path(environment.mount(environment.DATA_MOUNT)) / data
+
+
+def fetch(data: str) -> None:
+    """Do what `data_folder` would do, and keep what it says for `fetched`; raises as it does."""
+    folder = data_folder(data)
+    if folder is not None:
+        _fetched[data] = folder
+
+
+def fetched(data: str) -> Path | None:
+    """What `data_folder` says, at once where `fetch` came before; raises as it does."""
+    return _fetched.pop(data, None) or data_folder(data)
+
+
+def provide_digits(say: Callable[[str], None]) -> None:
+    """Write the digits, for workers on this machine, where its data mount has none; that folder becomes the mount.
+
+    Raises:
+        PlaceError: the disk does not take them.
+    """
+    missing = Path(environment.mount(environment.DATA_MOUNT)) / DIGITS
+    if missing.exists():
+        return
+    from workloads import digits  # scikit-learn and Google's client, which no other data needs
+
+    mount = Path(".oasis/data").absolute()
+    say(f"there is no {missing}: training on the handwritten digits that scikit-learn has, in {mount / DIGITS}")
+    digits.write(str(mount / DIGITS), lambda _: None)
+    os.environ[environment.variable("data_mount")] = str(mount)
 
 
 def check_data(data: str, here: bool) -> str:
@@ -105,6 +142,20 @@ def check_storage(folder: Folder) -> None:
     probe = folder.child("write-test")
     probe.write("probe", b"")
     probe.remove()
+
+
+def check_results(folder: Path) -> None:
+    """Refuse at once a folder that results cannot be written to.
+
+    Raises:
+        PlaceError: it cannot be made, or does not take a file.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"probe")
+    except OSError as error:
+        raise PlaceError(f"cannot write results to {folder}: {error.strerror or error}.", RESULTS_REMEDY) from error
 
 
 def _downloaded(uri: str) -> Path:

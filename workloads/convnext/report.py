@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from workloads.convnext.location import RESULTS_REMEDY
+from workloads.errors import PlaceError
 from workloads.storage import Folder
 from workloads.tracking import Record, merge, parse
 
@@ -100,6 +102,9 @@ def publish(folder: Folder, results: Path, summary: Record) -> Written:
         folder: of the run, with its history.
         results: local folder for the same files.
         summary: of the run.
+
+    Raises:
+        PlaceError: a place does not take them; what the bucket took is there.
     """
     # Not above: it loads matplotlib, for which every restarted worker would wait, and only the end of a run draws.
     from workloads import curve
@@ -114,11 +119,18 @@ def publish(folder: Folder, results: Path, summary: Record) -> Written:
         "summary.json": (json.dumps(summary, indent=1, sort_keys=True) + "\n").encode(),
     }
     kept = folder.child("results")
-    results.mkdir(parents=True, exist_ok=True)
+    # The bucket first: it outlives this machine, whose disk may be full.
     for name, content in files.items():
-        (results / name).write_bytes(content)
         kept.write(name, content)
     # Recorded offline, W&B's part is a file too, and the head that has it may be gone when somebody syncs it.
     for file in results.glob(f"{WANDB}/wandb/offline-run-*/*.wandb"):
         kept.child(WANDB, file.parent.name).write(file.name, file.read_bytes())
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (results / name).write_bytes(content)
+    except OSError as error:
+        raise PlaceError(
+            f"cannot write results to {results}: {error.strerror or error}; they are in {kept.uri}.", RESULTS_REMEDY
+        ) from error
     return Written(table, kept.uri)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from workloads import effective, progress, run_name, session
+from workloads import credentials, effective, progress, run_name, session
 from workloads.convnext import config as configuration
 from workloads.convnext import location, report
 from workloads.convnext.config import TrainConfig
@@ -143,9 +143,12 @@ def run_train(args: argparse.Namespace) -> int:
     run = plan(args, place)
     if args.dry_run:
         return effective.show(effective.of_train(args, run, place), run.bundles, run.strategy, args.json)
+    if place.embedded and run.config.data == location.DIGITS:
+        location.provide_digits(progress.note)
     if unseen := location.check_data(run.config.data, here=place.embedded):
         progress.note(unseen)
     location.check_storage(run.folder)
+    location.check_results(run.results)
     cluster = place.environment
     wandb = wandb_reader(
         args.wandb,
@@ -162,7 +165,8 @@ def run_train(args: argparse.Namespace) -> int:
     progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {workers} {kind} workers")
     progress.note(f"checkpoints and results: {run.folder.uri}")
     try:
-        with session.connect(place, cpus=run.workers), _following(run, wandb):
+        # From here on the key is in `wandb`; processes of an embedded Ray would inherit this one's environment.
+        with credentials.hidden(), session.connect(place, cpus=run.workers), _following(run, wandb):
             # Imports Ray, which `prepare` had to come before.
             from workloads.convnext import driver
 

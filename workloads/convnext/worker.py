@@ -18,7 +18,7 @@ from workloads.checkpoint import Checkpoint, CheckpointStore
 from workloads.convnext import notice
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.data import sources
-from workloads.convnext.location import data_folder
+from workloads.convnext.location import fetched
 from workloads.convnext.loop import Record, Training
 from workloads.convnext.notice import Notice
 from workloads.convnext.reporter import Reporter
@@ -41,7 +41,7 @@ def work(job: dict[str, Any]) -> Record:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     began = time.monotonic()
-    training = Training(config, *sources(config, data_folder(config.data), device), device, job.get("workers", 0))
+    training = Training(config, *sources(config, fetched(config.data), device), device, job.get("workers", 0))
     folder = locate(job["run"])
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     reporter = Reporter(config, store, folder, training.rank == 0, _send)
@@ -51,7 +51,7 @@ def work(job: dict[str, Any]) -> Record:
     reporter.flush()  # where the run goes on is told at once, not with the first records
     reporter.start(position.epoch + position.consumed / training.identity["training_images"], until, watched)
     try:
-        last = training.run(reporter)
+        last = training.run(reporter, reporter.save_if_due)
     finally:
         if watched is not None:
             watched.close()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from workloads import progress, session
+from workloads import credentials, progress, session
 from workloads.convnext import config as configuration
 from workloads.convnext import location
 from workloads.convnext import report as run_report
@@ -99,10 +99,14 @@ def _run(kind: Kind, args: argparse.Namespace) -> int:
     progress.note(f"{kind} {search.name}: {len(trials)} trials over {', '.join(search.space.varied) or 'nothing'}")
     if args.dry_run:
         return _show(trials)
-    for data in sorted({config.data for config in configurations(search)}):
+    every = sorted({config.data for config in configurations(search)})
+    if place.embedded and every == [location.DIGITS]:
+        location.provide_digits(progress.note)
+    for data in every:
         if unseen := location.check_data(data, place.embedded):
             progress.note(unseen)
     location.check_storage(search.folder)
+    location.check_results(search.results)
     ledger = Ledger(search.folder)
     outcomes = ledger.open(search.plan, args.retry_failed)
     left = [trial for trial in trials if trial.name not in outcomes]
@@ -135,7 +139,8 @@ def _search(
     at_most = concurrency.embedded(search.workers) if place.embedded else None
     # Ray warns of the many processes that run beside the workers of each trial, which take no CPU.
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str((at_most or 1) * (search.workers + 4)))
-    with session.connect(place, cpus=(at_most or 1) * search.workers):
+    # A trial reads the key where the search did: from the environment that this process was started with.
+    with credentials.hidden(), session.connect(place, cpus=(at_most or 1) * search.workers):
         # Import Ray, which `prepare` had to come before.
         import ray
 
