@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from tests.training import CPU, Few, Killed, Killer, Recorder, on_two_ranks, small, weights
 from workloads.convnext import execution
+from workloads.convnext import model as architecture
 from workloads.convnext.loop import Position, Record, Training
 from workloads.convnext.sampling import Batch, Slot
 from workloads.convnext.schedule import learning_rate
@@ -237,6 +239,21 @@ def test_two_ranks_compute_what_one_computes_although_nothing_divides_evenly() -
                 assert mine_then[name] == pytest.approx(alone_then[name], rel=1e-3), name
         assert records[-1]["val/accuracy"] == alone.records[-1]["val/accuracy"]
         assert records[-1]["val/loss"] == pytest.approx(alone.records[-1]["val/loss"], rel=1e-3)
+
+
+def contiguous() -> None:
+    """Trains a model whose weights are not channels last."""
+    build = architecture.build
+    with mock.patch.object(
+        architecture, "build", lambda *given: build(*given).to(memory_format=torch.contiguous_format)
+    ):
+        Training(small(epochs=1, batch_size=16), Few(32), Few(8), CPU).run(Recorder())
+
+
+@pytest.mark.thorough
+def test_without_channels_last_ddp_warns_of_strides_so_that_their_absence_says_something() -> None:
+    for _, warned in on_two_ranks(contiguous):
+        assert [message for message in warned if "strides" in message]
 
 
 def test_padding_does_not_count_in_the_evaluation() -> None:

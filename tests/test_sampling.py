@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from torch import nn
 
-from workloads.convnext.sampling import Draw, Slot, chance, order, slots
+from tests.training import CPU, Killed, small
+from workloads.convnext.loop import Position, Record, Training
+from workloads.convnext.meter import Meter
+from workloads.convnext.sampling import Batch, Draw, Slot, chance, order, slots
 
 SHARINGS = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 3), (2, 2)]
 """World sizes and accumulation."""
@@ -150,3 +156,85 @@ def test_no_image_is_missed_or_repeated_over_any_schedule_of_kills_and_world_siz
     unkilled = Attempt(last.world_size, last.batch_size, last.accumulate, last.save_every, steps=-1)
     life = live(life, size, epochs, unkilled)
     assert Counter(life.learnt) == {(epoch, image): 1 for epoch in range(epochs) for image in range(size)}
+
+
+class Numbers:
+    """A split whose images are nothing but their numbers."""
+
+    classes = ("a",)
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
+        return (Batch(slot.indices, slot.indices, slot) for slot in slots)
+
+
+class Loop(Training):
+    """The trainer's own loop and position on one of the ranks, with nothing to compute; keeps what it is given."""
+
+    def __init__(self, size: int, epochs: int, attempt: Attempt, rank: int, position: Position) -> None:
+        self.config = small(epochs=epochs, batch_size=attempt.batch_size, seed=3, log_steps=1000, clip_norm=0.0)
+        self.position = replace(position)
+        self.rank, self.world_size, self._accumulate = rank, attempt.world_size, attempt.accumulate
+        self.model = self._parallel = nn.Identity()
+        self.optimizer = torch.optim.SGD([torch.zeros(1)], lr=1)
+        self._train, self._val, self._device, self._meter = Numbers(size), Numbers(1), CPU, Meter(CPU)
+        self._ema, self._notes, self._flops, self._peak = None, [], 0, None
+        self.given: list[tuple[int, int]] = []
+        self.saved = (replace(position), 0)
+        self._attempt, self._done = attempt, 0
+
+    def _learn(self, batch: Batch, meter: Meter, complete: bool) -> None:
+        self.given += [(self.position.epoch, image) for image in real(batch.slot)]
+
+    def _evaluate(self, between: object = None) -> Record:
+        return {}
+
+    def record(self, record: Record) -> None:
+        """Metrics are not what is looked at."""
+
+    def after_step(self, training: Training) -> None:
+        """A save or the kill, if it is time."""
+        self._done += 1
+        self.look(self._done)
+
+    def look(self, done: int) -> None:
+        if done % self._attempt.save_every == 0 or self.position.epoch == self.config.epochs:
+            self.saved = (replace(self.position), len(self.given))
+        if done == self._attempt.steps:
+            raise Killed
+
+
+def looped(position: Position, size: int, epochs: int, attempt: Attempt) -> tuple[Position, list[tuple[int, int]]]:
+    """`live` on the real loop: the newest save, and the images of all ranks that led to it."""
+    saves: list[Position] = []
+    learnt: list[tuple[int, int]] = []
+    for rank in range(attempt.world_size if attempt.steps else 0):
+        loop = Loop(size, epochs, attempt, rank, position)
+        with contextlib.suppress(Killed):
+            # An epoch's last step is complete when its evaluation is, in which it may be saved, and killed.
+            loop.run(loop, lambda training, loop=loop: loop.look(loop._done + 1))
+        saved, count = loop.saved
+        saves.append(saved)
+        learnt += loop.given[:count]
+    assert all(saved == saves[0] for saved in saves)
+    return (saves or [position])[0], learnt
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    size=some.integers(1, 40), epochs=some.integers(1, 3), kills=some.lists(attempts(30), max_size=8), last=attempts(0)
+)
+def test_the_real_loop_misses_and_repeats_no_image_over_such_schedules(
+    size: int, epochs: int, kills: list[Attempt], last: Attempt
+) -> None:
+    position, learnt = Position(), list[tuple[int, int]]()
+    for attempt in [*kills, replace(last, steps=-1)]:
+        if position.epoch < epochs:
+            position, more = looped(position, size, epochs, attempt)
+            learnt += more
+    assert Counter(learnt) == {(epoch, image): 1 for epoch in range(epochs) for image in range(size)}
