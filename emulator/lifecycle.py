@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +33,11 @@ def started(state: State, report: Report) -> Iterator[Engine]:
     """The running emulator, started unless it runs, and an engine for its stack. Needs the lock.
 
     What this call started is ended again if the body does not come to its end.
+
+    Raises:
+        EmulatorError: among others, the stack file asks for what the program refuses; nothing is built or started then.
     """
+    check_settings()
     fresh = not control_plane.is_running(state)
     try:
         if fresh:
@@ -62,6 +67,14 @@ def started(state: State, report: Report) -> Iterator[Engine]:
                 report("ending everything")
                 take_down(state)
         raise
+
+
+def check_settings() -> None:
+    """Raises EmulatorError with every mistake of the stack file, in the program's own words."""
+    plan = [sys.executable, "-m", "oasis_stack", "plan", "--stack", STACK]
+    done = subprocess.run(plan, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulatorError(f"stack {done.stderr.strip()}")
 
 
 @contextlib.contextmanager

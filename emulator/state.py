@@ -206,11 +206,11 @@ class State:
             return {"command": "another command", "pid": 0, "started": None}
 
     def _all(self) -> list[Process]:
-        names = [file.stem for file in self.path("processes", "_").parent.glob("*.json")]
+        names = [file.stem for file in (self.directory / "processes").glob("*.json")]
         return sorted(filter(None, map(self.recorded, names)), key=lambda process: process.started)
 
     def _record(self, name: str) -> Path:
-        return self.path("processes", f"{name}.json")
+        return self.directory / "processes" / f"{name}.json"  # asking for it makes no folder
 
     @contextlib.contextmanager
     def _held(self, path: Path) -> Iterator[None]:

@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from emulator import lifecycle
+from emulator import lifecycle, processes
 from emulator.api import Body
 from emulator.state import CHECKOUT
+from oasis_stack.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
 from tests.emulator.conftest import Emulated, eventually, objects
+from workloads import listeners
 
 pytestmark = pytest.mark.emulated
 
 RAY = "ray.io/v1"
-GPU_NODES = 2
+NODES = {"gpu": 2, "cpu": 1}
 # What outlives the stack on purpose: resource types, which are GKE's own or left by Helm, and a release's namespace.
 TYPES = ("ray.io", "kueue.x-k8s.io", "networking.gke.io", "cloud.google.com")
 LEFT = {
@@ -38,9 +40,15 @@ ADOPT = {**PEERED, **{f"oasis:{section}": {"adopt": True} for section in ("data"
 
 
 def test_up_again_changes_nothing_after_gke_has_added_nodes_labels_taints_and_counts(emulated: Emulated) -> None:
-    _scale_gpu_workers(emulated)
+    _scale_workers(emulated)
     pools = {found.body["name"]: found.body for found in emulated.cloud.list("container/nodePool")}
-    assert sum(body["nodeCount"] for name, body in pools.items() if name.startswith("gpu")) == GPU_NODES
+    for key in ("nodeCount", "initialNodeCount"):
+        counts = {role: sum(body[key] for name, body in pools.items() if role in name) for role in (*NODES, "system")}
+        assert counts == {**NODES, "system": 1}
+    labels = {key for name, body in pools.items() if name.startswith("gpu") for key in body["nodeConfig"]["labels"]}
+    assert labels == {*GKE_LABELS, COMPUTE_CLASS_KEY}
+    (cluster,) = emulated.cloud.list("container/cluster")
+    assert (cluster.body["initialNodeCount"], "machineType" in cluster.body["nodeConfig"]) == (0, True)
 
     changes = emulated.engine().up(refresh=True).changes
 
@@ -48,7 +56,7 @@ def test_up_again_changes_nothing_after_gke_has_added_nodes_labels_taints_and_co
 
 
 def test_a_changed_setting_reaches_what_it_names_and_no_worker_goes(emulated: Emulated) -> None:
-    _scale_gpu_workers(emulated)
+    _scale_workers(emulated)
     before = _workers(emulated)
     changed = {"oasis:ray": {"idle_timeout_seconds": 777}}
 
@@ -61,6 +69,16 @@ def test_a_changed_setting_reaches_what_it_names_and_no_worker_goes(emulated: Em
     emulated.engine().up()
 
 
+def test_everything_listens_on_loopback_alone(emulated: Emulated) -> None:
+    running = emulated.state.processes()
+    assert {"etcd", "gke", "ray-head"} <= {process.name for process in running}
+
+    found = listeners.of(pid for process in running for pid in processes.session_of(process))
+
+    assert len(found) > len(running)
+    assert [address for address, loopback in found if not loopback] == []
+
+
 def test_the_queues_types_are_served(emulated: Emulated) -> None:
     pins = [named for named in objects(emulated.api) if "CustomResourceDefinition" in named and "kueue" in named]
 
@@ -71,15 +89,10 @@ def test_the_queues_types_are_served(emulated: Emulated) -> None:
 
 
 def test_the_users_own_tools_work_and_the_checkout_stays_clean(emulated: Emulated) -> None:
-    environment = {**os.environ, **lifecycle.environment(emulated.state)}
-
-    def run(*command: str) -> str:
-        done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=True)
-        return done.stdout
-
     before = _tree()
-    outputs = json.loads(run("pulumi", "stack", "output", "--json", "--stack", "local"))
-    config_map = json.loads(run("kubectl", "get", "configmap", "oasis-environment", "-n", "ray", "-o", "json"))["data"]
+    outputs = json.loads(_run(emulated, "pulumi", "stack", "output", "--json", "--stack", "local"))
+    get = ("get", "configmap", "oasis-environment", "-n", "ray", "-o", "json")
+    config_map = json.loads(_run(emulated, "kubectl", *get))["data"]
 
     assert outputs["kubeconfig"] == "[secret]"
     assert {key: str(outputs[key]) for key in config_map} == config_map
@@ -92,9 +105,9 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
 ) -> None:
     api, cloud, state = emulated.api, emulated.cloud, emulated.state
     _peer(emulated)
-    _scale_gpu_workers(emulated)
-    for body in (_service(), _ray_job()):
-        api.create(body)
+    _scale_workers(emulated)
+    by_hand = {"apiVersion": "v1", "kind": "List", "items": [_service(), _ray_job()]}
+    _run(emulated, "kubectl", "create", "-f", "-", given=json.dumps(by_hand))
     eventually(lambda: _pods(emulated, "default"))
     kept = state.path("buckets", _bucket(emulated, "runs"), "kept.txt")
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -135,17 +148,17 @@ def _peer(found: Emulated) -> None:
     assert set(found.engine(PEERED).up().changes) == {"same"}
 
 
-def _scale_gpu_workers(found: Emulated) -> None:
+def _scale_workers(found: Emulated) -> None:
     """What Ray's autoscaler does for a job: its own patch of the replicas; then GKE brings the nodes."""
     cluster = next(iter(found.api.list(RAY, "RayCluster")))
     groups = cluster["spec"]["workerGroupSpecs"]
     for group in groups:
-        if group["groupName"] == "gpu":
-            group["replicas"] = GPU_NODES
+        group["replicas"] = NODES[group["groupName"]]
     found.api.merge(cluster, {"spec": {"workerGroupSpecs": groups}})
-    eventually(lambda: len(_workers(found)) >= GPU_NODES, seconds=60)
-    eventually(lambda: len(found.api.list("v1", "Node")) > GPU_NODES)
-    eventually(lambda: sum(p.body["nodeCount"] or 0 for p in found.cloud.list("container/nodePool")) > GPU_NODES)
+    eventually(lambda: len(_workers(found)) >= NODES["gpu"], seconds=60)
+    eventually(lambda: len(found.api.list("v1", "Node")) > sum(NODES.values()))
+    pools = "container/nodePool"
+    eventually(lambda: sum(pool.body["nodeCount"] for pool in found.cloud.list(pools)) > sum(NODES.values()))
 
 
 def _workers(found: Emulated) -> set[str]:
@@ -192,6 +205,15 @@ def _sleepers() -> list[int]:
 
 def _bucket(found: Emulated, role: str) -> str:
     return next(item.name for item in found.cloud.list("storage/bucket") if item.name.endswith(role))
+
+
+def _run(found: Emulated, *command: str, given: str = "") -> str:
+    """A command of the user's, in the shell that `python -m emulator env` makes; what it printed."""
+    environment = {**os.environ, **lifecycle.environment(found.state)}
+    done = subprocess.run(
+        command, env=environment, cwd=CHECKOUT, input=given, capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
 def _service() -> Body:
