@@ -295,9 +295,8 @@ def test_a_rank_that_hangs_is_named_and_not_those_that_gave_up_waiting_for_it() 
     places = [Place(stage, rank, rank // 2, f"host-{rank // 2}/1234", pid=70 + rank) for rank in range(4)]
     aborted = {rank: RayActorError() for rank in (0, 1, 3)}  # as torch's watchdog ends a process on NCCL
     hung = r"^No answer from rank 2 of 'all', on node 1 \(host-1/1234, process 72\) when the ranks that waited for it"
-    with pytest.raises(failures.HungError, match=hung) as refusal:
+    with pytest.raises(failures.HungError, match=hung):
         failures.raise_failure(aborted, [2], places, late=True)
-    assert refusal.value.silent == [2]
     with pytest.raises(WorkloadFailedError, match=r"^Rank 0 .* died: .* Silent since: rank 1 of .*; rank 2 .*; rank 3"):
         failures.raise_failure({0: RayActorError()}, [1, 2, 3], places, late=True)  # nobody knows who
 

@@ -265,15 +265,21 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
     except WorkloadError as error:
         found = {"problem": error.problem, "code": error.exit_code, "seconds": time.monotonic() - began}
         print("found", json.dumps(found), flush=True)
-    time.sleep(3)
-    names = [entry for entry in os.listdir("/proc") if entry.isdigit()]
-    left = []
-    for entry in names:
-        try:
-            if b"ray::Hangs" in open(f"/proc/{entry}/cmdline", "rb").read() and os.getsid(int(entry)) == os.getsid(0):
-                left.append(entry)
-        except OSError:
-            pass
+
+    def ranks():
+        found = []
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as named:
+                    if named.read().startswith(b"ray::Hangs") and os.getsid(int(entry)) == os.getsid(0):
+                        found.append(open(f"/proc/{entry}/status").read().split("State:")[1].split()[0] + entry)
+            except OSError:
+                pass
+        return found
+
+    until = time.monotonic() + 30
+    while (left := ranks()) and time.monotonic() < until:
+        time.sleep(0.5)
     print("left", json.dumps(left), flush=True)
     ray.shutdown()
 """

@@ -85,7 +85,7 @@ def run(
             say(f"starting {sum(len(layout.seats(stage)) for stage in stages)} ranks: {', '.join(map(str, stages))}")
             screen = _Screen(begin, show, streamed=len(stages) == 1)
             with _explained(found, stages, logs), teams.started(group, hosts, layout, plan, stages, logs) as begun:
-                asked = SideBySide(group, begun, layout, plan)
+                asked = SideBySide(begun, layout, plan)
                 facts = asked.join()
                 conditions = [_conditions(layout, plan, *both, promise) for both in zip(begun, facts, strict=True)]
                 screen.begin(stages[0], conditions[0])

@@ -42,17 +42,6 @@ class Place:
 class HungError(WorkloadFailedError):
     """Ranks gave no answer."""
 
-    def __init__(self, problem: str, remedy: str) -> None:
-        """Describe them.
-
-        Args:
-            problem: which ranks, and on which nodes.
-            remedy: what to do next.
-        """
-        super().__init__(problem, remedy)
-        self.silent: Sequence[int] = ()
-        """Which of the ranks that were asked."""
-
 
 def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limit: float, patience: float) -> list[Any]:
     """The results of all ranks; the first failure of any ends the wait for the others, which would hang without it.
@@ -128,9 +117,7 @@ def raise_failure(
 
 
 def _hung(silent: Sequence[int], places: Sequence[Place], when: str) -> HungError:
-    error = HungError(
+    return HungError(
         f"No answer from {'; '.join(str(places[index]) for index in silent)} {when}.",
         "All ranks were ended. Look at those nodes (`python -m workloads status`, the dashboard); run again.",
     )
-    error.silent = silent
-    return error

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads.errors import PlaceError
 from workloads.nccl import measure, placement
-from workloads.nccl.failures import HungError, Place, answers
+from workloads.nccl.failures import Place, answers
 from workloads.nccl.kept_logs import START_SECONDS, KeptLogs
 from workloads.nccl.measure import Plan, Sample
 from workloads.nccl.placement import Layout, RankActor
@@ -32,9 +28,6 @@ _GRACE_SECONDS = 30.0
 
 _COMPARED = ("torch", "cuda", "nccl", "gib")
 """Versions that all ranks must share: where NCCL's differ, ranks hang or fail in words that do not say why."""
-
-_ENDING_SECONDS = 120.0
-"""How long the processes of ranks that hang may take to be ended."""
 
 Facts = dict[str, Any]
 """What a rank says of itself: `host.describe`, and what `RankActor.join` adds."""
@@ -52,8 +45,7 @@ class Team:
 class SideBySide:
     """The ranks of a round's stages: each request goes to all of them, and all have answered before the next."""
 
-    def __init__(self, group: PlacementGroup, teams: list[Team], layout: Layout, plan: Plan) -> None:
-        self._group = group
+    def __init__(self, teams: list[Team], layout: Layout, plan: Plan) -> None:
         self._teams = teams
         self._layout = layout
         self._plan = plan
@@ -68,11 +60,7 @@ class SideBySide:
             for team in self._teams
             for rank, actor in enumerate(team.actors)
         ]
-        try:
-            given = iter(answers(futures, self._places, limit, self._plan.timeout_seconds))
-        except HungError as error:
-            self._end([self._places[index] for index in error.silent])
-            raise
+        given = iter(answers(futures, self._places, limit, self._plan.timeout_seconds))
         return [[next(given) for _ in team.actors] for team in self._teams]
 
     def join(self) -> list[list[Facts]]:
@@ -116,19 +104,6 @@ class SideBySide:
             found.append(tuple(Link(ranks=pair, seconds=seconds) for pair, seconds in sorted(longest.items())))
         return found
 
-    def _end(self, places: Sequence[Place]) -> None:
-        """End processes that no longer listen, to Ray neither: they would keep their node's GPUs."""
-        remote: Any = ray.remote(_kill)
-        ending = [
-            remote.options(
-                num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, place.node)
-            ).remote(place.pid)
-            for place in places
-            if place.pid
-        ]
-        if ending:
-            ray.wait(ending, num_returns=len(ending), timeout=_ENDING_SECONDS)
-
     def _limit(self, calls: int = 1) -> float:
         """How long a rank may take that hangs in none of so many calls; one that hangs fails by itself before."""
         return calls * self._plan.timeout_seconds + _GRACE_SECONDS
@@ -140,13 +115,6 @@ class SideBySide:
         each = self._layout.ranks_per_node
         nodes = [facts[first : first + each] for first in range(0, len(facts), each)]
         return [gpu for ranks in nodes for gpu in sorted(rank["gpu"] for rank in ranks)]
-
-
-def _kill(pid: int) -> None:
-    """On the node of a rank: end it, unless it has ended and its number is another process's."""
-    with contextlib.suppress(OSError):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
-            os.kill(pid, signal.SIGKILL)
 
 
 def check_versions(versions: Sequence[dict[str, str]], places: Sequence[Place]) -> None:
