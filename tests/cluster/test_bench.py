@@ -298,7 +298,7 @@ def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it_and_it_is_end
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("found ", "left ")))
     found = json.loads(said["found"])
     assert re.match(r"No answer from rank 1 of 'all', on node 0 \(\S+, process \d+\) when the ranks", found["problem"])
-    assert found["code"] == 5 and found["seconds"] < 60
+    assert found["code"] == 5 and found["seconds"] < 150  # of which the ranks' start is most
     assert json.loads(said["left"]) == []
 
 
