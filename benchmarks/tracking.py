@@ -28,7 +28,8 @@ from workloads.convnext import config as configuration
 from workloads.convnext.data import sources
 from workloads.convnext.loop import Training
 from workloads.credentials import Key
-from workloads.tracking import Follower, Journal, Record, Wandb, parse
+from workloads.journal import Journal
+from workloads.tracking import Follower, Record, Wandb, parse
 
 RESULTS = Path(__file__).with_suffix(".json")
 

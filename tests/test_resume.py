@@ -19,8 +19,9 @@ from workloads import checkpoint_state, manifest
 from workloads.checkpoint import Checkpoint, CheckpointStore
 from workloads.convnext import trainer, worker
 from workloads.errors import AuthError, DataIntegrityError, PlaceError, UsageError, WorkloadError
+from workloads.journal import Journal
 from workloads.storage import locate
-from workloads.tracking import Journal, parse
+from workloads.tracking import parse
 
 
 class Damaged(CheckpointStore):

@@ -18,8 +18,9 @@ from tests.wandb_server import answering, recording, silent
 from workloads import credentials, progress, tracking
 from workloads.convnext.report import Segments, history, publish
 from workloads.errors import AuthError, PlaceError
+from workloads.journal import Journal
 from workloads.storage import Folder, locate
-from workloads.tracking import Follower, Journal, Wandb, merge, parse, wandb_reader
+from workloads.tracking import Follower, Wandb, merge, parse, wandb_reader
 from workloads.wandb_process import Patience, fresh
 
 CANARY = "c0ffee" * 6 + "cafe"

@@ -33,9 +33,9 @@ from workloads import elastic, manifest
 from workloads.capacity import Bundle, Strategy
 from workloads.convnext import notice
 from workloads.errors import AuthError, PlaceError, WorkloadError
+from workloads.journal import Journal
 from workloads.nccl import faults
 from workloads.storage import Folder
-from workloads.tracking import Journal
 
 ABORT_SECONDS = 10.0
 """How long the controller may take to end its workers at Ctrl-C before it is killed, and they with it."""
