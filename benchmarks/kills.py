@@ -70,7 +70,7 @@ def measure(given: argparse.Namespace) -> None:
     missing = TRIALS.missing(counts | {"drivers": int(given.drivers > 0), "baseline": int(given.baseline > 0)})
     if not missing:
         return
-    place = session.prepare()
+    place, code = session.prepare(), commit()
     from benchmarks import kill_trials, kill_work
 
     with tempfile.TemporaryDirectory(prefix="oasis-kills-") as folder, session.connect(place, cpus=kill_trials.CPUS):
@@ -83,7 +83,13 @@ def measure(given: argparse.Namespace) -> None:
                 record = trial(bench, part, number, given, expected)
             except kill_trials.FAILED as error:
                 record = {"failed": f"{type(error).__name__}: {error}"}
-            TRIALS.keep(part, number, {"seconds": round(time.monotonic() - began, 1), **record})
+            TRIALS.keep(part, number, {"commit": code, "seconds": round(time.monotonic() - began, 1), **record})
+
+
+def commit() -> str:
+    """The commit whose code is measured; with `-dirty` where the working tree differs from it."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
+    return subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def imports(times: int = 3) -> Record:
@@ -123,6 +129,7 @@ def summary(records: Sequence[Record]) -> Record:
     figures: Record = {"interval_seconds": INTERVAL_SECONDS, "baseline_interval_steps": BASELINE_STEPS}
     figures |= {part: PARTS[part](found) for part, found in parts.items() if found}
     figures["dates"] = sorted({record["date"] for record in records})
+    figures["commits"] = sorted({record.get("commit", "not kept") for record in records})
     figures["wrong"] = [
         {"part": record["part"], "number": record["number"]}
         for part, found in parts.items()
