@@ -73,6 +73,7 @@ def _end(checkout: Path) -> None:
         ("up", "created          Cluster"),
         ("up", "starting Ray's head"),
         ("demo", "uploaded to gs://"),
+        ("demo", "submitted; Ctrl-C stops it"),
     ],
 )
 def test_an_interrupted_command_leaves_nothing_running_and_no_half_cloud(
@@ -81,6 +82,39 @@ def test_an_interrupted_command_leaves_nothing_running_and_no_half_cloud(
     status, said = _interrupted(checkout, command, phase, dict(os.environ))
 
     assert status == 130, said
+    _assert_nothing_is_left(checkout)
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+@pytest.mark.parametrize(
+    ("line", "written", "words"),
+    [
+        (
+            "oasis:zone: us-central1-b",
+            "oasis:zone: us-central1-f",
+            ["1 setting needs a change", "oasis:zone is 'us-central1-f'"],
+        ),
+        (
+            "oasis:wandb: {}",
+            "oasis:nmae: x\n  oasis:ray: {dashboard_port: eight}",
+            ["2 settings need a change", "oasis:nmae is no setting", "oasis:ray.dashboard_port is 'eight'"],
+        ),
+        ("oasis:build: {}", "oasis:build: {", ["Pulumi.local.yaml is no valid YAML"]),
+    ],
+)
+def test_a_bad_stack_file_is_refused_before_anything_is_built(
+    checkout: Path, empty_cache: Path, command: str, line: str, written: str, words: list[str]
+) -> None:
+    stack = checkout / "Pulumi.local.yaml"
+    stack.write_text(stack.read_text().replace(line, written))
+
+    done = _emulator(checkout, command, XDG_CACHE_HOME=str(empty_cache))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    assert [done.stderr.count(part) for part in words] == [1] * len(words)
+    assert done.stderr.startswith("error: stack local: ")
+    assert not list((empty_cache / "oasis").glob("bin/*"))
     _assert_nothing_is_left(checkout)
 
 
@@ -138,6 +172,18 @@ def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of
     finally:
         first.kill()
         first.communicate()
+
+
+def test_a_second_demo_is_refused_while_the_first_is_up_to_be_looked_at(checkout: Path) -> None:
+    state = State.of_checkout(checkout)
+    up = state.spawn("kube-apiserver", ["sleep", "600"])
+
+    again = _emulator(checkout, "demo")
+
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr.startswith("error: a demo is up in this checkout already.")
+    assert "`make down` ends it" in again.stderr
+    assert state.process("kube-apiserver") == up
 
 
 def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one_leaves_the_other(
@@ -346,6 +392,13 @@ def _read_until(process: subprocess.Popen[str], phase: str) -> str:
     raise AssertionError(f"it ended with {process.wait()} and never said {phase!r}; its last lines:\n{last}")
 
 
-def _emulator(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "emulator", *arguments]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+def _emulator(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "emulator", *arguments],
+        cwd=checkout,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
