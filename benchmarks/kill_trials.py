@@ -184,7 +184,7 @@ def baseline(bench: Bench, name: str, kills: int, chance: random.Random) -> dict
     trainer = DataParallelTrainer(
         kill_work.baseline,
         train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri, "every": BASELINE_STEPS},
-        backend_config=ProcessGroup(timeout_seconds=60),
+        backend_config=ProcessGroup(timeout_seconds=60, data=run.config.data),
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
         run_config=RunConfig(name=name, storage_path=str(storage), failure_config=FailureConfig(max_failures=kills)),
     )

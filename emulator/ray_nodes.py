@@ -31,6 +31,10 @@ WORKERS = ("ray-worker-1", "ray-worker-2")
 HEAD = "ray-head"
 
 _MIB = 1024 * 1024
+_STARTS = 3
+"""Ray gives parts of itself times to answer in that cannot be set, and that a machine does not keep which is busy with
+something else, such as another demo; the next start finds files and compiled modules in memory."""
+
 _NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each node would offer the whole machine's
 _OBJECT_STORE = 128 * _MIB
 _WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
@@ -53,6 +57,14 @@ _RAY_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",  # two ranks on two cores, else their threads fight
 }
+
+
+class _EndedError(EmulatorError):
+    """A node ended while Ray started."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def overrides(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -81,7 +93,7 @@ def start(
     *,
     url: str = "",
     mounts: Path | None = None,
-    timeout_seconds: float = 240.0,
+    timeout_seconds: float = 360.0,
 ) -> None:
     """Start head and workers and return when the dashboard counts them all. Does nothing where they already run.
 
@@ -102,20 +114,27 @@ def start(
     names = (HEAD, *WORKERS)
     if all(state.process(name) for name in names) and _nodes_alive(url, deployed.token) == len(names):
         return
-    stop(state)
     variables = _variables(mounts or state.directory, deployed, environ)
     deadline = time.monotonic() + timeout_seconds
-    try:
-        gcs = state.port("ray-gcs")
-        report(f"starting Ray's head on {url} and {len(WORKERS)} workers")
-        _refuse_taken(urlsplit(url).port or 80, url)
-        for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
-            command = _head_command(state, url, gcs) if name == HEAD else _worker_command(state, name, gcs)
-            state.spawn(name, _without_users_ray(variables, command), env=variables)
-        _wait(state, names, lambda: _nodes_alive(url, deployed.token) == len(names), "every Ray node", deadline)
-    except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
+    report(f"starting Ray's head on {url} and {len(WORKERS)} workers")
+    for left in reversed(range(_STARTS)):
         stop(state)
-        raise
+        try:
+            gcs = state.port("ray-gcs")
+            _refuse_taken(urlsplit(url).port or 80, url)
+            for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
+                command = _head_command(state, url, gcs) if name == HEAD else _worker_command(state, name, gcs)
+                state.spawn(name, _without_users_ray(variables, command), env=variables)
+            _wait(state, names, lambda: _nodes_alive(url, deployed.token) == len(names), "every Ray node", deadline)
+            return
+        except _EndedError as error:
+            stop(state)
+            if not left or time.monotonic() > deadline:
+                raise
+            report(f"{error.name} ended while it started; starting Ray once more")
+        except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
+            stop(state)
+            raise
 
 
 def stop(state: State, *, grace_seconds: float = 5.0) -> None:
@@ -248,7 +267,8 @@ def _wait(state: State, started: Sequence[str], ready: Callable[[], bool], what:
         if ended or time.monotonic() > deadline:
             name = ended[0] if ended else HEAD
             how = f"{name} ended" if ended else f"{what} did not answer in time"
-            raise EmulatorError(f"{how}. Its log is {state.log(name)}; it ends with:\n{_tail(state.log(name))}")
+            message = f"{how}. Its log is {state.log(name)}; it ends with:\n{_tail(state.log(name))}"
+            raise _EndedError(message, name) if ended else EmulatorError(message)
         time.sleep(0.25)
 
 

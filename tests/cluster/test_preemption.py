@@ -67,11 +67,15 @@ class Nodes:
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen([*command, *options], env=self.variables, stdout=log, stderr=subprocess.STDOUT)
 
-    def python(self, script: str) -> str:
-        """What a script prints that is connected to this Ray."""
+    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+        """Runs a script that is connected to this Ray."""
         connect = f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n"
         command = [sys.executable, "-c", connect + script]
-        done = subprocess.run(command, env=self.variables, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=self.variables, capture_output=True, text=True, timeout=120)
+
+    def python(self, script: str) -> str:
+        """What such a script prints."""
+        done = self.run(script)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -109,7 +113,8 @@ def nodes() -> Iterator[Nodes]:
                 # Ports that the kernel gives: nodes that share an address would hand out the same ones of a range.
                 options = ["--num-cpus=1", "--min-worker-port=0", "--max-worker-port=0"]
                 found.workers[name] = found.start(name, f"--address={found.address}", *options)
-            _until(lambda: found.python("print(ray.cluster_resources().get('CPU', 0))") == "3.0", 120)
+            # On a busy machine the head listens long before it is a node that can be connected to.
+            _until(lambda: found.run("print(ray.cluster_resources().get('CPU', 0))").stdout.strip() == "3.0", 120)
             yield found
         finally:
             started = [process.pid for process in (*found.workers.values(), head)]

@@ -163,6 +163,36 @@ def test_a_dashboard_port_that_somebody_took_meanwhile_is_one_message_and_starts
     assert not state.log(ray_nodes.HEAD).exists()
 
 
+@pytest.mark.parametrize("failures", [1, 9])
+def test_a_ray_whose_head_ends_while_it_starts_is_started_again_a_few_times(
+    state: State, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    starts: list[int] = []
+    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
+    outputs = {name: str(value) for name, value in {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}.items()}
+    deployed = DeployedRay(environment=outputs, token="t")
+
+    def head(*_: object) -> list[str]:
+        starts.append(1)
+        return ["false"] if len(starts) <= failures else ["sleep", "600"]
+
+    monkeypatch.setattr(ray_nodes, "_head_command", head)
+    monkeypatch.setattr(ray_nodes, "_worker_command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(ray_nodes, "_nodes_alive", lambda *_: 3 if len(starts) > failures else 0)
+    said: list[str] = []
+    try:
+        if failures == 1:
+            ray_nodes.start(state, deployed, {}, said.append)
+            assert said[1:] == ["ray-head ended while it started; starting Ray once more"]
+        else:
+            with pytest.raises(EmulatorError, match=r"ray-head ended\. Its log is"):
+                ray_nodes.start(state, deployed, {}, said.append)
+            assert len(starts) == 3
+            assert all(state.process(name) is None for name in (ray_nodes.HEAD, *ray_nodes.WORKERS))
+    finally:
+        ray_nodes.stop(state)
+
+
 def test_two_ray_nodes_never_share_a_worker_port(state: State) -> None:
     ranges = [ray_nodes.worker_ports(state, name) for name in (ray_nodes.HEAD, *ray_nodes.WORKERS)]
 
