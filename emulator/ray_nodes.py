@@ -14,13 +14,11 @@ import socket
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from emulator import processes
+from emulator import processes, ray_dashboard
 from emulator.deployed_ray import DeployedRay
 from emulator.processes import OWNER_VARIABLE
 from emulator.state import DIRECTORY_VARIABLE, EmulatorError, State
@@ -44,8 +42,6 @@ _MARK = {"OASIS_EMULATOR_PART": "ray"}  # in the environment of every node, and 
 _LONGEST_SOCKET = "/oasis-0123456789ab/worker-1/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _DRIVERS = 1000
 """Of the head's custom resource `driver`; as many as nobody uses up."""
-
-_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -112,29 +108,34 @@ def start(
     """
     url = url or deployed.environment["ray_dashboard_url"]
     names = (HEAD, *WORKERS)
-    if all(state.process(name) for name in names) and _nodes_alive(url, deployed.token) == len(names):
+    if all(state.process(name) for name in names) and ray_dashboard.nodes_alive(url, deployed.token) == len(names):
         return
     variables = _variables(mounts or state.directory, deployed, environ)
     deadline = time.monotonic() + timeout_seconds
     report(f"starting Ray's head on {url} and {len(WORKERS)} workers")
     for left in reversed(range(_STARTS)):
-        stop(state)
         try:
-            gcs = state.port("ray-gcs")
-            _refuse_taken(urlsplit(url).port or 80, url)
-            for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
-                command = _head_command(state, url, gcs) if name == HEAD else _worker_command(state, name, gcs)
-                state.spawn(name, _without_users_ray(variables, command), env=variables)
-            _wait(state, names, lambda: _nodes_alive(url, deployed.token) == len(names), "every Ray node", deadline)
-            return
+            _start(state, url, deployed.token, variables, deadline)
+            break
         except _EndedError as error:
-            stop(state)
             if not left or time.monotonic() > deadline:
                 raise
             report(f"{error.name} ended while it started; starting Ray once more")
-        except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
-            stop(state)
-            raise
+
+
+def _start(state: State, url: str, token: str, variables: Mapping[str, str], deadline: float) -> None:
+    stop(state)
+    names = (HEAD, *WORKERS)
+    try:
+        gcs = state.port("ray-gcs")
+        _refuse_taken(urlsplit(url).port or 80, url)
+        for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
+            command = _head_command(state, url, gcs) if name == HEAD else _worker_command(state, name, gcs)
+            state.spawn(name, _without_users_ray(variables, command), env=variables)
+        _wait(state, names, lambda: ray_dashboard.nodes_alive(url, token) == len(names), "every Ray node", deadline)
+    except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
+        stop(state)
+        raise
 
 
 def stop(state: State, *, grace_seconds: float = 5.0) -> None:
@@ -274,14 +275,3 @@ def _wait(state: State, started: Sequence[str], ready: Callable[[], bool], what:
 
 def _tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(nothing)"
-
-
-def _nodes_alive(url: str, token: str) -> int:
-    """Nodes that Ray's dashboard calls alive; 0 while it does not answer."""
-    request = urllib.request.Request(f"{url}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"})
-    try:
-        with _DIRECTLY.open(request, timeout=5) as response:
-            summary = json.load(response)["data"]["summary"]
-    except (OSError, ValueError, KeyError):
-        return 0
-    return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in summary)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from emulator import demo, lifecycle, processes, ray_nodes, room
+from emulator import demo, lifecycle, processes, ray_dashboard, ray_nodes, room
 from emulator.deployed_ray import DeployedRay
 from emulator.processes import OWNER_VARIABLE
 from emulator.state import CHECKOUT, EmulatorError, State
@@ -71,7 +71,10 @@ def test_a_second_ctrl_c_does_not_disturb_the_end(state: State, monkeypatch: pyt
 @pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, variable: str) -> None:
     checkout = tmp_path / "checkout"
-    shutil.copytree(CHECKOUT / "emulator", checkout / "emulator", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("emulator", "oasis_stack"):
+        shutil.copytree(CHECKOUT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("Pulumi.yaml", "Pulumi.local.yaml"):
+        shutil.copy2(CHECKOUT / file, checkout)
     environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
     environment |= {variable: "/proc/nowhere", "PATH": "/usr/bin:/bin"}
 
@@ -178,7 +181,7 @@ def test_a_ray_whose_head_ends_while_it_starts_is_started_again_a_few_times(
 
     monkeypatch.setattr(ray_nodes, "_head_command", head)
     monkeypatch.setattr(ray_nodes, "_worker_command", lambda *_: ["sleep", "600"])
-    monkeypatch.setattr(ray_nodes, "_nodes_alive", lambda *_: 3 if len(starts) > failures else 0)
+    monkeypatch.setattr(ray_dashboard, "nodes_alive", lambda *_: 3 if len(starts) > failures else 0)
     said: list[str] = []
     try:
         if failures == 1:
