@@ -59,7 +59,7 @@ down:  ## end what `make demo` started
 # First those that any number of processes can run side by side, then those that start servers and count processes.
 test: $(STAMP) lint image-check  ## every test
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
-	@$(PY) -m pytest -m "emulated or ray"
+	@$(PY) -m pytest -m "emulated or ray" --durations 15
 
 test-fast: $(STAMP)  ## the tests for daily work, a few minutes
 	@$(PY) -m pytest -m "not emulated and not ray and not thorough" --numprocesses auto --dist worksteal

@@ -59,7 +59,7 @@ def test_ctrl_c_stops_the_job_and_what_it_started(cluster: Cluster) -> None:
     client = cluster.start("submit", "--", "sleep", "54321")
     eventually(lambda: _running("54321"))
     client.send_signal(signal.SIGINT)
-    output, _ = client.communicate(timeout=60)
+    output, _ = client.communicate(timeout=400)
     assert client.returncode == 130, output
     eventually(lambda: not _running("54321"))
     assert "STOPPED" in cluster.run("jobs", "list").stdout
@@ -85,7 +85,7 @@ def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_resu
     assert len(workers) == 2 and len(listeners.of(workers)) > 2 and driver
     found = listeners.of({*driver, *_of_the_cluster(cluster)})
     assert [address for address, loopback in found if not loopback] == []
-    rest, _ = client.communicate(timeout=240)
+    rest, _ = client.communicate(timeout=400)
     assert client.returncode == 0, output + rest
 
     here, kept = tmp_path / run, cluster.bucket(environment.runs_uri) / run
@@ -121,7 +121,7 @@ def test_two_jobs_with_cpus_of_their_own_run_at_once_and_a_third_waits_for_one(
     eventually(lambda: f"{third}  PENDING" in cluster.run("jobs", "list").stdout)
     assert not (tmp_path / "room" / "three").exists()
     (tmp_path / "room" / "leave").touch()
-    outputs = [client.communicate(timeout=120)[0] for client in clients]
+    outputs = [client.communicate(timeout=400)[0] for client in clients]
     assert [client.returncode for client in clients] == [0, 0], outputs
     assert cluster.run("jobs", "attach", third).returncode == 0
     assert all((tmp_path / "room" / f"{name}-left").exists() for name in ("one", "two", "three"))

@@ -71,7 +71,7 @@ class Nodes:
         """Runs a script that is connected to this Ray."""
         connect = f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n"
         command = [sys.executable, "-c", connect + script]
-        return subprocess.run(command, env=self.variables, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=self.variables, capture_output=True, text=True, timeout=400)
 
     def python(self, script: str) -> str:
         """What such a script prints."""
@@ -143,7 +143,7 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
         _until(lambda: len(_told(log, "epoch")) >= since + 2, 120)
         nodes.workers[nodes.training()[0]].send_signal(signal.SIGTERM)
         _until(lambda: len(_told(log, "resumed")) >= 3, 120)
-        assert driver.wait(timeout=180) == 0, log.read_text()
+        assert driver.wait(timeout=400) == 0, log.read_text()
     finally:
         driver.kill()
         driver.wait()

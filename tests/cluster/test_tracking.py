@@ -96,7 +96,7 @@ def test_the_key_is_in_no_argv_environment_file_log_or_memory_of_ray(place: Path
             text=True,
         )
         seen: dict[str, bool] = {}
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 400
         while process.poll() is None and time.monotonic() < deadline:
             for pid, command in descendants(process).items():
                 assert CANARY not in command
@@ -108,8 +108,8 @@ def test_the_key_is_in_no_argv_environment_file_log_or_memory_of_ray(place: Path
                 # The same look at the driver, which has the key, shows that it would be found.
                 seen["driver"] = seen.get("driver", False) or memory_has(process.pid, CANARY.encode())
             assert [path for path in in_files(place) if path != key] == []
-            time.sleep(0.5)
-        said, _ = process.communicate(timeout=60)
+            time.sleep(1.0)  # a look at so much memory takes as long again, which the run itself would have
+        said, _ = process.communicate(timeout=400)
     assert process.returncode == 0, said
     assert seen == {"gcs_server": False, "raylet": False, "ray::": False, "driver": True}
     assert CANARY not in said

@@ -78,7 +78,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
     family = descendants(first)
     assert sum("tune.child" in line for line in family.values()) in (1, 2)
     first.send_signal(signal.SIGINT)
-    said, _ = first.communicate(timeout=90)
+    said, _ = first.communicate(timeout=400)
     assert first.returncode == 130, said
     assert "interrupted; the same command with --run s goes on with the trials that are left" in said
     assert survivors(family) == {}
@@ -90,7 +90,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
     killed = trial_process(second, begun)
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
-    said, _ = second.communicate(timeout=240)
+    said, _ = second.communicate(timeout=400)
     assert second.returncode == 0, said
     assert "Traceback" not in said
     after = place.outcomes()
@@ -115,11 +115,11 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
         assert (place.search / "results" / name).read_bytes() == (tmp_path / "results" / "s" / name).read_bytes()
 
     third = place.start("--retry-failed", "--samples", "3")
-    said, _ = third.communicate(timeout=60)
+    said, _ = third.communicate(timeout=400)
     assert third.returncode == 2, said
     assert "has another search: it has 4 trials, 3 were asked for" in said
     fourth = place.start()
-    said, _ = fourth.communicate(timeout=60)
+    said, _ = fourth.communicate(timeout=400)
     assert fourth.returncode == 0, said
     assert "4 of them have ended already" in said
     assert place.outcomes() == after
@@ -134,7 +134,7 @@ def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucke
     (tmp_path / "space.yaml").write_text("learning_rate: [0.001, 0.002]\ndrop_path: 0.05\n")
     name = f"sweep-{secrets.token_hex(4)}"
     sweep = ["sweep", "--run", name, "--space", str(tmp_path / "space.yaml"), "--epochs", "2", "--wandb", "off"]
-    done = cluster.run("submit", "--results", str(tmp_path / "results"), "--", *sweep, timeout=240)
+    done = cluster.run("submit", "--results", str(tmp_path / "results"), "--", *sweep, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 trials over learning_rate" in done.stdout
     assert "2 trials at a time, 1 worker each" in done.stdout  # two nodes of one CPU, and no autoscaler

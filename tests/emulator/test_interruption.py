@@ -29,7 +29,7 @@ from tests.emulator.conftest import eventually
 pytestmark = pytest.mark.emulated
 
 SOURCES = ("emulator", "oasis_stack", "workloads", "__main__.py", "Pulumi.yaml", "Pulumi.local.yaml")
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 400
 
 
 @pytest.fixture
