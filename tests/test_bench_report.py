@@ -18,21 +18,26 @@ from workloads.errors import DataIntegrityError, UsageError
 from workloads.nccl import plot, records, report
 from workloads.nccl.bandwidth import Row
 from workloads.nccl.measured import Measured
+from workloads.nccl.report import Remarks
 from workloads.nccl.stages import Link, Stage
 from workloads.nccl.suspects import Suspect
 from workloads.storage import locate
 
-VERDICTS: dict[str, dict[str, Any]] = {
-    "all": {
-        "path": "gib-host",
-        "algorithm": "NVLSTree",
-        "protocol": "SIMPLE",
-        "channels": 16,
-        "plugin": "gIB",
-        "problems": [{"severity": "error", "problem": "mlx5_3 of host-1 has no GPUDirect.", "remedy": "Restart it."}],
-    }
-}
-JUDGEMENTS: dict[str, dict[str, Any]] = {"all": {"verdict": "fail", "reasons": ["busbw 99 is below 340"]}}
+REMARKS = Remarks(
+    verdicts={
+        "all": {
+            "path": "gib-host",
+            "algorithm": "NVLSTree",
+            "protocol": "SIMPLE",
+            "channels": 16,
+            "plugin": "gIB",
+            "problems": [
+                {"severity": "error", "problem": "mlx5_3 of host-1 has no GPUDirect.", "remedy": "Restart it."}
+            ],
+        }
+    },
+    judgements={"all": {"verdict": "fail", "reasons": ["busbw 99 is below 340"]}},
+)
 
 
 def two_nodes() -> list[Measured]:
@@ -45,7 +50,7 @@ def two_nodes() -> list[Measured]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results that no test changes."""
     folder = tmp_path_factory.mktemp("written")
-    report.write([locate(folder)], two_nodes(), VERDICTS, JUDGEMENTS)
+    report.write([locate(folder)], two_nodes(), REMARKS)
     return folder
 
 
@@ -69,7 +74,7 @@ def approximately(row: Row) -> Any:
 def test_every_form_of_the_results_is_written_and_a_log_for_each_stage_and_rank(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     *_, last = two_nodes()
-    names = report.write([locate(here), locate(there)], [last], VERDICTS, JUDGEMENTS)
+    names = report.write([locate(here), locate(there)], [last], REMARKS)
     logs = {f"logs/all_reduce-nodes-0-1-ring-rank{rank}.log" for rank in (0, 15)}
     assert set(names) == {f"all_reduce.{form}" for form in ("txt", "jsonl", "csv", "png", "svg")} | logs
     for name in names:
@@ -80,7 +85,7 @@ def test_every_form_of_the_results_is_written_and_a_log_for_each_stage_and_rank(
 def test_two_collectives_have_files_of_their_own(tmp_path: Path) -> None:
     stage = Stage(name="all", nodes=(0, 1))
     found = [measured(stage, conditions(2, op)) for op in ("all_reduce", "all_gather")]
-    report.write([locate(tmp_path)], found, {}, {})
+    report.write([locate(tmp_path)], found)
     for op in ("all_reduce", "all_gather"):
         (only,) = records.read((tmp_path / f"{op}.jsonl").read_bytes(), op).measured
         assert only.conditions.op == op
@@ -97,7 +102,7 @@ def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:
     )
     assert head["image"] == "repository/ray@sha256:1" and head["node_of_rank"] == [0] * 8 + [1] * 8
     results = records.read(content, "here")
-    assert results.verdicts == VERDICTS and results.judgements == JUDGEMENTS
+    assert results.remarks == REMARKS
     for before, after in zip(two_nodes(), results.measured, strict=True):
         assert (after.stage, after.conditions, after.links, dict(after.logs)) == (
             before.stage,
@@ -116,9 +121,10 @@ def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:
 def test_who_is_slow_and_why_stages_are_missing_are_kept_with_the_numbers(tmp_path: Path) -> None:
     slow = Suspect(kind="node", number=1, ratio=2.5, text="node 1 (b) is slow alone: 2.5 times the time of the others")
     why = "Rank 3 of 'all', on node 1 (b) died: lost"
-    report.write([locate(tmp_path)], two_nodes()[:2], {}, {}, [slow], why)
+    remarks = Remarks(suspects=(slow,), stopped=why)
+    report.write([locate(tmp_path)], two_nodes()[:2], remarks)
     results = records.read((tmp_path / "all_reduce.jsonl").read_bytes(), "here")
-    assert (results.suspects, results.stopped) == ((slow,), why)
+    assert results.remarks == remarks
     assert (tmp_path / "all_reduce.txt").read_text().endswith(f"# slow: {slow.text}\n# stopped before its end: {why}\n")
 
 
@@ -132,7 +138,7 @@ def test_logs_of_stages_without_a_result_are_kept_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_checked_in_place_is_null_and_empty_and_reads_back(tmp_path: Path) -> None:
     one = measured(Stage(name="all", nodes=(0, 1)), conditions(2, "all_to_all"))
     row = replace(one.rows[0], in_place=timing(1e-3, 16, blocking=False, wrong=None))
-    report.write([locate(tmp_path)], [replace(one, rows=(row,))], {}, {})
+    report.write([locate(tmp_path)], [replace(one, rows=(row,))])
     (read,) = records.read((tmp_path / "all_to_all.jsonl").read_bytes(), "here").measured
     assert read.rows[0].in_place.wrong is None and read.rows[0].in_place.blocking is None
     out, into = csv.DictReader(io.StringIO((tmp_path / "all_to_all.csv").read_text()))
@@ -218,11 +224,11 @@ def test_the_pictures_are_a_png_and_an_svg_that_change_with_the_figures_alone(wr
     svg = (written / "all_reduce.svg").read_bytes()
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     again, changed = tmp_path / "again", tmp_path / "changed"
-    report.write([locate(again)], two_nodes(), VERDICTS, JUDGEMENTS)
+    report.write([locate(again)], two_nodes(), REMARKS)
     assert (again / "all_reduce.svg").read_bytes() == svg
     *others, last = two_nodes()
     slower = replace(last.rows[-1], in_place=timing(1.0, 16))
-    report.write([locate(changed)], [*others, replace(last, rows=(*last.rows[:-1], slower))], {}, {})
+    report.write([locate(changed)], [*others, replace(last, rows=(*last.rows[:-1], slower))])
     assert (changed / "all_reduce.svg").read_bytes() != svg
 
 

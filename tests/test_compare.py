@@ -14,14 +14,15 @@ from workloads.errors import UsageError
 from workloads.nccl import comparison, noise, report
 from workloads.nccl.measured import Measured
 from workloads.nccl.records import Results
+from workloads.nccl.report import NO_REMARKS, Remarks
 from workloads.nccl.stages import Stage
 from workloads.storage import locate
 
 SEEDS = 100
 
 
-def results(found: list[Measured], source: str = "here") -> Results:
-    return Results(source=source, measured=tuple(found), verdicts={}, judgements={}, suspects=(), stopped="")
+def results(found: list[Measured], source: str = "here", remarks: Remarks = NO_REMARKS) -> Results:
+    return Results(source=source, measured=tuple(found), remarks=remarks)
 
 
 def changed(before: list[Results], after: list[Results]) -> list[comparison.Compared]:
@@ -129,8 +130,9 @@ def test_a_forced_algorithm_and_sizes_without_overlap_are_refused() -> None:
 def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_measurement() -> None:
     one = measured(Stage(name="all", nodes=(0, 1)), conditions(2))
     path = {"path": "gib-gdr", "algorithm": "RING", "protocol": "SIMPLE", "channels": 16}
-    before = replace(results([one], "a"), verdicts={"all": path})
-    after = replace(results([one], "b"), verdicts={"all": {**path, "path": "socket", "channels": 2}}, stopped="lost")
+    before = results([one], "a", Remarks(verdicts={"all": path}))
+    other = {**path, "path": "socket", "channels": 2}
+    after = results([one], "b", Remarks(verdicts={"all": other}, stopped="lost"))
     found = comparison.compare([before], [after])
     assert found.differences == ("all_reduce (float), all: gib-gdr RING SIMPLE 16 in A, socket RING SIMPLE 2 in B",)
     assert found.left_out == ("b stopped before its end: lost",)
@@ -148,7 +150,7 @@ def test_the_command_prints_a_table_says_what_differs_and_fails_only_if_told_to(
     before, after = run(2, draw), run(2, draw, slower=1.25)
     after = [replace(one, conditions=conditions(one.conditions.nodes, nccl="2.31.1")) for one in after[1:]]
     for name, found in (("a", before), ("b", after)):
-        report.write([locate(tmp_path / name)], found, {}, {})
+        report.write([locate(tmp_path / name)], found)
     words = ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b" / "all_reduce.jsonl")]
     assert command_line.main(words) == 0
     printed = capsys.readouterr().out

@@ -204,7 +204,7 @@ def test_a_curve_that_was_measured_replaces_the_constants(tmp_path: Path, capsys
     """A fabric at half its speed is measured on two nodes; the prediction for sixteen takes that with it."""
     sound, slow = tmp_path / "sound", tmp_path / "slow"
     for folder, factor in ((sound, 1.0), (slow, 2.0)):
-        report.write([locate(folder)], run(2, slower=factor), {}, {})
+        report.write([locate(folder)], run(2, slower=factor))
     words = ["--nodes", "1,2,16", "--batch", "256"]
     constants = efficiencies(predict(capsys, *words))
     measured_sound = efficiencies(predict(capsys, *words, "--from", str(sound)))
@@ -279,7 +279,7 @@ def test_a_curve_that_the_formula_cannot_carry_on_is_refused(
     under: report.Conditions, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = measured(Stage(name="all", nodes=tuple(range(under.nodes))), conditions(2, under.op))
-    report.write([locate(tmp_path)], [replace(one, conditions=under)], {}, {})
+    report.write([locate(tmp_path)], [replace(one, conditions=under)])
     assert command_line.main(["bench", "predict", "--from", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
 

@@ -120,7 +120,11 @@ def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
         )
     lines = [_compared(key, regime, sizes, old[key], new[key], len(groups)) for key, regime, sizes in groups]
     left_out = [f"{key} only in {side}" for side, keys in (("A", old), ("B", new)) for key in keys if key not in common]
-    left_out += [f"{one.source} stopped before its end: {one.stopped}" for one in (*before, *after) if one.stopped]
+    left_out += [
+        f"{one.source} stopped before its end: {one.remarks.stopped}"
+        for one in (*before, *after)
+        if one.remarks.stopped
+    ]
     return Comparison(
         lines=tuple(lines),
         differences=(
@@ -142,7 +146,7 @@ def _runs(side: Sequence[Results]) -> dict[Key, list[Run]]:
                     conditions=one.conditions,
                     algorithm=one.stage.algorithm,
                     rows=one.rows,
-                    taken=_taken(results.verdicts.get(one.stage.name, {})),
+                    taken=_taken(results.remarks.verdicts.get(one.stage.name, {})),
                 )
             )
     return runs

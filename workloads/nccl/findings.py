@@ -58,6 +58,10 @@ def write(
         findings: of those stages that were judged.
         stopped: why stages are missing; empty where none is.
     """
-    verdicts = {one.measured.stage.name: one.verdict.as_record() for one in findings}
-    judgements = {one.measured.stage.name: one.judgement.as_record() for one in findings}
-    return report.write(folders, measured, verdicts, judgements, suspects.suspects(measured), stopped)
+    remarks = report.Remarks(
+        verdicts={one.measured.stage.name: one.verdict.as_record() for one in findings},
+        judgements={one.measured.stage.name: one.judgement.as_record() for one in findings},
+        suspects=tuple(suspects.suspects(measured)),
+        stopped=stopped,
+    )
+    return report.write(folders, measured, remarks)

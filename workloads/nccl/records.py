@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from workloads.errors import DataIntegrityError, UsageError
 from workloads.nccl.bandwidth import Percentiles, Row, Timing
 from workloads.nccl.measured import Measured
-from workloads.nccl.report import Conditions, Records, widest
+from workloads.nccl.report import Conditions, Remarks, widest
 from workloads.nccl.stages import Link, Stage
 from workloads.nccl.suspects import Suspect
 
@@ -35,11 +35,7 @@ class Results:
     """Where it was read, for messages."""
     measured: tuple[Measured, ...]
     """Its stages, without NCCL's logs."""
-    verdicts: Mapping[str, dict[str, Any]]
-    judgements: Mapping[str, dict[str, Any]]
-    suspects: tuple[Suspect, ...]
-    stopped: str
-    """Why stages are missing; empty where none is."""
+    remarks: Remarks
 
     @property
     def conditions(self) -> Conditions:
@@ -47,21 +43,12 @@ class Results:
         return widest(self.measured).conditions
 
 
-def json_lines(
-    measured: Sequence[Measured],
-    verdicts: Records,
-    judgements: Records,
-    suspects: Sequence[Suspect] = (),
-    stopped: str = "",
-) -> str:
+def json_lines(measured: Sequence[Measured], remarks: Remarks) -> str:
     """The machine-readable result of one collective's stages.
 
     Args:
         measured: at least one stage.
-        verdicts: by stage; a missing one is written as null.
-        judgements: by stage, likewise.
-        suspects: who is slow.
-        stopped: why stages are missing.
+        remarks: on them; a verdict or judgement that is missing is written as null.
     """
     lines: list[dict[str, Any]] = [
         {"schema": SCHEMA, "kind": "environment", **asdict(widest(measured).conditions)},
@@ -73,16 +60,17 @@ def json_lines(
                 "kind": "stage",
                 **asdict(one.stage),
                 "environment": asdict(one.conditions),
-                "verdict": verdicts.get(name),
-                "judgement": judgements.get(name),
+                "verdict": remarks.verdicts.get(name),
+                "judgement": remarks.judgements.get(name),
             }
         )
         lines += [{"kind": "row", "stage": name, **row_record(row)} for row in one.rows]
         lines += [{"kind": "link", "stage": name, **asdict(link)} for link in one.links]
     lines += [
-        {"kind": "suspect", "part": one.kind, **{name: getattr(one, name) for name in _SUSPECT}} for one in suspects
+        {"kind": "suspect", "part": one.kind, **{name: getattr(one, name) for name in _SUSPECT}}
+        for one in remarks.suspects
     ]
-    lines.append({"kind": "end", "lines": len(lines), "stopped": stopped})
+    lines.append({"kind": "end", "lines": len(lines), "stopped": remarks.stopped})
     return "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
 
 
@@ -217,14 +205,9 @@ def _assemble(parsed: Sequence[dict[str, Any]], source: str) -> Results:
         Measured(stage=stage, conditions=conditions, rows=tuple(rows), links=tuple(links), logs={})
         for stage, conditions, rows, links in found
     )
-    return Results(
-        source=source,
-        measured=measured,
-        verdicts=verdicts,
-        judgements=judgements,
-        suspects=tuple(suspects),
-        stopped=str(parsed[-1]["stopped"]),
-    )
+    stopped = str(parsed[-1]["stopped"])
+    remarks = Remarks(verdicts=verdicts, judgements=judgements, suspects=tuple(suspects), stopped=stopped)
+    return Results(source=source, measured=measured, remarks=remarks)
 
 
 def _conditions(record: dict[str, Any]) -> Conditions:

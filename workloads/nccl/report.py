@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from workloads.nccl import bandwidth
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 
 Records = Mapping[str, dict[str, Any]]
 """Plain data by the name of the stage that they belong to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remarks:
+    """What is said about measured stages, beside their numbers."""
+
+    verdicts: Records = field(default_factory=dict)
+    """Of NCCL's logs, which path was taken; a stage may be missing."""
+    judgements: Records = field(default_factory=dict)
+    """Of the figures against the machine type's thresholds; a stage may be missing."""
+    suspects: tuple[Suspect, ...] = ()
+    """Who is slow."""
+    stopped: str = ""
+    """Why stages are missing; empty where none is."""
+
+
+NO_REMARKS = Remarks()
 
 LOGS = "logs"
 """Folder of NCCL's own logs, beside the tables."""
@@ -94,28 +111,18 @@ def duration(seconds: float, _: object = None) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def write(
-    folders: Sequence[Folder],
-    measured: Sequence[Measured],
-    verdicts: Records,
-    judgements: Records,
-    suspects: Sequence[Suspect] = (),
-    stopped: str = "",
-) -> list[str]:
+def write(folders: Sequence[Folder], measured: Sequence[Measured], remarks: Remarks = NO_REMARKS) -> list[str]:
     """Write every file into each folder; returns the files' names.
 
     Args:
         folders: where to; on a disk or in a bucket.
         measured: the stages, in the order in which they are to be shown; at least one, each with at least one row.
-        verdicts: of NCCL's logs, which path was taken; a stage may be missing.
-        judgements: of the figures against the machine type's thresholds; a stage may be missing.
-        suspects: who is slow.
-        stopped: why stages are missing; empty where none is.
+        remarks: on them.
     """
     files: dict[str, bytes] = {}
     for op in dict.fromkeys(one.conditions.op for one in measured):
         of = [one for one in measured if one.conditions.op == op]
-        files |= _files(op, of, verdicts, judgements, suspects, stopped)
+        files |= _files(op, of, remarks)
     for one in measured:
         files |= _logs(one.conditions.op, one.stage.name, one.logs)
     _put(folders, files)
@@ -153,21 +160,14 @@ def slug(text: str) -> str:
     return "-".join("".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split())
 
 
-def _files(
-    op: str,
-    measured: Sequence[Measured],
-    verdicts: Records,
-    judgements: Records,
-    suspects: Sequence[Suspect],
-    stopped: str,
-) -> dict[str, bytes]:
+def _files(op: str, measured: Sequence[Measured], remarks: Remarks) -> dict[str, bytes]:
     from workloads.nccl import plot, records  # matplotlib is not loaded for a table alone
 
     pictures = plot.draw(op, widest(measured).conditions.where(), measured)
     return {
-        f"{op}.txt": text(measured, verdicts, judgements, suspects, stopped).encode(),
-        f"{op}.jsonl": records.json_lines(measured, verdicts, judgements, suspects, stopped).encode(),
-        f"{op}.csv": comma_separated(measured, verdicts).encode(),
+        f"{op}.txt": text(measured, remarks).encode(),
+        f"{op}.jsonl": records.json_lines(measured, remarks).encode(),
+        f"{op}.csv": comma_separated(measured, remarks.verdicts).encode(),
         **{f"{op}.{form}": picture for form, picture in pictures.items()},
     }
 
@@ -177,32 +177,23 @@ def widest(measured: Sequence[Measured]) -> Measured:
     return max(measured, key=lambda one: (one.conditions.nodes, not one.stage.algorithm))
 
 
-def text(
-    measured: Sequence[Measured],
-    verdicts: Records,
-    judgements: Records,
-    suspects: Sequence[Suspect] = (),
-    stopped: str = "",
-) -> str:
+def text(measured: Sequence[Measured], remarks: Remarks) -> str:
     """The tables of all stages, each with its verdict and judgement beneath, as in the terminal.
 
     Args:
         measured: stages of one collective.
-        verdicts: by stage.
-        judgements: by stage.
-        suspects: who is slow.
-        stopped: why stages are missing.
+        remarks: on them.
     """
     lines = []
     for one in measured:
         name = one.stage.name
         lines += [f"# stage: {name}", *one.conditions.lines(), bandwidth.table(one.rows)]
-        lines += verdict_lines(verdicts.get(name), judgements.get(name))
+        lines += verdict_lines(remarks.verdicts.get(name), remarks.judgements.get(name))
         lines.append("")
-    lines += [f"# slow: {one.text}" for one in suspects]
-    if stopped:
-        lines.append(f"# stopped before its end: {stopped}")
-    return "\n".join([*lines, ""]) if suspects or stopped else "\n".join(lines)
+    lines += [f"# slow: {one.text}" for one in remarks.suspects]
+    if remarks.stopped:
+        lines.append(f"# stopped before its end: {remarks.stopped}")
+    return "\n".join([*lines, ""]) if remarks.suspects or remarks.stopped else "\n".join(lines)
 
 
 def verdict_lines(verdict: dict[str, Any] | None, judgement: dict[str, Any] | None) -> list[str]:
