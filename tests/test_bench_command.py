@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.test_bandwidth import row
 from workloads import __main__ as command_line
 from workloads import session, storage
 from workloads.errors import PlaceError, WorkloadFailedError
-from workloads.nccl import driver, failures, kept_logs, records, report, teams
+from workloads.nccl import driver, failures, gate, kept_logs, records, report, teams
 from workloads.nccl.failures import Place
 from workloads.nccl.measured import Measured
 from workloads.nccl.placement import Layout
@@ -299,6 +300,49 @@ def test_a_rank_that_hangs_is_named_and_not_those_that_gave_up_waiting_for_it() 
         failures.raise_failure(aborted, [2], places, late=True)
     with pytest.raises(WorkloadFailedError, match=r"^Rank 0 .* died: .* Silent since: rank 1 of .*; rank 2 .*; rank 3"):
         failures.raise_failure({0: RayActorError()}, [1, 2, 3], places, late=True)  # nobody knows who
+
+
+class SlowStart:
+    """Ray, and the clock, while ranks start: each process dies after so many seconds, or is never heard of."""
+
+    def __init__(self, deaths: dict[int, float]) -> None:
+        self.deaths = deaths
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, waiting: list[int], timeout: float) -> tuple[list[int], list[int]]:
+        known = {rank: self.deaths[rank] for rank in waiting if rank in self.deaths}
+        self.now = min([self.now + timeout, *known.values()])
+        done = [rank for rank, moment in known.items() if moment <= self.now]
+        return done, [rank for rank in waiting if rank not in done]
+
+    def get(self, rank: int) -> None:
+        raise RayActorError()
+
+
+@pytest.mark.parametrize(
+    ("deaths", "said", "when"),
+    [
+        ({0: 400.0, 1: 401.0}, r"^Rank 0 of 'all', on node 0 \(a\) died: ", 400),
+        ({}, r"^No answer from rank 0 of .*; rank 2 of 'all', on node 2 \(c\) within 600 s\.", 600),
+    ],
+)
+def test_a_slow_start_is_no_hang_however_much_longer_it_takes_than_a_collective_may(
+    deaths: dict[int, float], said: str, when: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = SlowStart(deaths)
+    monkeypatch.setattr(failures, "ray", ray)
+    monkeypatch.setattr(failures, "time", ray)
+    stage = Stage(name="all", nodes=(0, 1, 2))
+    actors: list[Any] = [SimpleNamespace(arrive=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in range(3)]
+    team = teams.Team(stage, actors, [Place(stage, rank, rank, "abc"[rank]) for rank in range(3)])
+    layout = Layout(nodes=3, ranks_per_node=1, gpus_per_node=1)
+    with pytest.raises(WorkloadFailedError, match=said) as raised:
+        teams.SideBySide([team], layout, gate.PLAN).join()
+    assert not isinstance(raised.value, failures.HungError)
+    assert (ray.now, gate.PLAN.timeout_seconds) == (when, 60)
 
 
 def test_why_a_process_died_is_told_and_not_only_that_it_did() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Place:
 
 
 class HungError(WorkloadFailedError):
-    """Ranks gave no answer."""
+    """Ranks gave no answer where they meet in a collective."""
 
 
 def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limit: float, patience: float) -> list[Any]:
@@ -51,10 +52,12 @@ def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limi
         places: of the same ranks.
         limit: seconds.
         patience: seconds after which a rank gives up waiting for another in a collective. On NCCL its process ends.
+            Infinite where none waits for another.
 
     Raises:
         WorkloadError: a rank's own.
-        WorkloadFailedError: a rank died, failed or gave no answer; says which, and on which node.
+        WorkloadFailedError: a rank died, failed or gave no answer; says which, and on which node. A HungError only
+            where ranks may wait for each other.
     """
     waiting, failed = list(futures), dict[int, BaseException]()
     began, late = time.monotonic(), False
@@ -73,7 +76,8 @@ def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limi
     if failed:
         raise_failure(failed, silent, places, late)
     if silent:
-        raise _hung(silent, places, f"within {limit:.0f} s")
+        kind = HungError if patience < math.inf else WorkloadFailedError
+        raise _no_answer(kind, silent, places, f"within {limit:.0f} s")
     return ray.get(list(futures))
 
 
@@ -102,7 +106,7 @@ def raise_failure(
         if isinstance(error, WorkloadError):
             raise error from None
     if late and 0 < len(silent) < len(failed):
-        raise _hung(silent, places, "when the ranks that waited for it in a collective gave up")
+        raise _no_answer(HungError, silent, places, "when the ranks that waited for it in a collective gave up")
     dead = [index for index, error in failed.items() if isinstance(error, RayActorError)]
     index = (dead or list(failed))[0]
     error = failed[index]
@@ -116,8 +120,10 @@ def raise_failure(
     ) from error
 
 
-def _hung(silent: Sequence[int], places: Sequence[Place], when: str) -> HungError:
-    return HungError(
+def _no_answer(
+    kind: type[WorkloadFailedError], silent: Sequence[int], places: Sequence[Place], when: str
+) -> WorkloadFailedError:
+    return kind(
         f"No answer from {'; '.join(str(places[index]) for index in silent)} {when}.",
         "All ranks were ended. Look at those nodes (`python -m workloads status`, the dashboard); run again.",
     )

@@ -52,20 +52,33 @@ class SideBySide:
         self._places = [place for team in teams for place in team.places]
 
     def ask(
-        self, method: str, limit: float, arguments: Callable[[Team, int], tuple[Any, ...]] = lambda team, rank: ()
+        self,
+        method: str,
+        limit: float,
+        arguments: Callable[[Team, int], tuple[Any, ...]] = lambda team, rank: (),
+        *,
+        patience: float | None = None,
     ) -> list[list[Any]]:
-        """Call a method of every rank and wait for so many seconds; the answers by team."""
+        """Call a method of every rank; the answers by team.
+
+        Args:
+            method: its name.
+            limit: seconds.
+            arguments: of each rank.
+            patience: of a rank in a collective, as of `answers`; the plan's if None.
+        """
         futures = [
             getattr(actor, method).remote(*arguments(team, rank))
             for team in self._teams
             for rank, actor in enumerate(team.actors)
         ]
-        given = iter(answers(futures, self._places, limit, self._plan.timeout_seconds))
+        patience = self._plan.timeout_seconds if patience is None else patience
+        given = iter(answers(futures, self._places, limit, patience))
         return [[next(given) for _ in team.actors] for team in self._teams]
 
     def join(self) -> list[list[Facts]]:
         """Let every team meet; what each rank runs on."""
-        arrived = self.ask("arrive", START_SECONDS)
+        arrived = self.ask("arrive", START_SECONDS, patience=math.inf)
         known = [one for team in arrived for one in team]
         self._places = [replace(place, pid=one["pid"]) for place, one in zip(self._places, known, strict=True)]
         check_versions([one["versions"] for one in known], self._places)
