@@ -132,7 +132,7 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
         say(f"fabric: nothing of it could be kept: {unkept}")
     bad = findings.broken(found)
     said = f"All-reduce failed before training: {error.problem}{f' {bad}' if bad else ''}{slow}"
-    told = any(faults.origins(logs) for logs in error.logs.values()) or faults.advice(_causes(error))
+    told = any(faults.origins(logs) for logs in error.logs.values()) or faults.advice(str(_origin(error)))
     if bad or told or isinstance(error.__cause__, HungError):
         return FabricError(said, f"{error.remedy} {where}{_TRAIN_ANYWAY}")
     error.problem, error.remedy = said, f"{error.remedy} {where}"
@@ -140,13 +140,10 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
 
 
 def _origin(error: BaseException) -> BaseException:
+    """Ray's or torch's own error, with all its lines; what is raised from it quotes one of them."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _causes(error: BaseException) -> str:
-    return "\n".join(map(str, (error, _origin(error))))
 
 
 def _said(found: Sequence[Finding], measured: Sequence[Measured], say: Callable[[str], None]) -> str:
