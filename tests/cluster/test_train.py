@@ -30,6 +30,23 @@ pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 
 
+def usual_variables() -> dict[str, str]:
+    """This process's, without those that say where Ray, the stack or W&B is."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
+
+
+def run_python(*words: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python, which starts a Ray of its own, run to its end in a folder, with these variables beside the usual ones."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=directory,
+        env=usual_variables() | {"PYTHONPATH": str(ROOT)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
 @dataclass(frozen=True)
 class Bench:
     """A place to train in: data, runs and results of one test."""
@@ -44,11 +61,8 @@ class Bench:
         """`python -m workloads train`, as a user would start it."""
         places = ["--storage", str(self.directory / "runs"), "--results", str(self.directory / "results")]
         command = [sys.executable, "-m", "workloads", "train", "--run", run, "--data", str(self.data), *places, *flags]
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_", "WANDB_"))
-        }
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=ROOT, env=usual_variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def checkpoints(self, run: str) -> list[str]:
@@ -155,16 +169,8 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
 
 def test_the_readme_s_train_in_an_empty_folder_trains_on_the_digits_and_shows_its_table(tmp_path: Path) -> None:
     (line,) = re.findall(r"^\.venv/bin/python -m (workloads train) +#", (ROOT / "README.md").read_text(), re.MULTILINE)
-    foreign = ("RAY_", "OASIS_", "WANDB_")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    done = subprocess.run(
-        [sys.executable, "-m", *line.split(), "--epochs", "2"],
-        cwd=tmp_path,
-        env=own | {"PYTHONPATH": str(ROOT), "OASIS_DATA_MOUNT": str(tmp_path / "no-mount")},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    variables = {"OASIS_DATA_MOUNT": str(tmp_path / "no-mount")}
+    done = run_python("-m", *line.split(), "--epochs", "2", directory=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     mount = tmp_path / ".oasis" / "data"
     assert f"there is no {tmp_path}/no-mount/digits: training on" in done.stdout
@@ -211,18 +217,11 @@ def test_a_node_whose_copy_of_the_data_takes_longer_than_a_collective_may_fails_
     try:
         cloud.put("storage/bucket", "data", {"name": "data", "project": "p", "location": "us-central1"})
         digits.write(str(cloud.directory / "buckets" / "data" / "digits"), lambda _: None, sharded=True)
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_"))}
         google = f"http://127.0.0.1:{server.server_address[1]}"
-        (tmp_path / "scratch").mkdir()
-        done = subprocess.run(
-            [sys.executable, "-c", SLOW_DATA, str(timeout)],
-            cwd=tmp_path,
-            env=own
-            | {"PYTHONPATH": str(ROOT), EMULATOR_VARIABLE: google, "OASIS_SCRATCH_MOUNT": str(tmp_path / "scratch")},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        variables = {EMULATOR_VARIABLE: google, "OASIS_SCRATCH_MOUNT": str(scratch)}
+        done = run_python("-c", SLOW_DATA, str(timeout), directory=tmp_path, **variables)
     finally:
         server.shutdown()
         server.server_close()
@@ -261,11 +260,8 @@ with session.connect(place):
 """
 
 
-def test_a_run_has_one_driver_at_a_time() -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", LEASES], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
-    )
+def test_a_run_has_one_driver_at_a_time(tmp_path: Path) -> None:
+    done = run_python("-c", LEASES, directory=tmp_path)
     said = ["run one is being trained by another job of this cluster.", "held again"]
     assert done.stdout.splitlines() == said, done.stderr
 
@@ -284,15 +280,7 @@ with session.connect(place, cpus=2):
 
 
 def test_a_rank_that_stays_away_from_a_collective_costs_its_timeout_and_a_restart(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", ABSENT, str(tmp_path)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = run_python("-c", ABSENT, str(tmp_path), directory=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["beyond_timeout"] < 30  # 10 on a quiet machine, as `python -m benchmarks.kills` measures it
@@ -320,15 +308,7 @@ with session.connect(place, cpus=2):
 
 
 def test_more_workers_than_a_ray_without_autoscaler_has_are_refused_at_once(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", INFEASIBLE],
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = run_python("-c", INFEASIBLE, directory=tmp_path)
     assert done.stdout.splitlines()[-1:] == [
         "3 True This cluster can never give 3 workers with 1 CPU: 2 of them up, and it has no autoscaler that could "
         "add one."
@@ -351,15 +331,7 @@ with session.connect(place, cpus=2):
 
 
 def test_workers_whose_places_others_hold_are_waited_for_and_given_up_with_exit_4(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", BUSY],
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = run_python("-c", BUSY, directory=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["4"], done.stdout + done.stderr
     assert "waiting for 2 workers with 1 CPU: 2 of them up; waited" in done.stdout
     assert "s: 2 workers with 1 CPU; the nodes are there and busy." in done.stdout
@@ -402,15 +374,7 @@ print(json.dumps({
 
 
 def test_an_elastic_run_grows_when_there_is_room_and_saves_before(tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "OASIS_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", GROWING, str(tmp_path)],
-        cwd=ROOT,
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = run_python("-c", GROWING, str(tmp_path), directory=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["worlds"] == [1, 2]
