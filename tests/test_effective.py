@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from workloads import __main__ as command_line
 from workloads import effective, session
 from workloads.convnext import train
 from workloads.effective import Setting
-from workloads.environment import CONFIG_MAP, variable
 
 CANARY = "c0ffee" * 6 + "cafe"
 LAPTOP = session.Place(address=None, environment=None)
@@ -68,26 +68,35 @@ def test_every_flag_and_every_field_of_the_recipe_is_there_once() -> None:
     assert flags | fields <= set(found)
 
 
-def test_in_a_pod_the_stack_s_variables_are_named_and_for_a_client_its_config_map(
+def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_none_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = session.Place(address="10.0.0.1:6379", environment=OUTPUTS)
-    words = ("--recipe", "imagenet_a3_ultra")
-    client = settings(*words, place=place)
-    assert (client["workers"].value, client["workers"].origin) == (8, f"ConfigMap {CONFIG_MAP}")
-    for field in dataclasses.fields(OUTPUTS):
-        monkeypatch.setenv(variable(field.name), str(getattr(OUTPUTS, field.name)))
     monkeypatch.setenv("OASIS_DATA_MOUNT", "/mnt/data")
-    pod = settings(*words, place=place)
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    words = ("--recipe", "imagenet_a3_ultra", "--run", "a")
+    pod = settings(*words, place=session.Place(address="10.0.0.1:6379", environment=OUTPUTS))
     expected = {
         "workers": (8, "variable OASIS_GPUS_PER_NODE"),
         "address": ("10.0.0.1:6379", "variable RAY_ADDRESS"),
         "data-place": ("/mnt/data/imagenet", "variable OASIS_DATA_MOUNT"),
         "gpu-max-nodes": (4, "variable OASIS_GPU_MAX_NODES"),
+        "storage": ("gs://test-runs/a", "variable OASIS_RUNS_URI"),
+        "results": (str(Path(".oasis/results/a").absolute()), "default"),
+        "wandb-key": ("[redacted]", "variable WANDB_API_KEY"),
     }
     assert {name: (pod[name].value, pod[name].origin) for name in expected} == expected
-    assert pod["storage"].origin == "variable OASIS_RUNS_URI"
-    assert str(pod["storage"].value).startswith("gs://test-runs/imagenet-a3-ultra-")
+    stack = replace(OUTPUTS, wandb_secret="projects/p/secrets/s")
+    client = settings(*words, place=session.Place(address="RayCluster x", environment=stack, told_by="stack dev"))
+    expected = {
+        "workers": (8, "stack dev"),
+        "address": ("RayCluster x", "where the job runs"),
+        "data-place": ("/data/imagenet", "default mount"),
+        "gpu-max-nodes": (4, "stack dev"),
+        "storage": ("gs://test-runs/a", "stack dev"),
+        "results": (".oasis/results/a", "default"),
+        "wandb-key": ("in Secret Manager, projects/p/secrets/s", "stack dev"),
+    }
+    assert {name: (client[name].value, client[name].origin) for name in expected} == expected
 
 
 def test_a_key_s_place_is_shown_and_never_the_key(

@@ -62,7 +62,7 @@ def test_the_fabric_is_checked_where_it_was_promised_and_the_run_uses_it(
     assert (run.promise is not None) == asked
     (shown,) = [setting for setting in settings if setting.name == "require-fabric"]
     typed = any("fabric" in word for word in words)
-    stack = "ConfigMap oasis-environment" if environment else "default"
+    stack = "variable OASIS_RDMA_NICS" if environment else "default"
     assert (shown.value, shown.origin) == (asked, "flag --require-fabric" if typed else stack)
 
 

@@ -19,7 +19,7 @@ from tests.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
 from tests.loopback import Reply
 from tests.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
-from workloads import follow, working_dir
+from workloads import follow, submit, working_dir
 from workloads.errors import PlaceError
 
 
@@ -240,6 +240,89 @@ def test_with_a_stack_kubectl_must_point_at_the_same_cluster(
     outputs({**vars(at), "cluster_name": "the-other-one"})
     assert command_line.main(["submit", "--stack", "dev", "--", "true"]) == 2
     assert "get_credentials_command --stack dev" in capsys.readouterr().err
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """What `submit --dry-run --json` says: each setting with its origin, the rest as it is."""
+    capsys.readouterr()
+    assert command_line.main(["submit", "--dry-run", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return found | {name: (one["value"], one["origin"]) for name, one in found["settings"].items()}
+
+
+def test_a_dry_run_says_what_a_job_would_use_and_who_says_so_and_submits_nothing(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Whoever may read the ConfigMap, and not the token, may ask.
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, replace(OUTPUTS, ray_dashboard_url=ray.url), token=""))
+    words = ["--", "train", "--recipe", "imagenet_a3_ultra", "--workers", "16", "--run", "first"]
+    found = dry_run(capsys, *words)
+    told = "the stack's ConfigMap oasis-environment"
+    assert (found["recipe"], found["workers"]) == (
+        ("imagenet_a3_ultra", "flag --recipe"),
+        ("16", "flag --workers"),
+    )
+    assert (found["require-fabric"], found["storage"]) == ((True, told), ("gs://test-runs/first", told))
+    assert (found["model"][1], found["rdma-nics"]) == ("recipe imagenet_a3_ultra", (8, told))
+    assert found["address"] == ("RayCluster oasis", "where the job runs")
+    assert found["request"] == {"bundles": [{"CPU": 1, "GPU": 1}] * 16, "strategy": "PACK"}
+    pulumi = tmp_path / "pulumi"
+    pulumi.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(vars(OUTPUTS))}\nEND\n")
+    pulumi.chmod(0o755)
+    found = dry_run(capsys, "--stack", "dev", "--ray-job", *words)
+    assert (found["storage"], found["rdma-nics"]) == (("gs://test-runs/first", "stack dev"), (8, "stack dev"))
+    assert found["address"] == ("a cluster of its own", "where the job runs")
+    assert command_line.main(["submit", "--dry-run", *words]) == 0
+    printed = capsys.readouterr()
+    assert "not submitted: `python -m workloads train --recipe" in printed.err and "0.01 driver" in printed.err
+    assert "asked of Ray: 16 x [1 GPU, 1 CPU], placed PACK\nnothing was started" in printed.out
+    assert not ray.submitted and not ray.packages and not stub_kubectl.ray_jobs(tmp_path)
+
+
+def test_a_dry_run_of_each_command_of_ours_and_of_any_other_program_has_the_stack_s_values(
+    tmp_path: Path, ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("batch_size: [16, 64]\n")
+    commands = {
+        "train": ["train"],
+        "tune": ["tune", "--samples", "2", "--space", str(space)],
+        "sweep": ["sweep", "--space", str(space)],
+        "bench": ["bench", "--nodes", "4"],
+    }
+    assert set(commands) == {name for name, command in command_line.COMMANDS.items() if command.explains}
+    assert set(commands) < set(submit.OWN_COMMANDS)
+    told = "the stack's ConfigMap oasis-environment"
+    for name, command in commands.items():
+        found = dry_run(capsys, "--", *command)
+        assert found["gpus-per-node"] == (8, told)
+        assert sum(bundle["GPU"] for bundle in found["request"]["bundles"]) == (32 if name == "bench" else 8)
+        assert len(found.get("trials", ())) == (2 if "--space" in command else 0)
+    for command, entrypoint in (
+        (["python3", "a b.py"], "python3 'a b.py'"),
+        (["digits", "--to", "gs://x"], "python -m workloads digits --to gs://x"),
+    ):
+        found = dry_run(capsys, "--", *command)
+        assert (found["entrypoint"], found["gpus-per-node"]) == ((entrypoint, "the command"), (8, told))
+        assert found["request"]["bundles"] == [{"driver": 0.01}]
+    assert not ray.submitted
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["train", "--workers", "0"], 2, "--workers is 0"),
+        (["bench", "--nodes", "5"], 3, "5"),
+        (["bench", "predict"], 2, "bench predict needs no cluster"),
+        (["tune", "--space", "/nowhere.yaml"], 2, "/nowhere.yaml cannot be read"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_job_would_refuse(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    assert command_line.main(["submit", "--dry-run", "--", *words]) == code
+    assert said in capsys.readouterr().err
+    assert not ray.submitted
 
 
 @pytest.mark.parametrize(

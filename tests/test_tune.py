@@ -25,7 +25,7 @@ from workloads.errors import (
     WorkloadFailedError,
 )
 from workloads.storage import locate
-from workloads.tune import command, concurrency, planning, plot, report, space, space_file
+from workloads.tune import command, concurrency, planning, plot, preview, report, space, space_file
 from workloads.tune.asha import Begun, ResumedAsha
 from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, ranking
 from workloads.tune.search import Trials
@@ -44,7 +44,8 @@ def options(tmp_path: Path, kind: str, content: str, *flags: str) -> argparse.Na
     file = tmp_path / "space.yaml"
     file.write_text(content)
     places = ("--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
-    return parser.parse_args(["--space", str(file), *places, *flags])
+    words = ["--space", str(file), *places, *flags]
+    return parser.parse_args(words, argparse.Namespace(words=words))
 
 
 def a_plan(count: int = 4, **changes: Any) -> Plan:
@@ -159,6 +160,48 @@ def test_what_no_search_can_have_is_refused_before_anything_starts(
         planning.plan(kind, options(tmp_path, kind, content, *flags), LAPTOP)
     assert message.lower() in str(caught.value).lower()
     assert list(tmp_path.iterdir()) == [tmp_path / "space.yaml"]
+
+
+@pytest.mark.parametrize("kind", ["tune", "sweep"])
+def test_a_dry_run_shows_the_trials_and_each_value_of_theirs_with_its_origin(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OASIS_DATA_MOUNT", raising=False)
+    drawn = "{loguniform: [1e-4, 0.01]}" if kind == "tune" else "[0.001, 0.01]"
+    content = f"learning_rate: {drawn}\nbatch_size: 128\nepochs: 4\n"
+    # The recipe's own batch is too small for so many, and the space's epochs are those that count.
+    flags = ("--run", "s", "--workers", "100", "--epochs", "7", *(("--samples", "30") if kind == "tune" else ()))
+    args = options(tmp_path, kind, content, *flags)
+    explain = {"tune": command.explain_tune, "sweep": command.explain_sweep}[kind]
+    capsys.readouterr()
+    assert explain(args, LAPTOP) == 0
+    shown = capsys.readouterr().out
+    count = 30 if kind == "tune" else 2
+    assert shown.startswith(f"{kind} s: {count} trials over learning_rate\n  s-000: learning_rate 0.00")
+    assert ("  and 10 more\n" in shown) == (count > preview.SHOWN)
+    assert shown.endswith("\nasked of Ray: 100 x [1 CPU], placed SPREAD\nnothing was started\n")
+    args.json = True
+    assert explain(args, LAPTOP) == 0
+    found = json.loads(capsys.readouterr().out)
+    space = f"space {tmp_path / 'space.yaml'}"
+    expected = {
+        "run": ("s", "flag --run"),
+        "recipe": ("digits_laptop", "default"),
+        "workers": ("100", "flag --workers"),
+        "epochs": (4, space),
+        "batch-size": (128, space),
+        "learning-rate": ('loguniform ["1e-4", 0.01]' if kind == "tune" else "choice [0.001, 0.01]", space),
+        "weight-decay": (0.05, "recipe digits_laptop"),
+        "metric": ("val/accuracy", "default"),
+        "storage": (str(tmp_path / "runs" / "s"), "flag --storage"),
+        "results": (str(tmp_path / "results" / "s"), "flag --results"),
+        "data-place": ("/data/digits", "default mount"),
+    }
+    settings = {name: (one["value"], one["origin"]) for name, one in found["settings"].items()}
+    assert {name: settings[name] for name in expected} == expected
+    assert ("grace-epochs" in settings, "set" in settings) == (kind == "tune", False)
+    assert len(found["trials"]) == count and found["trials"]["s-001"]["batch_size"] == 128
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "results").exists()
 
 
 def test_any_field_without_a_flag_can_be_set_in_words() -> None:

@@ -7,14 +7,19 @@ workloads themselves.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from workloads.environment import EnvironmentContractError
-from workloads.errors import EXIT_INTERRUPTED, PlaceError, UsageError, WorkloadError
+from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
+
+if TYPE_CHECKING:
+    from workloads.session import Place
 
 EPILOG = """\
 first steps:
@@ -22,6 +27,8 @@ first steps:
   python -m workloads bench                        all-reduce between two processes on this machine
   python -m workloads submit --stack dev -- bench --nodes 2
                                                    the same on the stack's GPU nodes
+  python -m workloads submit --stack dev --dry-run -- train --recipe imagenet_a3_ultra
+                                                   every value that this job would use, and where it came from
   python -m workloads submit --stack dev -- python3 hello_world.py
                                                    any command of yours
   python -m workloads submit --stack dev --ray-job -- train
@@ -45,14 +52,20 @@ class Command:
     help: str
     needs: str = "ray"
     """Library that the command cannot do without, looked for before anything is started."""
+    explains: bool = False
+    """Whether it has `--dry-run`, and its module `explain_<name>`, which says the same of another place than here."""
 
 
 COMMANDS = {
     "doctor": Command("workloads.doctor", "check that this place is fit for the workloads", "workloads"),
-    "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier", "torch"),
-    "tune": Command("workloads.tune.command", "search hyperparameters, stopping poor trials early", "torch"),
-    "sweep": Command("workloads.tune.command", "train every combination of listed hyperparameters", "torch"),
-    "bench": Command("workloads.nccl.command", "measure and check collectives between nodes", "torch"),
+    "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier", "torch", explains=True),
+    "tune": Command(
+        "workloads.tune.command", "search hyperparameters, stopping poor trials early", "torch", explains=True
+    ),
+    "sweep": Command(
+        "workloads.tune.command", "train every combination of listed hyperparameters", "torch", explains=True
+    ),
+    "bench": Command("workloads.nccl.command", "measure and check collectives between nodes", "torch", explains=True),
     "explain": Command("workloads.nccl.explain", "say what the Xids and NCCL errors of a log mean", "workloads"),
     "digits": Command("workloads.digits", "write a small data set of real images", "sklearn"),
     "shards": Command("workloads.convnext.pack", "turn an image folder into tar shards", "numpy"),
@@ -81,12 +94,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+def explain(arguments: list[str], place: Place, as_json: bool) -> int:
+    """Print what a command that `explains` itself would use in a place, as with `--dry-run` there.
+
+    Args:
+        arguments: the command and its own.
+        place: where it would run.
+        as_json: one JSON object.
+    """
+    options, function = _parsed(arguments, "explain")
+    options.json |= as_json
+    return function(options, dataclasses.replace(place, address=options.address or place.address))
+
+
 def _run(arguments: list[str]) -> int:
+    options, run = _parsed(arguments, "run")
+    return run(options)
+
+
+def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callable[..., int]]:
     command = next((word for word in arguments if not word.startswith("-")), "")
-    parser, run = _parser(command)
+    parser, function = _parser(command, verb)
     options = parser.parse_args(arguments)
+    assert function is not None  # argparse has refused what is no command
     options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
-    return run(options) if run else UsageError.exit_code
+    return options, function
 
 
 def _explain(error: WorkloadError) -> int:
@@ -94,7 +126,7 @@ def _explain(error: WorkloadError) -> int:
     return error.exit_code
 
 
-def _parser(chosen: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int] | None]:
+def _parser(chosen: str, verb: str = "run") -> tuple[argparse.ArgumentParser, Callable[..., int] | None]:
     parser = argparse.ArgumentParser(
         prog="python -m workloads",
         description="Train and measure on a Ray cluster, or on this machine.",
@@ -102,7 +134,7 @@ def _parser(chosen: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    run = None
+    function = None
     for name, command in COMMANDS.items():
         child = commands.add_parser(
             name,
@@ -115,8 +147,8 @@ def _parser(chosen: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Na
                 raise _missing(command.needs)
             module = importlib.import_module(command.module)
             getattr(module, f"add_{name}_arguments")(child)
-            run = getattr(module, f"run_{name}")
-    return parser, run
+            function = getattr(module, f"{verb}_{name}")
+    return parser, function
 
 
 def _missing(library: str) -> PlaceError:

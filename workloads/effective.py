@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from workloads import environment
-from workloads.environment import ClusterEnvironment
 from workloads.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -54,11 +53,11 @@ class Setting:
     """`flag --x`, `recipe R`, `variable OASIS_X`, `default`, or a few words."""
 
 
-def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_dry_run_arguments(
+    parser: argparse.ArgumentParser, what: str = "every effective value and where it came from"
+) -> None:
     """The arguments `--dry-run` and `--json`."""
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print every effective value and where it came from, and start nothing"
-    )
+    parser.add_argument("--dry-run", action="store_true", help=f"print {what}, and start nothing")
     parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON object")
 
 
@@ -72,7 +71,7 @@ def given(add_arguments: Callable[[argparse.ArgumentParser], None], words: Seque
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     # No default but None, which nothing that is typed becomes.
-    parser.set_defaults(**dict.fromkeys(vars(parser.parse_known_args([])[0])))
+    parser.set_defaults(**dict.fromkeys(vars(parser.parse_known_args(list(words))[0])))
     typed = vars(parser.parse_known_args(list(words))[0])
     return frozenset(name for name, value in typed.items() if value is not None)
 
@@ -115,6 +114,11 @@ def of_train(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
     """
     from workloads.convnext.train import add_train_arguments
 
+    return explain(args, add_train_arguments, of_run(args, run, place))
+
+
+def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
+    """What `explain` is to know of a run; of the arguments as `of_train`."""
     recipe = f"recipe {run.config.recipe}"
     assigned = {word.partition("=")[0] for word in args.set}
     fields = [
@@ -122,35 +126,36 @@ def of_train(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
         for name, value in run.config.to_dict().items()
         if name != "recipe"
     ]
-    resolved = [
+    # A relative folder is one of the process that trains.
+    results = Path(args.results) / run.name if place.told_by else run.results
+    return [
         Setting("run", run.name, "recipe and time"),
         *fields,
-        Setting("workers", args.workers or run.workers, _workers_origin(place.environment)),
-        Setting("require-fabric", run.promise is not None, _stack_origin("rdma_nics", place.environment)),
-        Setting("storage", run.folder.uri, _stack_origin("runs_uri", place.environment)),
-        Setting("results", str(run.results), DEFAULT),
+        Setting("workers", args.workers or run.workers, _workers_origin(place)),
+        Setting("require-fabric", run.promise is not None, _stack_origin("rdma_nics", place)),
+        Setting("storage", run.folder.uri, _stack_origin("runs_uri", place)),
+        Setting("results", str(results), DEFAULT),
         address_of(place),
-        Setting("data-place", *_data_place(run.config.data)),
-        Setting("wandb-key", *_wandb_key(args.wandb, args.wandb_key_file, place.environment)),
-        *of_stack(place.environment),
+        Setting("data-place", *_data_place(run.config.data, place)),
+        Setting("wandb-key", *_wandb_key(args.wandb, args.wandb_key_file, place)),
+        *of_stack(place),
     ]
-    return explain(args, add_train_arguments, resolved)
 
 
 def address_of(place: Place) -> Setting:
     """Where Ray is."""
     if place.embedded:
         return Setting("address", "embedded, on 127.0.0.1", DEFAULT)
-    return Setting("address", place.address, "variable RAY_ADDRESS")
+    return Setting("address", place.address, "where the job runs" if place.told_by else "variable RAY_ADDRESS")
 
 
-def of_stack(cluster: ClusterEnvironment | None) -> list[Setting]:
-    """What the stack promises, as the variables of its pods have it; nothing outside a stack."""
-    if cluster is None:
+def of_stack(place: Place) -> list[Setting]:
+    """What the stack promises; nothing outside a stack."""
+    if place.environment is None:
         return []
     return [
-        Setting(name.replace("_", "-"), value, _stack_origin(name, cluster))
-        for name, value in dataclasses.asdict(cluster).items()
+        Setting(name.replace("_", "-"), value, _stack_origin(name, place))
+        for name, value in dataclasses.asdict(place.environment).items()
     ]
 
 
@@ -236,35 +241,38 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _workers_origin(cluster: ClusterEnvironment | None) -> str:
-    return _stack_origin("gpus_per_node", cluster) if cluster and cluster.gpus_per_node else DEFAULT
+def _workers_origin(place: Place) -> str:
+    return _stack_origin("gpus_per_node", place) if place.environment and place.environment.gpus_per_node else DEFAULT
 
 
-def _stack_origin(field: str, cluster: ClusterEnvironment | None) -> str:
-    if cluster is None:
+def _stack_origin(field: str, place: Place) -> str:
+    if place.environment is None:
         return DEFAULT
-    # Inside a pod the values are variables; a client reads the same ones from the ConfigMap.
-    name = environment.variable(field)
-    return f"variable {name}" if name in os.environ else f"ConfigMap {environment.CONFIG_MAP}"
+    return place.told_by or f"variable {environment.variable(field)}"
 
 
-def _data_place(data: str) -> tuple[str, str]:
+def _variables(place: Place) -> Mapping[str, str]:
+    """Those that commands have there, as far as they are known here."""
+    return {} if place.told_by else os.environ
+
+
+def _data_place(data: str, place: Place) -> tuple[str, str]:
     if data == "synthetic" or "://" in data or data.startswith("/"):
         return data, "data"
-    mount = environment.mount(environment.DATA_MOUNT)
+    mount = environment.mount(environment.DATA_MOUNT, _variables(place))
     name = "OASIS_DATA_MOUNT"
-    return f"{mount}/{data}", f"variable {name}" if os.environ.get(name) else f"{DEFAULT} mount"
+    return f"{mount}/{data}", f"variable {name}" if _variables(place).get(name) else f"{DEFAULT} mount"
 
 
-def _wandb_key(mode: str, file: Path | None, cluster: ClusterEnvironment | None) -> tuple[str, str]:
+def _wandb_key(mode: str, file: Path | None, place: Place) -> tuple[str, str]:
     from workloads.credentials import KEY_VARIABLE
 
     if mode in ("off", "offline"):
         return "not looked for", f"wandb {mode}"
     if file is not None:
         return f"in file {file}", "flag --wandb-key-file"
-    if os.environ.get(KEY_VARIABLE, "").strip():
+    if _variables(place).get(KEY_VARIABLE, "").strip():
         return REDACTED, f"variable {KEY_VARIABLE}"
-    if cluster and cluster.wandb_secret:
-        return f"in Secret Manager, {cluster.wandb_secret}", _stack_origin("wandb_secret", cluster)
+    if place.environment and place.environment.wandb_secret:
+        return f"in Secret Manager, {place.environment.wandb_secret}", _stack_origin("wandb_secret", place)
     return "none", "no file, variable or secret"

@@ -35,6 +35,8 @@ class Place:
     """Address of a running Ray; None for one embedded in this process, which ends with it."""
     environment: ClusterEnvironment | None
     """What the stack promises; None outside a stack's cluster, where nothing but Ray's own resources is known."""
+    told_by: str = ""
+    """Where a client, outside the place, has `environment` from; empty inside, where variables have it."""
 
     @property
     def embedded(self) -> bool:

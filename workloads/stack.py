@@ -111,6 +111,11 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
     return ClusterEnvironment.from_mapping(deployed)
 
 
+def origin(args: argparse.Namespace) -> str:
+    """Where `outputs` has them from, in a few words."""
+    return f"stack {args.stack}" if args.stack else f"the stack's ConfigMap {CONFIG_MAP}"
+
+
 def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:
     return ("kubectl", *(("--context", args.context) if args.context else ()))
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from workloads import entry_point, progress, ray_job, ray_job_status, results, stack, working_dir
+from workloads import effective, entry_point, preview, progress, ray_job, ray_job_status, results, stack, working_dir
 from workloads.dashboard import Node, reach
 from workloads.entry_point import Demand, Supply
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
@@ -81,6 +81,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait for that cluster (%(default)s)",
     )
+    effective.add_dry_run_arguments(parser, "what the command would use as a job, and where each value came from")
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
@@ -97,6 +98,8 @@ def run_submit(args: argparse.Namespace) -> int:
     if args.start_timeout < 1:
         raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
     with _packed(args, command, entry_point.read(args)) as job:
+        if args.dry_run:
+            return preview.show(args, command, job.entrypoint, job.demand)
         deployed = stack.find(args)
         if args.ray_job:
             return _run_alone(args, deployed, job)
@@ -137,9 +140,7 @@ def _run(args: argparse.Namespace, deployed: Stack, jobs: Jobs, job: Job) -> int
     if args.detach:
         return _detached(args, job)
     tell(f"job {job.name} submitted; Ctrl-C stops it")
-    cluster = deployed.environment.ray_cluster_name
-    follower = Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
-    return _watch(args, jobs, follower)
+    return _watch(args, jobs, job, deployed, deployed.environment.ray_cluster_name)
 
 
 def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
@@ -153,9 +154,7 @@ def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
                 if args.detach:
                     return _detached(args, job)
                 tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
-                cluster = own.stack.environment.ray_cluster_name
-                follower = Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
-                code = _watch(args, jobs, follower)
+                code = _watch(args, jobs, job, deployed, own.stack.environment.ray_cluster_name)
         except PlaceError:
             code = ray_job.ended_unseen(deployed, job.name)
             if code is None:
@@ -164,7 +163,8 @@ def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
         return code
 
 
-def _watch(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
+def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: Stack, cluster: str) -> int:
+    follower = Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
     try:
         details = follower.run()
     except KeyboardInterrupt:

@@ -140,9 +140,9 @@ def run_train(args: argparse.Namespace) -> int:
         EnvironmentContractError: the cluster's variables are incomplete.
     """
     place = session.prepare(args.address)
-    run = plan(args, place)
     if args.dry_run:
-        return effective.show(effective.of_train(args, run, place), run.bundles, run.strategy, args.json)
+        return explain_train(args, place)
+    run = plan(args, place)
     if place.embedded and run.config.data == location.DIGITS:
         location.provide_digits(progress.note)
     if unseen := location.check_data(run.config.data, here=place.embedded):
@@ -176,6 +176,12 @@ def run_train(args: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     _conclude(run, summary)
     return EXIT_OK
+
+
+def explain_train(args: argparse.Namespace, place: session.Place) -> int:
+    """Print what `train` would use in a place; returns the exit code, and raises as `plan`."""
+    run = plan(args, place)
+    return effective.show(effective.of_train(args, run, place), run.bundles, run.strategy, args.json)
 
 
 def plan(args: argparse.Namespace, place: session.Place) -> Run:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from workloads import effective, progress, session
-from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, WorkloadError
+from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, UsageError, WorkloadError
 from workloads.nccl import bandwidth, compare, predict
 from workloads.nccl.stages import ALGORITHMS, LADDERS
 
@@ -96,11 +96,10 @@ def run_bench(args: argparse.Namespace) -> int:
     from workloads.nccl import driver
     from workloads.nccl.request import resolve
 
+    if args.dry_run:
+        return explain_bench(args, place)
     request = resolve(args, place)
     layout = request.layout
-    if args.dry_run:
-        settings = effective.explain(args, add_bench_arguments, request.settings(place))
-        return effective.show(settings, [layout.bundle] * layout.nodes, "STRICT_SPREAD", args.json)
     printer = _Printer()
     with session.connect(place, cpus=layout.ranks):
         try:
@@ -120,6 +119,21 @@ def run_bench(args: argparse.Namespace) -> int:
             _stopped(error, request)
     printer.end()
     return _conclude(measured, request.places)
+
+
+def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
+    """Print what `bench` would use in a place; returns the exit code.
+
+    Raises:
+        WorkloadError: it could not run there.
+    """
+    from workloads.nccl.request import resolve
+
+    if args.command:
+        raise UsageError(f"bench {args.command} needs no cluster.", "Run it here, without `submit`.")
+    request = resolve(args, place)
+    settings = effective.explain(args, add_bench_arguments, request.settings(place))
+    return effective.show(settings, [request.layout.bundle] * request.layout.nodes, "STRICT_SPREAD", args.json)
 
 
 class _Printer:

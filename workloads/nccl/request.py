@@ -49,7 +49,7 @@ class Request:
             Setting("stages", ", ".join(stage.name for round_ in self.rounds for stage in round_), DEFAULT),
             Setting("name", self.name, "time"),
             Setting("results", ", ".join(self.places), DEFAULT),
-            *of_stack(place.environment),
+            *of_stack(place),
         ]
 
 

@@ -11,19 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from workloads import credentials, progress, session
+from workloads import credentials, effective, progress, session
 from workloads.convnext import config as configuration
 from workloads.convnext import location
 from workloads.convnext import report as run_report
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
 from workloads.storage import Folder
 from workloads.tracking import WandbMode
-from workloads.tune import concurrency, report
+from workloads.tune import concurrency, preview, report
 from workloads.tune.ledger import METRICS, Epoch, Ledger, Outcome, Trial, measured
 from workloads.tune.planning import Kind, Search, configurations, plan
-
-SHOWN = 20
-"""Trials that a dry run lists."""
 
 
 def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +53,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--epochs", type=int, help="as of train")
     what.add_argument("--metric", choices=METRICS, default="val/accuracy", help="what counts (default %(default)s)")
     what.add_argument("--retry-failed", action="store_true", help="when continuing, run failed trials again")
-    what.add_argument("--dry-run", action="store_true", help="show the trials and start nothing")
     where = parser.add_argument_group("where")
     where.add_argument("--workers", type=int, metavar="N", help="of each trial (default: GPUs of a node, 1 on CPUs)")
     where.add_argument("--concurrency", type=int, metavar="N", help="trials at a time (default: as many as fit)")
@@ -72,6 +68,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait of a trial for its place",
     )
+    effective.add_dry_run_arguments(parser, "the trials, every other effective value and where it came from")
 
 
 def run_tune(args: argparse.Namespace) -> int:
@@ -92,13 +89,29 @@ def run_sweep(args: argparse.Namespace) -> int:
     return _run("sweep", args)
 
 
+def explain_tune(args: argparse.Namespace, place: session.Place) -> int:
+    """Print what `tune` would do in a place; returns the exit code, and raises as `plan`."""
+    return _explain("tune", args, place)
+
+
+def explain_sweep(args: argparse.Namespace, place: session.Place) -> int:
+    """Print what `sweep` would do in a place; returns the exit code, and raises as `plan`."""
+    return _explain("sweep", args, place)
+
+
+def _explain(kind: Kind, args: argparse.Namespace, place: session.Place) -> int:
+    return preview.show(
+        plan(kind, args, place), args, add_tune_arguments if kind == "tune" else add_sweep_arguments, place
+    )
+
+
 def _run(kind: Kind, args: argparse.Namespace) -> int:
     place = session.prepare(args.address)
+    if args.dry_run:
+        return _explain(kind, args, place)
     search = plan(kind, args, place)
     trials = search.plan.trials
-    progress.note(f"{kind} {search.name}: {len(trials)} trials over {', '.join(search.space.varied) or 'nothing'}")
-    if args.dry_run:
-        return _show(trials)
+    progress.note(preview.title(search))
     every = sorted({config.data for config in configurations(search)})
     if place.embedded and every == [location.DIGITS]:
         location.provide_digits(progress.note)
@@ -182,15 +195,6 @@ def _place_arguments(args: argparse.Namespace, search: Search, address: str) -> 
     words = ["--storage", search.folder.uri, "--results", str(search.results), "--address", address]
     words += ["--timeout", str(args.timeout), "--wandb", args.wandb]
     return words + (["--wandb-key-file", str(args.wandb_key_file.absolute())] if args.wandb_key_file else [])
-
-
-def _show(trials: list[Trial]) -> int:
-    for trial in trials[:SHOWN]:
-        progress.note(f"  {trial.name}: " + ", ".join(f"{name} {value}" for name, value in trial.changes.items()))
-    if len(trials) > SHOWN:
-        progress.note(f"  and {len(trials) - SHOWN} more")
-    progress.note("nothing was started")
-    return EXIT_OK
 
 
 def _conclude(

@@ -1,0 +1,80 @@
+"""`tune --dry-run` and `sweep --dry-run`: the trials, and the effective values of what they are trials of."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from workloads import effective, progress
+from workloads.convnext import train
+from workloads.effective import Setting
+from workloads.errors import EXIT_OK
+from workloads.session import Place
+from workloads.tune import report
+from workloads.tune.planning import Search
+
+SHOWN = 20
+"""Trials that are listed."""
+
+
+def title(search: Search) -> str:
+    """What a search is, in one line."""
+    varied = ", ".join(search.space.varied) or "nothing"
+    return f"{search.plan.kind} {search.name}: {len(search.plan.trials)} trials over {varied}"
+
+
+def show(
+    search: Search,
+    args: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    place: Place,
+) -> int:
+    """Print the trials, and every value that they share or draw; returns the exit code.
+
+    Args:
+        search: as planned.
+        args: of `tune` or `sweep`.
+        add_arguments: the same command's.
+        place: where Ray is.
+    """
+    trials = search.plan.trials
+    one = _as_train(search, args)
+    run = train.plan(one, place)
+    known = {setting.name: setting for setting in effective.of_run(one, run, place)}
+    drawn = _drawn(search, args.space)
+    if "data" in search.space.varied:
+        del known["data-place"]  # there are several
+    found = effective.explain(args, add_arguments, list(known.values()))
+    settings = effective.redacted([drawn.get(setting.name, setting) for setting in found])
+    if args.json:
+        changes = {"trials": {trial.name: trial.changes for trial in trials}}
+        print(json.dumps(effective.document(settings, run.bundles, run.strategy) | changes, sort_keys=True))
+        return EXIT_OK
+    progress.note(title(search))
+    for trial in trials[:SHOWN]:
+        progress.note(f"  {trial.name}: " + ", ".join(f"{name} {value}" for name, value in trial.changes.items()))
+    if len(trials) > SHOWN:
+        progress.note(f"  and {len(trials) - SHOWN} more")
+    progress.note("\nof each trial:")
+    return effective.show(settings, run.bundles, run.strategy, as_json=False)
+
+
+def _as_train(search: Search, args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments of `train` that make the first trial, with the name and the folders of the search."""
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    words = ["--run", search.name, *search.train, *report.assignments(search.plan.trials[0])]
+    return parser.parse_args(words, argparse.Namespace(**vars(args)))
+
+
+def _drawn(search: Search, file: Path) -> dict[str, Setting]:
+    """What the space decides, whatever was typed."""
+    found = {}
+    for name, spec in search.plan.space.items():
+        kind, values = next(iter(spec.items())) if isinstance(spec, dict) else ("choice", spec)
+        flag = name.replace("_", "-")
+        value = f"{kind} {json.dumps(values)}" if name in search.space.varied else search.space.fixed[name]
+        found[flag] = Setting(flag, value, f"space {file}")
+    return found
