@@ -13,12 +13,12 @@ READ, WRITE, SEE = (f"roles/storage.{role}" for role in ("objectViewer", "object
 stack = settings.load()
 project, region, zone, name, labels = stack.project, stack.region, stack.zone, stack.name, stack.labels
 gke, gpu, ray, build, wandb, repos = stack.cluster, stack.gpu, stack.ray, stack.build, stack.wandb, stack.registry
-ranges = stack.address_plan()
+ranges, kms_key = stack.address_plan(), gke.secrets_encryption_key
 system_nodes, cpu_nodes = ({names.NODE_POOL_LABEL: role} for role in ("system", "cpu"))
 
-parts = [oasis.Network, oasis.ArtifactRegistry, oasis.Bucket, oasis.Cluster, oasis.WorkloadIdentity,
-         *([oasis.GpuNodePool, oasis.RdmaNetwork] if gpu else []), *([oasis.ApiKeySecret] if wandb else []),
-         *([oasis.ImageBuild, *([oasis.Peering] if build.peered else [])] if build else [])]
+parts = [oasis.Network, oasis.ArtifactRegistry, oasis.Bucket, oasis.Cluster, oasis.WorkloadIdentity, *(
+    part for part, wanted in ((oasis.GpuNodePool, gpu), (oasis.RdmaNetwork, gpu), (oasis.ApiKeySecret, wandb),
+    (oasis.EncryptionKey, kms_key), (oasis.ImageBuild, build), (oasis.Peering, build and build.peered)) if wanted)]
 services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(
     project=project, apis=[api for part in parts for api in part.APIS]))
 cloud = pulumi.ResourceOptions(depends_on=[services])
@@ -59,8 +59,8 @@ cluster = oasis.Cluster("cluster", oasis.ClusterArgs(
                              labels=nodes, dedicated=role == "cpu") for role, pool, nodes in (
             ("system", gke.system_pool, system_nodes), ("cpu", gke.cpu_pool, cpu_nodes)) if pool.max_nodes},
     readable_repositories={"docker": registry.docker_index_id, "images": registry.repository_id},
-    node_account_id=names.service_account(name, "nodes"), secrets_encryption_key=gke.secrets_encryption_key,
-    deletion_protection=gke.deletion_protection), cloud)
+    node_account_id=names.service_account(name, "nodes"), deletion_protection=gke.deletion_protection,
+    secrets_encryption_key=oasis.EncryptionKey(name=kms_key) if kms_key else None), cloud)
 nics = [oasis.AdditionalNetwork(network=vpc, subnetwork=subnet) for vpc, subnet in (
     (rdma.gvnic_network_name, rdma.gvnic_subnet_name),
     *((rdma.rdma_network_name, nic) for nic in rdma.rdma_subnet_names))] if rdma else []

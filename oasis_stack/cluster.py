@@ -62,8 +62,8 @@ class ClusterArgs:
     """Id of the nodes' service account, 6 to 30 characters, unique in the project."""
     readable_repositories: Mapping[str, pulumi.Input[str]]
     """Artifact Registry repositories of the region that nodes pull images from, by a short name."""
-    secrets_encryption_key: str | None
-    """Cloud KMS key for Kubernetes Secrets, in full, in a project with that API on; None: Google's own encryption."""
+    secrets_encryption_key: control_plane.EncryptionKey | None
+    """Cloud KMS key for Kubernetes Secrets; None: Google's own encryption."""
     deletion_protection: bool
     """Whether the cluster is protected: a destroy fails before it deletes anything, until this is false and applied."""
     labels: Mapping[str, str]

@@ -4,6 +4,7 @@ from oasis_stack.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs
 from oasis_stack.bucket import Bucket, BucketArgs
 from oasis_stack.cluster import Cluster, ClusterArgs
 from oasis_stack.compute_class import ComputeClass, ComputeClassArgs
+from oasis_stack.control_plane import EncryptionKey
 from oasis_stack.cpu_pool import PoolArgs
 from oasis_stack.device_network import DeviceNetworks, DeviceNetworksArgs
 from oasis_stack.iam import BucketGrant, RepositoryGrant, WorkloadIdentity, WorkloadIdentityArgs
@@ -35,6 +36,7 @@ __all__ = [
     "ComputeClassArgs",
     "DeviceNetworks",
     "DeviceNetworksArgs",
+    "EncryptionKey",
     "GpuGroup",
     "GpuNodePool",
     "GpuNodePoolArgs",

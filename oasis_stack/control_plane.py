@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import pulumi
 import pulumi_gcp as gcp
@@ -41,9 +42,19 @@ def private_cluster(endpoint: Endpoint, control_plane_range: str) -> gcp.contain
     return private
 
 
-def secrets_encryption(key: str | None) -> gcp.container.ClusterDatabaseEncryptionArgsDict:
+@dataclass(frozen=True, kw_only=True)
+class EncryptionKey:
+    """A Cloud KMS key of the user's."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("cloudkms.googleapis.com",)
+
+    name: str
+    """The key as `projects/<p>/locations/<region>/keyRings/<ring>/cryptoKeys/<key>`."""
+
+
+def secrets_encryption(key: EncryptionKey | None) -> gcp.container.ClusterDatabaseEncryptionArgsDict:
     """How Kubernetes Secrets are kept in the control plane's store."""
-    return {"state": "DECRYPTED"} if key is None else {"state": "ENCRYPTED", "key_name": key}
+    return {"state": "DECRYPTED"} if key is None else {"state": "ENCRYPTED", "key_name": key.name}
 
 
 def endpoints(endpoint: Endpoint) -> gcp.container.ClusterControlPlaneEndpointsConfigArgsDict:
@@ -55,7 +66,7 @@ def endpoints(endpoint: Endpoint) -> gcp.container.ClusterControlPlaneEndpointsC
 
 
 def key_grant(
-    parent: pulumi.Resource, name: str, project: str, project_number: pulumi.Input[str], key: str
+    parent: pulumi.Resource, name: str, project: str, project_number: pulumi.Input[str], key: EncryptionKey
 ) -> gcp.kms.CryptoKeyIAMMember:
     """Registers GKE's service agent and its use of the key for Kubernetes Secrets."""
     # In a project that has had no cluster yet the agent does not exist, and Google refuses grants to nobody.
@@ -67,7 +78,7 @@ def key_grant(
     )
     return gcp.kms.CryptoKeyIAMMember(
         f"{name}-secrets",
-        crypto_key_id=key,
+        crypto_key_id=key.name,
         role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
         # Not the identity's own output, which is empty where Google's answer names no account
         # (GoogleCloudPlatform/magic-modules pull request 6192).

@@ -7,6 +7,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from oasis_stack.cluster import Cluster, ClusterArgs
+from oasis_stack.control_plane import EncryptionKey
 from oasis_stack.cpu_pool import PoolArgs
 from tests.deployment import Deploy, Deployment
 
@@ -78,7 +79,7 @@ def test_settings_reach_the_cluster(deploy: Deploy) -> None:
             release_channel="STABLE",
             minimum_version="1.36",
             deletion_protection=True,
-            secrets_encryption_key=key,
+            secrets_encryption_key=EncryptionKey(name=key),
             maintenance_exclusion=("2027-01-01T00:00:00Z", "2027-03-01T00:00:00Z"),
         )
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pulumi
 import pytest
 
+from emulator.gcp_tables import ROWS
 from emulator.gcp_types import inputs_of
 from oasis_stack import components
 from oasis_stack.command_line.stack_file import ROOT
@@ -284,9 +285,10 @@ def test_a_component_gives_exactly_the_outputs_it_declares(full: Deployment, oth
             assert set(found.outputs) == {name for name in declared if name != "APIS"}, found.type
 
 
-def test_every_api_that_a_component_needs_is_enabled(full: Deployment, other: Deployment) -> None:
+def test_every_api_that_a_component_or_resource_needs_is_enabled(full: Deployment, other: Deployment) -> None:
     for stack in (full, other):
         enabled = {found.inputs["service"] for found in stack.of_type("gcp:projects/service:Service")}
+        assert {ROWS[found.type].api for found in stack if found.type.startswith("gcp:")} - {""} <= enabled
         for found in components_of(stack):
             assert set(getattr(components, found.type.rpartition(":")[2]).APIS) <= enabled, found.type
 

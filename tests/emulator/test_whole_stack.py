@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from emulator import lifecycle, processes
 from emulator.api import Body
@@ -35,6 +38,13 @@ KEPT = {
     *(f"storage/bucket oasis-local-oasis-{role}" for role in ("data", "runs")),
 }
 JOB = "54321"
+KMS_KEY = "projects/oasis-local/locations/us-central1/keyRings/oasis/cryptoKeys/kubernetes"
+OPTIONAL = {
+    "oasis:network": {"proxy_only": True},
+    "oasis:cluster": {"secrets_encryption_key": KMS_KEY},
+    "oasis:ray": {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.128.0.0/20"]},
+}
+API_KEY = "0123456789abcdef0123456789abcdef01234567"
 PEERED = {"oasis:build": {"peered": True}}
 ADOPT = {**PEERED, **{f"oasis:{section}": {"adopt": True} for section in ("data", "runs", "registry")}}
 
@@ -67,6 +77,32 @@ def test_a_changed_setting_reaches_what_it_names_and_no_worker_goes(emulated: Em
     assert cluster["spec"]["autoscalerOptions"]["idleTimeoutSeconds"] == 777
     assert before <= _workers(emulated)
     emulated.engine().up()
+
+
+def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated: Emulated) -> None:
+    overlay = {**OPTIONAL, "oasis:wandb_api_key": _encrypted(emulated, "oasis:wandb_api_key", API_KEY)}
+    kinds = ("compute/address", "cloudkms/iamMember", "secretmanager/version")
+
+    changes = emulated.engine(overlay).up().changes
+
+    assert set(changes) == {"same", "update", "create"}
+    (address,), _grants, (version,) = (emulated.cloud.list(kind) for kind in kinds)
+    service = next(found for found in emulated.api.list("v1", "Service", "ray") if found["spec"].get("loadBalancerIP"))
+    assert service["spec"]["loadBalancerIP"] == address.body["address"]
+    purposes = {subnet.body.get("purpose") for subnet in emulated.cloud.list("compute/subnetwork")}
+    assert "REGIONAL_MANAGED_PROXY" in purposes
+    (cluster,) = emulated.cloud.list("container/cluster")
+    assert cluster.body["databaseEncryption"] == {"state": "ENCRYPTED", "keyName": KMS_KEY}
+    assert API_KEY in json.dumps(version.body)
+    told = "\n".join([*emulated.lines, *map(_text, emulated.state.path("pulumi").rglob("*"))])
+    assert "oasis:wandb_api_key" in told
+    assert not {API_KEY, base64.b64encode(API_KEY.encode()).decode()} & set(re.split(r"[^\w=]+", told))
+    assert set(emulated.engine(overlay).up(refresh=True).changes) == {"same"}
+
+    emulated.engine().up()
+
+    assert [emulated.cloud.list(kind) for kind in kinds] == [[], [], []]
+    assert set(emulated.engine().up(refresh=True).changes) == {"same"}
 
 
 def test_everything_listens_on_loopback_alone(emulated: Emulated) -> None:
@@ -132,6 +168,20 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
     assert result.changes.get("import", 0) > 0
     assert kept.read_text() == "a checkpoint"
     assert set(emulated.engine(ADOPT).up(refresh=True).changes) == {"same"}
+    assert set(emulated.engine(PEERED).up(refresh=True).changes) == {"same"}, "`adopt` is for one `up`"
+
+
+def _encrypted(found: Emulated, key: str, value: str) -> dict[str, str]:
+    """A value of the stack file as `pulumi config set --secret` writes it."""
+    file = found.state.path("pulumi", "encrypted.yaml")
+    file.write_text(found.state.path("pulumi", "project", "Pulumi.local.yaml").read_text())
+    where = ("--stack", "local", "--config-file", str(file))
+    _run(found, "pulumi", "config", "set", "--secret", key, *where, given=value)
+    return yaml.safe_load(file.read_text())["config"][key]
+
+
+def _text(file: Path) -> str:
+    return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def _peer(found: Emulated) -> None:
