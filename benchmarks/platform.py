@@ -1,4 +1,4 @@
-"""Times the platform, into benchmarks/platform.json: `python -m benchmarks.platform [--demo] [--first]`.
+"""Times the platform, into benchmarks/platform.json: `python -m benchmarks.platform [--tests] [--demo] [--first]`.
 
 Each figure is a median with its spread (least and most). No verdict is given: machines are shared and noisy, so a
 figure means something only beside another of the same run. What a run does not measure stays as it was, with its date.
@@ -32,17 +32,18 @@ LATER_DEMOS = 3
 """Runs of `make demo` in a clone that has run it before."""
 
 _PROGRAM = """
-import json, sys, time
+import json, time
 begun = time.perf_counter()
-import pulumi_gcp.compute, pulumi_gcp.container, pulumi_gcp.storage, pulumi_gcp.artifactregistry, pulumi_gcp.cloudbuild
-import pulumi_gcp.secretmanager, pulumi_gcp.projects, pulumi_gcp.serviceaccount, pulumi_gcp.servicenetworking
-import pulumi_kubernetes, runpy
+import runpy
 from tests.deployment import deploy
 from tests.stacks import FULL
-imported = time.perf_counter()
-deployment = deploy(lambda: runpy.run_path("__main__.py", run_name="__main__"), FULL)
-print(json.dumps([imported - begun, time.perf_counter() - imported, len(deployment)]))
+seconds = []
+for _ in range(2):
+    deployment = deploy(lambda: runpy.run_path("__main__.py", run_name="__main__"), FULL)
+    seconds.append(time.perf_counter() - begun)
+print(json.dumps([seconds[0], seconds[1] - seconds[0], len(deployment)]))
 """
+"""The SDKs import their parts when they are first used, so that only a second run in a process is without imports."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--cycles", type=int, default=3, metavar="N", help="up, no-op up, destroy, so many times (3)")
+    parser.add_argument("--tests", action="store_true", help="also the component tests and `make test-fast`")
     parser.add_argument(
         "--demo", action="store_true", help="also whole runs of `make demo` in a fresh clone, built programs reused"
     )
@@ -63,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "program": lambda: program(given.cycles),
         "cycles": lambda: cycles(given.cycles),
     }
+    if given.tests:
+        parts["tests"] = lambda: tests(given.cycles)
     if given.first:
         parts["demo, first"] = lambda: demo(fresh=True)
     if given.demo:
@@ -99,8 +103,8 @@ def lines() -> dict[str, Any]:
 
 
 def program(runs: int) -> dict[str, Any]:
-    """Seconds of the Pulumi program under mocks in a fresh interpreter, its imports apart."""
-    imports, itself, resources = [], [], 0
+    """Seconds of the Pulumi program under mocks: with its imports, in a fresh interpreter, and without them."""
+    whole, itself, resources = [], [], 0
     for _ in range(runs):
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM],
@@ -111,9 +115,35 @@ def program(runs: int) -> dict[str, Any]:
             env={**os.environ, "PYTHONPATH": "."},
         )
         first, second, resources = json.loads(done.stdout.splitlines()[-1])
-        imports.append(first)
+        whole.append(first)
         itself.append(second)
-    return {"import seconds": spread(imports), "program seconds": spread(itself), "resources": resources}
+    return {
+        "seconds with imports": spread(whole),
+        "seconds without imports": spread(itself),
+        "resources": resources,
+    }
+
+
+def tests(runs: int) -> dict[str, Any]:
+    """Seconds and counts of the tests of single components, and once of `make test-fast`."""
+    modules = [file for file in (CHECKOUT / "oasis_stack").glob("*.py") if "ComponentResource" in file.read_text()]
+    files = [str(test) for file in modules if (test := CHECKOUT / "tests" / f"test_{file.name}").exists()]
+    components = [_timed([sys.executable, "-m", "pytest", "-q", "--numprocesses", "auto", *files]) for _ in range(runs)]
+    fast, output = _timed(["make", "test-fast"])
+    return {
+        "component tests, seconds": spread([seconds for seconds, _ in components]),
+        "component tests": components[-1][1],
+        "make test-fast, seconds": round(fast, 1),
+        "make test-fast": output,
+    }
+
+
+def _timed(command: Sequence[str]) -> tuple[float, str]:
+    """Wall seconds of a test run, and pytest's own last line about it."""
+    _progress(" ".join(command[:4]))
+    begun = time.monotonic()
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    return time.monotonic() - begun, done.stdout.strip().splitlines()[-1].strip("= ")
 
 
 def cycles(runs: int) -> dict[str, Any]:
