@@ -15,7 +15,8 @@ CLOUD_STAMP := $(VENV)/.installed-for-the-cloud
 # One run starts dozens of processes that import torch, Ray or Pulumi; without stored bytecode each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo down test test-fast lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
+.NOTPARALLEL:
+.PHONY: help room demo down test test-fast lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,13 +42,18 @@ $(CLOUD_STAMP): requirements.txt
 
 $(STAMP): requirements-dev.txt
 	$(supported_python)
-	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free >> 30; sys.exit(f"{free} GiB are free here; the Python packages (torch with CUDA) need 9 GiB. Free some space, or clone to another disk." if free < 9 else None)'
+	@$(PYTHON) -m emulator.room packages
 	$(environment)
 	@echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.txt
 	@rm $(INSTALLING) && touch $@
 
-demo: $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
+# What is needed minutes later is looked at first, too.
+room:
+	$(supported_python)
+	@test -e $(STAMP) || $(PYTHON) -m emulator.room packages programs
+
+demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
 	@$(PY) -m emulator demo
 
 # `down` works with the environment as it is: after a pull it must not first install what is new.
@@ -57,7 +63,7 @@ down:  ## end what `make demo` started
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
 # First those that any number of processes can run side by side, then those that start servers and count processes.
-test: $(STAMP) lint image-check  ## every test
+test: room $(STAMP) lint image-check  ## every test
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
 	@$(PY) -m pytest -m "emulated or ray" --durations 15
 

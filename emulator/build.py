@@ -32,12 +32,6 @@ PULUMI_VERSION = "3.259.0"
 KUBERNETES_VERSION = "1.36.3"
 """Version in `tools/kubernetes/go.mod`, which a build outside Kubernetes' own scripts does not know of itself."""
 
-MIN_FREE_DISK_GB = 12
-"""What a build from nothing may take: 1.5 GB of modules, about 3 GB of build cache, link steps, and room to spare."""
-
-MIN_FREE_MEMORY_GB = 6
-"""Two compiler processes of up to 1.9 GB each, and what runs beside them."""
-
 _STRIP = "-s -w"
 _KUBERNETES = (
     f"{_STRIP} -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
@@ -122,9 +116,9 @@ def _build(state: State, missing: Sequence[Program], report: Report) -> dict[str
         room.require(
             cache_directory(),
             "building the emulator's programs",
-            disk_gb=MIN_FREE_DISK_GB,
-            memory_gb=MIN_FREE_MEMORY_GB,
-            elsewhere="set XDG_CACHE_HOME to a folder on a larger disk",
+            disk_gb=room.PROGRAMS_GB,
+            memory_gb=room.COMPILER_MEMORY_GB,
+            elsewhere=room.ANOTHER_CACHE,
         )
         report(f"building {len(missing)} programs from Go modules, once per user (about 15 minutes on 2 cores)")
     for number, program in enumerate(missing, start=1):
