@@ -150,8 +150,8 @@ def test_two_ranks_measure_between_two_network_namespaces_over_the_interface_tha
 def _two_networks() -> Iterator[tuple[list[str], list[str], str, str]]:
     """Words before a command that runs it in one of two network namespaces, the first one's address, the interface.
 
-    Where this machine lets nobody make them, or lacks util-linux or iproute2, both are its own, and the interface is the
-    loopback one.
+    Where this machine lets nobody make them, or lacks util-linux or iproute2, both are its own, and the interface is
+    the loopback one.
     """
     if not all(shutil.which(program) for program in ("unshare", "nsenter", "ip")):
         yield [], [], "127.0.0.1", "lo"

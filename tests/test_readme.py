@@ -76,7 +76,7 @@ def test_every_command_line_that_the_readme_or_the_makefile_gives_is_one() -> No
     for words in commands("emulator"):
         of_the_emulator().parse_args(words)
     shown = commands("workloads")
-    assert {words[0] for words in shown} >= {"submit", "jobs", "train", "bench", "runs", "sweep"}
+    assert {words[0] for words in shown} >= {"submit", "jobs", "train", "bench", "runs", "tune"}
     submitted = [words[words.index("--") + 1 :] for words in shown if "--" in words]
     for words in [*shown, *(words for words in submitted if words[0] in OWN_COMMANDS)]:
         parser, _ = of_the_workloads(words[0])
