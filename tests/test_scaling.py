@@ -292,3 +292,16 @@ def test_predicting_and_comparing_load_neither_torch_nor_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+def test_the_command_fails_where_a_row_or_the_simulation_is_missed() -> None:
+    sound = json.loads(figures.RESULTS.read_text())
+    rows = "rows of the fitted tables that the fit did not see"
+
+    assert figures.missed(sound) == []
+    assert figures.missed({**sound, "closed form against simulation, largest difference": 0.031}) == [
+        "the closed form is 3.1% off the simulation"
+    ]
+    assert figures.missed({**sound, rows: [{**sound[rows][0], "misses": {"1 MiB": -0.3}}]}) == [
+        f"{sound[rows][0]['table']}: {{'1 MiB': -0.3}}"
+    ]
