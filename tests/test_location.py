@@ -78,13 +78,13 @@ def test_a_scratch_disk_that_is_no_folder_to_write_to_is_a_verdict(bucket: Folde
 def test_data_that_changes_while_it_is_copied_is_no_lost_worker(
     bucket: Folder, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    read = Folder.read
+    copy = Folder.copy
 
-    def too_late(folder: Folder, name: str) -> bytes:
+    def too_late(folder: Folder, name: str, file: Path) -> int:
         if name == "val/cat/2.png":
             folder.write(name, b"another") if change == "written again" else folder.delete(name)
-        return read(folder, name)
+        return copy(folder, name, file)
 
-    monkeypatch.setattr(Folder, "read", too_late)
+    monkeypatch.setattr(Folder, "copy", too_late)
     with pytest.raises(DataIntegrityError, match=rf"val/cat/2.png was {change} while it was copied"):
         data_folder(bucket.uri)

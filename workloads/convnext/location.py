@@ -202,13 +202,12 @@ def _download(source: Folder, listing: Sequence[Entry], folder: Path) -> None:
         file = folder / entry.path
         if file.is_file() and file.stat().st_size == entry.size:
             return
-        content = _as_listed(source, entry)
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(file.name + PARTIAL)
         try:
-            partial.write_bytes(content)
+            _copy_as_listed(source, entry, partial)
             partial.replace(file)
-        except OSError:
+        except (OSError, DataIntegrityError):
             with suppress(OSError):
                 partial.unlink(missing_ok=True)  # it may be what fills the disk
             raise
@@ -218,14 +217,14 @@ def _download(source: Folder, listing: Sequence[Entry], folder: Path) -> None:
             continue
 
 
-def _as_listed(source: Folder, entry: Entry) -> bytes:
+def _copy_as_listed(source: Folder, entry: Entry, file: Path) -> None:
     try:
-        content = source.read(entry.path)
+        size = source.copy(entry.path, file)
     except FileNotFoundError:
-        content = None
-    if content is not None and len(content) == entry.size:
-        return content
+        size = None
+    if size == entry.size:
+        return
     raise DataIntegrityError(
-        f"{source.uri}/{entry.path} was {'deleted' if content is None else 'written again'} while it was copied.",
+        f"{source.uri}/{entry.path} was {'deleted' if size is None else 'written again'} while it was copied.",
         "Leave the data alone while it is read; run the command again.",
     )
