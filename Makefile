@@ -115,6 +115,7 @@ figures: $(STAMP)  ## measure what the README reports; results go to benchmarks/
 	@$(PY) -m benchmarks.checkpoints faults
 	@$(PY) -m benchmarks.checkpoints notice
 	@$(PY) -m benchmarks.kills
+	@$(PY) -m benchmarks.digits
 	@$(PY) -m benchmarks.step_time
 	@$(PY) -m benchmarks.collectives
 	@$(PY) -m benchmarks.scaling
