@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import os
 import signal
 
 import pytest
@@ -9,6 +10,11 @@ from tests.deployment import deploy as run_under_mocks
 
 # A runner in the background (nohup, some CI) has Ctrl-C ignored, which every program that a test starts would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# One process per core runs tests side by side: were torch to start a thread per core in each of them, every operation
+# would wait for threads that have no core. Read by OpenMP when torch is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture
