@@ -100,7 +100,7 @@ def run_bench(args: argparse.Namespace) -> int:
         return explain_bench(args, place)
     request = resolve(args, place)
     layout = request.layout
-    printer = _Printer()
+    printer = Printer()
     with session.connect(place, cpus=layout.ranks):
         try:
             measured = driver.run(
@@ -136,7 +136,7 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
     return effective.show(settings, [request.layout.bundle] * request.layout.nodes, "STRICT_SPREAD", args.json)
 
 
-class _Printer:
+class Printer:
     """Prints the tables while they grow."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def _stopped(error: StoppedError, request: Request) -> NoReturn:
     from workloads import storage
     from workloads.nccl import findings, report
 
-    judged = _shown(error.measured)
+    judged = show_findings(error.measured)
     try:
         folders = [storage.locate(place) for place in request.places]
         files = report.write_logs(folders, request.plan.collective.name, error.logs)
@@ -190,7 +190,7 @@ def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     from workloads import storage
     from workloads.nccl import findings
 
-    judged = _shown(measured)
+    judged = show_findings(measured)
     for folder in map(storage.locate, places):
         files = findings.write([folder], measured, judged)
         shown = ", ".join(name for name in files if "/" not in name)
@@ -208,7 +208,7 @@ def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _shown(measured: Sequence[Measured]) -> list[Finding]:
+def show_findings(measured: Sequence[Measured]) -> list[Finding]:
     """What the stages are taken for, once it is said; and who is slow."""
     from workloads.nccl import report, suspects
 

@@ -87,7 +87,7 @@ def run(
             with _explained(found, stages, logs), teams.started(group, hosts, layout, plan, stages, logs) as begun:
                 asked = SideBySide(begun, layout, plan)
                 facts = asked.join()
-                conditions = [_conditions(layout, plan, *both, promise) for both in zip(begun, facts, strict=True)]
+                conditions = [conditions_of(layout, plan, *both, promise) for both in zip(begun, facts, strict=True)]
                 screen.begin(stages[0], conditions[0])
                 within = _sizes(plan, sizes, facts, shorten)
                 found += _measured(asked, stages, conditions, plan, within, logs, screen)
@@ -209,7 +209,7 @@ def _measured(
         both = [asked.measure(size, in_place) for in_place in (False, True)]
         for stage, table, *samples in zip(stages, tables, *both, strict=True):
             timings = [timing(of, plan.average) for of in samples]
-            table.append(_row(plan, len(samples[0]), size, *timings))
+            table.append(row_of(plan, len(samples[0]), size, *timings))
             screen.row(stage, table[-1])
     links = asked.links() if plan.links else [()] * len(stages)
     asked.leave()
@@ -225,7 +225,8 @@ def _whole(conditions: Conditions, logs: Mapping[int, str]) -> dict[int, str]:
     return {rank: logs.get(rank, "") for rank in range(conditions.ranks if conditions.backend == "nccl" else 0)}
 
 
-def _row(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Timing) -> Row:
+def row_of(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Timing) -> Row:
+    """All ranks' measurement of one size, in both places, as a line of the table."""
     collective = plan.collective
     counts = measure.counts(plan, size, ranks)
     return Row(
@@ -241,9 +242,10 @@ def _row(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Timi
     )
 
 
-def _conditions(
+def conditions_of(
     layout: Layout, plan: Plan, team: Team, facts: list[Facts], promise: ClusterEnvironment | None
 ) -> Conditions:
+    """What a stage's ranks have said of themselves, and the stack of its machines."""
     on_gpus = promise if layout.gpus_per_node else None
     nics = on_gpus.rdma_nics if on_gpus else 0
     return Conditions(

@@ -77,11 +77,12 @@ def plugin_digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
 
 
-def describe(backend: str) -> dict[str, Any]:
+def describe(backend: str, host: str = "") -> dict[str, Any]:
     """What this process runs on, as plain data for the results' head.
 
     Args:
         backend: `nccl` or `gloo`.
+        host: what to call this node; empty is what Ray calls it.
     """
     versions = {
         "torch": torch.__version__,
@@ -96,7 +97,7 @@ def describe(backend: str) -> dict[str, Any]:
             "gib": plugin_digest(GIB),
         }
     return {
-        "host": name(),
+        "host": host or name(),
         "pid": os.getpid(),
         "backend": backend,
         "versions": versions,

@@ -1,0 +1,250 @@
+"""The all-reduce of `bench` on one GPU, with one rank and with two: `python -m benchmarks.one_gpu`."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import one_gpu_rank, one_gpu_ranks
+from benchmarks.platform import machine
+from workloads import storage
+from workloads.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    DataIntegrityError,
+    FabricError,
+    PlaceError,
+    UsageError,
+    WorkloadError,
+)
+from workloads.nccl import bandwidth, command, driver, faults, findings, records, report
+from workloads.nccl.failures import Place
+from workloads.nccl.findings import Finding
+from workloads.nccl.kept_logs import Keeper
+from workloads.nccl.measured import Measured
+from workloads.nccl.promise import WORDS
+from workloads.nccl.stages import Stage
+from workloads.nccl.teams import Team
+
+RESULTS = Path(__file__).with_suffix(".json")
+LOGS = Path(".oasis/benchmarks/one_gpu")
+
+GPU_SIZES = "1K:256M:2"
+"""Two processes take turns on a GPU, and loopback is slow: larger sizes would take long and show no more."""
+
+LABELS = {
+    (
+        "nccl",
+        1,
+    ): "one rank on one GPU: it shows that the code runs on NCCL; nothing crosses a link, so busbw is 0 by definition",
+    ("nccl", 2): "two ranks on one GPU, over sockets on loopback: it shows that the code runs on NCCL; it says nothing "
+    "of a fabric",
+    (
+        "gloo",
+        1,
+    ): "one rank on a CPU: it shows that this command runs; nothing crosses a link, so busbw is 0 by definition",
+    (
+        "gloo",
+        2,
+    ): "two ranks on a CPU, gloo on loopback: it shows that this command runs; it says nothing of NCCL nor of a fabric",
+}
+"""What figures are worth, by backend and ranks: printed above them and kept with them."""
+
+DESCRIPTION = """\
+The all-reduce of `bench`, with NCCL, where one GPU is at hand: by one rank, then by two that share it.
+
+Each rank is a process on device cuda:0, without Ray. NCCL refuses two ranks on one GPU unless each says that it is on a
+host of its own, so each has another NCCL_HOSTID, and they talk over sockets on loopback. That shows that the code runs
+on NCCL, that its results are right, and that the path is read from real logs; it says nothing of a fabric."""
+
+EPILOG = f"""\
+examples:
+  python -m benchmarks.one_gpu                                    one rank, then two
+  python -m benchmarks.one_gpu --ranks 2 --sizes 1M:64M:4         two alone, fewer sizes
+  python -m benchmarks.one_gpu --backend gloo --sizes 1K:1M:4     without a GPU, to see that the command works
+
+with nccl, figures go to benchmarks/one_gpu.json and NCCL's log of each rank to DIR/logs. To test the verdict on them:
+  cat {LOGS}/logs/all_reduce-two-ranks-rank*.log > tests/nccl_logs/one_gpu_sockets.txt
+and an entry of that name in tests/nccl_logs/index.json, with "promised": false and "path": "socket".
+With gloo, figures are printed, and kept only where --results says.
+
+Ends with 0 if all is well, 5 if a rank died or hung, 6 if a result was wrong, 8 if there is no GPU, 9 if NCCL's logs
+show an error or another path. However it ends, no rank is left running."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What so many ranks have measured."""
+
+    measured: Measured
+    variables: tuple[dict[str, str], ...]
+    """NCCL_, GLOO_ and OMP_ variables of each rank."""
+
+    @property
+    def label(self) -> str:
+        """What its figures are worth."""
+        return LABELS[self.measured.conditions.backend, self.measured.conditions.ranks]
+
+    def as_record(self, found: Sequence[Finding]) -> dict[str, Any]:
+        """The run as plain data.
+
+        Args:
+            found: what NCCL's logs say of it; nothing on gloo.
+        """
+        return {
+            "label": self.label,
+            "ranks": self.measured.conditions.ranks,
+            "environment": asdict(self.measured.conditions),
+            "variables of each rank": self.variables,
+            "samples": [records.row_record(row) for row in self.measured.rows],
+            "verdict": found[0].verdict.as_record() if found else None,
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and keep; returns the exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        return _run(given)
+    except WorkloadError as error:
+        print(f"error: {error.problem}\n{error.remedy}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.one_gpu",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--ranks", type=int, nargs="+", choices=(1, 2), default=[1, 2], help="one after the other (1 2)")
+    add("--backend", choices=("nccl", "gloo"), default="nccl", help="gloo needs no GPU (%(default)s)")
+    add(
+        "--sizes",
+        metavar="FIRST:LAST:FACTOR",
+        help=f"bytes of a rank, as of `bench` ({GPU_SIZES}, as memory allows; on CPU {bandwidth.CPU_SIZES})",
+    )
+    add("--results", type=Path, metavar="FILE", help="the figures (benchmarks/one_gpu.json; with gloo none)")
+    add("--logs", type=Path, default=LOGS, metavar="DIR", help="NCCL's logs (%(default)s)")
+    add("--timeout", type=float, default=40.0, metavar="S", help="longest wait for a size (%(default)g)")
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    nccl = given.backend == "nccl"
+    sizes = bandwidth.parse_sizes(given.sizes or (GPU_SIZES if nccl else bandwidth.CPU_SIZES))
+    results = given.results or (RESULTS if nccl else None)
+    _check(given, results)
+    done: list[tuple[Run, list[Finding]]] = []
+    for ranks in dict.fromkeys(given.ranks):
+        run = _measure(ranks, given, sizes)
+        done.append((run, command.show_findings([run.measured])))
+        _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
+    figures = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine() | {"gpu": done[0][0].measured.conditions.accelerator},
+        "backend": given.backend,
+        "versions": done[0][0].measured.conditions.versions,
+        "runs": [run.as_record(found) for run, found in done],
+    }
+    text = json.dumps(figures, indent=2) + "\n"
+    if results:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        results.write_text(text)
+        print(f"# figures written to {results}")
+    else:
+        print(text, end="")
+    return _conclude(done)
+
+
+def _check(given: argparse.Namespace, results: Path | None) -> None:
+    if given.timeout < 1:
+        raise UsageError(f"--timeout is {given.timeout:g}.", "Give at least 1.")
+    if given.backend == "nccl" and not torch.cuda.is_available():
+        raise PlaceError(
+            "--backend nccl needs a GPU; torch sees none on this machine.",
+            "Run it where there is one, or see that the command works with --backend gloo.",
+        )
+    if given.backend == "gloo" and results and results.exists() and '"backend": "nccl"' in results.read_text():
+        raise UsageError(f"{results} holds what a GPU has measured.", "Give --results another file for gloo's figures.")
+
+
+def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> Run:
+    """Every size with so many ranks, each row printed when it is measured."""
+    layout = one_gpu_rank.layout(ranks, given.backend)
+    plan = one_gpu_rank.plan(given.timeout)
+    stage = Stage(name="one rank" if ranks == 1 else "two ranks", nodes=(0,))
+    keeper, printer = Keeper(), command.Printer()
+    logs = keeper.open(ranks) if given.backend == "nccl" else [""] * ranks
+    rows = []
+    print(f"# {LABELS[given.backend, ranks]}", flush=True)
+    try:
+        with one_gpu_ranks.started(given.backend, given.timeout, logs) as team:
+            facts = team.join()
+            places = [Place(stage, rank, 0, own["host"], own["pid"]) for rank, own in enumerate(facts)]
+            conditions = driver.conditions_of(layout, plan, Team(stage, [], places), facts, None)
+            printer.begin(stage, conditions)
+            room = min(own["room"] for own in facts) // (ranks if given.backend == "nccl" else 1)
+            for size in driver.fitting(plan, sizes, ranks, room, shorten=given.sizes is None):
+                both = [team.ask("measure", size, in_place) for in_place in (False, True)]
+                rows.append(driver.row_of(plan, ranks, size, *(driver.timing(of, plan.average) for of in both)))
+                printer.show(stage, rows[-1])
+            team.ask("leave")
+    except WorkloadError:
+        texts = dict(enumerate(keeper.read()))
+        for rank, found in faults.origins(texts).items():
+            print(f"# in NCCL's log of rank {rank}: {' '.join(map(str, found))}", file=sys.stderr)
+        _keep_logs(given.logs, stage.name, texts)
+        raise
+    printer.end()
+    measured = Measured(
+        stage=stage, conditions=conditions, rows=tuple(rows), links=(), logs=dict(enumerate(keeper.read()))
+    )
+    return Run(measured, tuple(own["variables"] for own in facts))
+
+
+def _keep_logs(folder: Path, stage: str, logs: Mapping[int, str]) -> None:
+    if logs:
+        report.write_logs([storage.locate(str(folder))], "all_reduce", {stage: logs})
+        print(f"# NCCL's logs written to {folder / report.LOGS}", flush=True)
+
+
+def _conclude(done: Sequence[tuple[Run, Sequence[Finding]]]) -> int:
+    """The exit code, now that everything is kept.
+
+    Raises:
+        DataIntegrityError: a result was wrong.
+        FabricError: NCCL's logs show an error, or that two ranks did not talk over sockets, as the label says.
+    """
+    if wrong := sum(row.wrong for run, _ in done for row in run.measured.rows):
+        raise DataIntegrityError(
+            f"{wrong} elements of the results were wrong; the #wrong columns say at which sizes.",
+            "Do not train on this machine before it is known why: `python -m workloads doctor`.",
+        )
+    for run, found in done:
+        if bad := findings.broken(found):
+            raise FabricError(f"NCCL's logs show an error: {bad}", "The logs themselves say more.")
+        for one in found:
+            if run.measured.conditions.ranks == 2 and one.verdict.path != "socket":
+                raise FabricError(
+                    f"NCCL's logs show {WORDS[one.verdict.path]}, not the sockets that the figures are labelled with.",
+                    "Do not quote the figures; the logs themselves say more.",
+                )
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
