@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from emulator.state import CHECKOUT
-from tests import loopback
+from tests import loopback, namespaces
 from tests.loopback import Reply, Request
 from tests.stub_kubectl import OUTPUTS
 from tests.wandb_server import answering, silent
@@ -265,6 +265,125 @@ def test_a_bucket_that_may_not_be_looked_up_names_the_permission(monkeypatch: py
                 found = finding(GPU_WORKER, check)
                 assert (found.outcome, words in found.remedy) == ("fail", True), found
                 assert found.authentication is (status == 403)
+
+
+def told(text: str) -> dict[str, str]:
+    """What the doctor says and advises of each check that failed."""
+    blocks = re.findall(r"^FAIL  (.{16})(.*\n(?: {22}.*\n)?)", text, re.MULTILINE)
+    return {name.strip(): " ".join(said.split()) for name, said in blocks}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "requires", "check", "said"),
+    [
+        ("ray", "2.59.1", (), "ray", "Ray 2.59.1, where 2.60 is needed Install Ray 2.60, the cluster's own series."),
+        (
+            *("torchvision", "0.28.0", ("torch==2.14.0",), "torch"),
+            "torchvision 0.28.0; this torchvision was built for torch 2.14.0 "
+            "Install the pair of requirements-workloads.txt, both from the same index.",
+        ),
+    ],
+)
+def test_a_wrong_version_is_told_with_what_to_install_and_exit_code_8(
+    name: str,
+    version: str,
+    requires: tuple[str, ...],
+    check: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith(("OASIS_", "RAY_", "WANDB_"))]:
+        monkeypatch.delenv(variable)
+    package(tmp_path, name, version, *requires)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command_line.main(["doctor"]) == 8
+    found = told(capsys.readouterr().out)
+    assert list(found) == [check]
+    assert found[check].endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ((200, {"ray_version": "2.60.7"}), 8, "Ray {here}, where the cluster at {url} has 2.60.7 Install ray==2.60.7;"),
+        ((200, {"ray_version": metadata.version("ray")}), 0, ""),
+        ((200, "another program's page"), 0, ""),
+        ((401, {}), 0, ""),  # which `authentication` is about
+    ],
+)
+def test_a_cluster_s_ray_of_another_version_is_told_with_both_and_exit_code_8(
+    answer: Reply, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Request] = []
+
+    def version(request: Request) -> Reply:
+        asked.append(request)
+        return answer
+
+    monkeypatch.setattr(doctor, "CHECKS", {"ray": doctor.CHECKS["ray"]})
+    with loopback.answering(version) as url:
+        place = replace(GPU_WORKER, environment=replace(OUTPUTS, ray_dashboard_url=url))
+        monkeypatch.setattr(doctor, "this_place", lambda variables: place)
+        assert command_line.main(["doctor"]) == code
+    found = told(capsys.readouterr().out)
+    assert list(found) == (["ray"] if code else [])
+    assert found.get("ray", "").startswith(said.format(here=metadata.version("ray"), url=url))
+    assert [(request.path, request.headers["Authorization"]) for request in asked] == [("/api/version", "Bearer right")]
+
+
+MISFIT = """
+import subprocess, sys
+program, address, small = sys.argv[1:]
+if small:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/dev/shm"], check=True)
+ray = subprocess.Popen([sys.executable, program, address], stdout=subprocess.PIPE)
+try:
+    assert ray.stdout.readline()
+    code = subprocess.run([sys.executable, "-m", "workloads", "doctor"]).returncode
+finally:
+    ray.kill()
+sys.exit(code)
+"""
+
+LISTENING = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], 0))
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.thorough
+def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_and_exit_code_8(tmp_path: Path) -> None:
+    program = tmp_path / "ray" / "core" / "src" / "gcs_server"  # what tells a process of Ray's
+    program.parent.mkdir(parents=True)
+    program.write_text(LISTENING)
+    apart = namespaces.apart("net", "mount")
+    # Never on this machine itself: where it makes no namespaces, the same place is found fit.
+    given = ["0.0.0.0", "small"] if apart else ["127.0.0.1", ""]
+    foreign = ("OASIS_", "RAY_", "WANDB_")
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", MISFIT, str(program), *given],
+        cwd=CHECKOUT,
+        env={name: value for name, value in os.environ.items() if not name.startswith(foreign)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == (8 if apart else 0), done.stdout + done.stderr
+    found = told(done.stdout)
+    assert list(found) == (["shared memory", "listeners"] if apart else [])
+    if apart:
+        assert found["shared memory"].startswith("/dev/shm has 8 MiB, at least 64 are needed Mount a memory-backed")
+        assert re.fullmatch(
+            r"a Ray on this machine listens beyond loopback: 0\.0\.0\.0:\d+ "
+            r"End it, or start it with RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0\.",
+            found["listeners"],
+        )
+        assert f"2 of {len(doctor.CHECKS)} checks failed" in done.stderr
 
 
 @pytest.mark.parametrize(

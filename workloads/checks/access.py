@@ -7,27 +7,21 @@ import json
 import secrets
 import urllib.error
 import urllib.request
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from workloads import listeners
+from workloads.checks import dashboard
+from workloads.checks.dashboard import ANSWER_SECONDS, NO_TOKEN
 from workloads.checks.finding import Doubtful, NotHere, Place, Refused, Unfit
 from workloads.errors import first_line
 
-ANSWER_SECONDS = 5.0
-
 FIRST_NAMES = 20
 """Of the data bucket's objects that are looked at."""
-
-DASHBOARD_PORT = 8265
-"""Ray's default."""
 
 PROTECTED = "/api/jobs/"
 """A route that Ray guards. Others, like its health check, answer anybody."""
 
 WANDB = "https://api.wandb.ai"
-
-_NO_TOKEN = "Without a token anybody who reaches the dashboard runs code: deploy with spec.authOptions.mode token."
 
 
 def authentication(place: Place) -> str:
@@ -36,9 +30,9 @@ def authentication(place: Place) -> str:
         raise NotHere("not in a Ray cluster; an embedded Ray makes a token of its own")
     mode = place.variables.get("RAY_AUTH_MODE", "")
     if mode != "token":
-        raise Refused(f"RAY_AUTH_MODE is {mode!r}", _NO_TOKEN)
-    token = _token(place)
-    addresses = _dashboards(place)
+        raise Refused(f"RAY_AUTH_MODE is {mode!r}", NO_TOKEN)
+    token = dashboard.token(place)
+    addresses = dashboard.addresses(place)
     for address in addresses:
         status = _status(f"{address}{PROTECTED}", None)
         if status is not None:
@@ -123,35 +117,12 @@ def wandb(place: Place) -> str:
     return f"{server} accepts the key from {key.source}"
 
 
-def _token(place: Place) -> str:
-    if token := place.variables.get("RAY_AUTH_TOKEN", "").strip():
-        return token
-    path = place.variables.get("RAY_AUTH_TOKEN_PATH", "")
-    if not path:
-        raise Refused("RAY_AUTH_MODE is 'token', without a token", _NO_TOKEN)
-    try:
-        token = Path(path).read_text().strip()
-    except OSError as error:
-        raise Refused(f"the token file {path} cannot be read: {error.strerror}", "Check the Secret's mount.") from error
-    if not token:
-        raise Refused(f"the token file {path} is empty", "Check the Secret that KubeRay made for the RayCluster.")
-    return token
-
-
-def _dashboards(place: Place) -> list[str]:
-    """Where the dashboard may answer: the stack's own address, then the host of Ray's, then this machine."""
-    stated = [place.environment.ray_dashboard_url.rstrip("/")] if place.environment else []
-    host = urlsplit(f"//{place.variables.get('RAY_ADDRESS', '')}").hostname
-    hosts = [name for name in (host, "127.0.0.1") if name and name != "auto"]
-    return list(dict.fromkeys([*stated, *(f"http://{name}:{DASHBOARD_PORT}" for name in hosts)]))
-
-
 def _tried(address: str, token: str, without: int) -> str:
     if without < 400:
-        raise Refused(f"Ray at {address} answers without a token", _NO_TOKEN)
+        raise Refused(f"Ray at {address} answers without a token", NO_TOKEN)
     wrong = _status(f"{address}{PROTECTED}", secrets.token_hex(32))
     if wrong is not None and wrong < 400:
-        raise Refused(f"Ray at {address} takes any token", _NO_TOKEN)
+        raise Refused(f"Ray at {address} takes any token", NO_TOKEN)
     right = _status(f"{address}{PROTECTED}", token)
     if right in (401, 403):
         raise Refused(
@@ -165,16 +136,8 @@ def _tried(address: str, token: str, without: int) -> str:
 
 def _status(url: str, token: str | None) -> int | None:
     """HTTP status; None where nothing answers."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-    # Without proxies: the address is of this cluster.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=ANSWER_SECONDS) as response:
-            return response.status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except (OSError, ValueError):
-        return None
+    answer = dashboard.ask(url, token)
+    return answer[0] if answer else None
 
 
 def _read_first(uri: str) -> str:

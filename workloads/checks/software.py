@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import shutil
@@ -10,11 +11,15 @@ import sysconfig
 from importlib import import_module, metadata
 from pathlib import Path
 
-from workloads.checks.finding import Doubtful, NotHere, Place, Unfit
+from workloads.checks import dashboard
+from workloads.checks.finding import Doubtful, NotHere, Place, Refused, Unfit
 from workloads.errors import first_line
 
 RAY_SERIES = "2.60"
 """Ray releases that the workloads are tested with; a driver needs its cluster's own."""
+
+VERSION = "/api/version"
+"""Where Ray's dashboard says its version (ray 2.60, dashboard/modules/job/job_head.py)."""
 
 PYTHON_SERIES = ("3.11", "3.12")
 
@@ -38,15 +43,24 @@ def python(place: Place) -> str:
     """Python's version."""
     series = ".".join(platform.python_version_tuple()[:2])
     if series not in PYTHON_SERIES:
-        raise Unfit(f"Python {platform.python_version()}", f"Use Python {' or '.join(PYTHON_SERIES)}.")
+        wanted = " or ".join(PYTHON_SERIES)
+        raise Unfit(f"Python {platform.python_version()}, where {wanted} is needed", f"Use Python {wanted}.")
     return platform.python_version()
 
 
 def ray(place: Place) -> str:
-    """Ray's version."""
+    """Ray's version: of the tested series, and the very one of the cluster around, which takes no other."""
     version = _version("ray")
     if not version.startswith(f"{RAY_SERIES}."):
-        raise Unfit(f"Ray {version}", f"Install Ray {RAY_SERIES}, the cluster's own series.")
+        raise Unfit(
+            f"Ray {version}, where {RAY_SERIES} is needed", f"Install Ray {RAY_SERIES}, the cluster's own series."
+        )
+    cluster = _cluster_version(place)
+    if cluster is not None and cluster[1] != version:
+        raise Unfit(
+            f"Ray {version}, where the cluster at {cluster[0]} has {cluster[1]}",
+            f"Install ray=={cluster[1]}; in a pod, `make restart STACK=...` gives all pods the stack's own image.",
+        )
     return version
 
 
@@ -137,6 +151,22 @@ def _nvidia_smi() -> str:
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+def _cluster_version(place: Place) -> tuple[str, str] | None:
+    """Address and version of the Ray around, as its dashboard says; None where there is none, or none that tells us."""
+    if not place.in_cluster:
+        return None
+    try:
+        token = dashboard.token(place)
+    except Refused:  # `access.authentication` says so
+        token = None
+    answers = ((address, dashboard.ask(f"{address}{VERSION}", token)) for address in dashboard.addresses(place))
+    address, answer = next((found for found in answers if found[1] is not None), ("", None))
+    try:
+        return (address, str(json.loads(answer[1])["ray_version"])) if answer else None
+    except (ValueError, KeyError, TypeError):  # a refusal, or no Ray
+        return None
 
 
 def _check_nccl(major: int, wanted: str) -> None:
