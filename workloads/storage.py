@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -183,9 +184,7 @@ class Folder:
         except FileNotFoundError as error:
             if action.startswith("read"):
                 raise
-            raise PlaceError(
-                f"cannot {action} {self.uri}: {_first_line(error)}.", "Check the bucket's name."
-            ) from error
+            raise PlaceError(f"cannot {action} {self.uri}: {_reason(error)}.", "Check the bucket's name.") from error
         except OSError as error:
             raise _explain(action, self.uri, error) from error
 
@@ -256,7 +255,7 @@ def _cloud_storage() -> fs.GcsFileSystem:
 
 
 def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
-    text = f"cannot {action} {uri}: {_first_line(error)}."
+    text = f"cannot {action} {uri}: {_reason(error)}."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return PlaceError(text, "Free some space there; `python -m workloads runs gc` finds what no run needs.")
     if error.errno == errno.EROFS:
@@ -268,5 +267,8 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
     return PlaceError(text, "Check the address, the free space and the network, then run the same command again.")
 
 
-def _first_line(error: Exception) -> str:
-    return first_line(error)[:300].rstrip(".")
+def _reason(error: OSError) -> str:
+    """What the system or Google says, without the path, which stands before it, and what the client says of itself."""
+    said = error.strerror or first_line(error)
+    google = re.search(r"with a last message of (.*?) error_info=", said)
+    return (google[1] if google else said).partition("\n")[0][:300].rstrip(".")

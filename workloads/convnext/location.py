@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from workloads import environment
 from workloads.disk import PARTIAL, Entry
-from workloads.errors import DataIntegrityError, PlaceError, UsageError
+from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
 from workloads.storage import Folder, locate
 
 SYNTHETIC = "synthetic"
@@ -140,7 +140,12 @@ def check_storage(folder: Folder) -> None:
         PlaceError: it cannot be: a full or read-only disk, a bucket that does not exist or answer.
     """
     probe = folder.child("write-test")
-    probe.write("probe", b"")
+    try:
+        probe.write("probe", b"probe")  # an empty one has room on a full disk
+    except WorkloadError:
+        with suppress(WorkloadError):  # the first failure is the one to tell
+            probe.remove()
+        raise
     probe.remove()
 
 
