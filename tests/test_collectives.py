@@ -205,6 +205,22 @@ def test_calls_one_by_one_and_exchanges_between_pairs_are_timed_on_every_rank(an
         assert all(seconds > 0 for _, seconds in links)
 
 
+def _adapting(seat: Seat) -> list[Sample]:
+    plan = dataclasses.replace(gloo.plan(iterations=0, blocking=True), seconds=0.5)
+    participant = Participant(seat, torch.device("cpu"), plan)
+    return [participant.measure(size, in_place=True) for size in (1 << 24, 1 << 10)]
+
+
+@pytest.mark.thorough
+def test_a_quick_size_is_timed_more_often_and_all_ranks_agree_how_often() -> None:
+    counted = [[(sample.iterations, len(sample.calls)) for sample in each] for each in gloo.together(2, _adapting)]
+
+    assert counted[0] == counted[1]
+    (large, large_alone), (small, small_alone) = counted[0]
+    assert measure.LEAST_ITERATIONS <= large < small <= measure.MOST_ITERATIONS
+    assert measure.LEAST_CALLS <= large_alone < small_alone <= measure.MOST_CALLS
+
+
 def test_every_operation_that_the_command_offers_has_its_record() -> None:
     from workloads.nccl.command import DTYPES as OFFERED
     from workloads.nccl.command import OPS
