@@ -270,6 +270,16 @@ def test_a_missing_or_empty_place_is_a_usage_error(tmp_path: Path) -> None:
     assert "holds both shards and class folders" in refusal(UsageError, both)
 
 
+def test_resident_images_that_do_not_fit_are_refused_in_one_sentence() -> None:
+    # More than a process of 64 bits can address, so that no machine begins to fill its memory with them.
+    with pytest.raises(UsageError) as caught:
+        sources(small(data=SYNTHETIC, image_size=1 << 18), None, CPU)
+    assert str(caught.value).startswith(
+        "the images of synthetic, all of them decoded to 262144 x 262144 pixels, do not"
+    )
+    assert "resident=false" in caught.value.remedy
+
+
 def test_a_class_without_images_or_unknown_to_training_is_named(tmp_path: Path) -> None:
     empty = image_folder(tmp_path / "c", {"train": {"cat": 3, "dog": 0}, "val": {"cat": 1}})
     assert f"class 'dog' has no images in {empty}/train/dog" in refusal(DataIntegrityError, empty)

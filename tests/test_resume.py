@@ -78,7 +78,7 @@ def test_what_may_pass_ends_a_run_that_has_trained_nothing_and_no_other(tmp_path
     controller.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
     controller.after_exception(None, {1: error})
     told = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    assert "lost rank 1" in told[-1]["text"]
+    assert told[-1]["text"].startswith(f"lost rank 1 ({error.problem.rstrip('.')}); going on from the newest")
     with pytest.raises(UsageError):
         controller.after_exception(None, {1: UsageError("no such model.", "Name another.")})
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from workloads.convnext.augment import SHIFT, keyed, randaugment
 from workloads.convnext.config import TrainConfig
+from workloads.convnext.execution import exhausted
 from workloads.convnext.folder import FolderPictures, class_folders
 from workloads.convnext.pictures import LAYOUT, PictureStore, unreadable
 from workloads.convnext.sampling import Batch, Draw, Slot, Source, chance
@@ -104,16 +105,20 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
         device: where resident images live.
 
     Raises:
-        UsageError: nothing there, or a batch larger than the training split.
+        UsageError: nothing there, a batch larger than the training split, or resident images beyond the memory.
         DataIntegrityError: a class without images, a damaged shard, or an image that cannot be decoded.
         PlaceError: the data cannot be read.
     """
-    train: Source
-    val: Source
-    if root is None:
-        train, val = _synthetic(config, device)
-    else:
-        train, val = _stored(config, root, device)
+    try:
+        train, val = _synthetic(config, device) if root is None else _stored(config, root, device)
+    except (MemoryError, RuntimeError) as error:
+        if not exhausted(error):
+            raise
+        raise UsageError(
+            f"the images of {config.data}, all of them decoded to {config.image_size} x {config.image_size} pixels, do "
+            "not fit the memory of a worker's device.",
+            "Choose a smaller image_size, or with --set resident=false stream what is stored.",
+        ) from error
     if config.batch_size > len(train):
         raise UsageError(
             f"batch_size is {config.batch_size}, but {config.data} has {len(train)} training images.",

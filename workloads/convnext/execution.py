@@ -111,6 +111,11 @@ def _rehearse(
     model.zero_grad(set_to_none=True)
 
 
+def exhausted(error: Exception) -> bool:
+    """Whether it says that memory has ended; torch has a type for the GPU's alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 @contextmanager
 def within_memory(config: TrainConfig, world_size: int, accumulate: int) -> Iterator[None]:
     """Say in one sentence that a batch does not fit, where torch would say how many bytes it could not get.
@@ -121,9 +126,7 @@ def within_memory(config: TrainConfig, world_size: int, accumulate: int) -> Iter
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch has a type for the GPU's memory alone.
-        exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-        if not exhausted:
+        if not exhausted(error):
             raise
         images = -(-config.batch_size // (world_size * accumulate))
         raise UsageError(

@@ -83,6 +83,9 @@ class Controller(UserCallback):
 
 
 def _cause(error: Exception) -> str:
+    verdict = find_verdict(error)
+    if verdict is not None:
+        return verdict.problem.rstrip(".")
     # Ray's wrapper shows a traceback, whose last line names the exception.
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
