@@ -114,6 +114,7 @@ def test_the_shares_have_the_beta_distributions_moments(parameter: float) -> Non
     assert table.var() == pytest.approx(1 / (4 * (2 * parameter + 1)), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_erasing_takes_one_rectangle_of_the_asked_size_from_the_asked_share_of_images() -> None:
     images = torch.full((2000, 3, 64, 64), 255, dtype=torch.uint8)
     augment = DeviceAugmentation(small(random_erasing=0.25), 2, CPU)

@@ -82,6 +82,7 @@ def test_every_form_of_the_results_is_written_and_a_log_for_each_stage_and_rank(
     assert (here / "logs" / "all_reduce-nodes-0-1-ring-rank15.log").read_text() == "fifteen\n"
 
 
+@pytest.mark.thorough
 def test_two_collectives_have_files_of_their_own(tmp_path: Path) -> None:
     stage = Stage(name="all", nodes=(0, 1))
     found = [measured(stage, conditions(2, op)) for op in ("all_reduce", "all_gather")]
@@ -219,6 +220,7 @@ def test_a_damaged_file_is_refused_with_the_line_and_what_to_do(
     assert words in str(refusal.value)
 
 
+@pytest.mark.thorough
 def test_the_pictures_are_a_png_and_an_svg_that_change_with_the_figures_alone(written: Path, tmp_path: Path) -> None:
     assert (written / "all_reduce.png").read_bytes().startswith(b"\x89PNG\r\n")
     svg = (written / "all_reduce.svg").read_bytes()

@@ -119,6 +119,7 @@ def test_a_checkpoint_runs_no_code_when_it_is_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "trapped").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", checkpoint_kills.VARIANTS)
 def test_a_kill_at_any_instant_leaves_a_newest_that_loads_where_common_ways_to_save_do_not(
     tmp_path: Path, variant: str
@@ -136,6 +137,7 @@ def test_a_kill_at_any_instant_leaves_a_newest_that_loads_where_common_ways_to_s
         assert [found[name] for name in ("unloadable", "wrong", "lost", "uncollected")] == [0] * 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("place", checkpoint_faults.PLACES)
 def test_whichever_call_of_a_save_fails_a_valid_newest_remains_and_the_next_save_succeeds(

@@ -198,7 +198,7 @@ class Store(RuleBasedStateMachine):
         return all(hashlib.sha256(content(file)).hexdigest() == facts["sha256"] for file, facts in files.items())
 
 
-TestStore = Store.TestCase
+TestStore = pytest.mark.thorough(Store.TestCase)
 TestStore.settings = settings(
     max_examples=60,
     stateful_step_count=15,

@@ -197,6 +197,7 @@ Writer(store, print).start(Snapshot({"weights": torch.zeros(1000)}, 2, {"model":
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_ends_with_a_save_in_flight_ends_at_once_and_leaves_the_one_before(tmp_path: Path) -> None:
     # The save would take ten minutes, as one in a dead mount does, and the process must not wait for it.
     subprocess.run([sys.executable, "-c", IN_FLIGHT, str(tmp_path)], check=True, timeout=60)

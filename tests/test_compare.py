@@ -30,6 +30,7 @@ def changed(before: list[Results], after: list[Results]) -> list[comparison.Comp
     return [line for line in comparison.compare(before, after).lines if line.change.real]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scatter", [0.002, 0.01, 0.1])
 def test_two_draws_of_one_distribution_do_not_differ(scatter: float) -> None:
     draw = random.Random(f"like {scatter}")
@@ -41,6 +42,7 @@ def test_two_draws_of_one_distribution_do_not_differ(scatter: float) -> None:
     assert noise.FALSE_ALARM == 0.01 and alarms <= 4
 
 
+@pytest.mark.thorough
 def test_a_loss_of_ten_percent_is_found_every_time() -> None:
     draw = random.Random("slower")
     for _ in range(SEEDS):
@@ -49,6 +51,7 @@ def test_a_loss_of_ten_percent_is_found_every_time() -> None:
         assert {line.regime for line in found} == {"latency", "bandwidth"}
 
 
+@pytest.mark.thorough
 def test_repetitions_find_a_smaller_loss_without_more_false_alarms() -> None:
     draw = random.Random("repeated")
     alarms = missed = 0

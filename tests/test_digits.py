@@ -29,6 +29,7 @@ def test_the_split_is_fixed_and_every_class_is_in_both_halves() -> None:
     assert names == [name for name, _ in digits.images()]
 
 
+@pytest.mark.thorough
 def test_a_folder_is_written_once_and_is_what_the_recipe_reads(tmp_path: Path) -> None:
     said: list[str] = []
     assert digits.write(str(tmp_path), said.append) == (1797, 1797)
@@ -41,6 +42,7 @@ def test_a_folder_is_written_once_and_is_what_the_recipe_reads(tmp_path: Path) -
     assert (zero.size, zero.mode, zero.getextrema()) == ((8, 8), "L", (0, 239))
 
 
+@pytest.mark.thorough
 def test_as_shards_they_are_the_same_digits(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     digits.add_digits_arguments(parser)

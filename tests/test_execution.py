@@ -45,6 +45,7 @@ def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.thorough
 def test_in_bf16_a_run_learns_and_what_lasts_stays_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained() -> tuple[Training, list[float], float, set[torch.dtype]]:
         config = small(epochs=3, batch_size=64, log_steps=1, ema_decay=0.9, drop_path=0.1, clip_norm=1.0)

@@ -11,6 +11,7 @@ from workloads.convnext.config import Model
 from workloads.convnext.model import build
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "forward", "depthwise", "training"),
     [

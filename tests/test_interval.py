@@ -51,6 +51,7 @@ def test_young_minimises_what_saves_and_failures_cost_together() -> None:
     assert all(cost(best) <= cost(best * factor) for factor in (0.5, 0.9, 1.1, 2))
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(
     interval=st.floats(5, 600),

@@ -58,6 +58,7 @@ def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
     assert learning_rate(config, 10) == pytest.approx(0.01)
 
 
+@pytest.mark.thorough
 def test_a_run_learns() -> None:
     config, recorder = small(epochs=3, batch_size=64, ema_decay=0.9, drop_path=0.1), Recorder()
     last = Training(config, Few(512), Few(64), CPU).run(recorder)
@@ -67,6 +68,7 @@ def test_a_run_learns() -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schedule", range(20))
 def test_a_run_that_is_killed_and_resumed_ends_bitwise_like_one_that_was_not(
     schedule: int, never_killed: tuple[Tensor, list[Tensor], list[Record]]
@@ -93,6 +95,7 @@ def test_a_run_that_is_killed_and_resumed_ends_bitwise_like_one_that_was_not(
     assert {record["event"] for record in recorder.records} == {"step", "epoch"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batches", [0, 1, 3])
 def test_a_run_that_is_killed_in_an_evaluation_goes_on_with_it_and_ends_bitwise_like_one_that_was_not(
     batches: int, never_killed: tuple[Tensor, list[Tensor], list[Record]]
@@ -298,6 +301,7 @@ def address_space(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@pytest.mark.thorough
 def test_a_batch_that_does_not_fit_is_refused_in_one_sentence() -> None:
     config = small(batch_size=256, image_size=256, epochs=1)
     training = Training(config, Few(256, size=256), Few(16, size=256), CPU)
@@ -314,6 +318,7 @@ def test_an_error_that_is_not_about_memory_is_left_alone() -> None:
         raise RuntimeError("shapes do not match")
 
 
+@pytest.mark.thorough
 def test_fewer_workers_than_the_run_is_made_for_take_the_batch_in_more_parts() -> None:
     config = small(batch_size=256, epochs=1, ema_decay=0.0)
     most: list[int] = []

@@ -134,6 +134,7 @@ def test_without_a_compiler_the_model_runs_eager_and_says_so(monkeypatch: pytest
     assert torch.equal(model.eval()(images), plain.eval()(images))
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_computes_what_an_eager_one_computes() -> None:
     config = small(compile=True, drop_path=0.5)
     images = torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)

@@ -32,6 +32,7 @@ a:{rank}1:1 [0] NCCL INFO comm 0x55d00000 rank {rank} nRanks {ranks} nNodes {nod
 CHANNEL = "a:{rank}1:1 [0] NCCL INFO Channel 00/0 : {rank}[0] -> {other}[0] [send] via {transport}\n"
 
 
+@pytest.mark.thorough
 def test_one_rank_and_two_are_measured_and_kept_with_what_makes_each_a_host_of_its_own(tmp_path: Path) -> None:
     results = tmp_path / "results" / "one_gpu.json"
     words = ["--ranks", "1", "2", "--sizes", "1K", "--results", str(results)]

@@ -213,6 +213,7 @@ def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment, 
     assert replaced(full, deploy(program, changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
 
 
+@pytest.mark.thorough
 def test_another_zone_of_the_region_does_not_replace_the_cluster(deploy: Deploy) -> None:
     config = changed("oasis:gpu.machine_type", "g2-standard-12")
     before, after = (
@@ -223,6 +224,7 @@ def test_another_zone_of_the_region_does_not_replace_the_cluster(deploy: Deploy)
     assert replaced(before, after) == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("key", "differences"),
     [
@@ -390,6 +392,7 @@ def test_a_stack_without_gpus_has_nothing_that_is_for_gpus(deploy: Deploy) -> No
     assert len(at(stack.get("kubernetes:ray.io/v1:RayCluster", "ray"), "spec.workerGroupSpecs")) == 1
 
 
+@pytest.mark.thorough
 def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs(deploy: Deploy) -> None:
     for ladder, seconds in ((LADDER, "86400"), ([LADDER[0], LADDER[2]], None)):
         stack = deploy(program, changed("oasis:gpu.capacity", ladder))
@@ -399,6 +402,7 @@ def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs(de
         assert known.get(MAX_RUN_VARIABLE) == seconds
 
 
+@pytest.mark.thorough
 def test_a_stack_without_cpu_workers_has_no_pool_for_them(deploy: Deploy) -> None:
     stack = deploy(program, changed("oasis:ray.cpu_workers_max", 0, changed("oasis:cluster.cpu_pool.max_nodes", 0)))
 

@@ -16,6 +16,8 @@ from workloads import __main__ as command_line
 from workloads import follow, ray_job
 from workloads.errors import PlaceError
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:

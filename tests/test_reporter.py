@@ -26,6 +26,8 @@ from workloads.errors import AuthError, PlaceError
 from workloads.interval import DEADLINE_MARGIN
 from workloads.storage import Folder, locate
 
+pytestmark = pytest.mark.thorough
+
 NEVER = 3600.0
 
 

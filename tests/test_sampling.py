@@ -143,6 +143,7 @@ def live(saved: Life, size: int, epochs: int, attempt: Attempt) -> Life:
     return saved
 
 
+@pytest.mark.thorough
 @settings(max_examples=500, deadline=None)
 @given(
     size=some.integers(1, 40), epochs=some.integers(1, 3), kills=some.lists(attempts(30), max_size=8), last=attempts(0)
@@ -225,6 +226,7 @@ def looped(position: Position, size: int, epochs: int, attempt: Attempt) -> tupl
     return (saves or [position])[0], learnt
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(
     size=some.integers(1, 40), epochs=some.integers(1, 3), kills=some.lists(attempts(30), max_size=8), last=attempts(0)

@@ -200,6 +200,7 @@ def test_predict_prints_and_writes_what_the_formula_says(tmp_path: Path, capsys:
     assert b"<svg" in (tmp_path / "efficiency.svg").read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_curve_that_was_measured_replaces_the_constants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A fabric at half its speed is measured on two nodes; the prediction for sixteen takes that with it."""
     sound, slow = tmp_path / "sound", tmp_path / "slow"

@@ -66,6 +66,7 @@ def test_the_local_stack_is_the_h200_stack_with_every_component() -> None:
     assert (local.cluster.endpoint, local.cluster.authorized_networks[0].cidr) == ("ip", "127.0.0.1/32")
 
 
+@pytest.mark.thorough
 def test_the_dev_stack_has_every_type_of_resource_that_the_local_one_has_and_no_other(deploy: Deploy) -> None:
     dev, local = (
         Counter(found.type for found in deploy(program, stack_file.config(stack_file.find(name)) | given))

@@ -148,6 +148,7 @@ def test_what_no_node_can_ever_have_is_refused_at_once(
     assert not ray.submitted and not stub_kubectl.ray_jobs(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_wait_for_a_node_says_why_and_ends_with_the_exit_code_for_capacity(
     tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,6 +394,7 @@ def _jobs(ray: FakeRay) -> follow.Jobs:
     return follow.Jobs(Dashboard(Stack(environment=environment, token=TOKEN, kubectl=("kubectl",))))
 
 
+@pytest.mark.thorough
 def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,7 @@ def test_nobody_is_named_when_only_the_noise_differs(nodes: int, each: int) -> N
         assert Made(nodes, each, seed).named() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("nodes", "each"), [(2, 8), (3, 2), (4, 8), (16, 8)])
 def test_a_node_at_half_speed_is_named_alone_and_if_it_is_slow_only_with_others(nodes: int, each: int) -> None:
     for seed, node in itertools.product(range(2), range(nodes)):

@@ -225,6 +225,7 @@ def test_whatever_the_server_does_the_run_is_recorded_on_disk_and_the_key_is_now
     assert "401" in runs["refusing"].said[0] or "API key" in runs["refusing"].said[0]
 
 
+@pytest.mark.thorough
 def test_a_history_that_cannot_be_read_costs_its_steps_and_no_others(tmp_path: Path) -> None:
     def unreadable() -> list[dict[str, Any]]:
         raise PlaceError("the bucket does not answer.", "Wait.")

@@ -13,6 +13,8 @@ from tests.training import CPU
 from workloads.convnext import config as configuration
 from workloads.convnext.model import build
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:

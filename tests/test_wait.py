@@ -104,6 +104,7 @@ def _named(name: str, **metadata: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "team", **metadata}, "spec": {"type": "LoadBalancer"}}
 
 
+@pytest.mark.thorough
 def test_creation_waits_until_every_type_is_established_and_outlives_server_errors(
     world: World, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
         yield google
 
 
+@pytest.mark.thorough
 def test_an_api_says_that_it_is_disabled_until_it_has_been_on_for_a_while(
     google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_second_ctrl_c_does_not_disturb_the_end(state: State, monkeypatch: pyt
     assert signal.getsignal(signal.SIGINT) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, variable: str) -> None:
     checkout = tmp_path / "checkout"
@@ -91,6 +92,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, variabl
     assert processes.owned_by(checkout / ".oasis") == []
 
 
+@pytest.mark.thorough
 def test_a_command_of_the_demo_hears_ctrl_c_and_is_ended_with_all_it_started(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,7 @@ _part = st.text(
 ).filter(lambda part: part not in (".", ".."))
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.lists(_part, min_size=1, max_size=3).map("/".join), max_size=8), st.data())
 def test_what_was_put_and_not_deleted_is_listed(

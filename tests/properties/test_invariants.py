@@ -22,6 +22,8 @@ from tests.deployment import Deployment
 from tests.deployment import deploy as run_under_mocks
 from tests.program import at, program
 
+pytestmark = pytest.mark.thorough
+
 PARSED = settings(max_examples=100, deadline=None)
 DEPLOYED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
