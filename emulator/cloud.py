@@ -27,10 +27,11 @@ KEPT_KINDS = frozenset(
         "secretmanager/secret",
         "secretmanager/version",
         "serviceusage/service",
+        "serviceusage/serviceIdentity",
         "storage/bucket",
     }
 )
-"""Kinds that a destroyed stack may leave behind on purpose: data, and APIs, which are never disabled."""
+"""Kinds that a destroyed stack may leave behind on purpose: data, and APIs with their agents, which never go."""
 
 OWN_KINDS = frozenset({"emulator/fault", "emulator/identity", "iam/workloadIdentityPool", "resourcemanager/project"})
 """Kinds that no stack makes: the emulator's own records, and what a project has by itself."""
