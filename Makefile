@@ -67,7 +67,7 @@ test: room $(STAMP) lint image-check  ## every test
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
 	@$(PY) -m pytest -m "emulated or ray" --durations 15
 
-test-fast: $(STAMP)  ## the tests for daily work, a few minutes
+test-fast: $(STAMP)  ## the tests for daily work, two minutes
 	@$(PY) -m pytest -m "not emulated and not ray and not thorough" --numprocesses auto --dist worksteal
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
