@@ -209,7 +209,7 @@ def test_a_notice_in_an_evaluation_is_answered_after_its_next_batch_and_the_chec
 @pytest.mark.thorough
 def test_before_the_node_goes_the_work_since_the_notice_is_saved_too(tmp_path: Path) -> None:
     found = place(tmp_path, epochs=400)
-    watched: Any = SimpleNamespace(deadline=time.time() + 6)
+    watched: Any = SimpleNamespace(deadline=time.time() + 10)
     found.reporter.start(0.0, None, watched)
 
     class Gone(Exception):
