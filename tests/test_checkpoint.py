@@ -119,6 +119,17 @@ def test_a_checkpoint_runs_no_code_when_it_is_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "trapped").exists()
 
 
+def test_of_several_checkpoints_at_one_step_the_last_is_the_newest(tmp_path: Path) -> None:
+    """As an evaluation has them, and the end of a run after its last one."""
+    store = CheckpointStore(locate(tmp_path / "runs"), keep=3)
+    for number in range(8):
+        store.save({"number": number}, 5, IDENTITY, {})
+
+        found = store.newest(IDENTITY, lambda _: None)
+
+        assert found is not None and found.state == {"number": number}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", checkpoint_kills.VARIANTS)
 def test_a_kill_at_any_instant_leaves_a_newest_that_loads_where_common_ways_to_save_do_not(

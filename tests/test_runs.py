@@ -110,12 +110,12 @@ def test_list_tells_the_newest_step_the_size_the_age_and_what_is_complete(place:
 def test_show_tells_of_checkpoints_journal_and_results(place: Folder, runs: Command) -> None:
     names = train(place, "a", 2)
     place.child("a", "results").write("summary.json", b"{}")
-    place.child("a", "checkpoints", "000000099-0123abcd").write("shard-000.pt", b"x")
+    place.child("a", "checkpoints", "000000099-0123456789abcde").write("shard-000.pt", b"x")
     rows = runs.rows("show", "a")
     assert [(row["checkpoint"], row["committed"]) for row in rows[:3]] == [
         (names[0], True),
         (names[1], True),
-        ("000000099-0123abcd", False),
+        ("000000099-0123456789abcde", False),
     ]
     assert (rows[1]["epoch"], rows[1]["workers"], rows[2]["verdict"]) == (2, 2, "no COMMIT")
     assert [row["object"] for row in rows[3:]] == ["journal/1.jsonl", "journal/2.jsonl", "results/summary.json"]
@@ -204,7 +204,7 @@ def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_
 ) -> None:
     names = train(place, "a", 5)
     spoil(place, "a", names[4])
-    orphan = "000000099-0123abcd"
+    orphan = "000000099-0123456789abcde"
     place.child("a", "checkpoints", orphan).write("shard-000.pt", b"half")
     # The orphan is young, so it may be a save in progress; the damaged newest counts for nothing.
     superfluous = [names[1], names[0]]

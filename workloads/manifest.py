@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,12 +21,13 @@ SCHEMA = 2
 MANIFEST = "MANIFEST.json"
 COMMIT = "COMMIT"
 
-_NAME = re.compile(r"[0-9]{9}-[0-9a-f]{8}")
+_NAME = re.compile(r"[0-9]{9}-[0-9a-f]{15}")
 
 
 def new_name(step: int) -> str:
-    """A name for one attempt at a checkpoint: sorted by step, and never used by another attempt."""
-    return f"{step:09d}-{secrets.token_hex(4)}"
+    """A name for one attempt at a checkpoint: sorted by step and time, and never used by another attempt."""
+    # During an evaluation the step stays the same, and what is saved later is further on.
+    return f"{step:09d}-{time.time_ns() // 1_000_000:011x}{secrets.token_hex(2)}"
 
 
 def is_name(name: str) -> bool:

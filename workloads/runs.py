@@ -38,7 +38,7 @@ examples:
   python -m workloads runs repair my-run --stack dev        set damaged checkpoints aside, so that a good one leads
   python -m workloads runs gc --stack dev                   what could be removed; with --yes, remove it
 
-A checkpoint is a folder `STEP-RANDOM` of shards, with MANIFEST.json (sizes, SHA-256) and COMMIT, written last. One
+A checkpoint is a folder `STEP-TIME` of shards, with MANIFEST.json (sizes, SHA-256) and COMMIT, written last. One
 without COMMIT is being written or an orphan, and never loaded. A restart takes the newest that verifies, by itself.
 """
 
