@@ -160,9 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = json.dumps(found, indent=2)
     print(text)
     given.results.write_text(text + "\n")
-    for problem in missed(found):
+    problems = missed(found)
+    for problem in problems:
         print(problem, file=sys.stderr)
-    return 1 if missed(found) else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
