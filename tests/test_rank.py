@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl
 
-from tests import gloo
+from tests import gloo, namespaces
 from workloads.errors import PlaceError
 from workloads.nccl import host, kept_logs
 from workloads.nccl.collectives import Seat
@@ -153,11 +153,10 @@ def _two_networks() -> Iterator[tuple[list[str], list[str], str, str]]:
     Where this machine lets nobody make them, or lacks util-linux or iproute2, both are its own, and the interface is
     the loopback one.
     """
-    if not all(shutil.which(program) for program in ("unshare", "nsenter", "ip")):
+    new = namespaces.apart("net")
+    if not new or not all(map(shutil.which, ("nsenter", "ip"))):
         yield [], [], "127.0.0.1", "lo"
         return
-    # A user namespace gives the right to make others; root has it already.
-    new = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
     with contextlib.ExitStack() as stack:
         holders: list[subprocess.Popen[str]] = []
 
