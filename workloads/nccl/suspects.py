@@ -96,14 +96,37 @@ def _of_links(one: Measured) -> Iterator[Suspect]:
         text = f"{where}: an exchange takes {ratio:.1f} times the other rails'"
         yield Suspect(kind="rail", number=rail, ratio=ratio, text=text)
     for where, links in (("its own node", inside), ("other nodes, on its rail", between)):
-        for rank, ratio in slow(best(links)).items():
-            # Of two partners alone either may be slow.
-            if len(links) > 1 and not (links is between and rank % each in slow_rails):
+        # Of two partners alone either may be slow.
+        found = slow(best(links)) if len(links) > 1 else {}
+        ranks = {rank: ratio for rank, ratio in found.items() if links is inside or rank % each not in slow_rails}
+        whole = _whole_nodes(ranks, node, each)
+        for slow_node, ratio in whole.items():
+            text = (
+                f"node {slow_node} ({hosts[node.index(slow_node)]}) is slow: each of its ranks is, with every partner "
+                f"on {where}, {ratio:.1f} times the other ranks' time"
+            )
+            yield Suspect(kind="node", number=slow_node, ratio=ratio, text=text)
+        for rank, ratio in ranks.items():
+            if node[rank] not in whole:
                 text = (
                     f"rank {rank} on node {node[rank]} ({hosts[rank]}) is slow with every partner on {where}: "
                     f"{ratio:.1f} times the other ranks' time"
                 )
                 yield Suspect(kind="rank", number=rank, ratio=ratio, text=text)
+
+
+def _whole_nodes(ranks: Mapping[int, float], node: Sequence[int], each: int) -> dict[int, float]:
+    """Nodes of which every rank is slow, and how slow: the node is to blame, or one of two ranks that are all it has.
+
+    Args:
+        ranks: the slow ones, and how slow.
+        node: of each rank.
+        each: ranks per node; of a node with one rank nothing else can be said than of the rank.
+    """
+    ratios: dict[int, list[float]] = {}
+    for rank, ratio in ranks.items():
+        ratios.setdefault(node[rank], []).append(ratio)
+    return {number: median(own) for number, own in ratios.items() if len(own) == each > 1}
 
 
 def _nodes(seconds: Mapping[int, float], how: str, hosts: Mapping[int, str]) -> Iterator[Suspect]:
