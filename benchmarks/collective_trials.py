@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from tests import gloo
 from workloads.nccl import driver, suspects, teams
 from workloads.nccl.collectives import Seat
 from workloads.nccl.measure import Participant, Plan
+from workloads.nccl.measured import Measured
 from workloads.nccl.placement import Layout, RankActor
-from workloads.nccl.stages import ladder
+from workloads.nccl.stages import Round, ladder
 
 CPUS = 4
 KILLED_RANKS, SLOW_RANKS = 2, 4
@@ -144,15 +145,34 @@ def slowed(rank: int | None) -> dict[str, Any]:
         rank: which one; None slows nobody.
     """
     layout = Layout(nodes=1, ranks_per_node=SLOW_RANKS, gpus_per_node=0)
-    plan: Plan = replace(gloo.plan(iterations=5), links=True, timeout_seconds=60)
+    stages = measured(layout, ladder(1, "all", ring=False), RankActor if rank is None else _slow(rank))
+    found = suspects.suspects(stages)
+    links = {f"{a}-{b}": round(1000 * link.seconds, 2) for link in stages[0].links for a, b in [link.ranks]}
+    named, ratios = [one.number for one in found], [round(one.ratio, 2) for one in found]
+    return {"slow": rank, "named": named, "ratios": ratios, "link_milliseconds": links}
+
+
+def measured(
+    layout: Layout, rounds: Sequence[Round], rank: type[RankActor], size: int = 1 << 20, iterations: int = 5
+) -> list[Measured]:
+    """What the benchmark measures at one size on the Ray that this process is connected to.
+
+    Args:
+        layout: where the ranks are.
+        rounds: of `stages.ladder`.
+        rank: what a rank is.
+        size: bytes.
+        iterations: calls that are timed.
+    """
+    plan: Plan = replace(gloo.plan(iterations=iterations), links=True, timeout_seconds=60)
     real = teams.RankActor
-    teams.RankActor = real if rank is None else _slow(rank)
+    teams.RankActor = rank
     try:
-        measured = driver.run(
+        return driver.run(
             layout,
             plan,
-            ladder(1, "all", ring=False),
-            [1 << 20],
+            rounds,
+            [size],
             shorten=False,
             wait_seconds=60,
             promise=None,
@@ -162,10 +182,11 @@ def slowed(rank: int | None) -> dict[str, Any]:
         )
     finally:
         teams.RankActor = real
-    found = suspects.suspects(measured)
-    links = {f"{a}-{b}": round(1000 * link.seconds, 2) for link in measured[0].links for a, b in [link.ranks]}
-    named, ratios = [one.number for one in found], [round(one.ratio, 2) for one in found]
-    return {"slow": rank, "named": named, "ratios": ratios, "link_milliseconds": links}
+
+
+def brake() -> subprocess.Popen[bytes]:
+    """From now on this process runs a fifth of the time."""
+    return subprocess.Popen([sys.executable, "-c", _DUTY])
 
 
 def _slow(slow: int) -> type[RankActor]:
@@ -174,7 +195,7 @@ def _slow(slow: int) -> type[RankActor]:
 
         def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: str) -> None:
             super().__init__(seat, layout, plan, log)
-            self._brake = subprocess.Popen([sys.executable, "-c", _DUTY]) if seat.rank == slow else None
+            self._brake = brake() if seat.rank == slow else None
 
     return Slowed
 

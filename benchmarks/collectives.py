@@ -1,8 +1,9 @@
 """What can be known of `bench` without a GPU, into benchmarks/collectives.json: `python -m benchmarks.collectives`.
 
 overhead: our time of a call over that of a bare torch.distributed loop, in turns on one gloo group. kills: a rank
-killed at any moment. slow: a rank that runs a fifth of the time; control: none does. Each trial is kept when it ends:
-the same command goes on where it was cut short, `--fresh` begins anew.
+killed at any moment. slow: a rank that runs a fifth of the time; control: none does. node: of two nodes one, all ranks
+of which do; rail: one has half of the others' rate; even: neither. gate: seconds of the check before training on two
+nodes. Each trial is kept when it ends: the same command goes on where it was cut short, `--fresh` begins anew.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ SIZES = (16 << 20, 64 << 20)
 OVERHEAD_LIMIT = 1.02
 EXIT_LIMIT_SECONDS = 30.0
 
+GATE_LIMIT_SECONDS = 120.0
+GATES = 5
+
+ON_TWO_NODES = ("node", "rail", "even", "gate")
+CONTROLS = {"slow": "control", "node": "even", "rail": "even"}
+"""The part without which a part says little."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that are missing, print the figures and keep them; returns 1 if a figure is not as it must be."""
@@ -43,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--pairs", type=int, default=80, metavar="N", help="pairs of ours and the bare loop, per size (%(default)s)")
     add("--kills", type=int, default=20, metavar="N", help="runs with a rank killed (%(default)s)")
     add("--slow", type=int, default=20, metavar="N", help="runs with a slow rank, and without (%(default)s)")
+    add("--places", type=int, default=10, metavar="N", help="runs with a slow node, rail, and without (%(default)s)")
     add("--seed", type=int, default=0, help="of the moments and ranks (%(default)s)")
     add("--fresh", action="store_true", help="forget the trials kept from earlier")
     given = parser.parse_args(arguments)
@@ -60,33 +69,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Run what is missing; the trials that need a Ray share one."""
+    """Run what is missing; the trials that need a Ray of one node share one, and so do those that need two nodes."""
     counts = {"overhead": len(SIZES), "kills": given.kills, "slow": given.slow, "control": given.slow}
-    asked = set(given.parts or PARTS) | ({"control"} if "slow" in given.parts else set())
+    counts |= {"node": given.places, "rail": given.places, "even": given.places, "gate": GATES}
+    controls = {CONTROLS[part] for part in given.parts if part in CONTROLS}
+    asked = set(given.parts or PARTS) | controls
     missing = TRIALS.missing({part: count for part, count in counts.items() if part in asked})
     if not missing:
         return
     place = session.prepare()  # before anything that imports Ray
-    from benchmarks import collective_trials
+    from benchmarks import collective_trials, two_nodes
 
     for part, number in missing:
         if part == "overhead":
             TRIALS.keep(part, number, collective_trials.overhead(SIZES[number], given.pairs))
-    on_ray = [(part, number) for part, number in missing if part != "overhead"]
-    if not on_ray:
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="oasis-collectives-") as folder,
-        session.connect(place, cpus=collective_trials.CPUS),
-    ):
-        span = collective_trials.undisturbed(Path(folder)) if "kills" in dict(on_ray) else 0.0
-        for part, number in on_ray:
-            chance = random.Random(f"{given.seed}/{part}/{number}")
-            if part == "kills":
-                TRIALS.keep(part, number, collective_trials.killed(Path(folder), span, chance))
-            else:
-                slow = chance.randrange(collective_trials.SLOW_RANKS) if part == "slow" else None
-                TRIALS.keep(part, number, collective_trials.slowed(slow))
+    on_two = [(part, number) for part, number in missing if part in ON_TWO_NODES]
+    on_one = [(part, number) for part, number in missing if part not in ("overhead", *ON_TWO_NODES)]
+    with tempfile.TemporaryDirectory(prefix="oasis-collectives-") as folder:
+        if on_one:
+            with session.connect(place, cpus=collective_trials.CPUS):
+                span = collective_trials.undisturbed(Path(folder)) if "kills" in dict(on_one) else 0.0
+                for part, number in on_one:
+                    chance = random.Random(f"{given.seed}/{part}/{number}")
+                    if part == "kills":
+                        TRIALS.keep(part, number, collective_trials.killed(Path(folder), span, chance))
+                    else:
+                        slow = chance.randrange(collective_trials.SLOW_RANKS) if part == "slow" else None
+                        TRIALS.keep(part, number, collective_trials.slowed(slow))
+        if on_two:
+            with two_nodes.connected(place, Path(folder)):
+                for part, number in on_two:
+                    chance = random.Random(f"{given.seed}/{part}/{number}")
+                    found = two_nodes.gated() if part == "gate" else two_nodes.slowed(part, chance)
+                    TRIALS.keep(part, number, found)
 
 
 def summary(records: Sequence[Record]) -> Record:
@@ -116,6 +131,8 @@ def right(record: Record) -> bool:
             # A rank that dies while it starts has no process that the driver knows of.
             blamed = record["named_process"] in (None, record["killed_process"])
             return ended and free and blamed and record["exit_seconds"] <= EXIT_LIMIT_SECONDS
+        case "gate":
+            return record["refused"] and record["seconds"] <= GATE_LIMIT_SECONDS
         case _:
             return record["named"] == ([] if record["slow"] is None else [record["slow"]])
 
@@ -152,11 +169,23 @@ def _slow(records: Sequence[Record]) -> Record:
     }
 
 
+def _gate(records: Sequence[Record]) -> Record:
+    return {
+        "trials": len(records),
+        "right": sum(map(right, records)),
+        "seconds": spread([record["seconds"] for record in records]),
+    }
+
+
 PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
     "overhead": _overhead,
     "kills": _kills,
     "slow": _slow,
     "control": _slow,
+    "node": _slow,
+    "rail": _slow,
+    "even": _slow,
+    "gate": _gate,
 }
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ def start(
     *,
     url: str = "",
     mounts: Path | None = None,
+    worker_cpus: int = 1,
     timeout_seconds: float = 360.0,
 ) -> None:
     """Start head and workers and return when the dashboard counts them all. Does nothing where they already run.
@@ -100,6 +101,7 @@ def start(
         report: told of each step.
         url: where the dashboard answers, if not where the stack's does.
         mounts: the emulator's folder, where the buckets are, if `state` is a folder within it.
+        worker_cpus: what each worker offers, whatever the machine has.
         timeout_seconds: how long all of it may take.
 
     Raises:
@@ -115,7 +117,7 @@ def start(
     report(f"starting Ray's head on {url} and {len(WORKERS)} workers")
     for left in reversed(range(_STARTS)):
         try:
-            _start(state, url, deployed.token, variables, deadline)
+            _start(state, url, deployed.token, variables, worker_cpus, deadline)
             break
         except _EndedError as error:
             if not left or time.monotonic() > deadline:
@@ -123,14 +125,15 @@ def start(
             report(f"{error.name} ended while it started; starting Ray once more")
 
 
-def _start(state: State, url: str, token: str, variables: Mapping[str, str], deadline: float) -> None:
+def _start(state: State, url: str, token: str, variables: Mapping[str, str], worker_cpus: int, deadline: float) -> None:
     stop(state)
     names = (HEAD, *WORKERS)
     try:
         gcs = state.port("ray-gcs")
         _refuse_taken(urlsplit(url).port or 80, url)
         for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
-            command = _head_command(state, url, gcs) if name == HEAD else _worker_command(state, name, gcs)
+            is_head = name == HEAD
+            command = _head_command(state, url, gcs) if is_head else _worker_command(state, name, gcs, worker_cpus)
             state.spawn(name, _without_users_ray(variables, command), env=variables)
         _wait(state, names, lambda: ray_dashboard.nodes_alive(url, token) == len(names), "every Ray node", deadline)
     except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
@@ -196,8 +199,8 @@ def _head_command(state: State, url: str, gcs: int) -> list[str]:
     ]
 
 
-def _worker_command(state: State, name: str, gcs: int) -> list[str]:
-    return [*_ray_start(state, name), f"--address=127.0.0.1:{gcs}", "--num-cpus=1"]
+def _worker_command(state: State, name: str, gcs: int, cpus: int) -> list[str]:
+    return [*_ray_start(state, name), f"--address=127.0.0.1:{gcs}", f"--num-cpus={cpus}"]
 
 
 def _ray_start(state: State, name: str) -> list[str]:

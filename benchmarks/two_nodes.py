@@ -1,0 +1,154 @@
+"""The trials of `benchmarks.collectives` on two nodes, Ray nodes of this machine: one of them slow, one rail, or none.
+
+A rail is the TCP connection between its two ranks, at a rate that the kernel keeps; a slow one has half of it. Every
+rank of a slow node runs a fifth of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch.distributed as dist
+
+from benchmarks.collective_trials import brake, measured
+from emulator import ray_nodes
+from emulator.deployed_ray import DeployedRay
+from emulator.state import State
+from tests import stub_kubectl
+from workloads import listeners, session
+from workloads.errors import FabricError
+from workloads.nccl import gate, suspects
+from workloads.nccl.gate import Question
+from workloads.nccl.measured import Measured
+from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.stages import ladder
+
+LAYOUT = Layout(nodes=2, ranks_per_node=2, gpus_per_node=0)
+RAIL_BYTES_PER_SECOND = 100_000_000
+"""What the connection of a healthy rail carries: so little that two cores that are busy with four ranks keep up."""
+
+STAGE_BYTES, STAGE_CALLS = 8 << 20, 40
+"""Of a node's time alone: half a second of it, as what else the machine does comes and goes faster than that."""
+
+_SO_MAX_PACING_RATE = 47  # socket(7), include/uapi/asm-generic/socket.h; bytes per second
+
+
+@contextlib.contextmanager
+def connected(place: session.Place, folder: Path) -> Iterator[None]:
+    """Be connected to a Ray of two nodes, with nothing on another address than 127.0.0.1.
+
+    Args:
+        place: what `session.prepare` returned.
+        folder: for what these nodes write.
+    """
+    state = State(folder / ".oasis")
+    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
+    stack = {"ray_dashboard_url": url, "data_uri": "gs://data", "runs_uri": "gs://runs"}
+    deployed = DeployedRay(environment=stack, token=os.environ["RAY_AUTH_TOKEN"])
+    try:
+        ray_nodes.start(state, deployed, {}, print, worker_cpus=LAYOUT.ranks_per_node)
+        with session.connect(replace(place, address=f"127.0.0.1:{state.port('ray-gcs')}")):
+            yield
+    finally:
+        ray_nodes.stop(state)
+
+
+def slowed(kind: str, chance: random.Random) -> dict[str, Any]:
+    """A run on both nodes in which a node or a rail is slow, and whom it names.
+
+    Args:
+        kind: `node`, `rail`, or anything else, which slows nobody.
+        chance: which one.
+    """
+    workers = sorted(node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU"))
+    slow_node = chance.choice(workers) if kind == "node" else ""
+    slow_rail = chance.randrange(LAYOUT.ranks_per_node) if kind == "rail" else None
+    rounds, rank = ladder(LAYOUT.nodes, "nodes", ring=False), _ranks(slow_node, slow_rail)
+    found = measured(LAYOUT, rounds, rank, STAGE_BYTES, STAGE_CALLS)
+    together = found[-1]
+    blamed = suspects.suspects(found)
+    return {
+        "slow": _node(slow_node, together) if slow_node else None if slow_rail is None else ("rail", slow_rail),
+        "named": sorted({(one.kind, one.number) for one in blamed}),
+        "ratios": [round(one.ratio, 2) for one in blamed],
+        "link_milliseconds": {"-".join(map(str, link.ranks)): round(1000 * link.seconds, 1) for link in together.links},
+    }
+
+
+def gated() -> dict[str, Any]:
+    """How long the gate takes until it refuses these nodes, which have no RDMA; on a fabric NCCL's start is added."""
+    began = time.monotonic()
+    question = Question(
+        promise=stub_kubectl.OUTPUTS,
+        least_nodes=LAYOUT.nodes,
+        most_nodes=LAYOUT.nodes,
+        ranks_per_node=LAYOUT.ranks_per_node,
+        gpus_per_node=0,
+        timeout=60,
+        folders=(),
+    )
+    try:
+        gate.admit(question, lambda line: None)
+        refused = False
+    except FabricError:
+        refused = True
+    return {"seconds": round(time.monotonic() - began, 1), "refused": refused}
+
+
+def _node(slow: str, together: Measured) -> tuple[str, int]:
+    """What the benchmark calls the node with this id of Ray's: its place in the placement group."""
+    known = zip(together.conditions.node_of_rank, together.conditions.hosts, strict=True)
+    return "node", next(node for node, host in known if slow[:8] in host)
+
+
+def _ranks(slow_node: str, slow_rail: int | None) -> type[RankActor]:
+    class OnRails(RankActor):
+        """A rank on its rail; stopped four fifths of the time if its node is the slow one."""
+
+        def join(self, address: str, port: int, gpu: int) -> dict[str, Any]:
+            before = set(listeners.of([os.getpid()]))
+            joined = super().join(address, port, gpu)
+            self._pace({place for place, _ in set(listeners.of([os.getpid()])) - before})
+            if slow_node and ray.get_runtime_context().get_node_id() == slow_node:
+                self._brake = brake()
+            return joined
+
+        def _pace(self, own: set[str]) -> None:
+            """Keep the connection to the partner on the other node at its rail's rate."""
+            seat, each = self._seat, self._layout.ranks_per_node
+            places: list[set[str]] = [set()] * seat.ranks
+            dist.all_gather_object(places, own)
+            if seat.ranks == each:  # a node alone
+                return
+            partner = (seat.rank + each) % seat.ranks
+            rate = RAIL_BYTES_PER_SECOND // (2 if seat.rank % each == slow_rail else 1)
+            # Of two ranks one connects to where the other listens. An exchange goes both ways: one way suffices.
+            paced = [_pace(int(file.name), rate, places[partner]) for file in Path("/proc/self/fd").iterdir()]
+            both = [0] * seat.ranks
+            dist.all_gather_object(both, sum(paced))
+            if both[seat.rank] + both[partner] != 1:
+                raise RuntimeError(f"{both[seat.rank] + both[partner]} connections between a rail's ranks, not one")
+
+    return OnRails
+
+
+def _pace(number: int, rate: int, places: set[str]) -> bool:
+    """Whether this descriptor is a connection to one of these places, which then has this rate."""
+    try:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            host, port = connection.getpeername()[:2]
+            if f"{host}:{port}" not in places:
+                return False
+            connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+            return True
+    except (OSError, ValueError):  # no socket, not connected, a socket of a file system, or closed meanwhile
+        return False
