@@ -166,7 +166,7 @@ def urgent_saves(folder: Folder, state: dict[str, Any], phase: str, saves: int) 
             writer.start(Snapshot(copied(state, cpu), 2 * step, {}, {}, lambda: None))
             time.sleep(chance.uniform(0, usual))
         began = time.monotonic()
-        saved = writer.save_now(Snapshot(copied(state, cpu), 2 * step + 1, {}, {}, lambda: None))
+        saved = writer.save_now(lambda step=step: Snapshot(copied(state, cpu), 2 * step + 1, {}, {}, lambda: None))
         took, usual = time.monotonic() - began, saved.seconds
         writer.wait()
         yield took

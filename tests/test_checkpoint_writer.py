@@ -20,7 +20,7 @@ from workloads import checkpoint_writer, disk, manifest
 from workloads.checkpoint import CheckpointStore
 from workloads.checkpoint_writer import PATIENCE, Snapshot, Writer
 from workloads.errors import PlaceError
-from workloads.storage import locate
+from workloads.storage import Folder, locate
 
 IDENTITY = {"model": "nano"}
 
@@ -154,34 +154,64 @@ def test_older_checkpoints_that_cannot_be_removed_make_no_save_fail(place: Place
     assert place.newest() == 3
 
 
-def test_an_urgent_save_waits_for_the_one_in_flight_and_is_committed_when_it_returns(
+def test_an_urgent_save_has_the_one_in_flight_given_up_which_leaves_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, tidied = threading.Event(), []
-    tidy = place.store.tidy
+    reached, gate, save = threading.Event(), threading.Event(), torch.save
+
+    def slow(*arguments: Any) -> None:
+        if not reached.is_set():
+            reached.set()
+            until(gate)
+        save(*arguments)
+
+    monkeypatch.setattr(torch, "save", slow)
+    assert place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: None))
+    until(reached)
+    urgent = place.writer.save_now(lambda: Snapshot(state(2), 2, IDENTITY, {}, lambda: None))
+    assert place.store.committed() == [urgent.name]
+    assert len(place.folder.names()) == 2  # of the other one there is a part
+    gate.set()
+    assert place.writer.wait() is None
+    assert place.folder.names() == [urgent.name]
+    assert place.said == []
+
+
+def test_a_save_in_flight_that_is_written_whole_is_committed_beside_an_urgent_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, gate, tidied = threading.Event(), threading.Event(), []
+    tidy, commit = place.store.tidy, manifest.commit
+
+    def slow(folder: Folder, content: dict[str, Any]) -> None:
+        if content["step"] == 1:
+            reached.set()
+            until(gate)
+        commit(folder, content)
+
     monkeypatch.setattr(place.store, "tidy", lambda name: (tidied.append(name), tidy(name)))
-    place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: until(gate)))
+    monkeypatch.setattr(manifest, "commit", slow)
+    place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: None))
+    until(reached)
     threading.Timer(0.05, gate.set).start()
-    urgent = place.writer.save_now(Snapshot(state(2), 2, IDENTITY, {}, lambda: None))
-    assert [manifest.step_of(name) for name in place.store.committed()] == [1, 2]
+    urgent = place.writer.save_now(lambda: Snapshot(state(2), 2, IDENTITY, {}, lambda: gate.wait(10)))
     earlier = place.writer.wait()
     assert earlier is not None
     assert [earlier.name, urgent.name] == place.store.committed()
-    assert tidied == [urgent.name]  # no reading back of the first beside the writing of the second
     for step in (3, 4):
-        place.writer.save_now(Snapshot(state(step), step, IDENTITY, {}, lambda: None))
+        place.writer.save_now(lambda step=step: Snapshot(state(step), step, IDENTITY, {}, lambda: None))
     assert place.writer.wait() is None
     assert [manifest.step_of(name) for name in place.store.committed()] == [3, 4]
 
 
 def test_an_urgent_save_tries_again_at_once_and_in_the_end_says_why_not(place: Place) -> None:
     place.fault.at, place.fault.calls = 1, 0
-    assert manifest.step_of(place.writer.save_now(Snapshot(state(1), 1, IDENTITY, {}, lambda: None)).name) == 1
+    assert manifest.step_of(place.writer.save_now(lambda: Snapshot(state(1), 1, IDENTITY, {}, lambda: None)).name) == 1
     assert "tried again at once" in place.said[0]
     place.writer.wait()
     place.fail(True)
     with pytest.raises(PlaceError):
-        place.writer.save_now(Snapshot(state(2), 2, IDENTITY, {}, lambda: None))
+        place.writer.save_now(lambda: Snapshot(state(2), 2, IDENTITY, {}, lambda: None))
     place.fail(False)
     assert place.newest() == 1
 
@@ -190,7 +220,7 @@ IN_FLIGHT = """
 import sys, time, torch
 from workloads.checkpoint import CheckpointStore
 from workloads.checkpoint_writer import Snapshot, Writer
-from workloads.storage import locate
+from workloads.storage import Folder, locate
 store = CheckpointStore(locate(sys.argv[1]), keep=2)
 store.save({"weights": torch.full((1000,), 1.0)}, 1, {"model": "nano"}, {})
 Writer(store, print).start(Snapshot({"weights": torch.zeros(1000)}, 2, {"model": "nano"}, {}, lambda: time.sleep(600)))

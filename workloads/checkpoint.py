@@ -6,6 +6,7 @@ start when its snapshot is torn. What is here is the one truth; a restart reads 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -61,12 +62,17 @@ class CheckpointStore:
 
     def save(self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> Saved:
         """Write one checkpoint, read it back, and remove those it makes superfluous: `write`, then `tidy`."""
-        saved = self.write(state, step, identity, facts)
+        saved = self.write(state, step, identity, facts, threading.Event())
         self.tidy(saved.name)
         return saved
 
     def write(
-        self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        identity: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        cut: threading.Event,
     ) -> Saved:
         """Write one checkpoint; when this returns, it is committed, and every older one is still there.
 
@@ -75,11 +81,13 @@ class CheckpointStore:
             step: optimiser steps done; newer means larger.
             identity: what a run must have in common with it to load it.
             facts: anything worth knowing about how it came about.
+            cut: another thread sets it to have this save given up; one that is written whole is committed even so.
 
         Returns:
             Its name and size.
 
         Raises:
+            CutError: it was cut; as below.
             PlaceError: the storage does not take it; what was written of it is gone, or an orphan.
             AuthError: the storage refuses it.
         """
@@ -87,7 +95,7 @@ class CheckpointStore:
         name = manifest.new_name(step)
         folder = self._folder.child(name)
         try:
-            files = checkpoint_state.write(folder, state)
+            files = checkpoint_state.write(folder, state, cut)
             content = {"step": step, "identity": dict(identity), "facts": dict(facts), "torch": torch.__version__}
             manifest.commit(folder, {**content, "files": files})
         except WorkloadError:

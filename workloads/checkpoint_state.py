@@ -9,6 +9,7 @@ import copy
 import hashlib
 import io
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, cast
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workloads import manifest
-from workloads.errors import first_line
+from workloads.errors import WorkloadError, first_line
 from workloads.storage import Folder, Sink, in_parallel
 
 STRUCTURE = "structure.pt"
@@ -28,17 +29,22 @@ SHARD_BYTES = 64 << 20
 Files = dict[str, dict[str, Any]]
 
 
+class CutError(WorkloadError):
+    """A save was given up for a newer one."""
+
+
 class _Hashed:
     """What torch.save writes to: passes on, counts and hashes, and remembers the error that torch hides."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink, self.bytes, self.sha256 = sink, 0, hashlib.sha256()
-        self.error: OSError | None = None
+    def __init__(self, sink: Sink, cut: threading.Event) -> None:
+        self._sink, self._cut, self.bytes, self.sha256 = sink, cut, 0, hashlib.sha256()
+        self.error: OSError | CutError | None = None
 
     def write(self, content: memoryview) -> int:
         try:
+            _go_on(self._cut)
             self._sink.write(content)
-        except OSError as error:
+        except (OSError, CutError) as error:
             self.error = self.error or error
             raise
         self.bytes += len(content)
@@ -49,16 +55,20 @@ class _Hashed:
         """Nothing is held back here; torch.save asks for it."""
 
 
-def write(folder: Folder, state: Mapping[str, Any]) -> Files:
+def write(folder: Folder, state: Mapping[str, Any], cut: threading.Event) -> Files:
     """Write a state's files.
 
     Args:
         folder: of this attempt at a checkpoint.
+        cut: once it is set, no more is written.
         state: tensors and plain data in dicts, lists and tuples. A tensor that is part of a larger storage comes back
             with a storage of its own.
 
     Returns:
         Bytes and SHA-256 of each file, for the manifest.
+
+    Raises:
+        CutError: it was cut.
     """
     tensors: list[Tensor] = []
     place = torch.empty(0)
@@ -74,7 +84,7 @@ def write(folder: Folder, state: Mapping[str, Any]) -> Files:
         (f"shard-{number:03d}.pt", lambda shard=shard: {index: _own(tensors[index]) for index in shard})
         for number, shard in enumerate(shards)
     ]
-    return dict(in_parallel(lambda file: _write_one(folder, *file), contents))
+    return dict(in_parallel(lambda file: _write_one(folder, *file, cut), contents))
 
 
 def read(folder: Folder, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -123,15 +133,23 @@ def balance(sizes: Sequence[int], target: int) -> list[list[int]]:
     return [shard for shard in shards if shard]
 
 
-def _write_one(folder: Folder, name: str, content: Callable[[], object]) -> tuple[str, dict[str, Any]]:
+def _write_one(
+    folder: Folder, name: str, content: Callable[[], object], cut: threading.Event
+) -> tuple[str, dict[str, Any]]:
+    _go_on(cut)
     with folder.create(name) as sink:
-        stream = _Hashed(sink)
+        stream = _Hashed(sink, cut)
         try:
             torch.save(content(), cast(IO[bytes], stream))  # it asks for `write` and `flush` alone
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, CutError) as error:
             # torch ends its archive even so, and fails again, on the length of what is there.
             raise stream.error or error from None
     return name, {"bytes": stream.bytes, "sha256": stream.sha256.hexdigest()}
+
+
+def _go_on(cut: threading.Event) -> None:
+    if cut.is_set():
+        raise CutError("This save was given up for a newer one.", "The newer one is the checkpoint to look at.")
 
 
 def _own(tensor: Tensor) -> Tensor:

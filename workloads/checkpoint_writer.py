@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.checkpoint import CheckpointStore, Saved
+from workloads.checkpoint_state import CutError
 from workloads.errors import AuthError, DataIntegrityError, PlaceError
 
 PATIENCE = 5
@@ -20,9 +21,6 @@ PATIENCE = 5
 
 HANG_SECONDS = 600.0
 """A save that takes longer hangs, as a dead mount makes it: it counts as failed, and the next one goes its own way."""
-
-HANDOVER_SECONDS = 10.0
-"""Longest wait of an urgent save for the one in flight; after it, both go on side by side."""
 
 PASSING = (PlaceError, AuthError, DataIntegrityError)
 """What may pass: storage out of reach, a token that is being renewed, bytes that did not arrive whole."""
@@ -44,10 +42,10 @@ class Snapshot:
     """Called before the shards are written, in the thread that does, for what must be stored by the time of COMMIT;
     where it raises, the save has failed."""
 
-    def write(self, store: CheckpointStore) -> Saved:
-        """Save it; returns at COMMIT. Raises as `CheckpointStore.write` does."""
+    def write(self, store: CheckpointStore, cut: threading.Event) -> Saved:
+        """Save it, unless it is cut; returns at COMMIT. Raises as `CheckpointStore.write` does."""
         self.before()
-        return store.write(self.state, self.step, self.identity, self.facts)
+        return store.write(self.state, self.step, self.identity, self.facts, cut)
 
 
 @dataclass
@@ -55,8 +53,8 @@ class _Flight:
     """One save under way, in a thread that keeps no process alive."""
 
     thread: threading.Thread = field(default_factory=threading.Thread)
-    ended: threading.Event = field(default_factory=threading.Event)
-    """Set when its COMMIT is written or it has failed; tidying up may still follow."""
+    cut: threading.Event = field(default_factory=threading.Event)
+    """Set when it is to be given up."""
     saved: Saved | None = None
     began: float = field(default_factory=time.monotonic)
     told: bool = False
@@ -79,8 +77,6 @@ class _Flight:
                 work()
             except BaseException as error:  # handed to the thread that trains, which decides
                 self.error = error
-            finally:
-                self.ended.set()
 
         self.thread = threading.Thread(target=fly, name="checkpoint", daemon=True)
         self.thread.start()
@@ -125,8 +121,7 @@ class Writer:
         flight = _Flight()
 
         def save() -> None:
-            flight.saved = snapshot.write(self._store)
-            flight.ended.set()
+            flight.saved = snapshot.write(self._store, flight.cut)
             if not self._urgent:
                 self._store.tidy(flight.saved.name)
 
@@ -152,11 +147,14 @@ class Writer:
         flights, self._flights = self._flights, []
         return next(filter(None, [self._judge(flight) for flight in flights]), None)
 
-    def save_now(self, snapshot: Snapshot) -> Saved:
+    def save_now(self, take: Callable[[], Snapshot]) -> Saved:
         """Save in the foreground, for the last state of a run or of a node, in up to PATIENCE attempts.
 
-        Waits for the COMMIT of a save in flight, but for no tidying up: a node with seconds to live has none to spare.
-        That goes on in the background, and `wait` waits for it.
+        A save in flight is given up, and no tidying up is waited for: a node with seconds to live has none to spare.
+        What that leaves to do goes on in the background, and `wait` waits for it.
+
+        Args:
+            take: copies the state; called once no more is written of the save in flight, which would slow it down.
 
         Returns:
             What was saved, at its COMMIT.
@@ -167,12 +165,11 @@ class Writer:
         self._urgent = True  # a save in flight that ends now leaves the tidying up to this one
         try:
             for flight in self._flights:
-                flight.ended.wait(HANDOVER_SECONDS)
-            saved = self._insist(snapshot)
+                flight.cut.set()
+            saved = self._insist(take())
         finally:
             self._urgent = False
         tidying = _Flight(saved=saved, told=True)
-        tidying.ended.set()
         self._flights.append(tidying.launch(lambda: self._store.tidy(saved.name)))
         return saved
 
@@ -180,7 +177,7 @@ class Writer:
         failures = 0
         while True:
             try:
-                return snapshot.write(self._store)
+                return snapshot.write(self._store, threading.Event())
             except PASSING as error:
                 failures += 1
                 if failures == PATIENCE:
@@ -197,6 +194,8 @@ class Writer:
         if flight.saved and isinstance(error, PlaceError | AuthError):
             self._say(f"{flight.saved.name} is committed; older checkpoints were not removed: {error.problem}")
             error = None
+        if isinstance(error, CutError):
+            return None
         if error is None:
             self._failures = 0
             return None if flight.told else flight.saved

@@ -167,7 +167,7 @@ class Reporter:
 
     def _save_now(self, training: Training, reason: str) -> None:
         began = time.time()
-        saved = self._writer.save_now(self._snapshot(training, training.snapshot()))
+        saved = self._writer.save_now(lambda: self._snapshot(training, training.snapshot()))
         self._settle(self._writer.wait(0))
         self._committed(saved, _Save(replace(training.position), reason, began, saved.committed - began))
         if reason == "end":
