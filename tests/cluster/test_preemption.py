@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from emulator import processes, ray_start
+from emulator import processes
+from emulator.state import CHECKOUT
+from tests.cluster.conftest import eventually
+from tests.cluster.ray_processes import Nodes, headed
 from workloads import digits
 from workloads.convnext import report
 from workloads.storage import locate
 from workloads.tracking import parse
 
 pytestmark = pytest.mark.ray
-
-ROOT = Path(__file__).parents[2]
 
 EVENTS = ("notice", "resumed", "checkpoint", "epoch")
 
@@ -46,81 +40,26 @@ assert accepted, why
 """What `ray drain-node` does: that command's own check of the node's id wants one that is not draining already."""
 
 
-@dataclass
-class Nodes:
-    """A Ray of several nodes on 127.0.0.1: a head, and workers with a CPU each."""
-
-    folder: Path
-    port: int
-    variables: dict[str, str]
-    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    """By name; `ray start --block` of each."""
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        """`ray start --block` of one more node."""
-        common = ["--node-ip-address=127.0.0.1", f"--temp-dir={self.folder}/{name}", "--memory=2000000000"]
-        command = [sys.executable, "-P", ray_start.__file__, *common, "--object-store-memory=80000000", "--block"]
-        with (self.folder / f"{name}.log").open("wb") as log:
-            return subprocess.Popen([*command, *options], env=self.variables, stdout=log, stderr=subprocess.STDOUT)
-
-    def run(self, script: str) -> subprocess.CompletedProcess[str]:
-        """Runs a script that is connected to this Ray."""
-        connect = f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n"
-        command = [sys.executable, "-c", connect + script]
-        return subprocess.run(command, env=self.variables, capture_output=True, text=True, timeout=400)
-
-    def python(self, script: str) -> str:
-        """What such a script prints."""
-        done = self.run(script)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def training(self) -> list[str]:
-        """Names of the nodes that have a training worker."""
-        return [
-            name
-            for name, process in self.workers.items()
-            if any(_command(pid).startswith("ray::RayTrainWorker") for pid in processes.descendants(process.pid))
-        ]
-
-
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    """A head and three workers, which take DRAIN_SECONDS to go when they are told to."""
-    with tempfile.TemporaryDirectory(prefix="oasis-notice-", dir="/tmp") as folder:  # unix(7): 107 characters
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
-        variables = own | {
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray_start.py
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-        found = Nodes(Path(folder), port, variables)
-        head = found.start("head", "--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false")
-        try:
-            _until(lambda: _listens(port))
-            for number in range(3):
-                name = f"worker{number}"
-                # Ports that the kernel gives: nodes that share an address would hand out the same ones of a range.
-                options = ["--num-cpus=1", "--min-worker-port=0", "--max-worker-port=0"]
-                found.workers[name] = found.start(name, f"--address={found.address}", *options)
-            # On a busy machine the head listens long before it is a node that can be connected to.
-            _until(lambda: found.run("print(ray.cluster_resources().get('CPU', 0))").stdout.strip() == "3.0", 120)
-            yield found
-        finally:
-            started = [process.pid for process in (*found.workers.values(), head)]
-            processes.end(dict.fromkeys([*started, *processes.descendants(*started)]), 2)
-            for process in (*found.workers.values(), head):
-                process.wait()
+    """A head and three workers with a CPU each, which take DRAIN_SECONDS to go when they are told to."""
+    with headed({"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_SECONDS)}) as found:
+        for number in range(3):
+            name = f"worker{number}"
+            # Ports that the kernel gives: nodes that share an address would hand out the same ones of a range.
+            options = ["--num-cpus=1", "--min-worker-port=0", "--max-worker-port=0"]
+            found.workers[name] = found.start(name, f"--address={found.address}", *options)
+        found.wait_for(4)
+        yield found
+
+
+def _training(nodes: Nodes) -> list[str]:
+    """Names of the nodes that have a training worker."""
+    return [
+        name
+        for name, process in nodes.workers.items()
+        if any(_command(pid).startswith("ray::RayTrainWorker") for pid in processes.descendants(process.pid))
+    ]
 
 
 def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(nodes: Nodes, tmp_path: Path) -> None:
@@ -132,17 +71,17 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
     log = tmp_path / "said"
     with log.open("w") as said:
         driver = subprocess.Popen(
-            [*command, *recipe, *places], cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT
+            [*command, *recipe, *places], cwd=CHECKOUT, env=environment, stdout=said, stderr=subprocess.STDOUT
         )
     try:
-        _until(lambda: len(_told(log, "epoch")) >= 2, 120)
-        drained = nodes.training()[0]
+        eventually(lambda: len(_told(log, "epoch")) >= 2, 120)
+        drained = _training(nodes)[0]
         nodes.python(DRAIN.format(name=drained, seconds=DRAIN_SECONDS))
-        _until(lambda: len(_told(log, "resumed")) >= 2 and drained not in nodes.training(), 120)
+        eventually(lambda: len(_told(log, "resumed")) >= 2 and drained not in _training(nodes), 120)
         since = len(_told(log, "epoch"))
-        _until(lambda: len(_told(log, "epoch")) >= since + 2, 120)
-        nodes.workers[nodes.training()[0]].send_signal(signal.SIGTERM)
-        _until(lambda: len(_told(log, "resumed")) >= 3, 120)
+        eventually(lambda: len(_told(log, "epoch")) >= since + 2, 120)
+        nodes.workers[_training(nodes)[0]].send_signal(signal.SIGTERM)
+        eventually(lambda: len(_told(log, "resumed")) >= 3, 120)
         assert driver.wait(timeout=400) == 0, log.read_text()
     finally:
         driver.kill()
@@ -173,15 +112,3 @@ def _command(pid: int) -> str:
 
 def _told(log: Path, event: str) -> list[dict[str, Any]]:
     return [record for record in parse(log.read_text()) if record.get("event") == event]
-
-
-def _listens(port: int) -> bool:
-    with contextlib.closing(socket.socket()) as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _until(condition: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(0.2)

@@ -1,0 +1,108 @@
+"""A Ray of several nodes on 127.0.0.1, each of them a process that a test starts and may end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from emulator import processes, ray_start
+from emulator.state import CHECKOUT
+from tests.cluster.conftest import eventually
+
+
+@dataclass
+class Nodes:
+    """A head, and the workers that were started."""
+
+    folder: Path
+    """For what they write."""
+    port: int
+    """Of the head."""
+    variables: dict[str, str]
+    """Environment of every node, and of a command that is to use this Ray."""
+    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """By name; `ray start --block` of each."""
+
+    @property
+    def address(self) -> str:
+        """Where a command finds this Ray."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+        """`ray start --block` of one more node."""
+        common = ["--node-ip-address=127.0.0.1", f"--temp-dir={self.folder}/{name}", "--memory=2000000000"]
+        command = [sys.executable, "-P", ray_start.__file__, *common, "--object-store-memory=80000000", "--block"]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen([*command, *options], env=self.variables, stdout=log, stderr=subprocess.STDOUT)
+
+    def command(self, *words: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+        """`python` with these words, run to its end as a command that is to use this Ray."""
+        return subprocess.run(
+            [sys.executable, *words], cwd=CHECKOUT, env=self.variables, capture_output=True, text=True, timeout=timeout
+        )
+
+    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+        """Runs a script that is connected to this Ray."""
+        connect = f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n"
+        return self.command("-c", connect + script)
+
+    def python(self, script: str) -> str:
+        """What such a script prints."""
+        done = self.run(script)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def wait_for(self, nodes: int) -> None:
+        """Return once Ray has so many nodes, the head among them."""
+        # On a busy machine the head listens long before it is a node that can be connected to.
+        script = "print(sum(node['Alive'] for node in ray.nodes()))"
+        eventually(lambda: self.run(script).stdout.strip() == str(nodes), 180)
+
+
+@contextlib.contextmanager
+def headed(
+    variables: Mapping[str, str], options: Callable[[Nodes], Sequence[str]] = lambda nodes: ()
+) -> Iterator[Nodes]:
+    """A head without CPUs, that other nodes may join for the length of the block.
+
+    Args:
+        variables: further ones of every node's environment.
+        options: further ones of the head's `ray start`.
+    """
+    with tempfile.TemporaryDirectory(prefix="oasis-ray-", dir="/tmp") as folder:  # unix(7): 107 characters
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
+        everywhere = {
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray_start.py
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(CHECKOUT),
+        }
+        found = Nodes(Path(folder), port, own | everywhere | dict(variables))
+        head = found.start(
+            "head", "--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *options(found)
+        )
+        try:
+            eventually(lambda: _listens(port))
+            yield found
+        finally:
+            started = [process.pid for process in (*found.workers.values(), head)]
+            processes.end(dict.fromkeys([*started, *processes.descendants(*started)]), 2)
+            for process in (*found.workers.values(), head):
+                process.wait()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
