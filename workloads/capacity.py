@@ -54,7 +54,7 @@ class Observation:
     fitting: int
     """Bundles that the nodes which are up could hold together, were they free."""
     launching: int = 0
-    """Nodes asked for, or started and not yet part of Ray."""
+    """Nodes asked for, or started and not yet part of Ray, as far as the request needs them."""
     failed: int = 0
     """Attempts to add a node that failed; a stock-out shows here."""
 
@@ -215,13 +215,15 @@ class _Watch:
         if reply is not None and (reply.seen_version or 0) > self._counted_version:
             self._count_refusal(reply, reply.seen_version or 0)
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fitting = self._request.fitting(alive)
         return Observation(
             granted=granted,
             autoscaler=reply is None or reply.seen_version is not None,
             settled=waited if settled is None else settled,
             refusals=self._refusals,
-            fitting=self._request.fitting(alive),
-            launching=reply.launching if reply else 0,
+            fitting=fitting,
+            # A node that has joined is still being added in a reply that is older; others may be for another request.
+            launching=min(reply.launching, len(self._request.bundles) - fitting) if reply else 0,
             failed=reply.failed if reply else 0,
         )
 

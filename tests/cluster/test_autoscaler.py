@@ -47,6 +47,7 @@ def test_nodes_that_are_not_there_yet_are_waited_for_used_and_let_go(nodes: Node
     said = done.stdout + done.stderr
     assert "waiting for 2 nodes with 1 CPU: 0 of them up" in said
     assert re.search("0 of them up, [12] being added", said), said
+    assert "1 of them up, 2 being added" not in said
     assert "# Out of bounds values : 0 OK" in done.stdout
     nodes.wait_for(1)
 
