@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoint_faults import Fault, FaultyCalls
-from workloads import checkpoint_writer, disk, manifest
+from workloads import checkpoint_state, checkpoint_writer, disk, manifest
 from workloads.checkpoint import CheckpointStore
 from workloads.checkpoint_writer import PATIENCE, Snapshot, Writer
 from workloads.errors import PlaceError
@@ -202,6 +204,32 @@ def test_a_save_in_flight_that_is_written_whole_is_committed_beside_an_urgent_on
         place.writer.save_now(lambda step=step: Snapshot(state(step), step, IDENTITY, {}, lambda: None))
     assert place.writer.wait() is None
     assert [manifest.step_of(name) for name in place.store.committed()] == [3, 4]
+
+
+@pytest.mark.parametrize("ends", ["whole", "failed", "cut"])
+def test_a_save_that_ended_in_any_way_keeps_no_copy_of_the_state(
+    place: Place, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    save, many = torch.save, {str(number): torch.full((20,), float(number)) for number in range(20)}
+    monkeypatch.setattr(checkpoint_state, "SHARD_BYTES", 80)
+    held = [weakref.ref(tensor) for tensor in many.values()]
+    place.fail(ends == "failed")
+    gate = threading.Event()
+    monkeypatch.setattr(torch, "save", lambda *arguments: (until(gate), save(*arguments)))
+    gc.disable()
+    try:
+        assert place.writer.start(Snapshot(many, 1, IDENTITY, {}, lambda: None))
+        del many
+        if ends == "cut":
+            place.writer.save_now(lambda: (gate.set(), Snapshot(state(2), 2, IDENTITY, {}, lambda: None))[1])
+        gate.set()
+        saved = place.writer.wait()
+        place.fail(False)
+        assert (saved is not None) == (ends == "whole")
+        assert len(place.said) == (ends == "failed")
+        assert [tensor for tensor in held if tensor() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_an_urgent_save_tries_again_at_once_and_in_the_end_says_why_not(place: Place) -> None:

@@ -38,18 +38,23 @@ class _Hashed:
 
     def __init__(self, sink: Sink, cut: threading.Event) -> None:
         self._sink, self._cut, self.bytes, self.sha256 = sink, cut, 0, hashlib.sha256()
-        self.error: OSError | CutError | None = None
+        self._error: OSError | CutError | None = None
 
     def write(self, content: memoryview) -> int:
         try:
             _go_on(self._cut)
             self._sink.write(content)
         except (OSError, CutError) as error:
-            self.error = self.error or error
+            self._error = self._error or error
             raise
         self.bytes += len(content)
         self.sha256.update(content)
         return len(content)
+
+    def take_error(self) -> OSError | CutError | None:
+        """The error, no longer known here: the frames in its traceback know this object."""
+        error, self._error = self._error, None
+        return error
 
     def flush(self) -> None:
         """Nothing is held back here; torch.save asks for it."""
@@ -143,7 +148,7 @@ def _write_one(
             torch.save(content(), cast(IO[bytes], stream))  # it asks for `write` and `flush` alone
         except (RuntimeError, OSError, CutError) as error:
             # torch ends its archive even so, and fails again, on the length of what is there.
-            raise stream.error or error from None
+            raise stream.take_error() or error from None
     return name, {"bytes": stream.bytes, "sha256": stream.sha256.hexdigest()}
 
 

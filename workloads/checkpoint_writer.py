@@ -185,7 +185,7 @@ class Writer:
                 self._say(f"saving step {snapshot.step} failed and is tried again at once: {error.problem}")
 
     def _judge(self, flight: _Flight) -> Saved | None:
-        error = flight.error
+        error, flight.error = flight.error, None  # whose frames know the flight, and a copy of the state
         if flight.thread.is_alive():
             error = PlaceError(
                 f"a save has not ended within {HANG_SECONDS:.0f} s.",

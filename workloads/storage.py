@@ -237,7 +237,12 @@ def in_parallel(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
     for thread in threads:
         thread.join()
     if errors:
-        raise errors[min(errors)]
+        error = errors[min(errors)]
+        errors.clear()
+        try:
+            raise error
+        finally:
+            del error  # its frames would know it, and keep what they hold, gigabytes, until cycles are collected
     return [results[index] for index in sorted(results)]
 
 
