@@ -184,18 +184,13 @@ def measured(
         teams.RankActor = real
 
 
-def brake() -> subprocess.Popen[bytes]:
-    """From now on this process runs a fifth of the time."""
-    return subprocess.Popen([sys.executable, "-c", _DUTY])
-
-
 def _slow(slow: int) -> type[RankActor]:
     class Slowed(RankActor):
         """A rank; one of them is stopped four fifths of the time."""
 
         def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: str) -> None:
             super().__init__(seat, layout, plan, log)
-            self._brake = brake() if seat.rank == slow else None
+            self._brake = subprocess.Popen([sys.executable, "-c", _DUTY]) if seat.rank == slow else None
 
     return Slowed
 

@@ -1,7 +1,7 @@
 """The trials of `benchmarks.collectives` on two nodes, Ray nodes of this machine: one of them slow, one rail, or none.
 
-A rail is the TCP connection between its two ranks, at a rate that the kernel keeps; a slow one has half of it. Every
-rank of a slow node runs a fifth of the time.
+The TCP connection between two ranks has a rate that the kernel keeps: one within a node, as NVLink's, and a lower one
+along a rail. A slow node or rail has half of it. Ranks take turns on few cores: that would make one slow by chance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import ray
 import torch.distributed as dist
 
-from benchmarks.collective_trials import brake, measured
+from benchmarks.collective_trials import measured
 from emulator import ray_nodes
 from emulator.deployed_ray import DeployedRay
 from emulator.state import State
@@ -33,8 +33,8 @@ from workloads.nccl.placement import Layout, RankActor
 from workloads.nccl.stages import ladder
 
 LAYOUT = Layout(nodes=2, ranks_per_node=2, gpus_per_node=0)
-RAIL_BYTES_PER_SECOND = 100_000_000
-"""What the connection of a healthy rail carries: so little that two cores that are busy with four ranks keep up."""
+NODE_BYTES_PER_SECOND, RAIL_BYTES_PER_SECOND = 200_000_000, 100_000_000
+"""Of a connection within a node and along a rail: so little that two cores that are busy with four ranks keep up."""
 
 STAGE_BYTES, STAGE_CALLS = 8 << 20, 40
 """Of a node's time alone: half a second of it, as what else the machine does comes and goes faster than that."""
@@ -112,31 +112,40 @@ def _node(slow: str, together: Measured) -> tuple[str, int]:
 
 def _ranks(slow_node: str, slow_rail: int | None) -> type[RankActor]:
     class OnRails(RankActor):
-        """A rank on its rail; stopped four fifths of the time if its node is the slow one."""
+        """A rank whose connections have a rate."""
 
         def join(self, address: str, port: int, gpu: int) -> dict[str, Any]:
             before = set(listeners.of([os.getpid()]))
             joined = super().join(address, port, gpu)
             self._pace({place for place, _ in set(listeners.of([os.getpid()])) - before})
-            if slow_node and ray.get_runtime_context().get_node_id() == slow_node:
-                self._brake = brake()
             return joined
 
         def _pace(self, own: set[str]) -> None:
-            """Keep the connection to the partner on the other node at its rail's rate."""
-            seat, each = self._seat, self._layout.ranks_per_node
-            places: list[set[str]] = [set()] * seat.ranks
+            """Give each connection its rate: of two ranks one connects to where the other listens.
+
+            That is one way of it, and an exchange, which goes both ways, takes as long as the slower one.
+            """
+            places: list[set[str]] = [set()] * self._seat.ranks
             dist.all_gather_object(places, own)
-            if seat.ranks == each:  # a node alone
-                return
-            partner = (seat.rank + each) % seat.ranks
-            rate = RAIL_BYTES_PER_SECOND // (2 if seat.rank % each == slow_rail else 1)
-            # Of two ranks one connects to where the other listens. An exchange goes both ways: one way suffices.
-            paced = [_pace(int(file.name), rate, places[partner]) for file in Path("/proc/self/fd").iterdir()]
-            both = [0] * seat.ranks
-            dist.all_gather_object(both, sum(paced))
-            if both[seat.rank] + both[partner] != 1:
-                raise RuntimeError(f"{both[seat.rank] + both[partner]} connections between a rail's ranks, not one")
+            files = [int(file.name) for file in Path("/proc/self/fd").iterdir()]
+            rates = {rank: rate for rank in range(self._seat.ranks) if (rate := self._rate(rank))}
+            paced = [rank for rank, rate in rates.items() for file in files if _pace(file, rate, places[rank])]
+            everywhere: list[list[int]] = [[]] * self._seat.ranks
+            dist.all_gather_object(everywhere, paced)
+            for rank in rates:
+                connections = paced.count(rank) + everywhere[rank].count(self._seat.rank)
+                if connections != 1:
+                    raise RuntimeError(f"{connections} connections between ranks {self._seat.rank} and {rank}, not one")
+
+        def _rate(self, other: int) -> int:
+            """Bytes per second; 0 for no limit."""
+            each, rank = self._layout.ranks_per_node, self._seat.rank
+            if other == rank:
+                return 0
+            if other // each == rank // each:
+                here = ray.get_runtime_context().get_node_id()
+                return NODE_BYTES_PER_SECOND // (2 if here == slow_node else 1)
+            return RAIL_BYTES_PER_SECOND // (2 if rank % each == slow_rail else 1) if other % each == rank % each else 0
 
     return OnRails
 
