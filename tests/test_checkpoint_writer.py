@@ -196,7 +196,7 @@ def test_a_save_in_flight_that_is_written_whole_is_committed_beside_an_urgent_on
     place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: None))
     until(reached)
     threading.Timer(0.05, gate.set).start()
-    urgent = place.writer.save_now(lambda: Snapshot(state(2), 2, IDENTITY, {}, lambda: gate.wait(10)))
+    urgent = place.writer.save_now(lambda: Snapshot(state(2), 2, IDENTITY, {}, lambda: until(gate)))
     earlier = place.writer.wait()
     assert earlier is not None
     assert [earlier.name, urgent.name] == place.store.committed()

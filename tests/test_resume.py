@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -44,7 +45,7 @@ def agreed(folder: str) -> tuple[str | None, list[str]]:
 def test_what_another_rank_could_not_read_is_kept_and_what_is_damaged_is_not(tmp_path: Path) -> None:
     store = CheckpointStore(locate(tmp_path), keep=1)
     first = store.save({"step": 1}, 1, {}, {}).name
-    second, third = (store.write({"step": step}, step, {}, {}).name for step in (2, 3))
+    second, third = (store.write({"step": step}, step, {}, {}, threading.Event()).name for step in (2, 3))
     (tmp_path / third / checkpoint_state.STRUCTURE).write_bytes(b"other bytes")
     assert (found := store.newest({}, lambda _: None, {second})) and found.name == first
     assert store.collect(first) == [third]
