@@ -90,7 +90,7 @@ def measure(given: argparse.Namespace) -> None:
             with session.connect(place, cpus=collective_trials.CPUS):
                 span = collective_trials.undisturbed(Path(folder)) if "kills" in dict(on_one) else 0.0
                 for part, number in on_one:
-                    chance = random.Random(f"{given.seed}/{part}/{number}")
+                    chance = _chance(given, part, number)
                     if part == "kills":
                         TRIALS.keep(part, number, collective_trials.killed(Path(folder), span, chance))
                     else:
@@ -99,9 +99,13 @@ def measure(given: argparse.Namespace) -> None:
         if on_two:
             with two_nodes.connected(place, Path(folder)):
                 for part, number in on_two:
-                    chance = random.Random(f"{given.seed}/{part}/{number}")
-                    found = two_nodes.gated() if part == "gate" else two_nodes.slowed(part, chance)
+                    is_gate = part == "gate"
+                    found = two_nodes.gated() if is_gate else two_nodes.slowed(part, _chance(given, part, number))
                     TRIALS.keep(part, number, found)
+
+
+def _chance(given: argparse.Namespace, part: str, number: int) -> random.Random:
+    return random.Random(f"{given.seed}/{part}/{number}")
 
 
 def summary(records: Sequence[Record]) -> Record:

@@ -1,7 +1,8 @@
 """The trials of `benchmarks.collectives` on two nodes, Ray nodes of this machine: one of them slow, one rail, or none.
 
 The TCP connection between two ranks has a rate that the kernel keeps: one within a node, as NVLink's, and a lower one
-along a rail. A slow node or rail has half of it. Ranks take turns on few cores: that would make one slow by chance.
+along a rail. A slow node or rail has half of it. Both are far below what a core does, as ranks that wait for one of few
+cores would be slow by chance.
 """
 
 from __future__ import annotations

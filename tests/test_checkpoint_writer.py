@@ -196,10 +196,12 @@ def test_a_save_in_flight_that_is_written_whole_is_committed_beside_an_urgent_on
     place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: None))
     until(reached)
     threading.Timer(0.05, gate.set).start()
-    urgent = place.writer.save_now(lambda: Snapshot(state(2), 2, IDENTITY, {}, lambda: until(gate)))
+    *_, flight = [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
+    urgent = place.writer.save_now(lambda: Snapshot(state(2), 2, IDENTITY, {}, lambda: flight.join(30)))
     earlier = place.writer.wait()
     assert earlier is not None
     assert [earlier.name, urgent.name] == place.store.committed()
+    assert tidied == [urgent.name]  # no reading back of the first beside the writing of the second
     for step in (3, 4):
         place.writer.save_now(lambda step=step: Snapshot(state(step), step, IDENTITY, {}, lambda: None))
     assert place.writer.wait() is None
@@ -248,7 +250,7 @@ IN_FLIGHT = """
 import sys, time, torch
 from workloads.checkpoint import CheckpointStore
 from workloads.checkpoint_writer import Snapshot, Writer
-from workloads.storage import Folder, locate
+from workloads.storage import locate
 store = CheckpointStore(locate(sys.argv[1]), keep=2)
 store.save({"weights": torch.full((1000,), 1.0)}, 1, {"model": "nano"}, {})
 Writer(store, print).start(Snapshot({"weights": torch.zeros(1000)}, 2, {"model": "nano"}, {}, lambda: time.sleep(600)))

@@ -133,7 +133,8 @@ def test_of_two_ranks_none_is_named_as_either_may_be_slow() -> None:
     for nodes, each in ((1, 2), (2, 1)):
         made = Made(nodes, each)
         made.slow_ranks = {1: 5.0}
-        assert suspects(made.measured()[-2:]) == []  # without each node alone
+        assert made.named() == ([("node", 1)] if nodes > 1 else [])  # each node alone tells them apart
+        assert suspects(made.measured()[-2:]) == []  # and nothing else does
 
 
 @pytest.mark.parametrize("players", range(1, 18))
