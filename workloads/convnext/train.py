@@ -61,6 +61,8 @@ class Run:
     """Longest wait for capacity, seconds: before the first step, and each time that workers are lost."""
     collective_timeout: float = COLLECTIVE_TIMEOUT_SECONDS
     """Seconds after which a rank that waits in a collective gives the others up, and all start again."""
+    spares: bool = False
+    """Whether every node keeps as many spare processes as it has ranks, from which a lost group starts anew."""
     promise: ClusterEnvironment | None = None
     """The stack whose promise of RDMA is checked before training; None is no check."""
 
@@ -115,6 +117,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="check RDMA between the nodes first, and refuse to train on a bad fabric (default: where the stack "
         "promises RDMA and the run takes several nodes)",
+    )
+    add(
+        "--spares",
+        action=argparse.BooleanOptionalAction,
+        help="on each node as many processes as ranks stand by, with everything imported (half a gigabyte each), so "
+        "that a lost rank costs seconds (default: where workers have GPUs)",
     )
     add("--storage", metavar="PLACE", help="folder of all runs (default: the stack's runs bucket, else .oasis/runs)")
     add(
@@ -209,6 +217,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
         gpus_per_node=gpus,
         gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
         timeout=args.timeout,
+        spares=gpus > 0 if args.spares is None else args.spares,
     )
     return dataclasses.replace(run, promise=_promise(args.require_fabric, cluster, run.nodes(most)))
 
