@@ -29,6 +29,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/kills.jsonl"))
 
 KILLS_PER_RUN = 2
+SPARED_KILLS_PER_RUN = 5
 ABSENCE_TIMEOUT_SECONDS = 3.0
 
 
@@ -40,13 +41,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--runs", type=int, default=20, metavar="N", help=f"runs killed {KILLS_PER_RUN} times each (%(default)s)")
     add(
+        "--spared",
+        type=int,
+        default=4,
+        metavar="N",
+        help=f"runs with spare processes, killed {SPARED_KILLS_PER_RUN} times each when these are ready (%(default)s)",
+    )
+    add(
         "--schedules",
         type=int,
         default=20,
         metavar="N",
         help="runs on two numbers of ranks, killed on each (%(default)s)",
     )
-    add("--absent", type=int, default=5, metavar="N", help="runs with a rank that stays away (%(default)s)")
+    add(
+        "--absent",
+        type=int,
+        default=5,
+        metavar="N",
+        help="runs with a rank that stays away, with spares and without (%(default)s)",
+    )
     add("--drivers", type=int, default=10, metavar="N", help="kills of one run's driver (%(default)s)")
     add("--baseline", type=int, default=8, metavar="N", help="kills of Ray Train's own way (%(default)s)")
     add("--seed", type=int, default=0, help="of the moments and ranks (%(default)s)")
@@ -66,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(given: argparse.Namespace) -> None:
     """Run what is missing, all of it on one Ray."""
-    counts = {"killed": given.runs, "resized": given.schedules, "absent": given.absent}
+    counts = {"killed": given.runs, "spared": given.spared, "resized": given.schedules}
+    counts |= {"absent": given.absent, "spared absent": given.absent}
     missing = TRIALS.missing(counts | {"drivers": int(given.drivers > 0), "baseline": int(given.baseline > 0)})
     if not missing:
         return
@@ -107,14 +122,18 @@ def trial(bench: Bench, part: str, number: int, given: argparse.Namespace, expec
     """One trial of a part; `expected` is the final state of a run that nobody kills."""
     from benchmarks import kill_trials
 
-    name, chance = f"{part}-{number}", random.Random(f"{given.seed}/{part}/{number}")
+    name, chance = f"{part.replace(' ', '-')}-{number}", random.Random(f"{given.seed}/{part}/{number}")
     match part:
         case "killed":
             return kill_trials.killed_run(bench, name, KILLS_PER_RUN, chance, expected)
         case "resized":
             return kill_trials.resized_run(bench, name, chance)
+        case "spared":
+            return kill_trials.spared_run(bench, name, SPARED_KILLS_PER_RUN, chance)
         case "absent":
-            return kill_trials.absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance)
+            return kill_trials.absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance, spares=False)
+        case "spared absent":
+            return kill_trials.absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance, spares=True)
         case "drivers":
             return kill_trials.killed_drivers(bench, name, given.drivers, chance)
         case _:
@@ -148,7 +167,7 @@ def right(record: Record, interval: float) -> bool:
         all(within(kill, interval) for kill in record.get("kills", ()))
         and record.get("equal", True)
         and not any(record.get(name, 0) for name in ("orphans", "missing", "repeated"))
-        and record.get("beyond_timeout", 0) <= 10
+        and (record.get("beyond_timeout", 0) <= 10 or not record.get("spares", True))
         and record.get("continued") == record.get("drivers_killed")
     )
 
@@ -165,6 +184,11 @@ def _killed(records: Sequence[Record]) -> Record:
         "bitwise_equal": f"{sum(record.get('equal', False) for record in whole)} of {len(records)}",
         **_totals(whole),
     }
+
+
+def _spared(records: Sequence[Record]) -> Record:
+    whole = [record for record in records if "failed" not in record]
+    return {**_kills(whole), **_totals(whole)}
 
 
 def _kills(records: Sequence[Record]) -> Record:
@@ -204,8 +228,10 @@ def _totals(records: Sequence[Record]) -> Record:
 
 PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
     "killed": _killed,
+    "spared": _spared,
     "resized": _resized,
     "absent": _absent,
+    "spared absent": _absent,
     "drivers": _drivers,
     "baseline": _kills,
 }
