@@ -47,6 +47,7 @@ def test_workers_and_helpers_of_a_run_with_spares_run_their_own_imports_first(ke
     with driver._settings(run):
         propagated = get_env_vars_to_propagate()
         assert (Kind.HELPER.variables.items() <= propagated.items()) == kept
+    assert Kind.RANK.variables["PYTHONPATH"].split(os.pathsep)[0] == str(CHECKOUT)
     assert dict(os.environ) == before
 
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    """A head, which the driver and its helpers are on, and a worker of two CPUs."""
-    with headed({}) as found:
+    """A head and a worker of two CPUs, which know of this package from the driver alone, as a user's do."""
+    with headed({"PYTHONPATH": ""}) as found:
         options = ["--num-cpus=2", "--min-worker-port=0", "--max-worker-port=0"]
         found.workers["worker"] = found.start("worker", f"--address={found.address}", *options)
         found.wait_for(2)

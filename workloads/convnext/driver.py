@@ -91,8 +91,9 @@ def _settings(run: Run) -> Iterator[None]:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(START_SECONDS)
     if run.spares:
         # Ray Train hands the variables that it knows of to its controller, whose helpers inherit them.
-        os.environ.update(Kind.HELPER.variables)
-        ENV_VARS_TO_PROPAGATE.update(Kind.HELPER.variables)
+        variables = Kind.HELPER.variables
+        os.environ.update(variables)
+        ENV_VARS_TO_PROPAGATE.update(variables)
     try:
         yield
     finally:

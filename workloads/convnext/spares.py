@@ -43,18 +43,20 @@ HELPERS = 2
 
 
 class Kind(StrEnum):
-    """What a spare is for; its value names what its process runs first.
-
-    Ray's own setting for that is a job's as a whole; the variable that Ray makes of it is not.
-    """
+    """What a spare is for; its value names what its process runs first."""
 
     RANK = f"{__name__}.prepare_rank"
     HELPER = f"{__name__}.prepare_helper"
 
     @property
     def variables(self) -> dict[str, str]:
-        """Of the environment of its processes."""
-        return {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: self.value}
+        """Of the environment of its processes.
+
+        Ray's own setting for what a process runs first is a job's as a whole; the variable that Ray makes of it is not.
+        It is read before Ray has told the process where the driver imports from.
+        """
+        places = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        return {WORKER_PROCESS_SETUP_HOOK_ENV_VAR: self.value, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
 
 
 def prepare_rank() -> None:
@@ -149,7 +151,7 @@ def standing_by(raylet: int, job: str, kind: Kind) -> list[int]:
         job: Ray's id of the job, which Ray puts into their environment.
         kind: what they are for.
     """
-    marks = {f"{name}={value}".encode() for name, value in ({"RAY_JOB_ID": job} | kind.variables).items()}
+    marks = {f"RAY_JOB_ID={job}".encode(), f"{WORKER_PROCESS_SETUP_HOOK_ENV_VAR}={kind.value}".encode()}
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile
