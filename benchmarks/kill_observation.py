@@ -155,9 +155,11 @@ def until_spared(seen: Observation, seconds: float = 180) -> None:
     Raises:
         TimeoutError: they have not.
     """
-    ranks = seen.pids(seen.attempts()[-1])
-    raylet, job = _stat(ranks[0])[1], ray.get_runtime_context().get_job_id()
-    wanted = {Kind.RANK: len(ranks), Kind.HELPER: HELPERS}
+    attempt = seen.attempts()[-1]
+    ranks = seen.first(attempt)["world"]
+    until(lambda: len(seen.pids(attempt)) == ranks)
+    raylet, job = _stat(seen.pids(attempt)[0])[1], ray.get_runtime_context().get_job_id()
+    wanted = {Kind.RANK: ranks, Kind.HELPER: HELPERS}
     used = [math.inf]
 
     def idle() -> bool:

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,15 +125,24 @@ def spared_run(bench: Bench, name: str, kills: int, chance: random.Random) -> di
 
     def strike() -> None:
         until(lambda: bool(seen.attempts()))
-        for _ in range(kills):
-            until_spared(seen)
-            done.append(kill_worker(seen, chance.uniform(0.05, 2.5 * INTERVAL_SECONDS), chance))
-        (seen.folder / kill_work.STOP).touch()
+        with stopping(seen):
+            for _ in range(kills):
+                until_spared(seen)
+                done.append(kill_worker(seen, chance.uniform(0.05, 2.5 * INTERVAL_SECONDS), chance))
 
     with in_background(strike), contextlib.suppress(WorkloadFailedError):
         driver.fit(run, work=kill_work.observed)
     epochs = _completed(bench, name, seen)
     return {"kills": done, "orphans": orphans(run), **seen.exactness(epochs, kill_work.IMAGES)}
+
+
+@contextlib.contextmanager
+def stopping(seen: Observation) -> Iterator[None]:
+    """Stop the run when the block ends, also where it fails: an endless one would keep its trial waiting."""
+    try:
+        yield
+    finally:
+        (seen.folder / kill_work.STOP).touch()
 
 
 def _completed(bench: Bench, name: str, seen: Observation) -> int:
@@ -175,13 +185,12 @@ def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random, 
     order = json.dumps({"rank": chance.randrange(2), "step": chance.randrange(10, 40)})
 
     def strike() -> None:
-        if spares:
-            until(lambda: bool(seen.attempts()))
-            until_spared(seen)
-        (folder / kill_work.ABSENT).write_text(order)
-        until(lambda: len(seen.attempts()) > 1, 240)
-        if spares:
-            (folder / kill_work.STOP).touch()
+        with stopping(seen) if spares else contextlib.nullcontext():
+            if spares:
+                until(lambda: bool(seen.attempts()))
+                until_spared(seen)
+            (folder / kill_work.ABSENT).write_text(order)
+            until(lambda: len(seen.attempts()) > 1, 240)
 
     with in_background(strike), contextlib.suppress(WorkloadFailedError):
         driver.fit(run, work=kill_work.observed)

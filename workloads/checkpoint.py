@@ -88,7 +88,7 @@ class CheckpointStore:
             Its name and size.
 
         Raises:
-            CutError: it was cut; what was written of it is there until `tidy`, as the newer one needs the network first.
+            CutError: it was cut; what was written of it stays until `tidy`, as the newer one needs the network first.
             PlaceError: the storage does not take it; what was written of it is gone, or an orphan.
             AuthError: the storage refuses it.
         """
