@@ -179,34 +179,6 @@ def test_an_urgent_save_has_the_one_in_flight_given_up_which_leaves_nothing(
     assert place.said == []
 
 
-def test_what_a_save_that_was_given_up_left_waits_for_the_urgent_one_s_commit(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reached, gate, save, done = threading.Event(), threading.Event(), torch.save, []
-    commit, discard = manifest.commit, manifest.discard
-
-    def slow(*arguments: Any) -> None:
-        reached.set()
-        until(gate)
-        save(*arguments)
-
-    def urgent() -> Snapshot:
-        gate.set()
-        flight.join(30)  # it is given up by now
-        return Snapshot(state(2), 2, IDENTITY, {}, lambda: None)
-
-    monkeypatch.setattr(torch, "save", slow)
-    monkeypatch.setattr(manifest, "commit", lambda *arguments: (done.append("commit"), commit(*arguments)))
-    monkeypatch.setattr(manifest, "discard", lambda folder: (done.append("discard"), discard(folder)))
-    place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: None))
-    until(reached)
-    *_, flight = [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
-    saved = place.writer.save_now(urgent)
-    place.writer.wait()
-    assert done == ["commit", "discard"]
-    assert place.folder.names() == [saved.name]
-
-
 def test_a_save_in_flight_that_is_written_whole_is_committed_beside_an_urgent_one(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,6 @@ class CheckpointStore:
         self._keep = keep
         self._good: set[str] = set()  # read back by this process, every hash as written
         self._damaged: set[str] = set()  # found by `newest` not to verify
-        self._given_up: list[str] = []  # cut, and not removed yet
 
     def save(self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> Saved:
         """Write one checkpoint, read it back, and remove those it makes superfluous: `write`, then `tidy`."""
@@ -88,7 +87,7 @@ class CheckpointStore:
             Its name and size.
 
         Raises:
-            CutError: it was cut; what was written of it stays until `tidy`, as the newer one needs the network first.
+            CutError: it was cut; as below.
             PlaceError: the storage does not take it; what was written of it is gone, or an orphan.
             AuthError: the storage refuses it.
         """
@@ -99,9 +98,6 @@ class CheckpointStore:
             files = checkpoint_state.write(folder, state, cut)
             content = {"step": step, "identity": dict(identity), "facts": dict(facts), "torch": torch.__version__}
             manifest.commit(folder, {**content, "files": files})
-        except checkpoint_state.CutError:
-            self._given_up.append(name)
-            raise
         except WorkloadError:
             _try_to(lambda: manifest.discard(folder))  # a full disk needs the room
             raise
@@ -110,8 +106,6 @@ class CheckpointStore:
 
     def tidy(self, name: str) -> None:
         """Read back what was written, then remove the checkpoints that are older than the `keep` newest good ones.
-
-        What is there of saves that were given up goes first.
 
         Nothing is removed on the word of COMMIT alone: should storage return other bytes than it was given, save after
         save, the last checkpoint that loads stays.
@@ -123,8 +117,6 @@ class CheckpointStore:
             DataIntegrityError: it does not read back as it was written; it is removed, and nothing else is.
             PlaceError: the storage does not answer.
         """
-        while self._given_up:
-            _try_to(lambda: manifest.discard(self._folder.child(self._given_up.pop())))
         try:
             self._verify(name)
         except DataIntegrityError as error:

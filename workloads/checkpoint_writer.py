@@ -169,14 +169,8 @@ class Writer:
             saved = self._insist(take())
         finally:
             self._urgent = False
-        given_up = list(self._flights)
-
-        def tidy() -> None:
-            for flight in given_up:
-                flight.thread.join(flight.seconds_left)
-            self._store.tidy(saved.name)
-
-        self._flights.append(_Flight(saved=saved, told=True).launch(tidy))
+        tidying = _Flight(saved=saved, told=True)
+        self._flights.append(tidying.launch(lambda: self._store.tidy(saved.name)))
         return saved
 
     def _insist(self, snapshot: Snapshot) -> Saved:
