@@ -35,8 +35,8 @@ KEEP_SECONDS = 30 * 24 * 3600
 CALL_SECONDS = 10.0
 """How long the raylet may take to answer."""
 
-
 PROTOCOL = ("common_pb2", "node_manager_pb2", "node_manager_pb2_grpc")
+"""Ray's modules with the request, and with the service that takes it."""
 
 HELPERS = 2
 """Ray Train's own actors that every start of a group waits for: its barrier for reports, its watch over nodes."""
