@@ -25,9 +25,9 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    """A head and a worker of two CPUs, which know of this package from the driver alone, as a user's do."""
+    """A head and a worker of two CPUs, and of two GPUs by name, which know of this package from the driver alone."""
     with headed({"PYTHONPATH": ""}) as found:
-        options = ["--num-cpus=2", "--min-worker-port=0", "--max-worker-port=0"]
+        options = ["--num-cpus=2", "--num-gpus=2", "--min-worker-port=0", "--max-worker-port=0"]
         found.workers["worker"] = found.start("worker", f"--address={found.address}", *options)
         found.wait_for(2)
         yield found
@@ -47,10 +47,11 @@ def _read(pid: int, file: str) -> str:
 
 
 def _spares(pid: int, kind: Kind) -> set[int]:
-    """Those of the job and the node that a process of Ray's belongs to."""
+    """Those of the job and the node that a process of Ray's belongs to, as far as Ray has named them."""
     raylet = int(_read(pid, "stat").rpartition(")")[2].split()[1])
     variables = dict(line.split("=", 1) for line in _read(pid, "environ").split("\0") if "=" in line)
-    return set(standing_by(raylet, variables["RAY_JOB_ID"], kind))
+    found = standing_by(raylet, variables["RAY_JOB_ID"], kind)
+    return {spare for spare in found if _read(spare, "cmdline").startswith("ray::IDLE")}
 
 
 def test_a_group_that_lost_a_rank_starts_from_spares_which_are_made_up_for_and_end_with_the_run(
@@ -91,3 +92,34 @@ def test_a_group_that_lost_a_rank_starts_from_spares_which_are_made_up_for_and_e
     finally:
         driver.kill()
         driver.wait()
+
+
+GPUS = """
+import os, time
+from workloads.convnext import spares
+from workloads.convnext.spares import Kind
+
+@ray.remote(num_gpus=1, runtime_env={"env_vars": Kind.RANK.variables})
+class Rank:
+    def provide(self):
+        spares.provide(Kind.RANK, 2)
+        job = ray.get_runtime_context().get_job_id()
+        while True:
+            found = spares.standing_by(os.getppid(), job, Kind.RANK)
+            if [open(f"/proc/{pid}/comm").read().strip() for pid in found] == ["ray::IDLE"] * 2:
+                return found
+            time.sleep(0.2)
+
+    def facts(self):
+        return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+first = Rank.remote()
+standing = ray.get(first.provide.remote())
+ray.kill(first)
+pids, devices = zip(*ray.get([rank.facts.remote() for rank in [Rank.remote(), Rank.remote()]]))
+print(set(pids) == set(standing), sorted(devices))
+"""
+
+
+def test_a_spare_sees_the_gpu_that_ray_gives_its_rank_though_it_was_there_before(nodes: Nodes) -> None:
+    assert nodes.python(GPUS) == "True ['0', '1']"
