@@ -130,8 +130,8 @@ def spared_run(bench: Bench, name: str, kills: int, chance: random.Random) -> di
                 until_spared(seen)
                 done.append(kill_worker(seen, chance.uniform(0.05, 2.5 * INTERVAL_SECONDS), chance))
 
-    with in_background(strike), contextlib.suppress(WorkloadFailedError):
-        driver.fit(run, work=kill_work.observed)
+    with in_background(strike):
+        _fit_until_stopped(run)
     epochs = _completed(bench, name, seen)
     return {"kills": done, "orphans": orphans(run), **seen.exactness(epochs, kill_work.IMAGES)}
 
@@ -143,6 +143,15 @@ def stopping(seen: Observation) -> Iterator[None]:
         yield
     finally:
         (seen.folder / kill_work.STOP).touch()
+
+
+def _fit_until_stopped(run: Run) -> None:
+    """Train to the end, or until the trial stops it; any other failure is the trial's."""
+    try:
+        driver.fit(run, work=kill_work.observed)
+    except WorkloadFailedError as error:
+        if error.problem != kill_work.STOP:
+            raise
 
 
 def _completed(bench: Bench, name: str, seen: Observation) -> int:
@@ -192,15 +201,14 @@ def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random, 
             (folder / kill_work.ABSENT).write_text(order)
             until(lambda: len(seen.attempts()) > 1, 240)
 
-    with in_background(strike), contextlib.suppress(WorkloadFailedError):
-        driver.fit(run, work=kill_work.observed)
+    with in_background(strike):
+        _fit_until_stopped(run)
     if spares:
         epochs = _completed(bench, name, seen)
     since = float((folder / "absent-since").read_text())
     restarted = seen.first(seen.attempts()[1])["time"]
     return {
         "beyond_timeout": restarted - since - timeout,
-        "spares": spares,
         "orphans": orphans(run),
         **seen.exactness(epochs, kill_work.IMAGES),
     }

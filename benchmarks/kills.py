@@ -167,7 +167,7 @@ def right(record: Record, interval: float) -> bool:
         all(within(kill, interval) for kill in record.get("kills", ()))
         and record.get("equal", True)
         and not any(record.get(name, 0) for name in ("orphans", "missing", "repeated"))
-        and (record.get("beyond_timeout", 0) <= 10 or not record.get("spares", True))
+        and record.get("beyond_timeout", 0) <= 10
         and record.get("continued") == record.get("drivers_killed")
     )
 
@@ -179,11 +179,8 @@ def within(kill: Record, interval: float) -> bool:
 
 def _killed(records: Sequence[Record]) -> Record:
     whole = [record for record in records if "failed" not in record]
-    return {
-        **_kills(whole),
-        "bitwise_equal": f"{sum(record.get('equal', False) for record in whole)} of {len(records)}",
-        **_totals(whole),
-    }
+    equal = sum(record.get("equal", False) for record in whole)
+    return {**_spared(records), "bitwise_equal": f"{equal} of {len(records)}"}
 
 
 def _spared(records: Sequence[Record]) -> Record:
