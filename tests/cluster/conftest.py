@@ -7,8 +7,7 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,11 +86,3 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         ray_nodes.stop(state)
         server.shutdown()
         server.server_close()
-
-
-def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for what Ray does in its own time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(0.2)

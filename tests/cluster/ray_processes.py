@@ -15,7 +15,7 @@ from pathlib import Path
 
 from emulator import processes, ray_start
 from emulator.state import CHECKOUT
-from tests.cluster.conftest import eventually
+from tests.waiting import eventually
 
 
 @dataclass

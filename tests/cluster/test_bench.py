@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from emulator.state import CHECKOUT
-from tests.cluster.conftest import Cluster, eventually
+from tests.cluster.conftest import Cluster
+from tests.waiting import eventually
 from workloads import listeners
 from workloads.nccl import records
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import Cluster, eventually
+from tests.cluster.conftest import Cluster
+from tests.waiting import eventually
 from workloads.errors import FabricError
 
 pytestmark = pytest.mark.ray

@@ -15,8 +15,9 @@ import pytest
 
 from emulator import processes, ray_nodes
 from tests import stub_kubectl
-from tests.cluster.conftest import Cluster, eventually
+from tests.cluster.conftest import Cluster
 from tests.cutting_proxy import CuttingProxy
+from tests.waiting import eventually
 from workloads import listeners
 
 pytestmark = pytest.mark.ray

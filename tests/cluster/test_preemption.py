@@ -13,8 +13,8 @@ import pytest
 
 from emulator import processes
 from emulator.state import CHECKOUT
-from tests.cluster.conftest import eventually
 from tests.cluster.ray_processes import Nodes, headed
+from tests.waiting import eventually
 from workloads import digits
 from workloads.convnext import report
 from workloads.storage import locate

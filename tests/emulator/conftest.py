@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from emulator.api import Api, ApiError, Body
 from emulator.cloud import Cloud
 from emulator.engine import Engine
 from emulator.state import State
+from tests.waiting import eventually
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,6 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
         yield found
     finally:
         lifecycle.take_down(state)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait for what a controller does in its own time; fails with the last answer."""
-    deadline = time.monotonic() + seconds
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"after {seconds:.0f} s the answer is still {answer!r}"
-        time.sleep(0.1)
 
 
 def objects(api: Api) -> set[str]:

@@ -14,7 +14,8 @@ import yaml
 from emulator import build, control_plane, processes
 from emulator.api import ApiError
 from emulator.state import EmulatorError, State
-from tests.emulator.conftest import ControlPlane, eventually, listening_addresses
+from tests.emulator.conftest import ControlPlane, listening_addresses
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 

@@ -13,7 +13,8 @@ from emulator.cloud_errors import InUseError
 from emulator.gke_node_shapes import machine_size, reserved_cpu_millis, reserved_memory_mib
 from emulator.state import CHECKOUT
 from tests.emulator import programs
-from tests.emulator.conftest import ControlPlane, eventually
+from tests.emulator.conftest import ControlPlane
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 

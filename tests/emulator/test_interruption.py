@@ -24,7 +24,7 @@ import pytest
 from emulator import processes, ray_nodes
 from emulator.go_modules import cache_directory
 from emulator.state import CHECKOUT, State
-from tests.emulator.conftest import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 

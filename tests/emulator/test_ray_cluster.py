@@ -18,8 +18,9 @@ from oasis_stack.kuberay import KubeRay, KubeRayArgs
 from oasis_stack.machine import MACHINES
 from oasis_stack.ray_cluster import RayCluster
 from tests.emulator import programs
-from tests.emulator.conftest import ControlPlane, eventually
+from tests.emulator.conftest import ControlPlane
 from tests.test_ray_cluster import arguments, gpu_group
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 

@@ -13,7 +13,8 @@ import pytest
 from emulator import job_clusters, lifecycle
 from emulator.api import Body
 from emulator.state import CHECKOUT
-from tests.emulator.conftest import Emulated, eventually
+from tests.emulator.conftest import Emulated
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 

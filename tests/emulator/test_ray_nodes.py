@@ -17,7 +17,7 @@ from emulator import processes, ray_nodes
 from emulator.deployed_ray import DeployedRay
 from emulator.state import State
 from tests import stub_kubectl
-from tests.emulator.conftest import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
 

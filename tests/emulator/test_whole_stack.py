@@ -18,7 +18,8 @@ from emulator import lifecycle, processes
 from emulator.api import Body
 from emulator.state import CHECKOUT
 from oasis_stack.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
-from tests.emulator.conftest import Emulated, eventually, objects
+from tests.emulator.conftest import Emulated, objects
+from tests.waiting import eventually
 from workloads import listeners
 
 pytestmark = pytest.mark.emulated

@@ -23,7 +23,6 @@ import pytest
 
 from emulator import processes, ray_start
 from tests.deployment import Deploy
-from tests.emulator.conftest import eventually
 from tests.test_ray_cluster import (
     as_kuberay_starts_it,
     environment,
@@ -34,6 +33,7 @@ from tests.test_ray_cluster import (
     spec,
     worker_groups,
 )
+from tests.waiting import eventually
 
 __all__ = ["gib_folder"]
 
