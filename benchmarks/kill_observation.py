@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import math
 import os
 import random
 import signal
@@ -17,12 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ray
 from torch import Tensor
 
 from workloads import manifest
 from workloads.checkpoint import CheckpointStore
-from workloads.convnext.spares import HELPERS, Kind, standing_by
 from workloads.convnext.train import Run
 
 
@@ -147,41 +144,6 @@ def kill_worker(seen: Observation, wait: float, chance: random.Random) -> dict[s
         "redone_seconds": killed - since,
         "longest_step": longest,
     }
-
-
-def until_spared(seen: Observation, seconds: float = 180) -> None:
-    """Wait until the newest attempt has its spares, and they have imported what they are to have imported.
-
-    Raises:
-        TimeoutError: they have not.
-    """
-    attempt = seen.attempts()[-1]
-    ranks = seen.first(attempt)["world"]
-    until(lambda: len(seen.pids(attempt)) == ranks)
-    raylet, job = _stat(seen.pids(attempt)[0])[1], ray.get_runtime_context().get_job_id()
-    wanted = {Kind.RANK: ranks, Kind.HELPER: HELPERS}
-    used = [math.inf]
-
-    def idle() -> bool:
-        found = {kind: standing_by(raylet, job, kind) for kind in wanted}
-        if any(len(found[kind]) < count for kind, count in wanted.items()):
-            return False
-        before, used[0] = used[0], sum(sum(_stat(pid)[11:13]) for pids in found.values() for pid in pids)
-        time.sleep(IDLE_SECONDS)
-        return abs(used[0] - before) <= IDLE_TICKS * sum(wanted.values())
-
-    until(idle, seconds)
-
-
-IDLE_SECONDS, IDLE_TICKS = 2.0, 5
-"""A spare that used at most so many hundredths of a second of processor time in so many seconds imports nothing more;
-Ray itself takes one or two."""
-
-
-def _stat(pid: int) -> list[int]:
-    """The numbers of proc_pid_stat(5) after the name and the state: the parent at 1, times in user and system at 11."""
-    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return [0, *map(int, numbers[1:])]
 
 
 def final_state(run: Run) -> str:

@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from benchmarks import kill_work
-from benchmarks.kill_observation import (
-    Observation,
-    final_state,
-    in_background,
-    kill,
-    kill_worker,
-    orphans,
-    until,
-    until_spared,
-)
+from benchmarks.kill_observation import Observation, final_state, in_background, kill, kill_worker, orphans, until
 from workloads.checkpoint import CheckpointStore
 from workloads.convnext import config as configuration
 from workloads.convnext import driver, report
@@ -92,9 +82,6 @@ def undisturbed(bench: Bench, name: str) -> str:
 EPOCHS = 14
 """Of a run that is killed twice: 112 steps."""
 
-ENDLESS = 100_000
-"""Epochs of a run that is stopped by its trial."""
-
 
 def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expected: str) -> dict[str, Any]:
     """One run, some kills at random moments."""
@@ -115,51 +102,6 @@ def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expec
         "equal": final_state(run) == expected,
         **seen.exactness(EPOCHS, kill_work.IMAGES),
     }
-
-
-def spared_run(bench: Bench, name: str, kills: int, chance: random.Random) -> dict[str, Any]:
-    """One run with spares, killed each time that they are ready, and then completed."""
-    run = bench.run(name, bench.config(epochs=ENDLESS), spares=True)
-    seen = Observation(Path(f"{run.folder.path}-observed"))
-    done: list[dict[str, float]] = []
-
-    def strike() -> None:
-        until(lambda: bool(seen.attempts()))
-        with stopping(seen):
-            for _ in range(kills):
-                until_spared(seen)
-                done.append(kill_worker(seen, chance.uniform(0.05, 2.5 * INTERVAL_SECONDS), chance))
-
-    with in_background(strike):
-        _fit_until_stopped(run)
-    epochs = _completed(bench, name, seen)
-    return {"kills": done, "orphans": orphans(run), **seen.exactness(epochs, kill_work.IMAGES)}
-
-
-@contextlib.contextmanager
-def stopping(seen: Observation) -> Iterator[None]:
-    """Stop the run when the block ends, also where it fails: an endless one would keep its trial waiting."""
-    try:
-        yield
-    finally:
-        (seen.folder / kill_work.STOP).touch()
-
-
-def _fit_until_stopped(run: Run) -> None:
-    """Train to the end, or until the trial stops it; any other failure is the trial's."""
-    try:
-        driver.fit(run, work=kill_work.observed)
-    except WorkloadFailedError as error:
-        if error.problem != kill_work.STOP:
-            raise
-
-
-def _completed(bench: Bench, name: str, seen: Observation) -> int:
-    """Let a run that was stopped do the rest of its epoch; returns how many epochs it then has."""
-    (seen.folder / kill_work.STOP).unlink(missing_ok=True)
-    epochs = seen.kept()[-1]["epoch"] + 1
-    driver.fit(bench.run(name, bench.config(epochs=epochs)), work=kill_work.observed)
-    return epochs
 
 
 def resized_run(bench: Bench, name: str, chance: random.Random) -> dict[str, Any]:
@@ -184,33 +126,21 @@ def resized_run(bench: Bench, name: str, chance: random.Random) -> dict[str, Any
     return {"worlds": worlds, "orphans": orphans(legs[-1]), **seen.exactness(EPOCHS, kill_work.IMAGES)}
 
 
-def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random, *, spares: bool) -> dict[str, Any]:
-    """One rank does not come to a collective; where there are spares, not before they are ready."""
-    epochs = ENDLESS if spares else 8
-    run = bench.run(name, bench.config(epochs=epochs), collective_timeout=timeout, spares=spares)
+def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random) -> dict[str, Any]:
+    """One rank does not come to a collective."""
+    run = bench.run(name, bench.config(epochs=8), collective_timeout=timeout)
     folder = Path(f"{run.folder.path}-observed")
     folder.mkdir(parents=True)
+    order = {"rank": chance.randrange(2), "step": chance.randrange(10, 40)}
+    (folder / kill_work.ABSENT).write_text(json.dumps(order))
+    driver.fit(run, work=kill_work.observed)
     seen = Observation(folder)
-    order = json.dumps({"rank": chance.randrange(2), "step": chance.randrange(10, 40)})
-
-    def strike() -> None:
-        with stopping(seen) if spares else contextlib.nullcontext():
-            if spares:
-                until(lambda: bool(seen.attempts()))
-                until_spared(seen)
-            (folder / kill_work.ABSENT).write_text(order)
-            until(lambda: len(seen.attempts()) > 1, 240)
-
-    with in_background(strike):
-        _fit_until_stopped(run)
-    if spares:
-        epochs = _completed(bench, name, seen)
     since = float((folder / "absent-since").read_text())
     restarted = seen.first(seen.attempts()[1])["time"]
     return {
         "beyond_timeout": restarted - since - timeout,
         "orphans": orphans(run),
-        **seen.exactness(epochs, kill_work.IMAGES),
+        **seen.exactness(8, kill_work.IMAGES),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import random
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from benchmarks.platform import machine, spread
 from benchmarks.trials import Record, Trials
 from workloads import session
+from workloads.convnext import train
 
 if TYPE_CHECKING:
     from benchmarks.kill_trials import Bench
@@ -29,7 +31,10 @@ RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/kills.jsonl"))
 
 KILLS_PER_RUN = 2
-SPARED_KILLS_PER_RUN = 5
+COMPARED = {"killed", "unforked"}
+"""Parts whose runs end as one does that nobody kills, bit by bit."""
+UNFORKED = {"unforked", "baseline"}
+"""Parts whose workers have imports of their own."""
 ABSENCE_TIMEOUT_SECONDS = 3.0
 
 
@@ -41,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--runs", type=int, default=20, metavar="N", help=f"runs killed {KILLS_PER_RUN} times each (%(default)s)")
     add(
-        "--spared",
+        "--unforked",
         type=int,
         default=4,
         metavar="N",
-        help=f"runs with spare processes, killed {SPARED_KILLS_PER_RUN} times each when these are ready (%(default)s)",
+        help="such runs whose workers Ray starts one by one, with imports of their own (%(default)s)",
     )
     add(
         "--schedules",
@@ -54,13 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="runs on two numbers of ranks, killed on each (%(default)s)",
     )
-    add(
-        "--absent",
-        type=int,
-        default=5,
-        metavar="N",
-        help="runs with a rank that stays away, with spares and without (%(default)s)",
-    )
+    add("--absent", type=int, default=5, metavar="N", help="runs with a rank that stays away (%(default)s)")
     add("--drivers", type=int, default=10, metavar="N", help="kills of one run's driver (%(default)s)")
     add("--baseline", type=int, default=8, metavar="N", help="kills of Ray Train's own way (%(default)s)")
     add("--seed", type=int, default=0, help="of the moments and ranks (%(default)s)")
@@ -79,26 +78,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Run what is missing, all of it on one Ray."""
-    counts = {"killed": given.runs, "spared": given.spared, "resized": given.schedules}
-    counts |= {"absent": given.absent, "spared absent": given.absent}
+    """Run what is missing: on one Ray whose workers are forked, and on one that starts them as Ray does."""
+    counts = {"killed": given.runs, "resized": given.schedules, "absent": given.absent, "unforked": given.unforked}
     missing = TRIALS.missing(counts | {"drivers": int(given.drivers > 0), "baseline": int(given.baseline > 0)})
     if not missing:
         return
     place, code = session.prepare(), commit()
     from benchmarks import kill_trials, kill_work
 
-    with tempfile.TemporaryDirectory(prefix="oasis-kills-") as folder, session.connect(place, cpus=kill_trials.CPUS):
+    with tempfile.TemporaryDirectory(prefix="oasis-kills-") as folder:
         bench = kill_trials.Bench(Path(folder))
         kill_work.write_images(bench.data)
-        expected = kill_trials.undisturbed(bench, "undisturbed") if ("killed", given.runs - 1) in missing else ""
-        for part, number in missing:
-            began = time.monotonic()
-            try:
-                record = trial(bench, part, number, given, expected)
-            except kill_trials.FAILED as error:
-                record = {"failed": f"{type(error).__name__}: {error}"}
-            TRIALS.keep(part, number, {"commit": code, "seconds": round(time.monotonic() - began, 1), **record})
+        for imports in (train.IMPORTS, ()):
+            here = [(part, number) for part, number in missing if (part in UNFORKED) != bool(imports)]
+            if not here:
+                continue
+            with session.connect(place, cpus=kill_trials.CPUS, imports=imports):
+                compared = any(part in COMPARED for part, _ in here)
+                expected = kill_trials.undisturbed(bench, f"undisturbed-{len(imports)}") if compared else ""
+                for part, number in here:
+                    TRIALS.keep(part, number, {"commit": code, **tried(bench, part, number, given, expected)})
+
+
+def tried(bench: Bench, part: str, number: int, given: argparse.Namespace, expected: str) -> Record:
+    """One trial's record, of a failed one too, with the machine's load when it began."""
+    from benchmarks import kill_trials
+
+    began, load = time.monotonic(), round(os.getloadavg()[0], 1)
+    try:
+        record = trial(bench, part, number, given, expected)
+    except kill_trials.FAILED as error:
+        record = {"failed": f"{type(error).__name__}: {error}"}
+    return {"seconds": round(time.monotonic() - began, 1), "load": load, **record}
 
 
 def commit() -> str:
@@ -122,18 +133,14 @@ def trial(bench: Bench, part: str, number: int, given: argparse.Namespace, expec
     """One trial of a part; `expected` is the final state of a run that nobody kills."""
     from benchmarks import kill_trials
 
-    name, chance = f"{part.replace(' ', '-')}-{number}", random.Random(f"{given.seed}/{part}/{number}")
+    name, chance = f"{part}-{number}", random.Random(f"{given.seed}/{part}/{number}")
     match part:
-        case "killed":
+        case "killed" | "unforked":
             return kill_trials.killed_run(bench, name, KILLS_PER_RUN, chance, expected)
         case "resized":
             return kill_trials.resized_run(bench, name, chance)
-        case "spared":
-            return kill_trials.spared_run(bench, name, SPARED_KILLS_PER_RUN, chance)
         case "absent":
-            return kill_trials.absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance, spares=False)
-        case "spared absent":
-            return kill_trials.absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance, spares=True)
+            return kill_trials.absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance)
         case "drivers":
             return kill_trials.killed_drivers(bench, name, given.drivers, chance)
         case _:
@@ -179,13 +186,11 @@ def within(kill: Record, interval: float) -> bool:
 
 def _killed(records: Sequence[Record]) -> Record:
     whole = [record for record in records if "failed" not in record]
-    equal = sum(record.get("equal", False) for record in whole)
-    return {**_spared(records), "bitwise_equal": f"{equal} of {len(records)}"}
-
-
-def _spared(records: Sequence[Record]) -> Record:
-    whole = [record for record in records if "failed" not in record]
-    return {**_kills(whole), **_totals(whole)}
+    return {
+        **_kills(whole),
+        "bitwise_equal": f"{sum(record.get('equal', False) for record in whole)} of {len(records)}",
+        **_totals(whole),
+    }
 
 
 def _kills(records: Sequence[Record]) -> Record:
@@ -225,10 +230,9 @@ def _totals(records: Sequence[Record]) -> Record:
 
 PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
     "killed": _killed,
-    "spared": _spared,
+    "unforked": _killed,
     "resized": _resized,
     "absent": _absent,
-    "spared absent": _absent,
     "drivers": _drivers,
     "baseline": _kills,
 }

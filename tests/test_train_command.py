@@ -23,7 +23,7 @@ from workloads.errors import UsageError
 FLAGS = {
     *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
     *("--storage", "--results", "--wandb", "--wandb-key-file", "--address", "--timeout", "--dry-run", "--json"),
-    *("--set", "--require-fabric", "--no-require-fabric", "--spares", "--no-spares"),
+    *("--set", "--require-fabric", "--no-require-fabric"),
 }
 """The whole surface: a flag more is a decision, not an accident."""
 

@@ -133,7 +133,6 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
         *fields,
         Setting("workers", args.workers or run.workers, _workers_origin(place)),
         Setting("require-fabric", run.promise is not None, _stack_origin("rdma_nics", place)),
-        Setting("spares", run.spares, _stack_origin("gpus_per_node", place)),
         Setting("storage", run.folder.uri, _stack_origin("runs_uri", place)),
         Setting("results", str(results), DEFAULT),
         address_of(place),

@@ -6,15 +6,17 @@ loopback when it is imported.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from workloads import fork_server
 from workloads.environment import ClusterEnvironment, variable
 from workloads.errors import PlaceError, first_line
 
@@ -25,6 +27,12 @@ _EMBEDDED = {
     "RAY_DEDUP_LOGS": "0",
 }
 _OBJECT_STORE_BYTES = 200_000_000
+
+FORK_VARIABLE = variable("fork_workers")
+"""0 has Ray start each worker of its own, with imports of its own."""
+
+_PYTHON_KEPT = {"working_dir", "py_modules", "excludes", "env_vars", "config", "worker_process_setup_hook"}
+"""Fields of a job's runtime environment that leave its workers the Python that this process has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +80,15 @@ def prepare(address: str | None = None) -> Place:
 
 
 @contextmanager
-def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False) -> Iterator[None]:
+def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports: Sequence[str] = ()) -> Iterator[None]:
     """Be connected to Ray for the length of the block; an embedded one is started for it and ends with it.
 
     Args:
         place: what `prepare` returned.
         cpus: CPUs an embedded Ray offers, whatever the machine has. A cluster has its own.
         log_to_driver: copy what workers print to this process.
+        imports: modules that each node imports once, for all workers of this process, which are forked then; see
+            `fork_server`. Without any, and where `FORK_VARIABLE` is 0, they are started as Ray does.
 
     Raises:
         PlaceError: no Ray answers at the address.
@@ -86,6 +96,7 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False) -> Iter
     import ray
     from ray.exceptions import RayError
 
+    environment = _runtime_environment(imports)
     with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
         try:
             if place.embedded:
@@ -95,10 +106,16 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False) -> Iter
                     object_store_memory=_OBJECT_STORE_BYTES,
                     log_to_driver=log_to_driver,
                     logging_level=logging.WARNING,
+                    runtime_env=environment,
                     _temp_dir=directory,
                 )
             else:
-                ray.init(address=place.address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
+                ray.init(
+                    address=place.address,
+                    log_to_driver=log_to_driver,
+                    logging_level=logging.WARNING,
+                    runtime_env=environment,
+                )
         except (ConnectionError, RuntimeError, RayError) as error:
             raise PlaceError(
                 f"No Ray answers at {place.address or 'an embedded cluster'}: {_first_line(error)}.",
@@ -108,6 +125,13 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False) -> Iter
             yield
         finally:
             ray.shutdown()
+
+
+def _runtime_environment(imports: Sequence[str]) -> dict[str, str]:
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
+    if not imports or os.environ.get(FORK_VARIABLE) == "0" or job.keys() - _PYTHON_KEPT:
+        return {}
+    return {"py_executable": fork_server.executable(imports)}
 
 
 def _first_line(error: BaseException) -> str:

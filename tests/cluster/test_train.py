@@ -275,7 +275,7 @@ from benchmarks import kill_trials, kill_work
 bench = kill_trials.Bench(Path(sys.argv[1]))
 kill_work.write_images(bench.data)
 with session.connect(place, cpus=2):
-    print(json.dumps(kill_trials.absent_rank(bench, "absent", 3.0, random.Random(0), spares=False)))
+    print(json.dumps(kill_trials.absent_rank(bench, "absent", 3.0, random.Random(0))))
 """
 
 

@@ -11,16 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
-from ray.train.v2._internal.constants import ENV_VARS_TO_PROPAGATE
 from ray.train.v2.api.config import LoggingConfig
 
 from workloads import capacity, progress, storage
 from workloads.convnext import lease
 from workloads.convnext.remote import work
-from workloads.convnext.spares import Kind
 from workloads.convnext.train import Run
 from workloads.convnext.train_group import ProcessGroup
-from workloads.convnext.trainer import Controller, Groups, Retries, Scaling, Trainer, find_verdict
+from workloads.convnext.trainer import Controller, Retries, Scaling, Trainer, find_verdict
 from workloads.environment import ClusterEnvironment
 from workloads.errors import CapacityError, WorkloadError, WorkloadFailedError
 from workloads.nccl import faults
@@ -89,11 +87,6 @@ def _settings(run: Run) -> Iterator[None]:
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in before})
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = str(run.collective_timeout)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(START_SECONDS)
-    if run.spares:
-        # Ray Train hands the variables that it knows of to its controller, whose helpers inherit them.
-        variables = Kind.HELPER.variables
-        os.environ.update(variables)
-        ENV_VARS_TO_PROPAGATE.update(variables)
     try:
         yield
     finally:
@@ -113,12 +106,7 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
     )
     return Trainer(
         work,
-        train_loop_config={
-            "config": run.config.to_dict(),
-            "run": run.folder.uri,
-            "workers": run.workers,
-            "spares": run.spares,
-        },
+        train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri, "workers": run.workers},
         backend_config=ProcessGroup(timeout_seconds=run.collective_timeout, data=run.config.data),
         scaling_config=scaling,
         run_config=RunConfig(
@@ -128,12 +116,10 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
             storage_filesystem=run.folder.filesystem,
             checkpoint_config=CheckpointConfig(num_to_keep=run.config.keep_checkpoints),
             callbacks=[Controller(run.journal), *callbacks],
-            worker_runtime_env={"env_vars": Kind.RANK.variables} if run.spares else None,
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
         scaling=Scaling(scaling, run.bundle, run.strategy, run.timeout, run.journal),
         retries=Retries(run.folder.child("checkpoints")),
-        groups=Groups(run.spares, run.journal),
     )
 
 

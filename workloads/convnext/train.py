@@ -31,6 +31,9 @@ TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed"
 CPU_WORKERS = 2
 """Workers where there are no GPUs: the least that shows that the distributed code works."""
 
+IMPORTS = ("workloads.convnext.worker", "workloads.convnext.trainer")
+"""What each node imports once for all processes of a run: what ranks need, and what Ray Train's own ones do."""
+
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 """By default torch waits 30 minutes in a collective, and Ray for ever."""
 
@@ -61,8 +64,6 @@ class Run:
     """Longest wait for capacity, seconds: before the first step, and each time that workers are lost."""
     collective_timeout: float = COLLECTIVE_TIMEOUT_SECONDS
     """Seconds after which a rank that waits in a collective gives the others up, and all start again."""
-    spares: bool = False
-    """Whether every node keeps as many spare processes as it has ranks, from which a lost group starts anew."""
     promise: ClusterEnvironment | None = None
     """The stack whose promise of RDMA is checked before training; None is no check."""
 
@@ -118,12 +119,6 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         help="check RDMA between the nodes first, and refuse to train on a bad fabric (default: where the stack "
         "promises RDMA and the run takes several nodes)",
     )
-    add(
-        "--spares",
-        action=argparse.BooleanOptionalAction,
-        help="on each node as many processes as ranks stand by, with everything imported (half a gigabyte each), so "
-        "that a lost rank costs seconds (default: where workers have GPUs)",
-    )
     add("--storage", metavar="PLACE", help="folder of all runs (default: the stack's runs bucket, else .oasis/runs)")
     add(
         "--results",
@@ -174,7 +169,7 @@ def run_train(args: argparse.Namespace) -> int:
     progress.note(f"checkpoints and results: {run.folder.uri}")
     try:
         # From here on the key is in `wandb`; processes of an embedded Ray would inherit this one's environment.
-        with credentials.hidden(), session.connect(place, cpus=run.workers), _following(run, wandb):
+        with credentials.hidden(), session.connect(place, cpus=run.workers, imports=IMPORTS), _following(run, wandb):
             # Imports Ray, which `prepare` had to come before.
             from workloads.convnext import driver
 
@@ -217,7 +212,6 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
         gpus_per_node=gpus,
         gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
         timeout=args.timeout,
-        spares=gpus > 0 if args.spares is None else args.spares,
     )
     return dataclasses.replace(run, promise=_promise(args.require_fabric, cluster, run.nodes(most)))
 

@@ -32,7 +32,6 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from workloads import elastic, manifest
 from workloads.capacity import Bundle, Strategy
 from workloads.convnext import notice
-from workloads.convnext.spares import HELPERS, Kind, Standby
 from workloads.errors import AuthError, PlaceError, WorkloadError
 from workloads.journal import Journal
 from workloads.nccl import faults
@@ -111,22 +110,11 @@ _running: list[Any] = []
 
 
 class Groups(WorkerGroupCallback):
-    """Keeps what `Scaling` needs to end a lost group, from the moment that it has places; and spares of the helpers."""
-
-    def __init__(self, spares: bool, journal: Path) -> None:
-        self._spares, self._journal = spares, Journal(journal)
-        self._standby: Standby | None = None
+    """Keeps what `Scaling` needs to end a lost group, from the moment that it has places."""
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Remember the group."""
         _running[:] = [worker_group.get_worker_group_state()]
-        if self._standby is not None:
-            self._standby.close()
-        if self._spares:
-            self._standby = Standby(Kind.HELPER, HELPERS, self._say)
-
-    def _say(self, text: str) -> None:
-        self._journal.append([{"event": "note", "text": text}])
 
 
 @dataclass
@@ -243,14 +231,14 @@ class Retries(DefaultFailurePolicy):
 class Trainer(DataParallelTrainer):
     """Ray Train's trainer with the two policies above; what it does not say of a run is Ray's default."""
 
-    def __init__(self, *args: Any, scaling: Scaling, retries: Retries, groups: Groups, **given: Any) -> None:
+    def __init__(self, *args: Any, scaling: Scaling, retries: Retries, **given: Any) -> None:
         super().__init__(*args, **given)
-        self._scaling, self._retries, self._groups = scaling, retries, groups
+        self._scaling, self._retries = scaling, retries
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         # The one for Ray's datasets starts a process for each group of workers, and there are none.
         needed = [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
-        return [*needed, self._groups]
+        return [*needed, Groups()]
 
     def _initialize_and_run_controller(self, **given: Any) -> Any:
         policies = {"scaling_policy": self._scaling, "failure_policy": self._retries}

@@ -22,7 +22,6 @@ from workloads.convnext.location import fetched
 from workloads.convnext.loop import Record, Training
 from workloads.convnext.notice import Notice
 from workloads.convnext.reporter import Reporter
-from workloads.convnext.spares import Kind, Standby
 from workloads.errors import DataIntegrityError
 from workloads.storage import locate
 
@@ -32,7 +31,7 @@ def work(job: dict[str, Any]) -> Record:
 
     Args:
         job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, how many the run
-            is made for, where there may be fewer; `spares`, whether each node keeps spare processes.
+            is made for, where there may be fewer.
 
     Returns:
         The summary of the run.
@@ -51,14 +50,11 @@ def work(job: dict[str, Any]) -> Record:
     watched, until = _watch(training)
     reporter.flush()  # where the run goes on is told at once, not with the first records
     reporter.start(position.epoch + position.consumed / training.identity["training_images"], until, watched)
-    leads = job.get("spares", False) and ray.train.get_context().get_local_rank() == 0
-    ranks = ray.train.get_context().get_local_world_size()
-    spares = Standby(Kind.RANK, ranks, reporter.say) if leads else None
     try:
         last = training.run(reporter, reporter.save_if_due)
     finally:
-        for ended in filter(None, (watched, spares)):
-            ended.close()
+        if watched is not None:
+            watched.close()
     reporter.finish()
     return {
         **{name: last[name] for name in ("val/accuracy", "val/loss", "val/images")},

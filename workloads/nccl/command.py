@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from workloads.nccl.request import Request
     from workloads.nccl.stages import Stage
 
+IMPORTS = ("workloads.nccl.placement",)
+"""What each node imports once for all ranks."""
+
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 DTYPES = ("float", "half", "bfloat16", "int32")
 
@@ -101,7 +104,7 @@ def run_bench(args: argparse.Namespace) -> int:
     request = resolve(args, place)
     layout = request.layout
     printer = Printer()
-    with session.connect(place, cpus=layout.ranks):
+    with session.connect(place, cpus=layout.ranks, imports=IMPORTS):
         try:
             measured = driver.run(
                 layout,

@@ -15,6 +15,7 @@ from workloads import credentials, effective, progress, session
 from workloads.convnext import config as configuration
 from workloads.convnext import location
 from workloads.convnext import report as run_report
+from workloads.convnext.train import IMPORTS
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
 from workloads.storage import Folder
 from workloads.tracking import WandbMode
@@ -153,7 +154,7 @@ def _search(
     # Ray warns of the many processes that run beside the workers of each trial, which take no CPU.
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str((at_most or 1) * (search.workers + 4)))
     # A trial reads the key where the search did: from the environment that this process was started with.
-    with credentials.hidden(), session.connect(place, cpus=(at_most or 1) * search.workers):
+    with credentials.hidden(), session.connect(place, cpus=(at_most or 1) * search.workers, imports=IMPORTS):
         # Import Ray, which `prepare` had to come before.
         import ray
 

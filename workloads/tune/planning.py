@@ -103,8 +103,7 @@ def _check(kind: Kind, args: argparse.Namespace, name: str, space: Space) -> Non
 
 
 def _train_arguments(args: argparse.Namespace, workers: int) -> tuple[str, ...]:
-    # No spares: they would be kept for each of many short trials, and a lost rank costs a trial little.
-    words = ["--recipe", args.recipe, "--workers", str(workers), "--no-spares"]
+    words = ["--recipe", args.recipe, "--workers", str(workers)]
     words += ["--data", args.data] if args.data is not None else []
     words += ["--epochs", str(args.epochs)] if args.epochs is not None else []
     return tuple(words)

@@ -1,0 +1,247 @@
+"""Forked workers, up to Ray's part: what a fork is given, who forks, and when a worker is started without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulator import processes
+from emulator.state import CHECKOUT
+from tests.waiting import eventually
+from workloads import fork_client, fork_server, session
+from workloads.convnext.train import IMPORTS as TRAIN_IMPORTS
+from workloads.nccl.command import IMPORTS as BENCH_IMPORTS
+
+WORKER = """
+import json, os, random, sys
+imported = "colorsys" in sys.modules
+import numpy
+from ray import UniqueID
+
+drawn = [UniqueID.from_random().hex(), float(numpy.random.random()), random.random()]
+print(json.dumps({
+    "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "arguments": sys.argv, "path": sys.path[0],
+    "directory": os.getcwd(), "variables": dict(os.environ), "imported": imported, "drawn": drawn,
+    "main": sys.modules["__main__"].__file__,
+}))
+print("a last word", file=sys.stderr)
+"""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The process that was started for a worker."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    @property
+    def pid(self) -> int:
+        """Of that process, which need not be the worker."""
+        return self.process.pid
+
+    def facts(self) -> dict[str, Any]:
+        """What the worker says of itself."""
+        eventually(lambda: "a last word" in self.output.read_text())
+        lines = self.output.read_text().splitlines()
+        (said,) = (line for line in lines if line.startswith("{"))
+        return {**json.loads(said), "started": self.pid}
+
+
+@dataclass(frozen=True)
+class Node:
+    """Where workers are started as Ray does it; this process is their raylet."""
+
+    folder: Path
+    started: list[Started] = field(default_factory=list)
+
+    def command(self, modules: str = "colorsys") -> list[str]:
+        """Of a worker."""
+        worker = self.folder / "default_worker.py"
+        worker.write_text(WORKER)
+        client = [sys.executable, "-I", "-S", fork_client.__file__, modules]
+        return [*client, str(worker), f"--raylet-name={self.folder}/raylet", "--worker-id=1"]
+
+    def start(self, command: list[str], **variables: str) -> Started:
+        """Start one."""
+        unset = ("OMP_NUM_THREADS", "PYTHONPATH", "PYTEST_CURRENT_TEST")
+        own = {name: value for name, value in os.environ.items() if name not in unset}
+        output = self.folder / f"output-{len(list(self.folder.glob('output-*')))}"
+        # No pipe: the server has what was the first worker's, and would keep it open.
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=own | variables, stdout=stream, stderr=subprocess.STDOUT
+            )
+        self.started.append(Started(process, output))
+        return self.started[-1]
+
+    def facts(self, modules: str = "colorsys", **variables: str) -> dict[str, Any]:
+        """What a worker says of itself."""
+        return self.start(self.command(modules), **variables).facts()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """One whose servers, of which each is a process that was started for a worker, end with the test."""
+    found = Node(tmp_path)
+    yield found
+    for started in found.started:
+        started.process.kill()
+        started.process.wait()
+
+
+def runs(pid: int) -> bool:
+    return processes.start_time(pid) is not None
+
+
+@pytest.mark.thorough
+def test_a_fork_is_what_python_would_have_been_and_shares_nothing_that_is_its_own(node: Node) -> None:
+    one = node.start(node.command(), MARK="a")
+    two = node.start(node.command(), MARK="a")
+    found = [one.facts(), two.facts()]
+    server = found[0]["parent"]
+    assert found[1]["parent"] == server and {one.pid, two.pid} & {server}  # the first process became the server
+    for fact in found:
+        assert fact["pid"] == fact["group"] and fact["pid"] not in (one.pid, two.pid)
+        assert fact["arguments"] == node.command()[5:]
+        assert (fact["path"], fact["directory"], fact["main"]) == (*[str(node.folder)] * 2, fact["arguments"][0])
+        assert fact["imported"] and fact["variables"]["MARK"] == "a"
+        assert not fork_server.SINGLE_THREADED.keys() & fact["variables"].keys()  # Ray sets what an actor is to have
+    for drawn in zip(found[0]["drawn"], found[1]["drawn"], strict=True):
+        assert drawn[0] != drawn[1]
+    other = node.facts(MARK="b")
+    assert other["parent"] == other["started"] != server  # what was imported may have read the environment
+    os.kill(server, signal.SIGKILL)
+    third = node.facts(MARK="a")
+    assert third["parent"] == third["started"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("import threading, time; threading.Thread(target=time.sleep, args=[3600], daemon=True).start()", "1 threads"),
+        ("from ray import UniqueID; UniqueID.from_random()", "Ray's random numbers"),
+        ("raise RuntimeError('a library is missing')", "RuntimeError: a library is missing"),
+    ],
+)
+def test_what_cannot_be_forked_is_started_as_without_a_server(node: Node, module: str, reason: str) -> None:
+    (node.folder / "unfit.py").write_text(f"import colorsys\n{module}")
+    variables = {"PYTHONPATH": str(node.folder)}
+    clients = [node.start(node.command("unfit"), **variables) for _ in range(2)]
+    assert [client.facts()["imported"] for client in clients] == [False, False]
+    (told,) = (file.read_text() for file in node.folder.glob(f"*{fork_client.REFUSED}"))
+    assert reason in told
+    later = node.facts("unfit", **variables)  # told by the file, it does not try again
+    assert later["pid"] == later["started"]
+
+
+@pytest.mark.thorough
+def test_a_worker_without_a_raylet_is_started_as_without_a_server(node: Node) -> None:
+    command = [word for word in node.command() if not word.startswith("--raylet")]
+    found = node.start(command).facts()
+    assert found["pid"] == found["started"] and not list(node.folder.glob("f*"))
+
+
+@pytest.mark.thorough
+def test_a_worker_whose_server_imports_for_too_long_starts_by_itself(node: Node) -> None:
+    (node.folder / "slow.py").write_text("import time; time.sleep(3600)")
+    hurried = (
+        "import sys; from workloads import fork_client; fork_client.WAIT_SECONDS = 1.0; "
+        "fork_client.main(sys.argv[1], sys.argv[2:])"
+    )
+    places = f"{CHECKOUT}{os.pathsep}{node.folder}"
+    words = node.command("slow")
+    started = node.start([sys.executable, "-c", hurried, *words[words.index("slow") :]], PYTHONPATH=places)
+    facts = started.facts()
+    assert facts["parent"] == started.pid and not facts["imported"] and runs(started.pid)
+
+
+def test_a_client_that_has_given_up_gets_no_worker(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
+        assert fork_server._listen(listener, str(tmp_path / "socket")) == ""
+        before = processes.descendants(os.getpid())
+        assert not fork_client._made(str(tmp_path / "socket"), ["worker.py"], time.monotonic() + 0.1)
+        assert fork_server._accept(listener) is None
+        assert processes.descendants(os.getpid()) == before
+
+
+@pytest.mark.thorough
+def test_a_server_ends_with_its_raylet(node: Node) -> None:
+    raylet = node.start([sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *node.command()])
+    server = raylet.facts()["parent"]
+    assert runs(server)
+    raylet.process.kill()
+    eventually(lambda: not runs(server))
+    assert [file.suffix for file in node.folder.glob("f*")] == [fork_client.LOCK]
+
+
+LINGERING = """
+import os, socket, sys
+from workloads import fork_client, fork_server
+fork_server.LINGER_SECONDS, fork_server.LOOK_SECONDS = 0.3, 0.05
+with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
+    print(repr(fork_server._listen(listener, sys.argv[1])), fork_server._serve(listener, os.getppid()))
+"""
+
+
+def test_a_server_without_workers_ends_after_a_while(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LINGERING, str(tmp_path / "socket")]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "'' None\n", done.stderr
+
+
+def test_a_place_where_no_server_can_listen_is_told_of(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
+        assert "too long" in fork_server._listen(listener, str(tmp_path / ("long" * 30)))
+
+
+PREPARED = """
+import sys
+import torch
+from workloads import fork_server
+def refuse(*_): raise SystemExit("CUDA was asked for its devices, which Ray has not given out yet")
+torch._C._cuda_getDeviceCount = torch._C._cuda_init = torch.cuda._lazy_init = refuse
+print(repr(fork_server._prepare(sys.argv[1:])), set(sys.argv[1:]) <= sys.modules.keys())
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("modules", [TRAIN_IMPORTS, BENCH_IMPORTS])
+def test_after_what_a_node_imports_there_can_be_forks_and_no_gpu_was_touched(modules: tuple[str, ...]) -> None:
+    variables = {name: value for name, value in os.environ.items() if name not in fork_server.SINGLE_THREADED}
+    command = [sys.executable, "-c", PREPARED, *modules]
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=variables | fork_server.SINGLE_THREADED, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "'' True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("imports", "variable", "job", "forked"),
+    [
+        (("colorsys",), "", {}, True),
+        (("colorsys",), "1", {"working_dir": "gcs://code.zip", "env_vars": {"A": "1"}}, True),
+        (("colorsys",), "0", {}, False),
+        ((), "", {}, False),
+        (("colorsys",), "", {"pip": ["timm"]}, False),  # whose Python is another one
+        (("colorsys",), "", {"py_executable": "uv run"}, False),
+    ],
+)
+def test_workers_are_forked_unless_they_have_another_python_or_somebody_says_so(
+    monkeypatch: pytest.MonkeyPatch, imports: tuple[str, ...], variable: str, job: dict[str, Any], forked: bool
+) -> None:
+    monkeypatch.setenv(session.FORK_VARIABLE, variable)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
+    assert bool(session._runtime_environment(imports)) == forked
