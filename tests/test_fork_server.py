@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -64,13 +65,13 @@ class Node:
     """Where workers are started as Ray does it; this process is their raylet."""
 
     folder: Path
+    driver: str = fork_server.process(os.getpid())
     started: list[Started] = field(default_factory=list)
 
     def command(self, modules: str = "colorsys") -> list[str]:
         """Of a worker."""
         worker = self.folder / "default_worker.py"
-        worker.write_text(WORKER)
-        client = [sys.executable, "-I", "-S", fork_client.__file__, modules]
+        client = [sys.executable, "-I", "-S", fork_client.__file__, modules, self.driver]
         return [*client, str(worker), f"--raylet-name={self.folder}/raylet", "--worker-id=1"]
 
     def start(self, command: list[str], **variables: str) -> Started:
@@ -95,6 +96,7 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     """One whose servers, of which each is a process that was started for a worker, end with the test."""
     found = Node(tmp_path)
+    (tmp_path / "default_worker.py").write_text(WORKER)
     yield found
     for started in found.started:
         started.process.kill()
@@ -114,7 +116,7 @@ def test_a_fork_is_what_python_would_have_been_and_shares_nothing_that_is_its_ow
     assert found[1]["parent"] == server and {one.pid, two.pid} & {server}  # the first process became the server
     for fact in found:
         assert fact["pid"] == fact["group"] and fact["pid"] not in (one.pid, two.pid)
-        assert fact["arguments"] == node.command()[5:]
+        assert fact["arguments"] == node.command()[6:]
         assert (fact["path"], fact["directory"], fact["main"]) == (*[str(node.folder)] * 2, fact["arguments"][0])
         assert fact["imported"] and fact["variables"]["MARK"] == "a"
         assert not fork_server.SINGLE_THREADED.keys() & fact["variables"].keys()  # Ray sets what an actor is to have
@@ -158,14 +160,21 @@ def test_a_worker_without_a_raylet_is_started_as_without_a_server(node: Node) ->
 def test_a_worker_whose_server_imports_for_too_long_starts_by_itself(node: Node) -> None:
     (node.folder / "slow.py").write_text("import time; time.sleep(3600)")
     hurried = (
-        "import sys; from workloads import fork_client; fork_client.WAIT_SECONDS = 1.0; "
-        "fork_client.main(sys.argv[1], sys.argv[2:])"
+        "import sys; from workloads import fork_client; fork_client.WAIT_SECONDS = 1.0; fork_client.main(*sys.argv[1:])"
     )
     places = f"{CHECKOUT}{os.pathsep}{node.folder}"
     words = node.command("slow")
     started = node.start([sys.executable, "-c", hurried, *words[words.index("slow") :]], PYTHONPATH=places)
     facts = started.facts()
     assert facts["parent"] == started.pid and not facts["imported"] and runs(started.pid)
+
+
+def test_a_process_is_told_from_another_with_its_number() -> None:
+    here = fork_server.process(os.getpid())
+    assert fork_server._runs(here) and not fork_server._runs(f"{here}0") and not fork_server._runs("")
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+        assert fork_server.process(ended.pid) == ""
 
 
 def test_a_client_that_has_given_up_gets_no_worker(tmp_path: Path) -> None:
@@ -178,12 +187,25 @@ def test_a_client_that_has_given_up_gets_no_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_server_ends_with_its_raylet(node: Node) -> None:
-    raylet = node.start([sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *node.command()])
-    server = raylet.facts()["parent"]
-    assert runs(server)
-    raylet.process.kill()
-    eventually(lambda: not runs(server))
+@pytest.mark.parametrize("other", ["raylet", "driver"])
+def test_a_server_ends_with_its_raylet_and_its_driver(node: Node, other: str) -> None:
+    (node.folder / "default_worker.py").write_text(WORKER + "import time; time.sleep(3600)\n")
+    if other == "raylet":
+        command = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *node.command()]
+        ends = node.start(command)
+        facts = ends.facts()
+    else:
+        ends = node.start(["sleep", "3600"])
+        facts = dataclasses.replace(node, driver=fork_server.process(ends.pid)).facts()
+    time.sleep(2 * fork_server.LOOK_SECONDS)
+    assert runs(facts["parent"])
+    ends.process.kill()
+    ends.process.wait()
+    try:
+        eventually(lambda: not runs(facts["parent"]), fork_server.END_SECONDS + 20)
+        assert runs(facts["pid"])  # a worker that nobody ends is not the server's to end
+    finally:
+        os.kill(facts["pid"], signal.SIGKILL)
     assert [file.suffix for file in node.folder.glob("f*")] == [fork_client.LOCK]
 
 
@@ -192,7 +214,7 @@ import os, socket, sys
 from workloads import fork_client, fork_server
 fork_server.LINGER_SECONDS, fork_server.LOOK_SECONDS = 0.3, 0.05
 with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
-    print(repr(fork_server._listen(listener, sys.argv[1])), fork_server._serve(listener, os.getppid()))
+    print(repr(fork_server._listen(listener, sys.argv[1])), fork_server._serve(listener, set()))
 """
 
 

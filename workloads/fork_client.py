@@ -1,9 +1,9 @@
 """What Ray runs in place of Python where workers are forked: asks the node's fork server for the worker, or becomes it.
 
-`python -I -S fork_client.py MODULES SCRIPT ARGUMENT...`, the last of them as Ray gives them to Python. The first such
-process of a job on a node becomes the server (`fork_server`), which imports MODULES once; each worker is then a fork of
-it, and this process is done as soon as its worker is there. Where no server comes, for whatever reason, this process
-becomes the worker itself, as it would have without: forked workers are there sooner, and are no others.
+`python -I -S fork_client.py MODULES DRIVER SCRIPT ARGUMENT...`, SCRIPT and what follows as Ray gives it to Python. The
+first such process of a job on a node becomes the server (`fork_server`), which imports MODULES once; each worker is
+then a fork of it, and this process is done as soon as its worker is there. Where no server comes, for whatever reason,
+this process becomes the worker itself, as it would have without: forked workers are there sooner, and are no others.
 
 Python runs this file without its site-packages, since each worker waits for it: standard library only.
 """
@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 WAIT_SECONDS = 40.0
@@ -40,14 +41,20 @@ LOCK = ".lock"
 """Ending of the file that a server has locked for as long as it lives."""
 
 
-def main(modules: str, arguments: list[str]) -> None:
-    """Have the worker made; returns when it is, and otherwise not at all."""
+def main(modules: str, driver: str, *arguments: str) -> None:
+    """Have the worker made; returns when it is, and otherwise not at all.
+
+    Args:
+        modules: what the server imports, with commas between them.
+        driver: process of the job's driver, as `fork_server.process` writes it.
+        arguments: of Python, for the worker.
+    """
     place = address(arguments, modules)
     until = time.monotonic() + WAIT_SECONDS
     while place and time.monotonic() < until and not Path(place + REFUSED).exists():
         lock = _lock(place + LOCK)
         if lock is not None and os.fork():
-            _become_server(place, lock, modules)
+            _become_server(place, lock, modules, driver)
         if lock is not None:
             os.close(lock)
         if _made(place, arguments, until):
@@ -56,7 +63,7 @@ def main(modules: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def address(arguments: list[str], modules: str) -> str:
+def address(arguments: Sequence[str], modules: str) -> str:
     """Where the server for a worker like this one listens: one for each job, environment and raylet.
 
     Returns:
@@ -81,17 +88,17 @@ def _lock(path: str) -> int | None:
     return lock
 
 
-def _become_server(place: str, lock: int, modules: str) -> None:
+def _become_server(place: str, lock: int, modules: str, driver: str) -> None:
     os.set_inheritable(lock, True)
     # The place of this package goes where Python has put the current directory.
     code = (
         f"import sys; sys.path[0 : not sys.flags.safe_path] = [{str(Path(__file__).resolve().parents[1])!r}]; "
         "from workloads import fork_server; fork_server.main(*sys.argv[1:])"
     )
-    os.execv(sys.executable, [sys.executable, "-c", code, place, str(lock), modules])
+    os.execv(sys.executable, [sys.executable, "-c", code, place, str(lock), modules, driver])
 
 
-def _made(place: str, arguments: list[str], until: float) -> bool:
+def _made(place: str, arguments: Sequence[str], until: float) -> bool:
     """Ask the server for the worker; False where there is none, or none any more, or it makes none."""
     facts = {"arguments": arguments, "environment": dict(os.environ), "directory": str(Path.cwd())}
     with (
@@ -114,4 +121,4 @@ def _made(place: str, arguments: list[str], until: float) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(*sys.argv[1:])

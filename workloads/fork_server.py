@@ -2,9 +2,10 @@
 
 Imports are most of the time from a lost rank to the next step, and half a gigabyte of memory in each process. A fork
 has them at once, in pages that all share. A server is its raylet's child, serves one job, and ends with its raylet, or
-some time after its last worker. What forbids forks is looked for after the imports: other threads, which do not live on
-in a fork, and random numbers that Ray has drawn, of which each fork would draw the next ones again.
-Nothing of CUDA is touched: a fork of a process that has initialised it cannot use it (torch.cuda, "bad fork").
+with its driver, where that is on the same node, or some time after its last worker. What forbids forks is looked for
+after the imports: other threads, which do not live on in a fork, and random numbers that Ray has drawn, of which each
+fork would draw the next ones again. Nothing of CUDA is touched: a fork of a process that has initialised it cannot use
+it (torch.cuda, "bad fork").
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ LOOK_SECONDS = 0.5
 """How often a server looks for workers that have ended."""
 
 END_SECONDS = 10.0
-"""How long workers may take to end after their raylet, which they watch themselves."""
+"""How long a server waits for the workers that end with their raylet or driver, as Ray ends them, so that it is their
+parent until then."""
 
 TASK_SECONDS = 5.0
 """How long a client that was told READY may take to send its task."""
@@ -54,7 +56,20 @@ def executable(modules: Sequence[str]) -> str:
     Args:
         modules: what the server imports.
     """
-    return shlex.join([sys.executable, "-I", "-S", str(Path(fork_client.__file__).resolve()), ",".join(modules)])
+    client = str(Path(fork_client.__file__).resolve())
+    return shlex.join([sys.executable, "-I", "-S", client, ",".join(modules), process(os.getpid())])
+
+
+def process(pid: int) -> str:
+    """A process, told from a later one with the same number; empty if there is none.
+
+    A driver is one on another node too, where nothing has both its number and its start.
+    """
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return f"{pid}@{facts.rpartition(')')[2].split()[19]}"  # starttime, since the machine's: proc_pid_stat(5)
 
 
 @dataclass(frozen=True)
@@ -67,22 +82,23 @@ class Task:
     directory: str
 
 
-def main(place: str, lock: str, modules: str) -> None:
+def main(place: str, lock: str, modules: str, driver: str) -> None:
     """Import, listen and fork. It returns when the server's time is over, and in each worker when that has ended.
 
     Args:
         place: path of the socket.
         lock: file descriptor of the lock that makes this the only server there.
         modules: to import, with commas between them.
+        driver: the job's, as `process` writes it.
     """
-    raylet = os.getppid()
+    others = {found for found in (process(os.getppid()), driver) if _runs(found)}
     task = None
     with socket.socket(socket.AF_UNIX, KIND) as listener:
         if problem := _listen(listener, place) or _prepare(modules.split(",")):
             print(f"this node's workers are not forked: {problem}", file=sys.stderr, flush=True)
             Path(place + REFUSED).write_text(problem)
         else:
-            task = _serve(listener, raylet)
+            task = _serve(listener, others)
         if task is None:
             Path(place).unlink(missing_ok=True)
     os.close(int(lock))
@@ -161,10 +177,19 @@ def _draw() -> bytes:
         return drawn.read()
 
 
-def _serve(listener: socket.socket, raylet: int) -> Task | None:
-    """Fork as often as it is asked for; returns the task in each fork, and None in the server, at its end."""
+def _serve(listener: socket.socket, others: Set[str]) -> Task | None:
+    """Fork as often as it is asked for.
+
+    Args:
+        listener: where it is asked.
+        others: processes without any of which there is no more to do. Workers do not count then: one of Ray Train's
+            outlives the driver.
+
+    Returns:
+        In each fork the task, and in the server, at its end, None.
+    """
     needed = time.monotonic()
-    while time.monotonic() - needed < LINGER_SECONDS and os.getppid() == raylet:
+    while time.monotonic() - needed < LINGER_SECONDS and all(map(_runs, others)):
         ready, _, _ = select.select([listener], [], [], LOOK_SECONDS)
         if ready and (task := _accept(listener)) is not None:
             return task
@@ -174,6 +199,10 @@ def _serve(listener: socket.socket, raylet: int) -> Task | None:
     while _has_children() and time.monotonic() < until:
         time.sleep(LOOK_SECONDS / 10)
     return None
+
+
+def _runs(found: str) -> bool:
+    return bool(found) and process(int(found.partition("@")[0])) == found
 
 
 def _has_children() -> bool:
