@@ -33,7 +33,7 @@ def settings(*words: str, place: session.Place = LAPTOP) -> dict[str, Setting]:
 
 @pytest.fixture(autouse=True)
 def no_stack_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "OASIS_DATA_MOUNT", "RAY_ADDRESS"):
+    for name in ("WANDB_API_KEY", "OASIS_DATA_MOUNT", "OASIS_FORK_WORKERS", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -49,6 +49,7 @@ def test_each_value_says_whether_a_flag_the_recipe_or_a_default_gave_it() -> Non
         "weight-decay": (0.05, "recipe digits_laptop"),
         "workers": (2, "default"),
         "address": ("embedded, on 127.0.0.1", "default"),
+        "forked-workers": (True, "default"),
         "data-place": ("/data/digits", "default mount"),
         "wandb": ("auto", "default"),
         "wandb-key": ("none", "no file, variable or secret"),
@@ -72,12 +73,14 @@ def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_non
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OASIS_DATA_MOUNT", "/mnt/data")
+    monkeypatch.setenv("OASIS_FORK_WORKERS", "0")
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     words = ("--recipe", "imagenet_a3_ultra", "--run", "a")
     pod = settings(*words, place=session.Place(address="10.0.0.1:6379", environment=OUTPUTS))
     expected = {
         "workers": (8, "variable OASIS_GPUS_PER_NODE"),
         "address": ("10.0.0.1:6379", "variable RAY_ADDRESS"),
+        "forked-workers": (False, "variable OASIS_FORK_WORKERS"),
         "data-place": ("/mnt/data/imagenet", "variable OASIS_DATA_MOUNT"),
         "gpu-max-nodes": (4, "variable OASIS_GPU_MAX_NODES"),
         "storage": ("gs://test-runs/a", "variable OASIS_RUNS_URI"),
@@ -90,6 +93,7 @@ def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_non
     expected = {
         "workers": (8, "stack dev"),
         "address": ("RayCluster x", "where the job runs"),
+        "forked-workers": (True, "default"),
         "data-place": ("/data/imagenet", "default mount"),
         "gpu-max-nodes": (4, "stack dev"),
         "storage": ("gs://test-runs/a", "stack dev"),

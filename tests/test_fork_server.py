@@ -22,6 +22,7 @@ from emulator.state import CHECKOUT
 from tests.waiting import eventually
 from workloads import fork_client, fork_server, session
 from workloads.convnext.train import IMPORTS as TRAIN_IMPORTS
+from workloads.environment import FORK_VARIABLE
 from workloads.nccl.command import IMPORTS as BENCH_IMPORTS
 
 WORKER = """
@@ -264,6 +265,6 @@ def test_after_what_a_node_imports_there_can_be_forks_and_no_gpu_was_touched(mod
 def test_workers_are_forked_unless_they_have_another_python_or_somebody_says_so(
     monkeypatch: pytest.MonkeyPatch, imports: tuple[str, ...], variable: str, job: dict[str, Any], forked: bool
 ) -> None:
-    monkeypatch.setenv(session.FORK_VARIABLE, variable)
+    monkeypatch.setenv(FORK_VARIABLE, variable)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
     assert bool(session._runtime_environment(imports)) == forked

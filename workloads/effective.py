@@ -95,11 +95,9 @@ def explain(
     typed = given(add_arguments, getattr(args, "words", ()))
     known = {setting.name: setting for setting in resolved}
     settings = []
-    for name, value in vars(args).items():
-        if name in _NOT_SETTINGS:
-            continue
+    for name in (name for name in vars(args) if name not in _NOT_SETTINGS):
         flag = name.replace("_", "-")
-        made = known.pop(flag, Setting(flag, value, DEFAULT))
+        made = known.pop(flag, Setting(flag, vars(args)[name], DEFAULT))
         settings.append(dataclasses.replace(made, origin=f"flag --{flag}") if name in typed else made)
     return redacted([*settings, *known.values()])
 
@@ -135,18 +133,21 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
         Setting("require-fabric", run.promise is not None, _stack_origin("rdma_nics", place)),
         Setting("storage", run.folder.uri, _stack_origin("runs_uri", place)),
         Setting("results", str(results), DEFAULT),
-        address_of(place),
+        *of_ray(place),
         Setting("data-place", *_data_place(run.config.data, place)),
         Setting("wandb-key", *_wandb_key(args.wandb, args.wandb_key_file, place)),
         *of_stack(place),
     ]
 
 
-def address_of(place: Place) -> Setting:
-    """Where Ray is."""
+def of_ray(place: Place) -> list[Setting]:
+    """Where Ray is, and whether it forks workers."""
+    told = "" if place.told_by else os.environ.get(environment.FORK_VARIABLE, "")
+    forked = Setting("forked-workers", told != "0", f"variable {environment.FORK_VARIABLE}" if told else DEFAULT)
     if place.embedded:
-        return Setting("address", "embedded, on 127.0.0.1", DEFAULT)
-    return Setting("address", place.address, "where the job runs" if place.told_by else "variable RAY_ADDRESS")
+        return [Setting("address", "embedded, on 127.0.0.1", DEFAULT), forked]
+    origin = "where the job runs" if place.told_by else "variable RAY_ADDRESS"
+    return [Setting("address", place.address, origin), forked]
 
 
 def of_stack(place: Place) -> list[Setting]:

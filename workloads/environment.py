@@ -17,6 +17,9 @@ CONFIG_MAP = "oasis-environment"
 VARIABLE_PREFIX = "OASIS_"
 """Environment variable of field `x` is `OASIS_X`."""
 
+FORK_VARIABLE = "OASIS_FORK_WORKERS"
+"""0 in a command's environment has Ray start each of its workers of its own, with imports of its own."""
+
 DATA_MOUNT = "/data"
 """Where pods see the data bucket: read, cached, never written by a job."""
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from workloads import fork_server
-from workloads.environment import ClusterEnvironment, variable
+from workloads.environment import FORK_VARIABLE, ClusterEnvironment, variable
 from workloads.errors import PlaceError, first_line
 
 _EMBEDDED = {
@@ -27,9 +27,6 @@ _EMBEDDED = {
     "RAY_DEDUP_LOGS": "0",
 }
 _OBJECT_STORE_BYTES = 200_000_000
-
-FORK_VARIABLE = variable("fork_workers")
-"""0 has Ray start each worker of its own, with imports of its own."""
 
 _PYTHON_KEPT = {"working_dir", "py_modules", "excludes", "env_vars", "config", "worker_process_setup_hook"}
 """Fields of a job's runtime environment that leave its workers the Python that this process has."""

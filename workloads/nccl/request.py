@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workloads import run_name
 from workloads.capacity import check_maximum
-from workloads.effective import DEFAULT, Setting, address_of, of_stack
+from workloads.effective import DEFAULT, Setting, of_ray, of_stack
 from workloads.errors import InfeasibleError, PlaceError, UsageError
 from workloads.nccl import bandwidth, driver, measure, stages
 from workloads.nccl.collectives import COLLECTIVES
@@ -41,7 +41,7 @@ class Request:
         """What the arguments stand for here, for `--dry-run`."""
         layout = self.layout
         return [
-            address_of(place),
+            *of_ray(place),
             Setting("nodes", layout.nodes, DEFAULT),
             Setting("ranks-per-node", layout.ranks_per_node, DEFAULT),
             Setting("backend", layout.backend, "the stack's GPUs" if layout.gpus_per_node else DEFAULT),
