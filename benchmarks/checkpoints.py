@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import datetime
 import errno
+import hashlib
 import json
 import math
 import os
@@ -39,6 +40,8 @@ KILLS = {"ours": 1000, "torch.save over one file": 300, "folder of shards withou
 
 AT_A_TIME = 20
 """Kills between two lines of progress, each of which is also kept."""
+
+SPEED, SPEED_BYTES = "md5 of one core after each, GB/s", 100_000_000
 
 PHASES = ("nothing in flight", "a save in flight")
 
@@ -141,12 +144,24 @@ def notices(given: argparse.Namespace, results: Results, folder: Path) -> bool:
         with places[place](folder) as runs:
             for phase in PHASES:
                 name = f"{place}, {phase}"
-                seconds: list[float] = list(results.cases.get(name, {}).get("each", []))
+                before = results.cases.get(name, {})
+                seconds: list[float] = list(before.get("each", []))
+                speeds: list[float] = list(before.get(SPEED, []))
                 for took in urgent_saves(runs.child(name), state, phase, given.saves - len(seconds)):
                     seconds.append(round(took, 3))
-                    results.keep(name, {**percentiles(seconds), "bytes": _bytes(state), "each": seconds})
-                    _say(f"{name}: {took:.2f} s")
+                    speeds.append(round(speed(), 2))
+                    results.keep(name, {**percentiles(seconds), "bytes": _bytes(state), "each": seconds, SPEED: speeds})
+                    _say(f"{name}: {took:.2f} s; one core hashes {speeds[-1]} GB/s")
     return True
+
+
+def speed() -> float:
+    """GB/s of MD5 on one core: what else the machine does, and how fast it is at the time, without which a save's
+    seconds are not to be compared with another day's."""
+    content = bytes(SPEED_BYTES)
+    began = time.monotonic()
+    hashlib.md5(content, usedforsecurity=False)
+    return SPEED_BYTES / 1e9 / (time.monotonic() - began)
 
 
 def urgent_saves(folder: Folder, state: dict[str, Any], phase: str, saves: int) -> Iterator[float]:

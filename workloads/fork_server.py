@@ -91,6 +91,7 @@ def main(place: str, lock: str, modules: str, driver: str) -> None:
         modules: to import, with commas between them.
         driver: the job's, as `process` writes it.
     """
+    atexit.register(_leave)  # before the imports register theirs, and so the last to be called
     others = {found for found in (process(os.getppid()), driver) if _runs(found)}
     task = None
     with socket.socket(socket.AF_UNIX, KIND) as listener:
@@ -241,10 +242,16 @@ def _accept(listener: socket.socket) -> Task | None:
     return None
 
 
+def _leave() -> None:
+    """End a process without freeing its memory piece by piece, for which a fork would first have to copy it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def _become(task: Task) -> None:
     """Be the worker, in a fork: as if Python had been started for it."""
     os.setpgid(0, 0)  # as Ray starts its workers: a signal to one's group is not the others'
-    atexit.register(gc.unfreeze)  # or extension modules take what the interpreter leaves behind for leaks
     os.environ.clear()
     os.environ.update(task.environment)
     os.chdir(task.directory)

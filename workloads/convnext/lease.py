@@ -5,6 +5,7 @@ It is imported by the actor's process, and therefore imports no torch, which wou
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,11 @@ def hold(uri: str, run: str, patience_seconds: float = PATIENCE_SECONDS) -> Iter
         UsageError: another driver holds it.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0)(_Lease).options(name=uri, namespace=NAMESPACE, scheduling_strategy=here)
+    # Nothing is imported for it: a fork server would be of its own, as its environment is not Ray Train's.
+    plain = {"py_executable": sys.executable}
+    actor = ray.remote(num_cpus=0, runtime_env=plain)(_Lease).options(
+        name=uri, namespace=NAMESPACE, scheduling_strategy=here
+    )
     holders = []
     deadline = time.monotonic() + patience_seconds
     while not holders:
