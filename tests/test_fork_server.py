@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -33,7 +34,7 @@ from ray import UniqueID
 
 drawn = [UniqueID.from_random().hex(), float(numpy.random.random()), random.random()]
 print(json.dumps({
-    "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "arguments": sys.argv, "path": sys.path[0],
+    "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "arguments": sys.argv, "path": sys.path,
     "directory": os.getcwd(), "variables": dict(os.environ), "imported": imported, "drawn": drawn,
     "main": sys.modules["__main__"].__file__,
 }))
@@ -83,7 +84,7 @@ class Node:
         # No pipe: the server has what was the first worker's, and would keep it open.
         with output.open("wb") as stream:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=own | variables, stdout=stream, stderr=subprocess.STDOUT
+                command, cwd=self.folder, env=own | variables, stdout=stream, stderr=subprocess.STDOUT, process_group=0
             )
         self.started.append(Started(process, output))
         return self.started[-1]
@@ -113,19 +114,21 @@ def test_a_fork_is_what_python_would_have_been_and_shares_nothing_that_is_its_ow
     one = node.start(node.command(), MARK="a")
     two = node.start(node.command(), MARK="a")
     found = [one.facts(), two.facts()]
+    plain = node.start([sys.executable, *node.command()[6:]], MARK="a").facts()
     server = found[0]["parent"]
     assert found[1]["parent"] == server and {one.pid, two.pid} & {server}  # the first process became the server
     for fact in found:
         assert fact["pid"] == fact["group"] and fact["pid"] not in (one.pid, two.pid)
         assert fact["arguments"] == node.command()[6:]
-        assert (fact["path"], fact["directory"], fact["main"]) == (*[str(node.folder)] * 2, fact["arguments"][0])
+        assert (fact["directory"], fact["main"]) == (str(node.folder), fact["arguments"][0])
+        assert fact["path"] == plain["path"]
         assert fact["imported"] and fact["variables"]["MARK"] == "a"
         assert not fork_server.SINGLE_THREADED.keys() & fact["variables"].keys()  # Ray sets what an actor is to have
     for drawn in zip(found[0]["drawn"], found[1]["drawn"], strict=True):
         assert drawn[0] != drawn[1]
     other = node.facts(MARK="b")
     assert other["parent"] == other["started"] != server  # what was imported may have read the environment
-    os.kill(server, signal.SIGKILL)
+    os.killpg(server, signal.SIGKILL)
     third = node.facts(MARK="a")
     assert third["parent"] == third["started"]
 
@@ -137,6 +140,7 @@ def test_a_fork_is_what_python_would_have_been_and_shares_nothing_that_is_its_ow
         ("import threading, time; threading.Thread(target=time.sleep, args=[3600], daemon=True).start()", "1 threads"),
         ("from ray import UniqueID; UniqueID.from_random()", "Ray's random numbers"),
         ("raise RuntimeError('a library is missing')", "RuntimeError: a library is missing"),
+        ("raise SystemExit('not here')", "SystemExit: not here"),
     ],
 )
 def test_what_cannot_be_forked_is_started_as_without_a_server(node: Node, module: str, reason: str) -> None:
@@ -148,6 +152,41 @@ def test_what_cannot_be_forked_is_started_as_without_a_server(node: Node, module
     assert reason in told
     later = node.facts("unfit", **variables)  # told by the file, it does not try again
     assert later["pid"] == later["started"]
+
+
+@pytest.mark.thorough
+def test_a_server_that_dies_in_its_imports_is_not_made_again_by_each_worker_that_waits_for_it(node: Node) -> None:
+    (node.folder / "deadly.py").write_text(
+        "import os, pathlib, time\n"
+        "(pathlib.Path(__file__).parent / f'died-{os.getpid()}').touch(); time.sleep(2); os._exit(1)"
+    )
+    started = [node.start(node.command("deadly"), PYTHONPATH=str(node.folder)) for _ in range(4)]
+    for one in started:
+        facts = one.facts()
+        assert facts["group"] == facts["pid"] or facts["pid"] == one.pid
+    assert len(list(node.folder.glob("died-*"))) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("missing", ["python", "client", "directory"])
+def test_a_node_without_what_the_driver_has_starts_workers_as_without_a_server(node: Node, missing: str) -> None:
+    words = shlex.split(fork_server.executable(["colorsys"]))
+    if missing != "directory":
+        words[3 + (missing == "client")] += "-elsewhere"
+    places = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    worker = node.command()[6:]
+    if missing == "directory":
+        worker[1] = f"--raylet-name={node.folder}/none/raylet"
+    facts = node.start([*words, *worker], **places).facts()
+    assert facts["pid"] == facts["started"] and not facts["imported"] and facts["arguments"] == worker
+
+
+def test_a_stranger_is_given_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
+        assert fork_server._listen(listener, str(tmp_path / "socket")) == ""
+        assert fork_client._made(str(tmp_path / "socket"), ["worker.py"], time.time() + 10) is False
+        assert fork_server._accept(listener) is None
 
 
 @pytest.mark.thorough
@@ -182,7 +221,8 @@ def test_a_client_that_has_given_up_gets_no_worker(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
         assert fork_server._listen(listener, str(tmp_path / "socket")) == ""
         before = processes.descendants(os.getpid())
-        assert not fork_client._made(str(tmp_path / "socket"), ["worker.py"], time.monotonic() + 0.1)
+        with pytest.raises(TimeoutError):
+            fork_client._made(str(tmp_path / "socket"), ["worker.py"], time.time() + 0.1)
         assert fork_server._accept(listener) is None
         assert processes.descendants(os.getpid()) == before
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from workloads import environment
+from workloads import environment, session
 from workloads.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -142,8 +142,9 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
 
 def of_ray(place: Place) -> list[Setting]:
     """Where Ray is, and whether it forks workers."""
-    told = "" if place.told_by else os.environ.get(environment.FORK_VARIABLE, "")
-    forked = Setting("forked-workers", told != "0", f"variable {environment.FORK_VARIABLE}" if told else DEFAULT)
+    variable = f"variable {environment.FORK_VARIABLE}" if environment.FORK_VARIABLE in os.environ else DEFAULT
+    here = Setting("forked-workers", session.forks_workers(), variable)
+    forked = Setting(here.name, True, DEFAULT) if place.told_by else here
     if place.embedded:
         return [Setting("address", "embedded, on 127.0.0.1", DEFAULT), forked]
     origin = "where the job runs" if place.told_by else "variable RAY_ADDRESS"

@@ -10,19 +10,21 @@ Python runs this file without its site-packages, since each worker waits for it:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-WAIT_SECONDS = 40.0
-"""For a server that still imports. Ray gives a worker up that is not there within 60 s (ray 2.60,
-worker_register_timeout_seconds), and its imports may come after."""
+WAIT_SECONDS = 35.0
+"""For a server that still imports, since Ray has launched the worker. Ray gives one up that is not there within 60 s
+(ray 2.60, worker_register_timeout_seconds), imports of its own not counted, which come after that."""
 
 RETRY_SECONDS = 0.02
 """Between two looks for a server that does not listen yet."""
@@ -32,7 +34,7 @@ KIND = socket.SOCK_SEQPACKET
 
 READY, TASK, MADE = b"ready", b"task", b"made"
 """What is said: by the server, when it can fork; by the client, with the worker's facts, its input and its outputs; by
-the server, when the worker is there."""
+the fork."""
 
 REFUSED = ".refused"
 """Ending of the file beside the server's socket that says why this node's workers are not forked."""
@@ -49,18 +51,29 @@ def main(modules: str, driver: str, *arguments: str) -> None:
         driver: process of the job's driver, as `fork_server.process` writes it.
         arguments: of Python, for the worker.
     """
-    place = address(arguments, modules)
-    until = time.monotonic() + WAIT_SECONDS
-    while place and time.monotonic() < until and not Path(place + REFUSED).exists():
-        lock = _lock(place + LOCK)
-        if lock is not None and os.fork():
-            _become_server(place, lock, modules, driver)
-        if lock is not None:
-            os.close(lock)
-        if _made(place, arguments, until):
+    with contextlib.suppress(OSError):  # no room, no folder, no more processes: the worker may do without
+        if _forked(modules, driver, arguments):
             return
-        time.sleep(RETRY_SECONDS)
     os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _forked(modules: str, driver: str, arguments: Sequence[str]) -> bool:
+    """Whether a server made the worker; there is one, or this process's parent becomes it."""
+    place = address(arguments, modules)
+    launched = [int(word.partition("=")[2]) / 1000 for word in arguments if word.startswith("--worker-launch-time-ms=")]
+    until = min([*launched, time.time()]) + WAIT_SECONDS
+    while place and time.time() < until and not Path(place + REFUSED).exists():
+        lock = _lock(place + LOCK)
+        if lock is not None:
+            if os.fork():
+                _become_server(place, lock, modules, driver)
+            os.setpgid(0, 0)  # not the server's: Ray ends what is left of a worker's group when the worker has gone
+            os.close(lock)
+        made = _made(place, arguments, until)
+        if made is not None:
+            return made
+        time.sleep(RETRY_SECONDS)
+    return False
 
 
 def address(arguments: Sequence[str], modules: str) -> str:
@@ -98,26 +111,34 @@ def _become_server(place: str, lock: int, modules: str, driver: str) -> None:
     os.execv(sys.executable, [sys.executable, "-c", code, place, str(lock), modules, driver])
 
 
-def _made(place: str, arguments: Sequence[str], until: float) -> bool:
-    """Ask the server for the worker; False where there is none, or none any more, or it makes none."""
+def _made(place: str, arguments: Sequence[str], until: float) -> bool | None:
+    """Ask the server for the worker.
+
+    Returns:
+        Whether it made it; None where no server listens (yet). One that ends in the middle is not asked for again: it
+        may have been the imports, or the job's end.
+    """
     facts = {"arguments": arguments, "environment": dict(os.environ), "directory": str(Path.cwd())}
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
-        os.fdopen(os.memfd_create("worker"), "wb") as task,
-    ):
+    with os.fdopen(os.memfd_create("task"), "wb") as task, socket.socket(socket.AF_UNIX, KIND) as server:
         task.write(json.dumps(facts).encode())
         task.flush()
         try:
-            server.settimeout(max(0.0, until - time.monotonic()))
             server.connect(place)
-            # A server that is not ready yet would make what it was sent after this process has given it up.
-            if server.recv(len(READY)) != READY:
-                return False
-            server.settimeout(None)
-            socket.send_fds(server, [TASK], [task.fileno(), 0, 1, 2])
-            return server.recv(len(MADE)) == MADE
-        except OSError:
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        server.settimeout(max(0.0, until - time.time()))
+        # A server that is not ready yet would make what it was sent after this process has given it up.
+        if is_strangers(server) or server.recv(len(READY)) != READY:
             return False
+        server.settimeout(None)
+        socket.send_fds(server, [TASK], [task.fileno(), 0, 1, 2])
+        return server.recv(len(MADE)) == MADE
+
+
+def is_strangers(connection: socket.socket) -> bool:
+    """Whether another user is at the other end: Ray lets all users of a machine write to the socket's folder."""
+    facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", facts)[1] != os.getuid()
 
 
 if __name__ == "__main__":

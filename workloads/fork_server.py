@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import fork_client
-from workloads.fork_client import KIND, MADE, READY, REFUSED, TASK
+from workloads.fork_client import KIND, MADE, READY, REFUSED, TASK, is_strangers
 
 LINGER_SECONDS = 60.0
 """How long a server without workers stays: those of a lost group have gone before the next ones come."""
@@ -50,6 +50,10 @@ SINGLE_THREADED = {
 """Variables during the imports, where the environment does not have them."""
 
 
+CLIENT = 'test -x "$0" -a -f "$1" && exec "$0" -I -S "$@"; shift 3; exec python "$@"'
+"""What bash runs for a worker: Python with `fork_client`, or alone on a node that does not have both where they are."""
+
+
 def executable(modules: Sequence[str]) -> str:
     """The `py_executable` of a Ray runtime environment whose workers are forked.
 
@@ -57,7 +61,11 @@ def executable(modules: Sequence[str]) -> str:
         modules: what the server imports.
     """
     client = str(Path(fork_client.__file__).resolve())
-    return shlex.join([sys.executable, "-I", "-S", client, ",".join(modules), process(os.getpid())])
+    return shlex.join(["bash", "-c", CLIENT, sys.executable, client, ",".join(modules), process(os.getpid())])
+
+
+PLACE = str(Path(__file__).resolve().parents[1])
+"""Of this package; in a server's search path, where Python has the folder of a worker's script."""
 
 
 def process(pid: int) -> str:
@@ -125,7 +133,7 @@ def _prepare(modules: Sequence[str]) -> str:
     try:
         _import(modules)
         return _unfit()
-    except Exception as error:  # the worker's own import fails in the same way, where it is told
+    except (Exception, SystemExit) as error:  # the worker's own import fails in the same way, where it is told
         return f"{type(error).__name__}: {error}"
     finally:
         for name in SINGLE_THREADED.keys() - before.keys():
@@ -151,6 +159,7 @@ def _import(modules: Sequence[str]) -> None:
     for module in modules:
         importlib.import_module(module)
     actor.ActorClassID = native.ActorClassID
+    sys.stdout.flush()  # or each fork would print it
     gc.freeze()  # or the first collection in each fork would copy the pages of all of it
     gc.enable()
 
@@ -221,6 +230,8 @@ def _accept(listener: socket.socket) -> Task | None:
     with connection:
         connection.settimeout(TASK_SECONDS)
         handed: list[int] = []
+        if is_strangers(connection):
+            return None
         try:
             connection.send(READY)
             said, handed, _, _ = socket.recv_fds(connection, len(TASK), 4)
@@ -230,10 +241,10 @@ def _accept(listener: socket.socket) -> Task | None:
                 facts.seek(0)
                 task = Task(**json.load(facts))
             if not os.fork():
+                connection.send(MADE)  # not said by the server, which might end before it does
                 for number, given in enumerate(handed[1:]):
                     os.dup2(given, number)
                 return task
-            connection.send(MADE)
         except OSError as error:  # the client is gone, or becomes the worker itself when this connection ends
             print(f"a worker was not forked: {error}", file=sys.stderr)
         finally:
@@ -257,5 +268,5 @@ def _become(task: Task) -> None:
     os.chdir(task.directory)
     importlib.import_module("numpy").random.seed()  # Python's own generator does so itself
     sys.argv = task.arguments
-    sys.path[0] = str(Path(task.arguments[0]).parent)
+    sys.path[sys.path.index(PLACE)] = str(Path(task.arguments[0]).parent)
     runpy.run_path(task.arguments[0], run_name="__main__")

@@ -124,11 +124,14 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             ray.shutdown()
 
 
-def _runtime_environment(imports: Sequence[str]) -> dict[str, str]:
+def forks_workers() -> bool:
+    """Whether workers are forked where they can be: unless somebody says otherwise, or their Python is another one."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
-    if not imports or os.environ.get(FORK_VARIABLE) == "0" or job.keys() - _PYTHON_KEPT:
-        return {}
-    return {"py_executable": fork_server.executable(imports)}
+    return os.environ.get(FORK_VARIABLE) != "0" and not job.keys() - _PYTHON_KEPT
+
+
+def _runtime_environment(imports: Sequence[str]) -> dict[str, str]:
+    return {"py_executable": fork_server.executable(imports)} if imports and forks_workers() else {}
 
 
 def _first_line(error: BaseException) -> str:
