@@ -143,12 +143,19 @@ def _write_one(
 ) -> tuple[str, dict[str, Any]]:
     _go_on(cut)
     with folder.create(name) as sink:
-        stream = _Hashed(sink, cut)
+        stream, failure = _Hashed(sink, cut), None
         try:
             torch.save(content(), cast(IO[bytes], stream))  # it asks for `write` and `flush` alone
         except (RuntimeError, OSError, CutError) as error:
             # torch ends its archive even so, and fails again, on the length of what is there.
-            raise stream.take_error() or error from None
+            failure = stream.take_error() or error
+        if failure is not None:
+            # Without the second failure, whose frames know the first: in a circle they would keep the state's copy.
+            failure.__context__ = None
+            try:
+                raise failure.with_traceback(None)
+            finally:
+                del failure
     return name, {"bytes": stream.bytes, "sha256": stream.sha256.hexdigest()}
 
 
