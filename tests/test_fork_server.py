@@ -227,6 +227,29 @@ def test_a_client_that_has_given_up_gets_no_worker(tmp_path: Path) -> None:
         assert processes.descendants(os.getpid()) == before
 
 
+GONE = """
+import os, socket, sys, time
+from workloads import fork_client, fork_server
+fork = os.fork
+with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
+    fork_server._listen(listener, sys.argv[1])
+    client = fork()
+    if not client:
+        socket.send_fds = lambda *given, send=socket.send_fds: (send(*given), os._exit(0))
+        fork_client._made(sys.argv[1], ["worker.py"], time.time() + 30)
+    os.fork = lambda: (os.waitpid(client, 0), fork())[1]
+    print(os.getpid(), fork_server._accept(listener), flush=True)
+    os.waitpid(-1, 0)
+"""
+
+
+def test_a_fork_whose_client_is_gone_ends_and_is_no_second_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GONE, str(tmp_path / "socket")]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    (line,) = done.stdout.splitlines()
+    assert line.endswith(" None") and done.returncode == 0, done.stderr
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("other", ["raylet", "driver"])
 def test_a_server_ends_with_its_raylet_and_its_driver(node: Node, other: str) -> None:

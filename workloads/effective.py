@@ -142,9 +142,9 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
 
 def of_ray(place: Place) -> list[Setting]:
     """Where Ray is, and whether it forks workers."""
-    variable = f"variable {environment.FORK_VARIABLE}" if environment.FORK_VARIABLE in os.environ else DEFAULT
-    here = Setting("forked-workers", session.forks_workers(), variable)
-    forked = Setting(here.name, True, DEFAULT) if place.told_by else here
+    typed = not place.told_by and environment.FORK_VARIABLE in os.environ
+    origin = f"variable {environment.FORK_VARIABLE}" if typed else DEFAULT
+    forked = Setting("forked-workers", bool(place.told_by) or session.forks_workers(), origin)
     if place.embedded:
         return [Setting("address", "embedded, on 127.0.0.1", DEFAULT), forked]
     origin = "where the job runs" if place.told_by else "variable RAY_ADDRESS"

@@ -108,7 +108,10 @@ def _become_server(place: str, lock: int, modules: str, driver: str) -> None:
         f"import sys; sys.path[0 : not sys.flags.safe_path] = [{str(Path(__file__).resolve().parents[1])!r}]; "
         "from workloads import fork_server; fork_server.main(*sys.argv[1:])"
     )
-    os.execv(sys.executable, [sys.executable, "-c", code, place, str(lock), modules, driver])
+    try:
+        os.execv(sys.executable, [sys.executable, "-c", code, place, str(lock), modules, driver])
+    finally:
+        os._exit(1)  # the worker is its fork's business, and would otherwise be there twice
 
 
 def _made(place: str, arguments: Sequence[str], until: float) -> bool | None:
@@ -118,10 +121,7 @@ def _made(place: str, arguments: Sequence[str], until: float) -> bool | None:
         Whether it made it; None where no server listens (yet). One that ends in the middle is not asked for again: it
         may have been the imports, or the job's end.
     """
-    facts = {"arguments": arguments, "environment": dict(os.environ), "directory": str(Path.cwd())}
-    with os.fdopen(os.memfd_create("task"), "wb") as task, socket.socket(socket.AF_UNIX, KIND) as server:
-        task.write(json.dumps(facts).encode())
-        task.flush()
+    with socket.socket(socket.AF_UNIX, KIND) as server:
         try:
             server.connect(place)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -131,7 +131,11 @@ def _made(place: str, arguments: Sequence[str], until: float) -> bool | None:
         if is_strangers(server) or server.recv(len(READY)) != READY:
             return False
         server.settimeout(None)
-        socket.send_fds(server, [TASK], [task.fileno(), 0, 1, 2])
+        with os.fdopen(os.memfd_create("task"), "wb") as task:
+            facts = {"arguments": arguments, "environment": dict(os.environ), "directory": str(Path.cwd())}
+            task.write(json.dumps(facts).encode())
+            task.flush()
+            socket.send_fds(server, [TASK], [task.fileno(), 0, 1, 2])
         return server.recv(len(MADE)) == MADE
 
 

@@ -241,9 +241,7 @@ def _accept(listener: socket.socket) -> Task | None:
                 facts.seek(0)
                 task = Task(**json.load(facts))
             if not os.fork():
-                connection.send(MADE)  # not said by the server, which might end before it does
-                for number, given in enumerate(handed[1:]):
-                    os.dup2(given, number)
+                _take_over(connection, handed[1:])
                 return task
         except OSError as error:  # the client is gone, or becomes the worker itself when this connection ends
             print(f"a worker was not forked: {error}", file=sys.stderr)
@@ -251,6 +249,16 @@ def _accept(listener: socket.socket) -> Task | None:
             for given in handed:
                 os.close(given)
     return None
+
+
+def _take_over(connection: socket.socket, outputs: Sequence[int]) -> None:
+    """In a fork: tell the client, rather than have a server do it that might end before, and write where it does."""
+    try:
+        connection.send(MADE)
+        for number, given in enumerate(outputs):
+            os.dup2(given, number)
+    except OSError:  # the client is gone; this fork must not go on as a second server
+        os._exit(1)
 
 
 def _leave() -> None:
