@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import copy
 import json
-import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,7 +66,9 @@ class Api:
         load_kube_config_from_dict(without, client_configuration=self._configuration, persist_config=False)
         self._pool = urllib3.PoolManager(
             maxsize=32,
-            ssl_context=ssl.create_default_context(cadata=authorities or None),
+            # No TLS context of ours: urllib3 loads these into a given one again at each connection, while handshakes of
+            # other threads read it, which ends in a segmentation fault (urllib3/urllib3#3036).
+            ca_cert_data=authorities or None,
             ca_certs=self._configuration.ssl_ca_cert,
             cert_file=self._configuration.cert_file,
             key_file=self._configuration.key_file,

@@ -262,5 +262,5 @@ def merged(config: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, A
 
 def _write_script(file: Path, module: str, *paths: Path) -> None:
     path = shlex.quote(os.pathsep.join(dict.fromkeys(map(str, paths))))
-    script = f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -u -m {module} "$@"\n'
+    script = f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -u -X faulthandler -m {module} "$@"\n'
     write_atomically(file, script, mode=0o755)

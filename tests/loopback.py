@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,13 +27,20 @@ class Request:
     body: bytes
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # of connections that nobody has accepted yet: with five, many at once wait a second
+
+
 @contextmanager
-def answering(answer: Callable[[Request], Reply], headers: Mapping[str, str] | None = None) -> Iterator[str]:
+def answering(
+    answer: Callable[[Request], Reply], headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Serve until the block ends; the server's address, `http://127.0.0.1:port`.
 
     Args:
         answer: called for every request, in a thread of its own.
         headers: further headers of every answer.
+        tls: the server's certificate and what it asks of clients; the address is `https://...` then.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -57,11 +65,13 @@ def answering(answer: Callable[[Request], Reply], headers: Mapping[str, str] | N
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
+    if tls is not None:  # the handshake belongs to the connection's thread, at its first read
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
