@@ -17,7 +17,7 @@ from typing import Any
 
 from emulator.cloud import Cloud
 from emulator.gcp_errors import Refused
-from emulator.storage_index import Index, ObjectFacts, Preconditions, examine
+from emulator.storage_index import Checksums, Index, ObjectFacts, Preconditions, examine
 
 ANY = Preconditions()
 """Demands nothing."""
@@ -92,11 +92,15 @@ class ObjectStore:
         content_type: str | None = None,
         metadata: Mapping[str, str] | None = None,
         demands: Preconditions = ANY,
+        sums: Checksums | None = None,
     ) -> ObjectFacts:
-        """Make a file from `temporary` the object's content, in one step. Raises Refused or NotFoundError."""
+        """Make a file from `temporary` the object's content, in one step; with its `sums`, it is not read again.
+
+        Raises Refused or NotFoundError.
+        """
         self.bucket(bucket)
         target = self.path(bucket, name)
-        facts = examine(content, name, content_type, metadata)
+        facts = examine(content, name, content_type, metadata, sums)
         with self._lock:
             before = self.stat(bucket, name)
             demands.check(before)

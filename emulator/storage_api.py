@@ -16,7 +16,7 @@ from emulator.http_message import Request, Response, Route, as_json, dispatch
 from emulator.storage import ObjectStore
 from emulator.storage_index import ObjectFacts
 from emulator.storage_json import bucket_resource, byte_range, demands, etag, grouped, object_resource
-from emulator.storage_uploads import Uploads, require_checksums
+from emulator.storage_uploads import Uploads
 
 _BUCKETS = "/storage/v1/b"
 _OBJECTS = _BUCKETS + "/{bucket}/o"
@@ -107,7 +107,7 @@ class StorageApi:
             "ETag": etag(facts),
             "Last-Modified": formatdate(facts.modified / 1e9, usegmt=True),
             "X-Goog-Generation": str(facts.generation),
-            "X-Goog-Hash": f"crc32c={facts.crc32c},md5={facts.md5}",
+            "X-Goog-Hash": f"crc32c={facts.crc32c}" + (f",md5={facts.md5}" if facts.md5 else ""),
             "X-Goog-Metageneration": str(facts.metageneration),
             "X-Goog-Storage-Class": "STANDARD",
             "X-Goog-Stored-Content-Encoding": "identity",
@@ -203,15 +203,8 @@ class StorageApi:
         name = str(resource.get("name") or request.query.get("name") or "")
         if not name:
             raise Refused(400, "Required parameter: name", "required")
-        require_checksums(content, resource, request.headers)
-        facts = self._store.put(
-            bucket,
-            name,
-            content,
-            content_type=resource.get("contentType"),
-            metadata=resource.get("metadata"),
-            demands=demands(request.query),
-        )
+        content.require(resource, request.headers)
+        facts = content.put(self._store, bucket, name, resource, demands(request.query))
         return as_json(object_resource(request, bucket, name, facts))
 
     def _continue_upload(self, request: Request, bucket: str) -> Response:

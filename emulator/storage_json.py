@@ -109,10 +109,11 @@ def object_resource(request: Request, bucket: str, name: str, facts: ObjectFacts
         "contentType": facts.content_type,
         "storageClass": "STANDARD",
         "size": str(facts.size),
-        "md5Hash": facts.md5,
         "crc32c": facts.crc32c,
         "etag": etag(facts),
         "timeCreated": _time(facts.generation / 1e6),
         "updated": _time(facts.modified / 1e9),
     }
+    if facts.md5:
+        shown["md5Hash"] = facts.md5
     return shown | ({"metadata": dict(facts.metadata)} if facts.metadata else {})

@@ -2,24 +2,82 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import secrets
-import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.message import Message
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from emulator.gcp_errors import Refused
 from emulator.http_message import Request, Response
 from emulator.storage import ObjectStore
-from emulator.storage_index import ObjectFacts, Preconditions, examine
+from emulator.storage_index import Checksums, ObjectFacts, Preconditions, pieces
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
+
+
+class Content:
+    """An upload's bytes in a file, with their checksums, which are kept as they arrive."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._sums = Checksums()
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held."""
+        return self._sums.size
+
+    def take(self, body: BinaryIO, offset: int = 0) -> None:
+        """Add what follows the first `offset` bytes, in place of what is there."""
+        with self.file.open("r+b", buffering=0) as stream:
+            stream.truncate(offset)
+            stream.seek(offset)
+            if offset != self.size:
+                self._sums = Checksums.of(self.file)
+            for piece in pieces(body):
+                left = memoryview(piece)
+                while left:  # unbuffered, so that no more counts as held than is in the file
+                    left = left[stream.write(left) :]
+                self._sums.update(piece)
+
+    def require(self, resource: Mapping[str, Any], headers: Message) -> None:
+        """Refuse content whose checksums are not those that the client sent along."""
+        announced = {"crc32c": resource.get("crc32c"), "md5": resource.get("md5Hash")}
+        for pair in headers.get("X-Goog-Hash", "").split(","):
+            kind, _, value = pair.strip().partition("=")
+            if kind in announced:
+                announced[kind] = value
+        if announced["md5"]:
+            with self.file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "md5").digest()
+            self._sums.md5 = base64.b64encode(digest).decode()
+        for kind, actual in (("crc32c", self._sums.crc32c), ("md5", self._sums.md5)):
+            if announced[kind] and announced[kind] != actual:
+                kind, said = kind.upper(), announced[kind]
+                raise Refused(400, f"Provided {kind} {said!r} doesn't match calculated {kind} {actual!r}.", "invalid")
+
+    def put(
+        self, store: ObjectStore, bucket: str, name: str, resource: Mapping[str, Any], demands: Preconditions
+    ) -> ObjectFacts:
+        """Make it the object's content. Raises what `ObjectStore.put` raises."""
+        return store.put(
+            bucket,
+            name,
+            self.file,
+            content_type=resource.get("contentType"),
+            metadata=resource.get("metadata"),
+            demands=demands,
+            sums=self._sums,
+        )
 
 
 @dataclass(kw_only=True)
@@ -29,7 +87,7 @@ class _Session:
     bucket: str
     resource: dict[str, Any]
     demands: Preconditions
-    content: Path
+    content: Content
     lock: threading.Lock = field(default_factory=threading.Lock)
     finished: tuple[str, ObjectFacts] | None = None
 
@@ -41,15 +99,14 @@ class Uploads:
         self._store = store
         self._sessions: dict[str, _Session] = {}
 
-    def collect(self, request: Request, *, multipart: bool) -> tuple[Path, dict[str, Any]]:
+    def collect(self, request: Request, *, multipart: bool) -> tuple[Content, dict[str, Any]]:
         """A whole upload's content, and the object's metadata that came with it."""
-        content = self._store.temporary()
+        content = Content(self._store.temporary())
         if not multipart:
-            with content.open("wb") as stream:
-                shutil.copyfileobj(request.body, stream)
+            content.take(request.body)
             return content, {"contentType": request.headers.get("Content-Type")}
         metadata, media_type, media = _parts(request)
-        content.write_bytes(media)
+        content.take(BytesIO(media))
         resource = json.loads(metadata)
         return content, {"contentType": media_type, **resource}
 
@@ -62,9 +119,8 @@ class Uploads:
             raise Refused(400, "Required parameter: name", "required")
         self._store.path(bucket, resource["name"])  # a name that cannot be kept is refused before its content is sent
         upload = secrets.token_urlsafe(32)
-        self._sessions[upload] = _Session(
-            bucket=bucket, resource=resource, demands=demands, content=self._store.temporary()
-        )
+        content = Content(self._store.temporary())
+        self._sessions[upload] = _Session(bucket=bucket, resource=resource, demands=demands, content=content)
         query = f"uploadType=resumable&name={quote(resource['name'], safe='')}&upload_id={upload}"
         location = f"http://{request.host}/upload/storage/v1/b/{quote(bucket, safe='')}/o?{query}"
         return Response(headers={"Location": location, "X-GUploader-UploadID": upload})
@@ -76,15 +132,15 @@ class Uploads:
         with session.lock:
             if session.finished:
                 return session.finished
-            held = session.content.stat().st_size
+            held = session.content.size
             if found is None:  # everything in one request
-                _append(session.content, request, 0)
+                session.content.take(request.body)
             elif found[1] is not None:
                 if int(found[1]) > held:
                     message = f"The chunk starts at byte {found[1]}; {held} bytes have been received."
                     raise Refused(400, message, "invalid")
-                _append(session.content, request, int(found[1]))
-            held = session.content.stat().st_size
+                session.content.take(request.body, int(found[1]))
+            held = session.content.size
             total = found[3] if found else str(held)
             if total == "*" or held < int(total):
                 # 308, "Resume Incomplete": no Range header means that nothing has been received.
@@ -93,20 +149,13 @@ class Uploads:
 
     def cancel(self, upload: str) -> None:
         """Forget a session. Raises Refused (404)."""
-        self._session(upload).content.unlink(missing_ok=True)
+        self._session(upload).content.file.unlink(missing_ok=True)
         del self._sessions[upload]
 
     def _finish(self, session: _Session, headers: Message) -> tuple[str, ObjectFacts]:
-        require_checksums(session.content, session.resource, headers)
+        session.content.require(session.resource, headers)
         name = str(session.resource["name"])
-        facts = self._store.put(
-            session.bucket,
-            name,
-            session.content,
-            content_type=session.resource.get("contentType"),
-            metadata=session.resource.get("metadata"),
-            demands=session.demands,
-        )
+        facts = session.content.put(self._store, session.bucket, name, session.resource, session.demands)
         session.finished = (name, facts)
         return session.finished
 
@@ -114,29 +163,6 @@ class Uploads:
         if upload not in self._sessions:
             raise Refused(404, "No such upload session; start the upload again.", "notFound")
         return self._sessions[upload]
-
-
-def require_checksums(content: Path, resource: Mapping[str, Any], headers: Message) -> None:
-    """Refuse content whose checksums are not those that the client sent along."""
-    announced = {"crc32c": resource.get("crc32c"), "md5": resource.get("md5Hash")}
-    for pair in headers.get("X-Goog-Hash", "").split(","):
-        kind, _, value = pair.strip().partition("=")
-        if kind in announced:
-            announced[kind] = value
-    if not any(announced.values()):
-        return
-    facts = examine(content, "")
-    for kind, actual in (("crc32c", facts.crc32c), ("md5", facts.md5)):
-        if announced[kind] and announced[kind] != actual:
-            message = f"Provided {kind.upper()} {announced[kind]!r} doesn't match calculated {kind.upper()} {actual!r}."
-            raise Refused(400, message, "invalid")
-
-
-def _append(content: Path, request: Request, offset: int) -> None:
-    with content.open("r+b") as stream:
-        stream.truncate(offset)
-        stream.seek(offset)
-        shutil.copyfileobj(request.body, stream)
 
 
 def _parts(request: Request) -> tuple[bytes, str | None, bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import os
 import threading
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, BinaryIO, cast
 
+import google_crc32c
 import pytest
 import requests
 from google.api_core import exceptions
@@ -61,6 +64,11 @@ def stored(client: storage.Client, name: str) -> storage.Blob:
     return found
 
 
+def encoded(digest: bytes) -> str:
+    """A checksum as the API gives it."""
+    return base64.b64encode(digest).decode()
+
+
 def test_a_bucket_exists_only_if_the_cloud_has_it(
     google: Google, client: storage.Client, arrow: fs.GcsFileSystem
 ) -> None:
@@ -97,6 +105,8 @@ def test_an_object_comes_back_as_it_was_written_by_every_kind_of_upload(client: 
     for name in ("dir/ünder score+%20.bin", "dir/resumable.bin", "dir/stream.bin"):
         assert bucket.blob(name).download_as_bytes(checksum="crc32c") == content
         assert (google.folder("runs") / name).read_bytes() == content
+    assert stored(client, "dir/resumable.bin").md5_hash == encoded(hashlib.md5(content).digest())
+    assert stored(client, "dir/stream.bin").md5_hash is None  # as of a composite object: the client sent none along
     assert empty.download_as_bytes() == b""
     assert bucket.blob("dir/stream.bin").download_as_bytes(start=100, end=1099) == content[100:1100]
     assert not list((google.cloud.directory / "uploads").iterdir())
@@ -177,15 +187,35 @@ def test_a_spoilt_upload_is_refused_and_leaves_the_object_as_it_was(client: stor
     blob = client.bucket("runs").blob("weights")
     blob.upload_from_string("good")
     address = f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/runs/o?uploadType=media&name=weights"
-    spoilt = requests.post(address, data=b"spoilt", headers={"X-Goog-Hash": "crc32c=AAAAAA=="}, timeout=10)
-    assert spoilt.status_code == 400
-    assert "doesn't match calculated CRC32C" in spoilt.json()["error"]["message"]
+    for kind in ("crc32c", "md5"):
+        spoilt = requests.post(address, data=b"spoilt", headers={"X-Goog-Hash": f"{kind}=AAAAAA=="}, timeout=10)
+        assert spoilt.status_code == 400
+        assert f"doesn't match calculated {kind.upper()}" in spoilt.json()["error"]["message"]
     assert client.bucket("runs").blob("weights").download_as_bytes() == b"good"
     stream = cast(BinaryIO, client.bucket("runs").blob("weights", chunk_size=256 * 1024).open("wb"))
     stream.write(os.urandom(1 << 20))
     assert client.bucket("runs").blob("weights").download_as_bytes() == b"good"
     stream.close()
     assert stored(client, "weights").size == 1 << 20
+
+
+def test_what_is_sent_again_takes_the_place_of_what_was_sent_before(client: storage.Client) -> None:
+    content = os.urandom(3 << 18)
+    address = f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/runs/o?uploadType=resumable&name=weights"
+    upload = requests.post(address, timeout=10).headers["Location"]
+
+    def send(part: bytes, where: str) -> requests.Response:
+        return requests.put(upload, data=part, headers={"Content-Range": f"bytes {where}"}, timeout=10)
+
+    begun = send(bytes(2 << 18), f"0-{(2 << 18) - 1}/*")
+    beyond = send(content, f"{1 << 20}-{(1 << 20) + len(content) - 1}/*")
+    again = send(content[:300_000], "0-299999/*")
+    ended = send(content[1 << 18 :], f"{1 << 18}-{len(content) - 1}/{len(content)}")
+
+    assert [answer.status_code for answer in (begun, beyond, again, ended)] == [308, 400, 308, 200]
+    assert [answer.headers["Range"] for answer in (begun, again)] == ["bytes=0-524287", "bytes=0-299999"]
+    assert client.bucket("runs").blob("weights").download_as_bytes(checksum="crc32c") == content
+    assert ended.json()["crc32c"] == encoded(google_crc32c.Checksum(content).digest())
 
 
 def test_pyarrow_sees_folders_files_and_twenty_megabytes(arrow: fs.GcsFileSystem) -> None:
@@ -234,7 +264,7 @@ def test_a_folder_of_a_bucket_stands_for_its_mount(
     (mount / "made" / "by").mkdir(parents=True)
     (mount / "run" / "plot.png").write_bytes(b"\x89PNG")
 
-    assert stored(client, "run/log.txt").download_as_bytes(checksum="md5") == b"one\ntwo\n"
+    assert stored(client, "run/log.txt").download_as_bytes(checksum="crc32c") == b"one\ntwo\n"
     assert stored(client, "run/plot.png").content_type == "image/png"
     assert [blob.name for blob in client.list_blobs("runs")] == ["made/by/", "run/log.txt", "run/plot.png"]
     assert arrow.get_file_info("runs/made/by").type == fs.FileType.Directory
