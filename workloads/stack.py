@@ -121,7 +121,10 @@ def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 _PULUMI = "Install pulumi and log in to the stack's backend, or leave --stack out and use kubectl's context."
-_KUBECTL = "Install kubectl and point it at the cluster (`pulumi stack output get_credentials_command` says how)."
+_KUBECTL = (
+    "Install kubectl and point it at the cluster (`pulumi stack output get_credentials_command` says how; for "
+    'the platform of `make demo`, `eval "$(.venv/bin/python -m emulator env)"`).'
+)
 
 
 def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
