@@ -203,8 +203,7 @@ class StorageApi:
         name = str(resource.get("name") or request.query.get("name") or "")
         if not name:
             raise Refused(400, "Required parameter: name", "required")
-        content.require(resource, request.headers)
-        facts = content.put(self._store, bucket, name, resource, demands(request.query))
+        facts = content.put(self._store, bucket, name, resource, request.headers, demands(request.query))
         return as_json(object_resource(request, bucket, name, facts))
 
     def _continue_upload(self, request: Request, bucket: str) -> Response:

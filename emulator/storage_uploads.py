@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from emulator.cloud_errors import CloudError
 from emulator.gcp_errors import Refused
 from emulator.http_message import Request, Response
 from emulator.storage import ObjectStore
@@ -49,8 +50,35 @@ class Content:
                     left = left[stream.write(left) :]
                 self._sums.update(piece)
 
-    def require(self, resource: Mapping[str, Any], headers: Message) -> None:
-        """Refuse content whose checksums are not those that the client sent along."""
+    def put(
+        self,
+        store: ObjectStore,
+        bucket: str,
+        name: str,
+        resource: Mapping[str, Any],
+        headers: Message,
+        demands: Preconditions,
+    ) -> ObjectFacts:
+        """Make it the object's content; what is refused is gone.
+
+        Raises what `ObjectStore.put` raises, and Refused for checksums that are not those that the client sent along.
+        """
+        try:
+            self._check(resource, headers)
+            return store.put(
+                bucket,
+                name,
+                self.file,
+                content_type=resource.get("contentType"),
+                metadata=resource.get("metadata"),
+                demands=demands,
+                sums=self._sums,
+            )
+        except CloudError:
+            self.file.unlink(missing_ok=True)
+            raise
+
+    def _check(self, resource: Mapping[str, Any], headers: Message) -> None:
         announced = {"crc32c": resource.get("crc32c"), "md5": resource.get("md5Hash")}
         for pair in headers.get("X-Goog-Hash", "").split(","):
             kind, _, value = pair.strip().partition("=")
@@ -64,20 +92,6 @@ class Content:
             if announced[kind] and announced[kind] != actual:
                 kind, said = kind.upper(), announced[kind]
                 raise Refused(400, f"Provided {kind} {said!r} doesn't match calculated {kind} {actual!r}.", "invalid")
-
-    def put(
-        self, store: ObjectStore, bucket: str, name: str, resource: Mapping[str, Any], demands: Preconditions
-    ) -> ObjectFacts:
-        """Make it the object's content. Raises what `ObjectStore.put` raises."""
-        return store.put(
-            bucket,
-            name,
-            self.file,
-            content_type=resource.get("contentType"),
-            metadata=resource.get("metadata"),
-            demands=demands,
-            sums=self._sums,
-        )
 
 
 @dataclass(kw_only=True)
@@ -127,7 +141,8 @@ class Uploads:
 
     def receive(self, request: Request) -> Response | tuple[str, ObjectFacts]:
         """Take a chunk, or say how much there is. Returns the object once it is complete."""
-        session = self._session(request.query.get("upload_id", ""))
+        upload = request.query.get("upload_id", "")
+        session = self._session(upload)
         found = _CONTENT_RANGE.fullmatch(request.headers.get("Content-Range", "").strip())
         with session.lock:
             if session.finished:
@@ -145,17 +160,20 @@ class Uploads:
             if total == "*" or held < int(total):
                 # 308, "Resume Incomplete": no Range header means that nothing has been received.
                 return Response(status=308, headers={"Range": f"bytes=0-{held - 1}"} if held else {})
-            return self._finish(session, request.headers)
+            return self._finish(upload, session, request.headers)
 
     def cancel(self, upload: str) -> None:
         """Forget a session. Raises Refused (404)."""
         self._session(upload).content.file.unlink(missing_ok=True)
         del self._sessions[upload]
 
-    def _finish(self, session: _Session, headers: Message) -> tuple[str, ObjectFacts]:
-        session.content.require(session.resource, headers)
+    def _finish(self, upload: str, session: _Session, headers: Message) -> tuple[str, ObjectFacts]:
         name = str(session.resource["name"])
-        facts = session.content.put(self._store, session.bucket, name, session.resource, session.demands)
+        try:
+            facts = session.content.put(self._store, session.bucket, name, session.resource, headers, session.demands)
+        except CloudError:
+            del self._sessions[upload]
+            raise
         session.finished = (name, facts)
         return session.finished
 

@@ -130,7 +130,7 @@ def test_a_listing_knows_prefixes_delimiters_and_pages(client: storage.Client) -
     assert not list(client.list_blobs("runs", prefix="nothing/here"))
 
 
-def test_preconditions_decide_between_two_writers(client: storage.Client) -> None:
+def test_preconditions_decide_between_two_writers(client: storage.Client, google: Google) -> None:
     blob = client.bucket("runs").blob("lease")
     blob.upload_from_string("one", if_generation_match=0)
     first = blob.generation
@@ -159,6 +159,7 @@ def test_preconditions_decide_between_two_writers(client: storage.Client) -> Non
         writer.join()
     assert len(wins) == 1
     assert client.bucket("runs").blob("claim").download_as_text() == str(wins[0])
+    assert not list((google.cloud.directory / "uploads").iterdir())
 
 
 def test_objects_are_copied_composed_moved_patched_and_deleted(client: storage.Client, google: Google) -> None:
@@ -183,7 +184,7 @@ def test_objects_are_copied_composed_moved_patched_and_deleted(client: storage.C
         bucket.blob("one").delete()
 
 
-def test_a_spoilt_upload_is_refused_and_leaves_the_object_as_it_was(client: storage.Client) -> None:
+def test_a_spoilt_upload_is_refused_and_leaves_the_object_as_it_was(client: storage.Client, google: Google) -> None:
     blob = client.bucket("runs").blob("weights")
     blob.upload_from_string("good")
     address = f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/runs/o?uploadType=media&name=weights"
@@ -197,6 +198,11 @@ def test_a_spoilt_upload_is_refused_and_leaves_the_object_as_it_was(client: stor
     assert client.bucket("runs").blob("weights").download_as_bytes() == b"good"
     stream.close()
     assert stored(client, "weights").size == 1 << 20
+    upload = requests.post(address.replace("=media", "=resumable"), timeout=10).headers["Location"]
+    ended = [requests.put(upload, data=b"spoilt", headers={"X-Goog-Hash": "md5=AA=="}, timeout=10) for _ in range(2)]
+    assert [answer.status_code for answer in ended] == [400, 404]
+    assert stored(client, "weights").size == 1 << 20
+    assert not list((google.cloud.directory / "uploads").iterdir())
 
 
 def test_what_is_sent_again_takes_the_place_of_what_was_sent_before(client: storage.Client) -> None:
