@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator.cloud import Cloud
+from emulator.cloud_errors import CloudError
 from emulator.gcp_errors import Refused
 from emulator.storage_index import Checksums, Index, ObjectFacts, Preconditions, examine
 
@@ -96,11 +97,17 @@ class ObjectStore:
     ) -> ObjectFacts:
         """Make a file from `temporary` the object's content, in one step; with its `sums`, it is not read again.
 
-        Raises Refused or NotFoundError.
+        Raises Refused or NotFoundError; the file is gone then.
         """
+        try:
+            return self._put(bucket, name, content, examine(content, name, content_type, metadata, sums), demands)
+        except CloudError:
+            content.unlink(missing_ok=True)
+            raise
+
+    def _put(self, bucket: str, name: str, content: Path, facts: ObjectFacts, demands: Preconditions) -> ObjectFacts:
         self.bucket(bucket)
         target = self.path(bucket, name)
-        facts = examine(content, name, content_type, metadata, sums)
         with self._lock:
             before = self.stat(bucket, name)
             demands.check(before)

@@ -202,6 +202,7 @@ class StorageApi:
         content, resource = self._uploads.collect(request, multipart=kind == "multipart")
         name = str(resource.get("name") or request.query.get("name") or "")
         if not name:
+            content.file.unlink()
             raise Refused(400, "Required parameter: name", "required")
         facts = content.put(self._store, bucket, name, resource, request.headers, demands(request.query))
         return as_json(object_resource(request, bucket, name, facts))

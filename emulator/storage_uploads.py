@@ -59,24 +59,20 @@ class Content:
         headers: Message,
         demands: Preconditions,
     ) -> ObjectFacts:
-        """Make it the object's content; what is refused is gone.
+        """Make it the object's content.
 
         Raises what `ObjectStore.put` raises, and Refused for checksums that are not those that the client sent along.
         """
-        try:
-            self._check(resource, headers)
-            return store.put(
-                bucket,
-                name,
-                self.file,
-                content_type=resource.get("contentType"),
-                metadata=resource.get("metadata"),
-                demands=demands,
-                sums=self._sums,
-            )
-        except CloudError:
-            self.file.unlink(missing_ok=True)
-            raise
+        self._check(resource, headers)
+        return store.put(
+            bucket,
+            name,
+            self.file,
+            content_type=resource.get("contentType"),
+            metadata=resource.get("metadata"),
+            demands=demands,
+            sums=self._sums,
+        )
 
     def _check(self, resource: Mapping[str, Any], headers: Message) -> None:
         announced = {"crc32c": resource.get("crc32c"), "md5": resource.get("md5Hash")}
@@ -90,6 +86,7 @@ class Content:
             self._sums.md5 = base64.b64encode(digest).decode()
         for kind, actual in (("crc32c", self._sums.crc32c), ("md5", self._sums.md5)):
             if announced[kind] and announced[kind] != actual:
+                self.file.unlink()
                 kind, said = kind.upper(), announced[kind]
                 raise Refused(400, f"Provided {kind} {said!r} doesn't match calculated {kind} {actual!r}.", "invalid")
 

@@ -107,6 +107,7 @@ def test_an_object_comes_back_as_it_was_written_by_every_kind_of_upload(client: 
         assert (google.folder("runs") / name).read_bytes() == content
     assert stored(client, "dir/resumable.bin").md5_hash == encoded(hashlib.md5(content).digest())
     assert stored(client, "dir/stream.bin").md5_hash is None  # as of a composite object: the client sent none along
+    assert bucket.blob("dir/resumable.bin").download_as_bytes(checksum="md5") == content
     assert empty.download_as_bytes() == b""
     assert bucket.blob("dir/stream.bin").download_as_bytes(start=100, end=1099) == content[100:1100]
     assert not list((google.cloud.directory / "uploads").iterdir())
@@ -142,6 +143,11 @@ def test_preconditions_decide_between_two_writers(client: storage.Client, google
         blob.delete(if_generation_match=first)
     with pytest.raises(exceptions.NotFound):
         client.bucket("runs").blob("lease", generation=first).download_as_bytes()
+
+    with pytest.raises(exceptions.PreconditionFailed):
+        client.bucket("runs").blob("lease").compose([blob], if_generation_match=first)
+    nameless = f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/runs/o?uploadType=media"
+    assert requests.post(nameless, data=b"two", timeout=10).status_code == 400
 
     wins: list[int] = []
 
