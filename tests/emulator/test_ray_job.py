@@ -59,7 +59,7 @@ def test_a_rayjob_runs_on_a_cluster_of_its_own_that_is_there_for_it_alone(emulat
     assert _clusters(emulated) == ["oasis"]
     eventually(lambda: _left(emulated, cluster) == [])
     assert _run(emulated, "jobs", "attach", name).returncode == 42
-    emulated.api.delete(job)
+    _delete(emulated, job)
 
 
 def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emulated: Emulated) -> None:
@@ -83,7 +83,7 @@ def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emula
     assert stopped.returncode == 0, stopped.stderr
     assert _status(emulated, name)["jobStatus"] == "STOPPED"
     eventually(lambda: _left(emulated, cluster) == [])
-    emulated.api.delete(job)
+    _delete(emulated, job)
     eventually(lambda: _clusters(emulated) == ["oasis"])
 
 
@@ -114,6 +114,12 @@ def _run(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _environment(found: Emulated) -> dict[str, str]:
     return {**os.environ, **lifecycle.environment(found.state)}
+
+
+def _delete(found: Emulated, job: Body) -> None:
+    """Delete a RayJob and wait until it is gone: KubeRay holds it by a finalizer until it has looked at it again."""
+    found.api.delete(job)
+    eventually(lambda: found.api.get(RAY, "RayJob", job["metadata"]["name"], NAMESPACE) is None)
 
 
 def _clusters(found: Emulated) -> list[str]:
