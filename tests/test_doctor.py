@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -462,3 +465,22 @@ def test_the_kernel_s_listeners_are_read_in_both_address_families() -> None:
         assert (parsed[0], str(parsed[1]), parsed[2], parsed[1].is_loopback) == ("4711", address, port, local)
     assert listeners.parse("0: 0100007F:1F90 0100007F:0016 01 0:0 00:0 00000000 0 0 4711 1") is None
     assert listeners.parse("  sl  local_address rem_address   st tx_queue rx_queue") is None
+
+
+def test_a_listener_is_seen_while_the_process_opens_and_closes_other_descriptors() -> None:
+    done = threading.Event()
+
+    def churn() -> None:
+        while not done.is_set():
+            os.close(os.open(os.devnull, os.O_RDONLY))  # the lowest number, which is read before the listener's
+
+    lower = os.open(os.devnull, os.O_RDONLY)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        os.close(lower)
+        pool.submit(churn)
+        try:
+            found = [listeners.of([os.getpid()]) for _ in range(200)]
+        finally:
+            done.set()
+        ours = (f"127.0.0.1:{server.getsockname()[1]}", True)
+    assert all(ours in each for each in found)

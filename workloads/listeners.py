@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import struct
@@ -69,10 +70,9 @@ def _is_ray(process: Path) -> bool:
 
 
 def _sockets(process: Path) -> Iterator[str]:
-    try:
+    with contextlib.suppress(OSError):  # another user's, or ended meanwhile
         for descriptor in (process / "fd").iterdir():
-            target = str(descriptor.readlink())
-            if target.startswith("socket:["):
-                yield target[8:-1]
-    except OSError:  # another user's, or ended meanwhile
-        return
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile; the others are still open
+                target = str(descriptor.readlink())
+                if target.startswith("socket:["):
+                    yield target[8:-1]
