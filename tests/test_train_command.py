@@ -18,7 +18,7 @@ from workloads.__main__ import main
 from workloads.convnext import location, train
 from workloads.convnext.config import TrainConfig
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
-from workloads.errors import UsageError
+from workloads.errors import PlaceError, UsageError
 
 FLAGS = {
     *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
@@ -93,6 +93,26 @@ def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str,
         train.plan(options(*flags), session.Place(address=None, environment=None))
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "remedy"),
+    [
+        (None, "The embedded Ray did not start: The current node timed out.", "with less running beside it"),
+        ("10.0.0.1:6379", "No Ray answers at 10.0.0.1:6379: The current node timed out.", "leave --address out"),
+    ],
+)
+def test_a_ray_that_is_not_up_in_time_is_told_in_one_message(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, said: str, remedy: str
+) -> None:
+    def slow(**_options: object) -> None:
+        raise Exception("The current node timed out.\nMore of it.")  # ray 2.60, _private/node.py: raised as it is here
+
+    monkeypatch.setattr("ray.init", slow)
+    with pytest.raises(PlaceError) as caught, session.connect(session.Place(address=address, environment=None)):
+        pass
+    assert caught.value.problem == said
+    assert remedy in caught.value.remedy
 
 
 def test_a_data_name_is_below_the_mount_and_a_path_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:

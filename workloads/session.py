@@ -25,6 +25,7 @@ _EMBEDDED = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray starts workers in another way, but they have our Python
 }
 _OBJECT_STORE_BYTES = 200_000_000
 
@@ -88,10 +89,9 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             `fork_server`. Without any, and where `FORK_VARIABLE` is 0, they are started as Ray does.
 
     Raises:
-        PlaceError: no Ray answers at the address.
+        PlaceError: no Ray answers at the address, or the embedded one does not start.
     """
     import ray
-    from ray.exceptions import RayError
 
     environment = _runtime_environment(imports)
     with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
@@ -113,11 +113,8 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
                     logging_level=logging.WARNING,
                     runtime_env=environment,
                 )
-        except (ConnectionError, RuntimeError, RayError) as error:
-            raise PlaceError(
-                f"No Ray answers at {place.address or 'an embedded cluster'}: {_first_line(error)}.",
-                "Run it in a job (`python -m workloads submit -- ...`), or leave --address out for an embedded Ray.",
-            ) from error
+        except Exception as error:  # of many kinds: a node that is not up within Ray's 30 s is a plain one
+            raise _unreachable(place, error) from error
         try:
             yield
         finally:
@@ -134,5 +131,14 @@ def _runtime_environment(imports: Sequence[str]) -> dict[str, str]:
     return {"py_executable": fork_server.executable(imports)} if imports and forks_workers() else {}
 
 
-def _first_line(error: BaseException) -> str:
-    return first_line(error).rstrip(".")
+def _unreachable(place: Place, error: Exception) -> PlaceError:
+    said = first_line(error).rstrip(".")
+    if place.embedded:
+        return PlaceError(
+            f"The embedded Ray did not start: {said}.",
+            "Start it again with less running beside it, or run it in a job (`python -m workloads submit -- ...`).",
+        )
+    return PlaceError(
+        f"No Ray answers at {place.address}: {said}.",
+        "Run it in a job (`python -m workloads submit -- ...`), or leave --address out for an embedded Ray.",
+    )

@@ -75,7 +75,7 @@ def test_a_group_that_lost_a_rank_is_forked_from_the_server_that_was_there(nodes
         assert resumed()[0] is None and resumed()[1] is not None
         driver.send_signal(signal.SIGINT)
         assert driver.wait(120) == 130, (tmp_path / "log").read_text()
-        assert not _below(os.getpid(), "ray::RayTrainWorker")
+        eventually(lambda: not _below(os.getpid(), "ray::RayTrainWorker"), 10)
         eventually(lambda: not _below(os.getpid(), "ray::fork_server"), fork_server.LINGER_SECONDS + 30)
     finally:
         driver.kill()
@@ -101,3 +101,33 @@ def test_a_fork_sees_the_gpu_that_ray_gives_it(nodes: Nodes) -> None:
     connect = f"import ray; ray.init({nodes.address!r}, runtime_env={environment!r}, log_to_driver=False)\n"
     done = nodes.command("-c", connect + GPUS)
     assert done.stdout.strip() == "1 (True, True) ['0', '1'] ('1', '1')", done.stderr
+
+
+UNDER_UV = """
+import os, sys
+from workloads import session
+place = session.prepare()
+import ray
+
+@ray.remote
+def facts():
+    return "torch" in sys.modules, sys.executable
+
+with session.connect(place, cpus=1, imports=["torch"]):
+    print(*ray.get(facts.remote()))
+"""
+
+
+def test_workers_of_an_embedded_ray_are_forked_under_uv_run_too(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text(f'{sys.executable} -c "$SCRIPT"\nexit $?\n')  # uv stays the parent of what it runs
+    environment = {**os.environ, "SCRIPT": UNDER_UV, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(
+        ["uv", "run"],
+        executable="/bin/bash",
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.stdout.split() == ["True", sys.executable], done.stderr
