@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from workloads import capacity
-from workloads.capacity import Bundle, Strategy
+from workloads import autoscaler, capacity
+from workloads.capacity import Bundle, Request, Strategy
 
-SETTLE_SECONDS = 2.0
-"""How long places that ended workers held may take to be free again."""
+SETTLE_SECONDS = 10.0
+"""How long places that ended workers held may take to be free again: on a busy machine more than two seconds."""
 
 TRY_SECONDS = 0.5
 """How long one number of workers is tried, when more of them have no places."""
@@ -41,18 +42,26 @@ def gather(
         InfeasibleError: the cluster can never hold `least`.
         CapacityError: it could, but did not in time.
     """
-    if least < most and placeable([bundle] * most, strategy, SETTLE_SECONDS):
-        return most
+    could = _held_by_those_that_stay(bundle, most, strategy)
+    if least < could and placeable([bundle] * could, strategy, SETTLE_SECONDS):
+        return could
     with capacity.hold([bundle] * least, timeout_seconds, report, strategy):
         pass
-    fits, limit = least, most  # `most` itself was tried
+    fits, limit = least, _held_by_those_that_stay(bundle, most, strategy) + 1  # nodes may have come meanwhile
     while limit - fits > 1:
         middle = (fits + limit) // 2
         fits, limit = (middle, limit) if placeable([bundle] * middle, strategy, TRY_SECONDS) else (fits, middle)
     return fits
 
 
-def placeable(bundles: Sequence[Bundle], strategy: Strategy, seconds: float = SETTLE_SECONDS) -> bool:
+def _held_by_those_that_stay(bundle: Bundle, most: int, strategy: Strategy) -> int:
+    """How many of `most` the nodes that are not drained could hold, were they free: for others there is no waiting."""
+    going = autoscaler.draining()
+    staying = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
+    return Request((bundle,) * most, strategy).fitting(staying)
+
+
+def placeable(bundles: Sequence[Bundle], strategy: Strategy, seconds: float) -> bool:
     """Whether Ray finds places for all of these within so many seconds; nothing is held."""
     group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from emulator import processes
 from emulator.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
 from tests.waiting import eventually
-from workloads import digits
+from workloads import digits, elastic
 from workloads.convnext import report
 from workloads.storage import locate
 from workloads.tracking import parse
@@ -64,7 +65,7 @@ def _training(nodes: Nodes) -> list[str]:
 
 def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(nodes: Nodes, tmp_path: Path) -> None:
     digits.write(str(tmp_path / "digits"), lambda _: None)
-    recipe = ["--data", str(tmp_path / "digits"), "--workers", "1:2", "--epochs", "60", "--wandb", "off"]
+    recipe = ["--data", str(tmp_path / "digits"), "--workers", "1:2", "--epochs", "30", "--wandb", "off"]
     places = ["--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     command = [sys.executable, "-m", "workloads", "train", "--run", "taken", "--address", nodes.address]
     environment = nodes.variables | {"OASIS_PROGRESS": "json"}
@@ -99,7 +100,35 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
         saved = next(record for record in committed.values() if record["step"] == notice["step"])
         assert saved["reason"] == "notice"
         assert saved["time"] - notice["time"] < DRAIN_SECONDS
-    assert [record["epoch"] for record in by_event["epoch"]] == list(range(1, 61))
+    assert [record["epoch"] for record in by_event["epoch"]] == list(range(1, 31))
+
+
+GATHERING = """
+import json, threading, time
+from ray.util.placement_group import placement_group, remove_placement_group
+from workloads import elastic
+
+def gather():
+    began = time.monotonic()
+    count = elastic.gather({{"CPU": 1}}, 1, 3, 60, lambda line: None, "PACK")
+    return count, time.monotonic() - began
+
+taken = placement_group([{{"CPU": 1}}])
+ray.get(taken.ready())
+threading.Timer({seconds}, remove_placement_group, [taken]).start()
+found = [gather()]
+{drain}
+found.append(gather())
+print(json.dumps(found))
+"""
+
+
+def test_a_place_that_is_about_to_be_free_is_waited_for_and_one_on_a_drained_node_is_not(nodes: Nodes) -> None:
+    seconds = elastic.SETTLE_SECONDS / 2
+    drain = DRAIN.format(name="worker1", seconds=60)
+    freed, drained = json.loads(nodes.python(GATHERING.format(seconds=seconds, drain=drain)))
+    assert freed[0] == 3 and freed[1] > seconds - 1
+    assert drained[0] == 2 and drained[1] < elastic.SETTLE_SECONDS
 
 
 def _command(pid: int) -> str:

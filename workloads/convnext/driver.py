@@ -56,7 +56,7 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
 
     Raises:
         WorkloadError: a worker's verdict, no capacity, a bad fabric, or too many failures.
-        KeyboardInterrupt: Ctrl-C; the workers are gone.
+        KeyboardInterrupt: Ctrl-C; the workers have been ended, and Ray takes a moment to be rid of them.
     """
     with lease.hold(run.folder.uri, run.name):
         _await_capacity(run)

@@ -43,6 +43,9 @@ ABORT_SECONDS = 10.0
 FAILURES = 3
 """Failures in a row without a new checkpoint between them that a run survives: one more is no accident."""
 
+GROW_SECONDS = 2.0
+"""How long places for further workers, which should be free, are asked for before that is left for later."""
+
 STARTS = 3
 """Starts in a row that may fail: places that were free when counted and taken when asked for."""
 
@@ -176,7 +179,7 @@ class Scaling(ElasticScalingPolicy):
         if not isinstance(decision, ResizeDecision):
             return decision
         more = decision.num_workers - worker_group_state.num_workers
-        if more > 0 and elastic.placeable([self._bundle] * more, self._strategy):
+        if more > 0 and elastic.placeable([self._bundle] * more, self._strategy, GROW_SECONDS):
             self._say(f"{more} more workers: going on with {decision.num_workers} after a checkpoint")
             worker = worker_group_state.workers[0]
             worker.execute_async(notice.ask)
