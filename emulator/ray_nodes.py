@@ -5,14 +5,11 @@ All nodes share 127.0.0.1, because Ray binds a node of any other address, 127.0.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +18,7 @@ from urllib.parse import urlsplit
 from emulator import processes, ray_dashboard
 from emulator.deployed_ray import DeployedRay
 from emulator.processes import OWNER_VARIABLE
+from emulator.ray_folder import session_directory
 from emulator.state import DIRECTORY_VARIABLE, EmulatorError, State
 
 WORKERS = ("ray-worker-1", "ray-worker-2")
@@ -29,6 +27,9 @@ WORKERS = ("ray-worker-1", "ray-worker-2")
 HEAD = "ray-head"
 
 _MIB = 1024 * 1024
+_ANSWER_SECONDS = 30
+"""How long a dashboard whose nodes all run may take to count them; a busy machine's misses single answers."""
+
 _STARTS = 3
 """Ray gives parts of itself times to answer in that cannot be set, and that a machine does not keep which is busy with
 something else, such as another demo; the next start finds files and compiled modules in memory."""
@@ -38,8 +39,6 @@ _OBJECT_STORE = 128 * _MIB
 _WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
 _PORTS_PER_NODE = 300
 _MARK = {"OASIS_EMULATOR_PART": "ray"}  # in the environment of every node, and so of every job's command
-# unix(7): a socket's path has at most 107 characters. Ray's longest below `session_directory`'s parent:
-_LONGEST_SOCKET = "/oasis-0123456789ab/worker-1/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _DRIVERS = 1000
 """Of the head's custom resource `driver`; as many as nobody uses up."""
 
@@ -110,7 +109,7 @@ def start(
     """
     url = url or deployed.environment["ray_dashboard_url"]
     names = (HEAD, *WORKERS)
-    if all(state.process(name) for name in names) and ray_dashboard.nodes_alive(url, deployed.token) == len(names):
+    if _is_up(state, names, url, deployed.token):
         return
     variables = _variables(mounts or state.directory, deployed, environ)
     deadline = time.monotonic() + timeout_seconds
@@ -125,6 +124,17 @@ def start(
             report(f"{error.name} ended while it started; starting Ray once more")
 
 
+def _is_up(state: State, names: Sequence[str], url: str, token: str) -> bool:
+    """Whether all of these nodes run and count; a dashboard that is late to answer is asked again."""
+    if not all(state.process(name) for name in names):
+        return False
+    try:
+        _await_nodes(state, names, url, token, time.monotonic() + _ANSWER_SECONDS)
+    except EmulatorError:
+        return False
+    return True
+
+
 def _start(state: State, url: str, token: str, variables: Mapping[str, str], worker_cpus: int, deadline: float) -> None:
     stop(state)
     names = (HEAD, *WORKERS)
@@ -135,7 +145,7 @@ def _start(state: State, url: str, token: str, variables: Mapping[str, str], wor
             is_head = name == HEAD
             command = _head_command(state, url, gcs) if is_head else _worker_command(state, name, gcs, worker_cpus)
             state.spawn(name, _without_users_ray(variables, command), env=variables)
-        _wait(state, names, lambda: ray_dashboard.nodes_alive(url, token) == len(names), "every Ray node", deadline)
+        _await_nodes(state, names, url, token, deadline)
     except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
         stop(state)
         raise
@@ -234,21 +244,6 @@ def part_of_range(state: State) -> int:
     return state.port("ray-gcs") % (len(_WORKER_PORTS) // (_PORTS_PER_NODE * len((HEAD, *WORKERS))))
 
 
-def session_directory(directory: Path) -> Path:
-    """Where Ray keeps sockets and logs: not in the checkout, as a socket's path has only 107 characters (unix(7))."""
-    parent = tempfile.gettempdir()
-    if len(parent) + len(_LONGEST_SOCKET) > 107:
-        parent = "/tmp"
-    path = Path(parent) / f"oasis-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    if path.is_symlink() or path.stat().st_uid != os.getuid():
-        raise EmulatorError(
-            f"{path}, where Ray would keep its sockets, belongs to another user; remove it or set TMPDIR"
-        )
-    return path
-
-
 def _bucket_directory(directory: Path, uri: str) -> Path:
     return directory / "buckets" / urlsplit(uri).netloc
 
@@ -265,12 +260,12 @@ def _refuse_taken(port: int, url: str) -> None:
             ) from None
 
 
-def _wait(state: State, started: Sequence[str], ready: Callable[[], bool], what: str, deadline: float) -> None:
-    while not ready():
-        ended = [name for name in started if not state.process(name)]
+def _await_nodes(state: State, names: Sequence[str], url: str, token: str, deadline: float) -> None:
+    while ray_dashboard.nodes_alive(url, token) != len(names):
+        ended = [name for name in names if not state.process(name)]
         if ended or time.monotonic() > deadline:
             name = ended[0] if ended else HEAD
-            how = f"{name} ended" if ended else f"{what} did not answer in time"
+            how = f"{name} ended" if ended else "not every Ray node answered in time"
             message = f"{how}. Its log is {state.log(name)}; it ends with:\n{_tail(state.log(name))}"
             raise _EndedError(message, name) if ended else EmulatorError(message)
         time.sleep(0.25)

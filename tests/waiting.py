@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,3 +14,19 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"after {seconds:.0f} s the answer is still {answer!r}"
         time.sleep(0.1)
+
+
+def read_until(process: subprocess.Popen[str], words: str, seconds: float = 900) -> str:
+    """What a process says up to the end of the line with these words; it is killed where it takes longer than that."""
+    said: list[str] = []
+    end = threading.Timer(seconds, process.kill)
+    end.start()
+    try:
+        for line in process.stdout or ():
+            said.append(line)
+            if words in line:
+                return "".join(said)
+    finally:
+        end.cancel()
+    last = "".join(said[-40:])
+    raise AssertionError(f"it ended with {process.wait()} and never said {words!r}; its last lines:\n{last}")

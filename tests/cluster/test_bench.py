@@ -16,7 +16,7 @@ import pytest
 
 from emulator.state import CHECKOUT
 from tests.cluster.conftest import Cluster
-from tests.waiting import eventually
+from tests.waiting import eventually, read_until
 from workloads import listeners
 from workloads.nccl import records
 
@@ -306,13 +306,7 @@ def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it_and_it_is_end
 def _measuring(cluster: Cluster) -> tuple[subprocess.Popen[str], str]:
     """A benchmark that measures, and what it has said so far."""
     client = cluster.start("submit", "--", "bench", "--sizes", "64M", "--iterations", "2000")
-    assert client.stdout is not None
-    output = ""
-    while "#wrong" not in output:
-        line = client.stdout.readline()
-        assert line, output
-        output += line
-    return client, output
+    return client, read_until(client, "#wrong")
 
 
 def _rank_processes() -> list[Path]:

@@ -17,7 +17,7 @@ from emulator import processes, ray_nodes
 from tests import stub_kubectl
 from tests.cluster.conftest import Cluster
 from tests.cutting_proxy import CuttingProxy
-from tests.waiting import eventually
+from tests.waiting import eventually, read_until
 from workloads import listeners
 
 pytestmark = pytest.mark.ray
@@ -75,12 +75,7 @@ def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_resu
     run = f"digits-{secrets.token_hex(4)}"
     train = ["train", "--recipe", "digits_laptop", "--run", run, "--epochs", "10", "--wandb", "off"]
     client = cluster.start("submit", "--results", str(tmp_path), "--", *train)
-    assert client.stdout is not None
-    output = ""
-    while "epoch   2" not in output:
-        line = client.stdout.readline()
-        assert line, output
-        output += line
+    output = read_until(client, "epoch   2")
     workers = [pid for pid in _of_the_cluster(cluster) if _command(pid).startswith(b"ray::RayTrainWorker")]
     driver = [int(process.name) for process in Path("/proc").glob("[0-9]*") if _is_driver(int(process.name), run)]
     assert len(workers) == 2 and len(listeners.of(workers)) > 2 and driver
@@ -163,9 +158,7 @@ def test_a_detached_job_is_attached_to_and_stopped_by_its_id(cluster: Cluster) -
     job = submitted.stdout.strip()
     assert submitted.returncode == 0, submitted.stderr
     attached = cluster.start("jobs", "attach", job)
-    assert attached.stdout is not None
-    while "tick 3" not in attached.stdout.readline():
-        assert attached.poll() is None
+    read_until(attached, "tick 3")
     attached.send_signal(signal.SIGINT)
     output, _ = attached.communicate(timeout=30)
     assert attached.returncode == 130 and f"job {job} goes on" in output

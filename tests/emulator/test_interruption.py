@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 
-from emulator import processes, ray_nodes
+from emulator import processes, ray_folder, ray_nodes
 from emulator.go_modules import cache_directory
 from emulator.state import CHECKOUT, State
-from tests.waiting import eventually
+from tests.waiting import eventually, read_until
 
 pytestmark = pytest.mark.emulated
 
@@ -134,7 +134,7 @@ def test_an_interrupted_build_ends_the_compiler_and_leaves_no_half_program(check
 def test_a_second_command_in_the_same_checkout_is_refused_and_down_ends_the_first(checkout: Path) -> None:
     first = _start(checkout, "up", dict(os.environ))
     try:
-        _read_until(first, "starting the emulated cloud")
+        read_until(first, "starting the emulated cloud")
         second = _emulator(checkout, "up")
         assert second.returncode == 1
         assert f"`python -m emulator up` (process {first.pid}) is at work in this checkout" in second.stderr
@@ -154,7 +154,7 @@ def test_a_second_command_in_the_same_checkout_is_refused_and_down_ends_the_firs
 def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of_it(checkout: Path) -> None:
     first = _start(checkout, "demo", dict(os.environ))
     try:
-        _read_until(first, "submitted; Ctrl-C stops it")
+        read_until(first, "submitted; Ctrl-C stops it")
         second = _emulator(checkout, "demo")
         assert second.returncode == 1
         assert f"`make demo` (process {first.pid}) is at work in this checkout" in second.stderr
@@ -168,7 +168,7 @@ def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of
         assert first.returncode == 130, said
         assert "ending everything" in said
         assert processes.owned_by(checkout / ".oasis") == []
-        assert _mentioning(str(checkout), str(ray_nodes.session_directory(checkout / ".oasis"))) == []
+        assert _mentioning(str(checkout), str(ray_folder.session_directory(checkout / ".oasis"))) == []
     finally:
         first.kill()
         first.communicate()
@@ -194,13 +194,13 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
     started = [first]
     try:
         # Ray gives a node 30 seconds to join, which two cores do not manage for two clusters at once.
-        _read_until(first, "submitted; Ctrl-C stops it")
+        read_until(first, "submitted; Ctrl-C stops it")
         second = _start(other, "demo", dict(os.environ))
         started.append(second)
         with ThreadPoolExecutor() as reader:
             whole = reader.submit(first.communicate)
-            _read_until(second, "== all-reduce between the two nodes")
-            _read_until(second, "submitted; Ctrl-C stops it")
+            read_until(second, "== all-reduce between the two nodes")
+            read_until(second, "submitted; Ctrl-C stops it")
             ports, others = (_ports(folder) for folder in (checkout, other))
             assert set(ports.values()) & set(others.values()) == set()
             assert set(_pids(checkout)) & set(_pids(other)) == set()
@@ -233,7 +233,7 @@ def _pids(checkout: Path) -> list[int]:
 
 def _assert_nothing_is_left(checkout: Path) -> None:
     assert processes.owned_by(checkout / ".oasis") == []
-    assert _mentioning(f"{checkout}/", f"{checkout} ", str(ray_nodes.session_directory(checkout / ".oasis"))) == []
+    assert _mentioning(f"{checkout}/", f"{checkout} ", str(ray_folder.session_directory(checkout / ".oasis"))) == []
     assert {entry.name for entry in (checkout / ".oasis").iterdir()} <= {"lock", "logs", "results"}
 
 
@@ -373,7 +373,7 @@ def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str
     """Start a command, press Ctrl-C when it says `phase`; its exit status and what it said."""
     process = _start(checkout, command, environment)
     try:
-        said = _read_until(process, phase)
+        said = read_until(process, phase)
         time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
         rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
@@ -393,16 +393,6 @@ def _start(checkout: Path, command: str, environment: dict[str, str]) -> subproc
         text=True,
         start_new_session=True,
     )
-
-
-def _read_until(process: subprocess.Popen[str], phase: str) -> str:
-    said = ""
-    for line in process.stdout or ():
-        said += line
-        if phase in line:
-            return said
-    last = "\n".join(said.splitlines()[-40:])
-    raise AssertionError(f"it ended with {process.wait()} and never said {phase!r}; its last lines:\n{last}")
 
 
 def _emulator(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

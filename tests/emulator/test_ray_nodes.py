@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from emulator import processes, ray_nodes
+from emulator import processes, ray_folder, ray_nodes
 from emulator.deployed_ray import DeployedRay
 from emulator.state import State
 from tests import stub_kubectl
@@ -35,7 +35,7 @@ def test_stop_leaves_nothing_of_ray_or_its_jobs_even_if_the_nodes_first_processe
     url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
     outputs = {name: str(value) for name, value in vars(replace(stub_kubectl.OUTPUTS, ray_dashboard_url=url)).items()}
     deployed = DeployedRay(environment=outputs, token=secrets.token_hex(32))
-    sessions = ray_nodes.session_directory(state.directory)
+    sessions = ray_folder.session_directory(state.directory)
     assert sessions.is_relative_to("/tmp") and not sessions.is_relative_to(tmp_path)
     try:
         ray_nodes.start(state, deployed, {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}, print)
