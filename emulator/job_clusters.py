@@ -24,6 +24,9 @@ INTERVAL_SECONDS = 0.5
 DASHBOARD_PORT = 8265
 """Of a head's pod and of its Service (ray-operator v1.6.2, controllers/ray/utils/constant.go)."""
 
+FOLDER = "ray-jobs"
+"""Where each of these Rays has a folder, named as its RayCluster."""
+
 _BY_RAY_JOB = "ray.io/originated-from-crd=RayJob"
 _TRIES = 100
 
@@ -138,7 +141,7 @@ def main() -> None:
 
 
 def _parent(state: State) -> Path:
-    return state.path("ray-jobs", "_").parent
+    return state.path(FOLDER, "_").parent
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from emulator import processes, ray_start
-from emulator.state import CHECKOUT
+from emulator.state import CHECKOUT, State
 from tests.waiting import eventually
 
 
@@ -78,8 +78,7 @@ def headed(
         options: further ones of the head's `ray start`.
     """
     with tempfile.TemporaryDirectory(prefix="oasis-ray-", dir="/tmp") as folder:  # unix(7): 107 characters
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = State(Path(folder, "ports")).port("gcs")
         own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
         everywhere = {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray_start.py

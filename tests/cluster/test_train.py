@@ -80,7 +80,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield Bench(tmp_path)
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 150) -> None:
+def until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 400) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, f"ended early with {process.returncode}:\n{process.communicate()[0]}"
@@ -272,9 +272,10 @@ from pathlib import Path
 from workloads import session
 place = session.prepare()
 from benchmarks import kill_trials, kill_work
+from workloads.convnext.train import IMPORTS
 bench = kill_trials.Bench(Path(sys.argv[1]))
 kill_work.write_images(bench.data)
-with session.connect(place, cpus=2):
+with session.connect(place, cpus=2, imports=IMPORTS):
     print(json.dumps(kill_trials.absent_rank(bench, "absent", 3.0, random.Random(0))))
 """
 

@@ -86,13 +86,22 @@ def objects(api: Api) -> set[str]:
     prefixes = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
     found: set[str] = set()
     for prefix in prefixes:
-        for resource in api.request("GET", prefix)["resources"]:
+        for resource in _resources(api, prefix):
             if "/" in resource["name"] or "list" not in resource["verbs"] or resource["kind"] == "Event":
                 continue
             for item in _items(api, f"{prefix}/{resource['name']}"):
                 place = f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
                 found.add(f"{prefix.split('/')[2]} {resource['kind']} {place}")
     return found
+
+
+def _resources(api: Api, prefix: str) -> list[Body]:
+    try:
+        return api.request("GET", prefix)["resources"]
+    except ApiError as error:
+        if error.status != 404:  # a group is named a moment before it is served, and a moment longer
+            raise
+        return []
 
 
 def _items(api: Api, path: str) -> list[Body]:

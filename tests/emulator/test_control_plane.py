@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import subprocess
@@ -115,8 +116,9 @@ def _listeners_of(pids: list[int]) -> set[str]:
     inodes: set[str] = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            target = str(descriptor.readlink())
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                target = str(descriptor.readlink())
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
     entries = (entry.split() for entry in listening_addresses())
     return {address for address, inode in entries if inode in inodes}

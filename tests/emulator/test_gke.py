@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -92,8 +93,10 @@ def test_pods_get_nodes_in_the_order_of_their_class_and_idle_nodes_go(gke: Contr
         "cloud.google.com/compute-class",
         "nvidia.com/gpu",
     }
-    pool = gke.cloud.get("container/nodePool", f"{programs.CLUSTER}/nodePools/flex").body
-    assert (pool["nodeCount"], pool["initialNodeCount"]) == (1, 1)
+    flex = f"{programs.CLUSTER}/nodePools/flex"
+    eventually(lambda: gke.cloud.get("container/nodePool", flex).body["nodeCount"] == 1)
+    pool = gke.cloud.get("container/nodePool", flex).body
+    assert pool["initialNodeCount"] == 1
     assert pool["nodeConfig"]["labels"] == {
         "cloud.google.com/compute-class": "h200",
         "cloud.google.com/gke-accelerator": "nvidia-h200-141gb",
@@ -107,7 +110,7 @@ def test_pods_get_nodes_in_the_order_of_their_class_and_idle_nodes_go(gke: Contr
         api.delete(programs.gpu_pod(name))
 
     eventually(lambda: len(_nodes(gke)) == 1, seconds=30 + gke_nodes.IDLE_SECONDS)
-    eventually(lambda: gke.cloud.get("container/nodePool", f"{programs.CLUSTER}/nodePools/flex").body["nodeCount"] == 0)
+    eventually(lambda: gke.cloud.get("container/nodePool", flex).body["nodeCount"] == 0)
 
 
 def test_nodes_and_their_pods_go_with_their_pool(gke: ControlPlane) -> None:
@@ -181,12 +184,14 @@ def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_whi
     network = f"{programs.PROJECT}/global/networks/primary"
     assert [rule.body["name"].startswith("k8s-fw-") for rule in gke.cloud.list("compute/firewall")] == [True]
 
-    gke.api.delete(service)
-    eventually(lambda: gke.api.get("v1", "Service", "lb", "default") is None)
-
     with pytest.raises(InUseError, match="k8s-fw-"):
         gke.cloud.delete("compute/network", network)
+
+    began = time.monotonic()
+    gke.api.delete(service)
+    eventually(lambda: gke.api.get("v1", "Service", "lb", "default") is None)
     eventually(lambda: not gke.cloud.list("compute/firewall"), seconds=10 + gke_services.CLEANUP_SECONDS)
+    assert time.monotonic() - began >= gke_services.CLEANUP_SECONDS, "it outlives its Service"
 
 
 def test_allocatable_follows_gkes_published_formula() -> None:

@@ -15,6 +15,7 @@ from emulator.engine import Engine
 from emulator.state import EmulatorError
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 
@@ -35,9 +36,10 @@ def config_map(resource: str, data: Body, **metadata: object) -> str:
     return f"kubernetes.core.v1.ConfigMap({resource!r}, metadata={metadata!r}, data={data!r}, opts=opts())\n"
 
 
-def custom(resource: str, body: Body) -> str:
+def custom(resource: str, body: Body, depends_on: str = "None") -> str:
     given = {"api_version": body["apiVersion"], **{key: body[key] for key in ("kind", "metadata", "spec")}}
-    return f"kubernetes.apiextensions.CustomResource({resource!r}, **{given!r}, opts=opts())\n"
+    options = f"opts(depends_on={depends_on})"
+    return f"kubernetes.apiextensions.CustomResource({resource!r}, **{given!r}, opts={options})\n"
 
 
 DEPLOYMENT = """
@@ -66,7 +68,8 @@ def test_created_then_unchanged_then_updated_then_gone(bare_cluster: ControlPlan
     assert run(f"CPU = '2'\n{DEPLOYMENT}").up().changes == {"update": 1, "same": 3}
     run(program).destroy()
 
-    assert bare_cluster.api.list("apps/v1", "Deployment", "default") == []
+    # The destroy does not wait for the garbage collector, which takes the Deployment after its Pods.
+    eventually(lambda: not bare_cluster.api.list("apps/v1", "Deployment", "default"))
 
 
 def test_a_field_left_out_is_removed_and_one_that_others_added_stays(bare_cluster: ControlPlane, run: Run) -> None:
@@ -122,14 +125,15 @@ def test_a_misspelt_field_fails_in_preview_and_in_up_under_the_resources_name(
     spec = {"vpc": "v", "vpcSubnet": "s", "deviceMode": "RDMA"}
     fine = {"apiVersion": NETWORKING, "kind": "GKENetworkParamSet", "metadata": {"name": "fine"}, "spec": spec}
     misspelt = {**fine, "metadata": {"name": "misspelt"}, "spec": {**spec, "deviceNode": "x"}}
-    program = custom("misspelt", misspelt) + custom("fine", fine)
+    # The engine begins nothing more once a resource has failed, so that which of two comes first is said.
+    program = "before = " + custom("fine", fine) + custom("misspelt", misspelt, depends_on="before")
 
     for verb in ("preview", "up"):
         with pytest.raises(EmulatorError, match=r"GKENetworkParamSet misspelt:.*deviceNode"):
             getattr(run(program), verb)()
 
     found = {item["metadata"]["name"] for item in bare_cluster.api.list(NETWORKING, "GKENetworkParamSet")}
-    assert found == {"fine"}, "the others run on"
+    assert found == {"fine"}, "what was made before stays"
     run(program).destroy()
 
 

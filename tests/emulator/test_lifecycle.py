@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests import stub_kubectl
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
 from tests.emulator.test_build import Usage
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -96,13 +98,14 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, variabl
 def test_a_command_of_the_demo_hears_ctrl_c_and_is_ended_with_all_it_started(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = tmp_path / "heard"
+    ready, heard = tmp_path / "ready", tmp_path / "heard"
     deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     command = f"""
 import pathlib, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {deaf!r}])
 print("started", flush=True)
 try:
+    pathlib.Path({str(ready)!r}).touch()
     time.sleep(60)
 except KeyboardInterrupt:
     pathlib.Path({str(heard)!r}).touch()
@@ -113,13 +116,18 @@ except KeyboardInterrupt:
     def interrupt(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)  # this process alone, as `make down` does
-    signal.setitimer(signal.ITIMER_REAL, 1.5)
+    def interrupt_once_ready() -> None:
+        eventually(ready.exists, 30)
+        os.kill(os.getpid(), signal.SIGALRM)  # this process alone, as `make down` does
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    waiting = threading.Thread(target=interrupt_once_ready, daemon=True)
+    waiting.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             demo.run([sys.executable, "-c", command], {OWNER_VARIABLE: str(state.directory)})
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        waiting.join()
         signal.signal(signal.SIGALRM, before)
 
     assert heard.exists()

@@ -156,5 +156,5 @@ def _left(found: Emulated, cluster: str) -> list[str]:
     budgets = found.api.list("policy/v1", "PodDisruptionBudget", NAMESPACE)
     forwards = found.api.list("kwok.x-k8s.io/v1alpha1", "PortForward", NAMESPACE)
     named = [item["metadata"]["name"] for item in (*budgets, *forwards)]
-    rays = [folder.directory.name for folder in job_clusters.folders(found.state)]
+    rays = [folder.name for folder in (found.state.directory / job_clusters.FOLDER).glob("*")]
     return [*objects, *(name for name in named if cluster in name), *(name for name in rays if name == cluster)]

@@ -52,10 +52,9 @@ ADOPT = {**PEERED, **{f"oasis:{section}": {"adopt": True} for section in ("data"
 
 def test_up_again_changes_nothing_after_gke_has_added_nodes_labels_taints_and_counts(emulated: Emulated) -> None:
     _scale_workers(emulated)
-    pools = {found.body["name"]: found.body for found in emulated.cloud.list("container/nodePool")}
     for key in ("nodeCount", "initialNodeCount"):
-        counts = {role: sum(body[key] for name, body in pools.items() if role in name) for role in (*NODES, "system")}
-        assert counts == {**NODES, "system": 1}
+        eventually(lambda key=key: _nodes_by_role(emulated, key) == {**NODES, "system": 1})
+    pools = {found.body["name"]: found.body for found in emulated.cloud.list("container/nodePool")}
     labels = {key for name, body in pools.items() if name.startswith("gpu") for key in body["nodeConfig"]["labels"]}
     assert labels == {*GKE_LABELS, COMPUTE_CLASS_KEY}
     (cluster,) = emulated.cloud.list("container/cluster")
@@ -215,6 +214,12 @@ def _scale_workers(found: Emulated) -> None:
     eventually(lambda: len(found.api.list("v1", "Node")) > sum(NODES.values()))
     pools = "container/nodePool"
     eventually(lambda: sum(pool.body["nodeCount"] for pool in found.cloud.list(pools)) > sum(NODES.values()))
+
+
+def _nodes_by_role(found: Emulated, key: str) -> dict[str, int]:
+    """What the node pools of each role say of their nodes, added up."""
+    pools = [pool.body for pool in found.cloud.list("container/nodePool")]
+    return {role: sum(pool[key] for pool in pools if role in pool["name"]) for role in (*NODES, "system")}
 
 
 def _workers(found: Emulated) -> set[str]:

@@ -14,14 +14,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from emulator import processes, ray_start
+from emulator.state import State
 from tests.deployment import Deploy
 from tests.test_ray_cluster import (
     as_kuberay_starts_it,
@@ -44,6 +46,12 @@ LOOPBACK = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+
+AT_WORK = {"RUNNING", "IDLE"}
+"""States of a node that Ray gives work; in the others it is drained or gone. Nodes that have gone are still told of."""
+
+WATCH_SECONDS = 180
+"""How long the states of the nodes are watched at most."""
 
 # Prints a line for each change of what the GCS knows of the other nodes: time, state, end of the drain.
 WATCHER = """
@@ -77,7 +85,7 @@ class Head:
 def head() -> Iterator[Head]:
     """Ray's head, outside the workers' PID namespaces as it is in another pod."""
     with tempfile.TemporaryDirectory(prefix="oasis-drain-", dir="/tmp") as folder:  # a socket's path has 107 characters
-        port = _free_port()
+        port = State(Path(folder, "ports")).port("gcs")
         variables = {**os.environ, **LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         found = Head(f"127.0.0.1:{port}", Path(folder), variables)
         options = ["--head", f"--port={port}", "--num-cpus=0", "--resources", json.dumps({"driver": 1})]
@@ -101,11 +109,11 @@ def test_the_signal_that_ends_a_pod_starts_the_drain_within_a_second_and_the_wor
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *_as_root()]
 
     with _watching(head) as watcher, _started([*namespace, *command], variables, log) as outside:
-        _until(watcher, "RUNNING", "IDLE")
+        _until(watcher, lambda states: bool(states & AT_WORK))
         first = _first_process(outside)
         told = time.time()
         os.kill(first, signal.SIGTERM)  # as the kubelet has the container runtime do
-        draining = _until(watcher, "DRAINING", "DEAD")
+        draining = _until(watcher, lambda states: not states & AT_WORK)
         eventually(lambda: processes.start_time(first) is None, seconds=worker["terminationGracePeriodSeconds"])
 
     assert draining - told < 1.0, log.read_text()
@@ -135,19 +143,24 @@ def _first_process(unshare: subprocess.Popen[bytes]) -> int:
 def _watching(head: Head) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", WATCHER, head.address]
     with subprocess.Popen(command, env=head.environment, stdout=subprocess.PIPE, text=True) as watcher:
+        end = threading.Timer(WATCH_SECONDS, watcher.kill)
+        end.start()
         try:
             yield watcher
         finally:
+            end.cancel()
             watcher.kill()
 
 
-def _until(watcher: subprocess.Popen[str], *states: str) -> float:
-    """When a node was first seen in one of the states."""
+def _until(watcher: subprocess.Popen[str], holds: Callable[[set[str]], bool]) -> float:
+    """When the states of the workers were first such that it holds."""
+    lines: list[str] = []
     for line in watcher.stdout or ():
+        lines.append(line)
         seen, *now = line.split()
-        if set(now) & set(states):
+        if holds(set(now)):
             return float(seen)
-    raise AssertionError(f"no node was ever {' or '.join(states)}")
+    raise AssertionError(f"the workers were never in such states, but in these: {''.join(lines)}")
 
 
 @contextlib.contextmanager
@@ -160,12 +173,6 @@ def _started(command: list[str], variables: dict[str, str], log: Path) -> Iterat
         everything = [*processes.in_session(child.pid), *processes.descendants(child.pid)]
         processes.end(dict.fromkeys([child.pid, *everything]), grace_seconds=3.0)
         child.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:
