@@ -1,4 +1,4 @@
-"""Rules of the tree that no single module can keep: who imports whom, how large things are, which words are used."""
+"""Rules of the tree that no single module can keep: who imports whom, how long functions are, which words are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from oasis_stack.command_line.stack_file import ROOT
 
 PACKAGES = ("oasis_stack", "workloads", "emulator")
-MODULE_LINES, FUNCTION_LINES, CONSTRUCTOR_LINES, DIAGRAM_LINES = 280, 50, 65, 120
+FUNCTION_LINES, CONSTRUCTOR_LINES = 50, 65
 
 SETTINGS = {
     "settings",
@@ -182,17 +182,14 @@ def test_no_import_goes_round_in_a_circle() -> None:
         visit(name, ())
 
 
-def test_the_wiring_diagram_fits_on_a_page_and_only_declares() -> None:
+def test_the_wiring_diagram_only_declares() -> None:
     diagram = modules()["__main__"]
-    assert len(diagram.text.splitlines()) <= DIAGRAM_LINES
     assert not [
         node for node in ast.walk(diagram.tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.While | ast.If)
     ]
 
 
-def test_modules_and_functions_stay_small() -> None:
-    large = {name: len(found.text.splitlines()) for name, found in modules().items()}
-    assert {name: size for name, size in large.items() if size > MODULE_LINES} == {}
+def test_functions_stay_small() -> None:
     long = {
         f"{name}.{function}": size
         for name, found in modules().items()
