@@ -36,9 +36,13 @@ def quantity(text: str) -> float:
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
-    """What a pod asks for: all its containers, or one init container if that is more, each beside the sidecars."""
+    """What a pod asks for: all its containers, or one init container if that is more, each beside the sidecars.
+
+    GKE's webhook adds the FUSE sidecar by annotation (GoogleCloudPlatform/gcs-fuse-csi-driver, pkg/webhook); here none
+    runs, and it counts all the same.
+    """
     spec = pod["spec"]
-    sidecars: dict[str, float] = {}
+    sidecars = _fuse_sidecar(pod["metadata"].get("annotations") or {})
     peak: dict[str, float] = {}
     for container in spec.get("initContainers") or []:
         beside = _sum(sidecars, _requests(container))
@@ -60,10 +64,20 @@ def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
     return left
 
 
+def refusal(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, float]) -> str:
+    """Why the pod may not run on the node or finds no room in what is `left`, in the scheduler's words; empty if it
+    can."""
+    if not selects(pod, node["metadata"]["labels"]):
+        return "node(s) didn't match Pod's node affinity/selector"
+    if not tolerates(pod, node["spec"].get("taints") or []):
+        return "node(s) had untolerated taint(s)"
+    short = [key for key, amount in requests(pod).items() if left.get(key, 0.0) < amount - 1e-9]
+    return f"Insufficient {short[0]}" if short else ""
+
+
 def fits(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, float]) -> bool:
     """Whether the pod may run on the node and finds room in what is `left`."""
-    enough = all(left.get(key, 0.0) >= amount - 1e-9 for key, amount in requests(pod).items())
-    return enough and selects(pod, node["metadata"]["labels"]) and tolerates(pod, node["spec"].get("taints") or [])
+    return not refusal(pod, node, left)
 
 
 def selects(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -87,6 +101,13 @@ def tolerates(pod: Mapping[str, Any], taints: list[Body]) -> bool:
         for taint in taints
         if taint["effect"] in ("NoSchedule", "NoExecute")
     )
+
+
+def _fuse_sidecar(annotations: Mapping[str, str]) -> dict[str, float]:
+    if annotations.get("gke-gcsfuse/volumes") != "true":
+        return {}
+    asked = {name: annotations.get(f"gke-gcsfuse/{name}-request") for name in ("cpu", "memory", "ephemeral-storage")}
+    return {name: quantity(amount) for name, amount in asked.items() if amount}
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """What a node of a GKE node pool looks like to Kubernetes: its labels, taints and what it can allocate. Pure.
 
 Labels and taints: GKE documentation ("Predefined node labels", "About GPUs in GKE", "About flex-start") and
-kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce. What is reserved: GKE documentation, "Plan GKE Standard
-node sizes".
+kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce. What is reserved: reserved.go there, which says what a node
+would allocate that is not there yet.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from emulator.gcp_machines import GPU_MACHINES
@@ -82,7 +83,7 @@ def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
     allocatable = {
         **capacity,
         "cpu": f"{vcpus * 1000 - reserved_cpu_millis(vcpus)}m",
-        "memory": f"{memory_gb * 1024 - reserved_memory_mib(memory_gb)}Mi",
+        "memory": f"{capacity_memory_mib(memory_gb) - reserved_memory_mib(memory_gb)}Mi",
     }
     return {
         "apiVersion": "v1",
@@ -110,13 +111,22 @@ def reserved_cpu_millis(vcpus: int) -> int:
     return round(sum(shares) + 2.5 * max(0, vcpus - 4))
 
 
+def capacity_memory_mib(memory_gb: int) -> int:
+    """What is left of the machine's memory when the kernel has taken 1/64, 16 MiB, and 64 MiB beyond 3 GiB."""
+    physical = memory_gb * 1024
+    return physical - physical // 64 - 16 - (64 if physical > 3 * 1024 else 0)
+
+
 def reserved_memory_mib(memory_gb: int) -> int:
-    """25 % of the first 4 GB, 20 % of the next 4, 10 % of the next 8, 6 % of the next 112, 2 % of the rest; 100 MiB."""
-    left, reserved = memory_gb, 0.0
-    for size, share in ((4, 0.25), (4, 0.20), (8, 0.10), (112, 0.06), (left, 0.02)):
-        taken = min(left, size)
-        reserved, left = reserved + taken * share, left - taken
-    return round(reserved * 1024) + 100
+    """Of the machine's memory 25 % up to 4 GB, 20 % up to 8, 10 % up to 16, 6 % up to 128, 2 % beyond; 100 MiB more.
+
+    A GB is 1000 MiB here ("duplicating an upstream bug", says reserved.go).
+    """
+    physical, reserved = memory_gb * 1024, 0.0
+    brackets = ((0, 0.25), (4000, 0.20), (8000, 0.10), (16_000, 0.06), (128_000, 0.02), (physical, 0.0))
+    for (start, share), (end, _) in pairwise(brackets):
+        reserved += max(0, min(physical, end) - start) * share
+    return int(reserved) + 100
 
 
 def labels(pool: Pool, zone: str, name: str) -> dict[str, str]:
@@ -179,7 +189,7 @@ def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -
     disk = ssds * _LOCAL_SSD_GB or int(config.get("diskSizeGb", 100))
     found = {
         "cpu": str(vcpus),
-        "memory": f"{memory_gb}Gi",
+        "memory": f"{capacity_memory_mib(memory_gb)}Mi",
         "ephemeral-storage": f"{disk}G",
         "pods": str(pool.body.get("maxPodsPerNode") or 110),
     }

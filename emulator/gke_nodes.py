@@ -1,7 +1,10 @@
 """GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
 
-A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one;
-how much capacity Google has is not emulated: a pool grows to its maximum at once.
+A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one.
+A pool grows to its maximum at once, unless `faults.json` has its growth (`gke:nodePool/NAME`, call `grow`) fail. What
+became of a pod that waits is an event on it, with the words of kubernetes/autoscaler
+(processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
+(k8s.io/gke-autoscaling/cluster-autoscaler, package events).
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ import hashlib
 import secrets
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
-from emulator import gke_records
+from emulator import faults, gke_records
 from emulator.api import Api, Body, KindNotServedError
 from emulator.cloud import Cloud
-from emulator.gke_fit import fits, free
+from emulator.gke_fit import fits, free, refusal
 from emulator.gke_node_shapes import (
     COMPUTE_CLASS_LABEL,
     POOL_LABEL,
@@ -38,6 +42,7 @@ class Autoscaler:
         self._api, self._cloud = api, cloud
         self._idle_since: dict[str, float] = {}
         self._told: set[str] = set()
+        self._said: dict[str, tuple[str, str]] = {}
 
     def step(self) -> None:
         """Add and remove nodes, and write what became of pools and clusters into the emulated cloud."""
@@ -65,7 +70,8 @@ class Autoscaler:
         for pod in filter(_waits_for_a_node, pods):
             target = next((found for found in nodes if fits(pod, found, room[found["metadata"]["name"]])), None)
             if target is None:
-                target = self._grow(pod, pools, nodes)
+                target, event = self._grow(pod, pools, nodes)
+                self._tell(pod, *event)
             if target is None:
                 continue
             name = target["metadata"]["name"]
@@ -73,14 +79,63 @@ class Autoscaler:
             by_node[name].append(pod)
             room[name] = free(target, by_node[name])
 
-    def _grow(self, pod: Body, pools: dict[str, Pool], nodes: list[Body]) -> Body | None:
+    def _grow(self, pod: Body, pools: dict[str, Pool], nodes: list[Body]) -> tuple[Body | None, tuple[str, str]]:
+        """A new node that holds the pod, if one could be had, and the event's reason and message either way."""
+        reasons: Counter[str] = Counter()
         for pool in self._candidates(pod, pools):
-            if _count(nodes, pool) >= pool.maximum:
-                continue
-            sample = self._shape(pool, "sample", pool.zones[0])
-            if sample is not None and fits(pod, sample, free(sample, [])):
-                return self._add(pool, nodes)
-        return None
+            reason = self._obstacle(pod, pool, nodes)
+            if not reason and (fault := faults.meet(self._cloud, f"gke:nodePool/{pool.name}", "grow")):
+                zones = ", ".join(pool.zones)
+                return None, (
+                    "FailedScaleUp",
+                    f"Node scale up in zones {zones} associated with this pod failed: {fault.message}. Pod is at risk "
+                    "of not being scheduled.",
+                )
+            if not reason and (added := self._add(pool, nodes)):
+                count = _count(nodes, pool)
+                message = f"pod triggered scale-up: [{{{pool.name} {count - 1}->{count} (max: {pool.maximum})}}]"
+                return added, ("TriggeredScaleUp", message)
+            reasons[reason] += 1
+        message = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if reason)
+        return None, ("NotTriggerScaleUp", f"pod didn't trigger scale-up: {message}")
+
+    def _obstacle(self, pod: Body, pool: Pool, nodes: list[Body]) -> str:
+        sample = self._shape(pool, "sample", pool.zones[0])
+        if sample is None:
+            return "node(s) of an unknown machine type"
+        obstacle = refusal(pod, sample, free(sample, []))
+        return obstacle or ("max node group size reached" if _count(nodes, pool) >= pool.maximum else "")
+
+    def _tell(self, pod: Body, reason: str, message: str) -> None:
+        """Write an event, once while it says the same."""
+        metadata = pod["metadata"]
+        if self._said.get(metadata["uid"]) == (reason, message):
+            return
+        self._said[metadata["uid"]] = (reason, message)
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        about = {key: metadata[key] for key in ("name", "namespace", "uid")}
+        self._api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {
+                    "name": f"{metadata['name']}.{secrets.token_hex(8)}",
+                    "namespace": metadata["namespace"],
+                },
+                "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+                "reason": reason,
+                "message": message,
+                "type": "Warning" if reason == "FailedScaleUp" else "Normal",
+                "source": {"component": "cluster-autoscaler"},
+                "firstTimestamp": now[:19] + "Z",
+                "lastTimestamp": now[:19] + "Z",
+                "eventTime": now,
+                "reportingComponent": "cluster-autoscaler",
+                "reportingInstance": "emulator",
+                "action": "ScaleUp",
+                "count": 1,
+            }
+        )
 
     def _candidates(self, pod: Body, pools: dict[str, Pool]) -> Iterable[Pool]:
         wanted = (pod["spec"].get("nodeSelector") or {}).get(COMPUTE_CLASS_LABEL)

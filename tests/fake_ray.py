@@ -60,6 +60,8 @@ class FakeRay:
             return (404, "") if method == "GET" else (200, {})
         if path.startswith("/api/v0/nodes"):
             return 200, {"data": {"result": {"result": NODES}}}
+        if path.startswith("/nodes"):
+            return 200, {"data": {"summary": []}}
         if path == "/api/jobs/" and method == "GET":
             return 200, [{**self._details(), "start_time": 1, "entrypoint": "on the stack's cluster"}]
         if path == "/api/jobs/" and method == "POST":

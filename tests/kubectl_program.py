@@ -114,6 +114,8 @@ def main() -> None:
         show(cluster(words[words.index("raycluster") + 1]))
     elif "pods" in words:
         print(json.dumps({"items": facts["pods"]}))
+    elif "events" in words:
+        print(json.dumps({"items": facts["events"]}))
     else:
         sys.exit(f"unknown: {words}")
 

@@ -73,6 +73,7 @@ def install(
     *,
     stuck: bool = False,
     pods: Sequence[Any] = (),
+    events: Sequence[Any] = (),
 ) -> str:
     """Write the program; returns a PATH that begins with it.
 
@@ -83,6 +84,7 @@ def install(
         behind: port that a port-forward leads to.
         stuck: the cluster of a RayJob does not come up.
         pods: what it says of any pods.
+        events: what it says happened to them.
     """
     data = {} if outputs is None else {name: str(value) for name, value in vars(outputs).items()}
     facts = {
@@ -92,6 +94,7 @@ def install(
         "cluster": CLUSTER,
         "stuck": stuck,
         "pods": list(pods),
+        "events": list(events),
     }
     (folder / "facts.json").write_text(json.dumps(facts))
     program = folder / "kubectl"

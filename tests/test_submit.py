@@ -153,13 +153,16 @@ def test_a_wait_for_a_node_says_why_and_ends_with_the_exit_code_for_capacity(
     tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
-    pod = {"status": {"phase": "Pending", "conditions": [condition]}}
+    pod = {
+        "metadata": {"name": "gpu-1", "uid": "1", "labels": {"ray.io/group": "gpu"}},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
     at = replace(OUTPUTS, ray_dashboard_url=ray.url)
     monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at, TOKEN, pods=[pod]))
     monkeypatch.setattr(follow, "_SILENCE_SECONDS", 0)
     ray.pending, ray.exit_code, ray.message = 3, -1, "configured by RAY_JOB_START_TIMEOUT_SECONDS."
     assert command_line.main(["submit", "--num-gpus", "8", "--", "true"]) == 4
-    assert "pods: 1 Pending (0/2 nodes are available)" in capsys.readouterr().err
+    assert "0/2 nodes are available" in capsys.readouterr().err
 
 
 def test_an_answer_to_a_submission_that_was_lost_is_not_a_second_submission(

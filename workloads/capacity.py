@@ -28,6 +28,9 @@ Strategy = Literal["STRICT_SPREAD", "SPREAD", "PACK"]
 
 Verdict = Literal["go", "wait", "infeasible", "late"]
 
+WAITING = "waiting for "
+"""How the report of a wait begins; whoever follows the job then asks Kubernetes why its pods have no nodes."""
+
 TICK_SECONDS = 1.0
 PROGRESS_SECONDS = 10.0
 """How often an unchanged wait is reported; a changed one is reported at once."""
@@ -167,7 +170,7 @@ def _wait(group: PlacementGroup, request: Request, timeout_seconds: float, repor
 
 
 def _describe(seen: Observation, request: Request) -> str:
-    text = f"waiting for {request}: {seen.fitting} of them up"
+    text = f"{WAITING}{request}: {seen.fitting} of them up"
     if seen.launching:
         text += f", {seen.launching} being added"
     if seen.failed:
@@ -191,8 +194,8 @@ def _refusal(verdict: Verdict, seen: Observation, request: Request, waited: floa
     return CapacityError(
         f"Not there within {waited:.0f} s: {request}; {seen.fitting} of them up, "
         f"{seen.launching} being added, {seen.failed} attempts failed.",
-        "`kubectl get pods,events --namespace NAMESPACE` names the reason (stock-out, quota); wait longer with "
-        "--timeout, or add another way to get GPUs to oasis:gpu.capacity.",
+        "`python -m workloads status` says of each pod whether no node could ever hold it or Google has none to give; "
+        "wait longer with --timeout, or add another way to get GPUs to oasis:gpu.capacity.",
     )
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from workloads.checks import access, hardware, software
+from workloads.checks import access, cluster, hardware, software
 from workloads.checks.finding import Doubtful, Finding, NotHere, Place, Refused, Unfit
 from workloads.environment import ClusterEnvironment, variable
 from workloads.errors import EXIT_OK, AuthError, PlaceError, WorkloadError
@@ -30,6 +30,8 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "scratch": hardware.scratch,
     "authentication": access.authentication,
     "listeners": access.ray_listeners,
+    "control plane": cluster.control_plane,
+    "nodes for pods": cluster.nodes_for_pods,
     "runs bucket": access.runs_bucket,
     "data bucket": access.data_bucket,
     "wandb": access.wandb,

@@ -17,6 +17,7 @@ from typing import TypeVar
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from workloads import progress
+from workloads.capacity import WAITING
 from workloads.dashboard import Dashboard
 from workloads.errors import (
     EXIT_INTERRUPTED,
@@ -143,14 +144,16 @@ class Follower:
     jobs: Jobs
     submission_id: str
     reason: Callable[[], str] = str
-    """Asked for more words while the job has not started."""
+    """Asked for more words while the job has not started, or says that it waits for nodes."""
     results_uri: str = ""
     """Where the job said that its results are."""
     _shown: int = 0
+    _waits: bool = False
 
     def run(self) -> JobDetails:
         """Follow until the job has ended and all it wrote is shown, or until it has not stopped when told to."""
         told = started = time.monotonic()
+        said = ""
         while True:
             # The status first: if it says that the job has ended, the log read after it is complete.
             details = self.jobs.details(self.submission_id)
@@ -159,10 +162,15 @@ class Follower:
             self._show(self.jobs.log(self.submission_id), whole=ended)
             if ended or self.jobs.given_up:
                 return details
-            if details.status == JobStatus.PENDING and began - told > _SILENCE_SECONDS:
+            if began - told > _SILENCE_SECONDS and (details.status == JobStatus.PENDING or self._waits):
                 told = began
-                why = f"{details.message or ''} {self.reason()}".strip()
-                tell(f"the job has not started for {began - started:.0f} s: {why}")
+                reason = self.reason()
+                if details.status == JobStatus.PENDING:
+                    why = f"{details.message or ''} {reason}".strip()
+                    tell(f"the job has not started for {began - started:.0f} s: {why}")
+                elif reason not in ("", said):
+                    said = reason
+                    tell(reason)
             time.sleep(max(_LEAST_PAUSE_SECONDS, _PAUSE_PER_FETCH * (time.monotonic() - began)))
 
     def _show(self, log: str, whole: bool) -> None:
@@ -172,6 +180,7 @@ class Follower:
             return
         for line in log[self._shown : end].splitlines():
             record = progress.parse(line)
+            self._waits = record is not None and str(record.get("text", "")).startswith(WAITING)
             if record is None:
                 print(line, flush=True)
             else:

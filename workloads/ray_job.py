@@ -14,9 +14,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.errors import CapacityError, PlaceError, WorkloadError, WorkloadFailedError
+from workloads.errors import CapacityError, InfeasibleError, PlaceError, WorkloadError, WorkloadFailedError
 from workloads.follow import tell
-from workloads.ray_job_status import find, pods
+from workloads.ray_job_status import find, never_fit, pods
 from workloads.stack import Stack
 
 NAME_LENGTH = 40
@@ -165,8 +165,11 @@ def await_cluster(
             return OwnCluster(stack.of_cluster(status.cluster), stack, name)
         waited = time.monotonic() - began
         if status.reason == _LATE or waited > patience_seconds + _GRACE_SECONDS:
+            seen = f"The cluster of RayJob {name} was not up within {waited:.0f} s; {pods(stack, status.cluster)}."
+            if never_fit(stack, status.cluster):
+                raise InfeasibleError(seen, "No wait helps: it asks for more than any node of this stack has.")
             raise CapacityError(
-                f"The cluster of RayJob {name} was not up within {waited:.0f} s; {pods(stack, status.cluster)}.",
+                seen,
                 "Wait longer with --start-timeout, or run without --ray-job on the stack's own cluster.",
             )
         if status.over:

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from workloads import pending
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, WorkloadError, WorkloadFailedError
 from workloads.stack import Stack
 
@@ -65,15 +66,26 @@ def listed(stack: Stack) -> list[Status]:
 
 def pods(stack: Stack, cluster: str) -> str:
     """What a cluster's pods do, and why those that wait do."""
+    items = _pods(stack, cluster)
+    if items is None:
+        return "its pods cannot be seen"
+    counts = Counter(item.get("status", {}).get("phase", "Pending") for item in items)
+    states = ", ".join(f"{count} {phase}" for phase, count in sorted(counts.items()))
+    reasons = [*dict.fromkeys(filter(None, map(_why_waiting, items))), *pending.lines(pending.look(stack, items))]
+    return f"pods: {states or 'none yet'}" + (f" ({'; '.join(reasons)})" if reasons else "")
+
+
+def never_fit(stack: Stack, cluster: str) -> bool:
+    """Whether a cluster has a pod that no node could ever hold."""
+    return any(wait.verdict == "never fits" for wait in pending.look(stack, _pods(stack, cluster) or []))
+
+
+def _pods(stack: Stack, cluster: str) -> list[dict[str, Any]] | None:
     try:
         text = stack.ask("get", "pods", "--selector", f"ray.io/cluster={cluster}", "-o", "json")
     except WorkloadError:
-        return "its pods cannot be seen"
-    items: list[dict[str, Any]] = json.loads(text)["items"]
-    counts = Counter(item.get("status", {}).get("phase", "Pending") for item in items)
-    reasons = dict.fromkeys(filter(None, map(_why_waiting, items)))
-    states = ", ".join(f"{count} {phase}" for phase, count in sorted(counts.items()))
-    return f"pods: {states or 'none yet'}" + (f" ({'; '.join(reasons)})" if reasons else "")
+        return None
+    return json.loads(text)["items"]
 
 
 def _status(body: dict[str, Any]) -> Status:
@@ -92,13 +104,7 @@ def _status(body: dict[str, Any]) -> Status:
 
 
 def _why_waiting(pod: dict[str, Any]) -> str:
-    status: dict[str, Any] = pod.get("status") or {}
-    for container in status.get("containerStatuses") or ():
+    for container in pod.get("status", {}).get("containerStatuses") or ():
         if waiting := container.get("state", {}).get("waiting"):
             return f"{waiting.get('reason', '')} {waiting.get('message', '')}".strip()
-    if status.get("phase", "Pending") != "Pending":
-        return ""
-    unscheduled = [
-        it for it in status.get("conditions") or () if it["type"] == "PodScheduled" and it["status"] == "False"
-    ]
-    return str(unscheduled[0].get("message", "")) if unscheduled else ""
+    return ""

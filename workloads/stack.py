@@ -95,6 +95,20 @@ def find(args: argparse.Namespace) -> Stack:
     return Stack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
 
 
+def without_token(*flags: str) -> Stack:
+    """The stack of kubectl's current cluster, to ask Kubernetes about; Ray's token is not read.
+
+    Args:
+        flags: further ones for each call of kubectl.
+
+    Raises:
+        PlaceError: kubectl is missing or fails, or nothing is deployed.
+        AuthError: the API server refuses.
+    """
+    kubectl = ("kubectl", *flags)
+    return Stack(environment=ClusterEnvironment.from_mapping(_config_map(kubectl, None)), token="", kubectl=kubectl)
+
+
 def outputs(args: argparse.Namespace) -> ClusterEnvironment:
     """The outputs of the stack that the arguments name; it takes no right to read a Secret.
 

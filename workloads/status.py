@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from workloads import jobs, stack
+from workloads import jobs, pending, stack
 from workloads.dashboard import Dashboard, reach
 from workloads.errors import EXIT_OK
 from workloads.follow import Jobs
@@ -30,6 +30,8 @@ def run_status(args: argparse.Namespace) -> int:
         print(head_line(deployed, dashboard.address()))
         print()
         jobs.print_table(_nodes(dashboard))
+        for line in pending.lines(pending.look(deployed)):
+            print(line)
         newest = jobs.rows(deployed, Jobs(dashboard))
         print()
         if newest:
