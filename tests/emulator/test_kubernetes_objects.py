@@ -10,6 +10,7 @@ from emulator import kubernetes_objects as objects
 from emulator.gke_fit import fits, quantity, requests
 
 POD: dict[str, Any] = {
+    "metadata": {"name": "p"},
     "spec": {
         "initContainers": [
             {"resources": {"requests": {"cpu": "2"}}},
