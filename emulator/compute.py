@@ -17,8 +17,10 @@ from emulator.metadata import Tokens
 _COMPUTE = "/compute/v1/projects/{project}/"
 _KINDS = {
     "firewalls": "compute/firewall",
+    "addresses": "compute/address",
     "forwardingRules": "compute/forwardingRule",
     "networkEndpointGroups": "compute/networkEndpointGroup",
+    "subnetworks": "compute/subnetwork",
 }
 
 

@@ -1,11 +1,13 @@
 """What the emulated Google refuses, and what it does by itself when an object comes or goes.
 
-GKE's own firewall rules and a worker pool's hold on the private connection outlive what made them by `LATE_SECONDS`:
-a destroy that does not wait for them fails here as it does there.
+GKE's own firewall rules, the subnet and address of its control plane's private endpoint, and a worker pool's hold on
+the private connection outlive what made them by `LATE_SECONDS`: a destroy that does not wait for
+them fails here as it does there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -101,6 +103,8 @@ def made(cloud: Cloud, kind: str, body: Mapping[str, Any], name: str) -> None:
             path = f"projects/{body['project']}/global/firewalls/gke-{body['name']}-{part}"
             firewall = {"name": path.rsplit("/", 1)[-1], "network": network, "project": body["project"]}
             cloud.put("compute/firewall", path, firewall, [Use(kind="compute/network", name=network)])
+        if network and (block := body.get("privateClusterConfig", {}).get("masterIpv4CidrBlock")):
+            _make_private_endpoint(cloud, body, network, block)
         pool = body.get("workloadIdentityConfig", {}).get("workloadPool")
         if pool:
             cloud.put("iam/workloadIdentityPool", pool, {})
@@ -135,8 +139,36 @@ def removed(cloud: Cloud, found: CloudObject) -> None:
         for firewall in cloud.list("compute/firewall", f"projects/{found.body['project']}/global/firewalls/gke-"):
             if firewall.body["name"].startswith(f"gke-{found.body['name']}-"):
                 cloud.expire("compute/firewall", firewall.name, LATE_SECONDS)
+        for kind, name in _private_endpoint(found.body).items():
+            if cloud.find(kind, name):
+                cloud.expire(kind, name, LATE_SECONDS)
     if found.kind == "cloudbuild/workerPool" and cloud.find(PRODUCER, found.name):
         cloud.expire(PRODUCER, found.name, LATE_SECONDS)
+
+
+def _make_private_endpoint(cloud: Cloud, body: Mapping[str, Any], network: str, block: str) -> None:
+    """The subnet that holds the network, and the address in it (terraform-google-modules/
+    terraform-google-kubernetes-engine issue 2411)."""
+    names = _private_endpoint(body)
+    subnet = names["compute/subnetwork"]
+    parts: dict[str, dict[str, Any]] = {
+        "compute/subnetwork": {"network": network, "ipCidrRange": block, "purpose": "PRIVATE"},
+        "compute/address": {"subnetwork": COMPUTE_URL + subnet, "addressType": "INTERNAL"},
+    }
+    holds = {
+        "compute/subnetwork": Use(kind="compute/network", name=network),
+        "compute/address": Use(kind="compute/subnetwork", name=subnet),
+    }
+    for kind, part in parts.items():
+        last = names[kind].rsplit("/", 1)[-1]
+        cloud.put(kind, names[kind], {"name": last, "project": body["project"], **part}, [holds[kind]])
+
+
+def _private_endpoint(body: Mapping[str, Any]) -> dict[str, str]:
+    region = "-".join(str(body["location"]).split("-")[:2])
+    base = f"projects/{body['project']}/regions/{region}"
+    stem = f"gke-{body['name']}-{hashlib.sha256(body['name'].encode()).hexdigest()[:8]}-pe"
+    return {"compute/subnetwork": f"{base}/subnetworks/{stem}-subnet", "compute/address": f"{base}/addresses/{stem}"}
 
 
 def _admit_worker_pool(cloud: Cloud, body: Mapping[str, Any]) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 REQUEST_SECONDS = 30
 
+ACCESS_TOKEN = "GOOGLE_OAUTH_ACCESS_TOKEN"
+"""Variable with a token that the provider takes before all other credentials, and the waits too
+(hashicorp/terraform-provider-google 2026-08-21, provider reference, `access_token`)."""
+
 _PROBES = {
     "artifactregistry.googleapis.com": ("", "v1/projects/{project}/locations"),
     "cloudbuild.googleapis.com": ("", "v1/projects/{project}/builds"),
@@ -32,6 +36,12 @@ anything exists (the APIs' REST references)."""
 GKE_PREFIXES = ("k8s", "gke-")
 """How GKE names the firewall rules, endpoint groups and forwarding rules that it makes in the cluster's network
 (hashicorp/terraform-provider-google issues 5948 and 7637)."""
+
+
+GKE_AGGREGATED = ("networkEndpointGroups", "forwardingRules", "subnetworks", "addresses")
+"""Collections of all regions and zones in which they are, with the subnet `gke-<cluster>-<hash>-pe-subnet` of the
+control plane's private endpoint and its address (terraform-google-modules/terraform-google-kubernetes-engine issue
+2411)."""
 
 
 class Refused(Exception):
@@ -53,7 +63,10 @@ class Cluster:
         """`kubeconfig` is JSON."""
         from kubernetes import client, config
 
-        api = config.new_client_from_config_dict(json.loads(kubeconfig), persist_config=False)
+        known = json.loads(kubeconfig)
+        if token := os.environ.get(ACCESS_TOKEN):
+            known["users"] = [{"name": user["name"], "user": {"token": token}} for user in known["users"]]
+        api = config.new_client_from_config_dict(known, persist_config=False)
         self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
 
     def definition(self, name: str) -> dict[str, Any]:
@@ -93,8 +106,8 @@ class Cluster:
             if failure.status in (401, 403):
                 raise Refused(
                     f"the cluster answers {failure.status} {failure.reason} about {' '.join(arguments) or 'services'}. "
-                    "Check that gke-gcloud-auth-plugin is on PATH, run `gcloud auth login`, and compare your roles "
-                    "with the README's table."
+                    "Check that gke-gcloud-auth-plugin is on PATH, run `gcloud auth application-default login`, and "
+                    "compare your roles with the README's table."
                 ) from failure
             raise NotAnswering(f"the cluster answers {failure.status} {failure.reason}") from failure
         except (urllib3.exceptions.HTTPError, OSError) as failure:
@@ -130,11 +143,19 @@ def google_list(project: str, url: str, key: str = "items") -> Iterator[dict[str
 def made_by_gke(project: str, network: str) -> list[str]:
     """What GKE made in a network and has not removed yet, as `<collection>/<name>`."""
     base = google_api("compute", "https://compute.googleapis.com/compute/v1/")
-    return [
-        f"{last_part(listing)}/{item['name']}"
-        for listing in ("global/firewalls", "aggregated/networkEndpointGroups", "aggregated/forwardingRules")
+    listings = ("global/firewalls", *(f"aggregated/{last}" for last in GKE_AGGREGATED))
+    made = [
+        (last_part(listing), item)
+        for listing in listings
         for item in google_list(project, f"{base}projects/{project}/{listing}")
-        if item["name"].startswith(GKE_PREFIXES) and last_part(item.get("network", "")) == network
+        if item["name"].startswith(GKE_PREFIXES)
+    ]
+    # An internal address names its subnet alone.
+    subnets = {item["name"] for kind, item in made if kind == "subnetworks" and last_part(item["network"]) == network}
+    return [
+        f"{kind}/{item['name']}"
+        for kind, item in made
+        if last_part(item.get("network", "")) == network or last_part(item.get("subnetwork", "")) in subnets
     ]
 
 
@@ -183,11 +204,15 @@ def _request(project: str, url: str, parameters: Mapping[str, str]) -> requests.
     import google.auth
     import google.auth.credentials
     import google.auth.exceptions
+    import google.oauth2.credentials
     import requests
     from google.auth.transport.requests import AuthorizedSession
 
     try:
-        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+        if token := os.environ.get(ACCESS_TOKEN):
+            credentials = google.oauth2.credentials.Credentials(token=token)
+        else:
+            credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
         if isinstance(credentials, google.auth.credentials.CredentialsWithQuotaProject):
             # Otherwise Google also asks whether the API is on in the project that the credentials come from.
             credentials = credentials.with_quota_project(project)

@@ -6,8 +6,11 @@ no state and no credential, and renaming one here strands the stacks that have i
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pulumi
@@ -16,13 +19,14 @@ from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider,
 from oasis_stack.live_state import (
     Cluster,
     NotAnswering,
+    Refused,
     Unreachable,
     google_says_disabled,
     last_part,
     made_by_gke,
     peered_worker_pools,
 )
-from oasis_stack.polling import say, until_none
+from oasis_stack.polling import WaitError, say, until_none
 
 UNREACHABLE_MINUTES = 5
 """How long a destroy asks a cluster that does not answer at all."""
@@ -48,51 +52,59 @@ class _Waiter(ResourceProvider):
         return DiffResult(changes=any(_olds.get(key) != value for key, value in _news.items() if key != "__provider"))
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        with _one_message():
+            self._await_arrival(props)
         return CreateResult(id_=type(self).__name__.strip("_"), outs=props)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        with _one_message():
+            self._await_arrival(_news)
         return UpdateResult(outs=_news)
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        with _one_message():
+            self._await_departure(_props)
+
+    def _await_arrival(self, props: Mapping[str, Any]) -> None:
+        pass
+
+    def _await_departure(self, props: Mapping[str, Any]) -> None:
+        pass
+
+
+@contextmanager
+def _one_message() -> Iterator[None]:
+    """Have an error reach the user as its message: Pulumi shows the whole traceback of a dynamic provider's error
+    (pulumi 3.259, dynamic/__main__.py), and urllib3 warns of each attempt that fails."""
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    try:
+        yield
+    except (WaitError, Refused, NotAnswering) as error:
+        sys.tracebacklimit = 0
+        raise type(error)(str(error)) from None
 
 
 class _ApisAnswer(_Waiter):
-    def create(self, props: dict[str, Any]) -> CreateResult:
-        _await_apis(props)
-        return super().create(props)
-
-    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        _await_apis(_news)
-        return super().update(_id, _olds, _news)
-
-
-def _await_apis(props: Mapping[str, Any]) -> None:
-    until_none(
-        "waiting until these APIs, which are enabled, answer",
-        lambda: [api for api in props["apis"] if google_says_disabled(api, props["project"])],
-        props["timeout_minutes"],
-        f"Look with `gcloud services list --project={props['project']}`: if one is missing, check the project's "
-        "billing account. Then run `pulumi up` again: it goes on waiting.",
-    )
+    def _await_arrival(self, props: Mapping[str, Any]) -> None:
+        until_none(
+            "waiting until these APIs, which are enabled, answer",
+            lambda: [api for api in props["apis"] if google_says_disabled(api, props["project"])],
+            props["timeout_minutes"],
+            f"Look with `gcloud services list --project={props['project']}`: if one is missing, check the project's "
+            "billing account. Then run `pulumi up` again: it goes on waiting.",
+        )
 
 
 class _CustomResourcesServed(_Waiter):
-    def create(self, props: dict[str, Any]) -> CreateResult:
-        _await_definitions(props)
-        return super().create(props)
-
-    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        _await_definitions(_news)
-        return super().update(_id, _olds, _news)
-
-
-def _await_definitions(props: Mapping[str, Any]) -> None:
-    cluster = Cluster(props["kubeconfig"])
-    until_none(
-        "waiting until the cluster serves",
-        lambda: [kind for kind in props["kinds"] if not _established(cluster.definition(kind))],
-        props["timeout_minutes"],
-        "GKE installs some resource types up to an hour after it made the cluster. Look with `kubectl get crd`, then "
-        "run `pulumi up` again: it goes on waiting.",
-    )
+    def _await_arrival(self, props: Mapping[str, Any]) -> None:
+        cluster = Cluster(props["kubeconfig"])
+        until_none(
+            "waiting until the cluster serves",
+            lambda: [kind for kind in props["kinds"] if not _established(cluster.definition(kind))],
+            props["timeout_minutes"],
+            "GKE installs some resource types up to an hour after it made the cluster. Look with `kubectl get crd`, "
+            "then run `pulumi up` again: it goes on waiting.",
+        )
 
 
 def _established(definition: Mapping[str, Any]) -> bool:
@@ -101,14 +113,14 @@ def _established(definition: Mapping[str, Any]) -> bool:
 
 
 class _WorkloadsGone(_Waiter):
-    def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        cluster = Cluster(_props["kubeconfig"])
+    def _await_departure(self, props: Mapping[str, Any]) -> None:
+        cluster = Cluster(props["kubeconfig"])
         if _cluster_gone(cluster):
             return
         until_none(
             "removing workloads before their cluster",
             lambda: _remove_workloads(cluster),
-            _props["timeout_minutes"],
+            props["timeout_minutes"],
             "Look with `kubectl get rayjobs,rayservices,rayclusters,services,ingresses -A`: what stays has a finalizer "
             "whose controller must answer. Then run `pulumi destroy` again: it goes on from here.",
         )
@@ -167,25 +179,25 @@ def _identity(found: Mapping[str, Any]) -> tuple[str, str, bool]:
 
 
 class _NetworkFree(_Waiter):
-    def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        project, network = _props["project"], last_part(_props["network"])
+    def _await_departure(self, props: Mapping[str, Any]) -> None:
+        project, network = props["project"], last_part(props["network"])
         until_none(
             f"waiting until GKE has cleaned network {network}",
             lambda: made_by_gke(project, network),
-            _props["timeout_minutes"],
-            "GKE did not remove them with its cluster. Remove them with `gcloud compute <firewall-rules | "
-            f"network-endpoint-groups | forwarding-rules> delete <name> --project={project}`, then run "
-            "`pulumi destroy` again: it goes on from here.",
+            props["timeout_minutes"],
+            "GKE did not remove them with its cluster. Remove them with `gcloud compute <firewall-rules | addresses | "
+            "network-endpoint-groups | forwarding-rules | networks subnets> delete <name> "
+            f"--project={project}`, then run `pulumi destroy` again: it goes on from here.",
         )
 
 
 class _ConnectionFree(_Waiter):
-    def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        project, region, network = _props["project"], _props["region"], last_part(_props["network"])
+    def _await_departure(self, props: Mapping[str, Any]) -> None:
+        project, region, network = props["project"], props["region"], last_part(props["network"])
         until_none(
             f"waiting until no worker pool is peered with network {network}",
             lambda: peered_worker_pools(project, region, network),
-            _props["timeout_minutes"],
+            props["timeout_minutes"],
             f"Look with `gcloud builds worker-pools list --region={region} --project={project}`, remove what is not "
             "this stack's, then run `pulumi destroy` again: it goes on from here.",
         )

@@ -40,6 +40,7 @@ class World:
         }
         self.asked: list[tuple[str, str]] = []
         self.quota_projects: set[str | None] = set()
+        self.bearers: set[str | None] = set()
         self.url = ""
 
     def answer(self, method: str, path: str) -> Answer:
@@ -76,6 +77,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private_key: str) -> 
     world = World()
 
     def answer(request: Request) -> Answer:
+        world.bearers.add(request.headers.get("authorization"))
         if not request.path.startswith(("/token", "/api")):
             world.quota_projects.add(request.headers.get("x-goog-user-project"))
         return world.answer(request.method, request.path)
@@ -85,6 +87,8 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private_key: str) -> 
         identity = {"type": "service_account", "client_email": "me@project-a.iam.gserviceaccount.com"}
         credentials.write_text(json.dumps({**identity, "private_key": private_key, "token_uri": f"{world.url}/token"}))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.delenv("GOOGLE_OAUTH_ACCESS_TOKEN", raising=False)
+        monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)  # to be given back; an error sets it
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(credentials))
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", f"{world.url}/compute/v1/")
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBUILD", f"{world.url}/")
@@ -149,6 +153,43 @@ def test_creation_waits_until_every_enabled_api_has_stopped_saying_that_it_is_di
     told = capfd.readouterr().err
     assert "compute.googleapis.com, container.googleapis.com" in told
     assert "iamcredentials" not in told
+
+
+def test_an_error_is_one_message_without_traceback_and_attempts_that_fail_are_no_noise(world: World) -> None:
+    """As Pulumi's own servicer of dynamic providers hands it to the engine, in a process of its own."""
+    script = (
+        "import json, sys\nfrom pulumi.dynamic.__main__ import _abort_with_traceback\nfrom oasis_stack import wait\n"
+        "class Context:\n    def abort(self, code, text): print(text, end='')\n"
+        "served = lambda *_: wait._CustomResourcesServed().create(json.loads(sys.argv[1]))\n"
+        "_abort_with_traceback(served)(None, None, Context())\n"
+    )
+    dead = world.kubeconfig.replace(world.url, "http://127.0.0.1:1")
+    props = {"kubeconfig": dead, "kinds": ["a.b"], "timeout_minutes": SOON}
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(props)],
+        cwd=Path(wait.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *header, message = done.stdout.splitlines()
+    assert header in ([], ["Traceback (most recent call last):"])
+    assert message.startswith("oasis_stack.polling.WaitError: waiting until the cluster serves: after 0.002 minutes")
+    assert all(line.startswith("waiting until the cluster serves") for line in done.stderr.splitlines()), done.stderr
+
+
+def test_the_waits_take_the_access_token_that_the_provider_takes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "from-the-environment")
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    world.answers["/compute/v1/projects/project-a/global/networks"] = (200, {})
+    props: dict[str, Any] = {"project": "project-a", "apis": ["compute.googleapis.com"], "timeout_minutes": SOON}
+    wait._ApisAnswer().create(props)
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/a.b"
+    world.answers[path] = _definition(("Established", "True"))
+    failing = {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "false"}}
+    kubeconfig = json.loads(world.kubeconfig) | {"users": [{"name": "c", "user": failing}]}
+    wait._CustomResourcesServed().create({"kubeconfig": json.dumps(kubeconfig), "kinds": ["a.b"], **props})
+    assert world.bearers == {"Bearer from-the-environment"}
 
 
 def test_an_api_that_stays_disabled_is_named_with_what_to_do(world: World) -> None:
@@ -243,13 +284,24 @@ def test_the_network_is_free_when_gkes_own_objects_are_gone_from_all_pages_and_s
     world.answers[base + "global/firewalls"] = firewalls
     world.answers[base + "aggregated/networkEndpointGroups"] = lambda _: (200, {"items": groups})
     world.answers[base + "aggregated/forwardingRules"] = (200, {"items": {}})
+    # The subnet of the control plane's private endpoint, and its address, which names the subnet alone.
+    endpoint = {"name": "gke-oasis-1a-pe-subnet", "network": mine}
+    addresses = [
+        {"name": "gke-oasis-1a-pe", "subnetwork": "x/gke-oasis-1a-pe-subnet"},
+        {"name": "gke-b", "subnetwork": "y"},
+    ]
+    subnets = {"regions/r": {"subnetworks": [endpoint, {"name": "ours", "network": mine}]}}
+    world.answers[base + "aggregated/subnetworks"] = lambda _: (200, {"items": subnets})
+    world.answers[base + "aggregated/addresses"] = (200, {"items": {"regions/r": {"addresses": addresses}}})
     props = {"project": "project-a", "network": mine, "timeout_minutes": SOON}
     with pytest.raises(WaitError) as refusal:
         wait._NetworkFree().delete("id", props)
     message = str(refusal.value)
-    assert "still firewalls/k8s-fw-a1, networkEndpointGroups/k8s1-n. GKE did not remove" in message
+    assert "still firewalls/k8s-fw-a1, networkEndpointGroups/k8s1-n, subnetworks/gke-oasis-1a-pe-subnet, " in message
+    assert "addresses/gke-oasis-1a-pe. GKE did not remove" in message
     assert "--project=project-a" in message
     groups.clear()
+    subnets.clear()
     del rules[0]
     rules.insert(0, {"name": "gke-old", "network": other})
     wait._NetworkFree().delete("id", props)
