@@ -105,8 +105,9 @@ oasis.RayCluster("ray", oasis.RayClusterArgs(
         compute_class=gpu_class.class_name, machine=gpu.machine, max_nodes=gpu.max_nodes, spot=gpu.has_spot,
         max_run_seconds=gpu.max_run_seconds, device_networks=devices.network_names if devices else []
     ) if gpu and gpu_class else None, data_bucket=data.bucket_name, runs_bucket=runs.bucket_name,
-    operator_namespace=names.KUBERAY_NAMESPACE, control_plane_range=ranges.control_plane, kubeconfig=cluster.kubeconfig,
-    dashboard_address=address, dashboard_port=ray.dashboard_port, dashboard_client_ranges=ray.dashboard_client_ranges,
+    operator_namespace=names.KUBERAY_NAMESPACE, control_plane_ranges=[ranges.control_plane, ranges.services],
+    kubeconfig=cluster.kubeconfig, dashboard_address=address, dashboard_port=ray.dashboard_port,
+    dashboard_client_ranges=ray.dashboard_client_ranges,
     # Pods need their grants, GPU pods plugin and nodes; on destroy these and the operator outlive users' Ray objects.
 ), pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[
     operator, identity, *installers, *gpu_pools, *filter(None, (gpu_class, devices))]))

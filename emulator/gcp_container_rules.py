@@ -44,6 +44,7 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str) -> None:
     _require_name(body["name"], "node pool")
     node = body.get("nodeConfig", {})
     cluster = cloud.get("container/cluster", name.rsplit("/nodePools/", 1)[0])
+    _require_streaming_role(cloud, node, body)
     _require_machine(node, body)
     _require_one_way_to_buy(node, body)
     if node.get("flexStart"):
@@ -52,6 +53,17 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str) -> None:
     if channel != "UNSPECIFIED" and not body.get("management", {}).get("autoUpgrade", True):
         raise _bad(f"Auto_upgrade must be true when release_channel {channel} is set.")
     _require_networks(cloud, cluster, node, body)
+
+
+def _require_streaming_role(cloud: Cloud, node: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Refuse at once what Google takes, and what fails later: pods that stream their image on nodes of such an account
+    (GKE documentation, "Use Image streaming", requirements)."""
+    account, role = node.get("serviceAccount", "default"), "roles/serviceusage.serviceUsageConsumer"
+    if account == "default" or not node.get("gcfsConfig", {}).get("enabled"):
+        return
+    grants = cloud.list("cloudresourcemanager/iamMember", f"{body['project']}/")
+    if not any(grant.body["role"] == role and grant.body["member"].endswith(f":{account}") for grant in grants):
+        raise _bad(f"Image streaming needs {role} for {account} on project {body['project']!r}.")
 
 
 def _require_machine(node: Mapping[str, Any], body: Mapping[str, Any]) -> None:

@@ -27,6 +27,9 @@ def record_pool(cloud: Cloud, pool: Pool, count: int) -> None:
     def change(body: Body) -> None:
         body["initialNodeCount"] = body["nodeCount"] = per_zone
         config = body.setdefault("nodeConfig", {})
+        if config.get("flexStart"):
+            # Whatever was asked for (terraform-google-modules/terraform-google-kubernetes-engine pull request 2352).
+            body["upgradeSettings"] = {"strategy": "SHORT_LIVED"}
         config["effectiveTaints"] = taints
         config["labels"] = {**labels, **(config.get("labels") or {})}
 

@@ -66,9 +66,10 @@ class PoolRules:
     location_policy: Literal["ANY", "BALANCED"]
     """ANY takes capacity where there is some, which scarce capacity needs."""
     placement_type: Literal["COMPACT"] | None
-    max_surge: int
-    """Nodes added during an upgrade: none, since there is no spare capacity to add one."""
-    max_unavailable: int
+    surge_upgrades: bool
+    """Whether nodes are upgraded a few at a time. A flex-start pool has GKE's own strategy, SHORT_LIVED: new nodes come
+    with the new version (GKE API, NodePoolUpdateStrategy; terraform-google-modules/terraform-google-kubernetes-engine
+    pull request 2352), and one that asks for another gets an update at every `up`."""
 
 
 def pool_rules(machine: Machine, entry: CapacityEntry) -> PoolRules:
@@ -85,8 +86,7 @@ def pool_rules(machine: Machine, entry: CapacityEntry) -> PoolRules:
         reservation=entry.reservation if entry.mode == "reservation" else None,
         location_policy="BALANCED" if machine.on_demand and entry.mode == "on-demand" else "ANY",
         placement_type="COMPACT" if entry.compact_placement else None,
-        max_surge=0,
-        max_unavailable=1,
+        surge_upgrades=not flex_start,
     )
 
 

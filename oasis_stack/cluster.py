@@ -20,6 +20,12 @@ from oasis_stack.cpu_pool import PoolArgs, node_config
 TIMEOUTS = pulumi.CustomTimeouts(create="60m", update="90m", delete="60m")
 """An upgrade of a regional control plane alone takes up to an hour."""
 
+NODE_ROLES = {"": "roles/container.defaultNodeServiceAccount", "-streaming": "roles/serviceusage.serviceUsageConsumer"}
+"""The grants on the project, by what their logical names end in. Logs and metrics of nodes have no smaller resource to
+be granted on; image streaming asks an API of the project in its name, and without the second role pods that stream fail
+(GKE documentation, "Use Image streaming", requirements; terraform-google-modules/terraform-google-kubernetes-engine
+issue 2251)."""
+
 PODS_PER_NODE = 110
 """GKE's default, for which it takes a /24 of the pods' range per node; the address plan counts on it."""
 
@@ -54,8 +60,9 @@ class ClusterArgs:
     """How early GKE upgrades."""
     minimum_version: str
     """Lowest control plane version; too low a one lacks what the GPU pools ask for, and their creation is refused."""
-    maintenance_exclusion: tuple[str, str] | None
-    """First and last moment, as RFC 3339 in UTC, in which GKE upgrades neither minor versions nor nodes."""
+    maintenance_exclusion: tuple[str, str | None] | None
+    """First and last moment, as RFC 3339 in UTC, in which GKE upgrades neither minor versions nor nodes; no last one:
+    until the support of the cluster's version ends."""
     pools: Mapping[str, PoolArgs]
     """CPU pools by role. At least one that is always on: GKE's own pods need it, and flex-start is refused without."""
     node_account_id: str
@@ -148,6 +155,8 @@ class Cluster(pulumi.ComponentResource):
             workload_identity_config={"workload_pool": f"{args.project}.svc.id.goog"},
             enable_shielded_nodes=True,
             database_encryption=control_plane.secrets_encryption(args.secrets_encryption_key),
+            # Said outright: with Cloud DNS, a default that may come, name servers are no pods (`network_policy`).
+            dns_config={"cluster_dns": "KUBE_DNS"},
             addons_config={"gcs_fuse_csi_driver_config": {"enabled": True}},
             logging_config={"enable_components": ["SYSTEM_COMPONENTS", "WORKLOADS"]},
             # DCGM: utilisation, memory, NVLink and errors of every GPU.
@@ -191,15 +200,15 @@ class Cluster(pulumi.ComponentResource):
             display_name="Nodes of the GKE cluster",
             opts=child,
         )
-        # The one grant on the project: logs and metrics of nodes have no smaller resource to be granted on.
         grants: list[pulumi.Resource] = [
             gcp.projects.IAMMember(
-                f"{name}-nodes",
+                f"{name}-nodes{suffix}",
                 project=args.project,
-                role="roles/container.defaultNodeServiceAccount",
+                role=role,
                 member=account.member,
                 opts=child,
             )
+            for suffix, role in NODE_ROLES.items()
         ]
         for short, repository in args.readable_repositories.items():
             grants.append(

@@ -89,21 +89,28 @@ def key_grant(
     )
 
 
-def maintenance(exclusion: tuple[str, str] | None) -> gcp.container.ClusterMaintenancePolicyArgsDict:
+def maintenance(exclusion: tuple[str, str | None] | None) -> gcp.container.ClusterMaintenancePolicyArgsDict:
     """When GKE may upgrade: never nodes or minor versions during the exclusion, security patches of the control plane
     always."""
     policy: gcp.container.ClusterMaintenancePolicyArgsDict = {
         "daily_maintenance_window": {"start_time": MAINTENANCE_START}
     }
     if exclusion is not None:
-        policy["maintenance_exclusions"] = [
-            {
-                "exclusion_name": "no-node-upgrades",
-                "start_time": exclusion[0],
-                "end_time": exclusion[1],
-                "exclusion_options": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
+        start, end = exclusion
+        window: gcp.container.ClusterMaintenancePolicyMaintenanceExclusionArgsDict = {
+            "exclusion_name": "no-node-upgrades",
+            "start_time": start,
+            "exclusion_options": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
+        }
+        if end is None:
+            # As Google's own A3 Ultra cluster has it (cluster-toolkit, examples/gke-a3-ultragpu).
+            window["exclusion_options"] = {
+                "scope": "NO_MINOR_OR_NODE_UPGRADES",
+                "end_time_behavior": "UNTIL_END_OF_SUPPORT",
             }
-        ]
+        else:
+            window["end_time"] = end
+        policy["maintenance_exclusions"] = [window]
     return policy
 
 
@@ -131,6 +138,8 @@ def kubeconfig(cluster_name: str, server: str, certificate: str | None) -> str:
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "command": "gke-gcloud-auth-plugin",
+        # The login of the provider and of the waits, not gcloud's other one, which expires apart from it.
+        "args": ["--use_application_default_credentials"],
         "installHint": "Install it with `gcloud components install gke-gcloud-auth-plugin`.",
         "provideClusterInfo": True,
     }

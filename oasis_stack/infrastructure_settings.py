@@ -46,12 +46,12 @@ class MaintenanceExclusion:
 
     start: Time
     """First moment."""
-    end: Time
-    """Last moment, at most 180 days after the first, and kept as given: it does not follow the end of the version's
-    support. One that has passed protects nothing."""
+    end: Time | None = None
+    """Last moment, at most 180 days after the first; one that has passed protects nothing. Without it the exclusion
+    lasts until the support of the cluster's version ends."""
 
     @property
-    def period(self) -> tuple[str, str]:
+    def period(self) -> tuple[str, str | None]:
         """Both moments."""
         return self.start, self.end
 

@@ -23,6 +23,10 @@ SUBMITTER = {"matchExpressions": [{"key": "batch.kubernetes.io/job-name", "opera
 NODE_LOCAL_DNS = "169.254.20.10/32"
 """NodeLocal DNSCache (GKE documentation, "Set up NodeLocal DNSCache")."""
 
+CLOUD_DNS = "169.254.169.254/32"
+"""The name server of Cloud DNS for GKE, where a cluster uses that (tektoncd/operator issue 4000; gke-labs/kube-agents
+pull request 1169)."""
+
 METADATA_SERVERS = (("169.254.169.254/32", 80), ("169.254.169.252/32", 988))
 """Metadata server as Dataplane V2 and as other clusters reach it; GKE asks for both, lest an upgrade cut off
 Workload Identity (GKE documentation, "Network policies and Workload Identity Federation for GKE")."""
@@ -34,7 +38,7 @@ Spec = dict[str, Any]
 
 
 def policies(
-    operator_namespace: str, control_plane_range: str, dashboard_client_ranges: Sequence[str]
+    operator_namespace: str, control_plane_ranges: Sequence[str], dashboard_client_ranges: Sequence[str]
 ) -> dict[str, Any]:
     """Spec of every policy of the namespace, by name. Allowed is what any one of them allows."""
     found: dict[str, Any] = {
@@ -43,7 +47,7 @@ def policies(
         "operator": _operator(operator_namespace),
         "submitter": _submitter(),
         "submitted-to": _submitted_to(),
-        "autoscaler": _autoscaler(control_plane_range),
+        "autoscaler": _autoscaler(control_plane_ranges),
         "google": _google(),
     }
     if dashboard_client_ranges:
@@ -65,7 +69,7 @@ def _default() -> Spec:
         "policyTypes": ["Ingress", "Egress"],
         "egress": [
             {
-                "to": [*dns_pods, _range(NODE_LOCAL_DNS)],
+                "to": [*dns_pods, _range(NODE_LOCAL_DNS), _range(CLOUD_DNS)],
                 "ports": [_port(53, "UDP"), _port(53)],
             }
         ],
@@ -109,12 +113,13 @@ def _submitted_to() -> Spec:
     return _into_head({"from": [{"podSelector": SUBMITTER}], "ports": [_port(DASHBOARD_PORT)]})
 
 
-def _autoscaler(control_plane_range: str) -> Spec:
-    """The autoscaler, a container of the head, changes its RayCluster through the Kubernetes API."""
+def _autoscaler(control_plane_ranges: Sequence[str]) -> Spec:
+    """The autoscaler, a container of the head, changes its RayCluster through the Kubernetes API: at its own address
+    and, for a data plane that judges before it translates, at its Service's."""
     return {
         "podSelector": {"matchLabels": HEAD},
         "policyTypes": ["Egress"],
-        "egress": [{"to": [_range(control_plane_range)], "ports": [_port(443)]}],
+        "egress": [{"to": [_range(cidr) for cidr in control_plane_ranges], "ports": [_port(443)]}],
     }
 
 

@@ -38,6 +38,9 @@ GKE_LABELS = (
 Cloud documentation, "About flex-start provisioning mode"). The provider reports every label of a pool, but only our
 taints (hashicorp/terraform-provider-google 2026-08-21, node_config.go, flattenTaints)."""
 
+UPGRADES: gcp.container.NodePoolUpgradeSettingsArgsDict = {"strategy": "SURGE", "max_surge": 0, "max_unavailable": 1}
+"""One node at a time, and none added: there is no spare capacity to add one from."""
+
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
@@ -108,11 +111,7 @@ class GpuNodePool(pulumi.ComponentResource):
                 "location_policy": rules.location_policy,
             },
             management={"auto_repair": rules.auto_repair, "auto_upgrade": rules.auto_upgrade},
-            upgrade_settings={
-                "strategy": "SURGE",
-                "max_surge": rules.max_surge,
-                "max_unavailable": rules.max_unavailable,
-            },
+            upgrade_settings=UPGRADES if rules.surge_upgrades else None,
             placement_policy=None if rules.placement_type is None else {"type": rules.placement_type},
             network_config=network_config(args.additional_networks),
             node_config=node_config(args, rules),
@@ -125,6 +124,7 @@ class GpuNodePool(pulumi.ComponentResource):
                     "nodeCount",
                     # Added by GKE; an update would try in vain to take them away, every time.
                     *(f'nodeConfig.labels["{key}"]' for key in GKE_LABELS),
+                    *([] if rules.surge_upgrades else ["upgradeSettings"]),
                 ],
             ),
         )

@@ -69,7 +69,7 @@ class RayClusterArgs:
     """Bucket mounted for results and logs."""
     operator_namespace: str
     """Namespace of the KubeRay operator; another one, and its requests to heads are dropped, so RayJobs never end."""
-    control_plane_range: str
+    control_plane_ranges: Sequence[str]
     """Range of the control plane's private endpoint; another one, and the autoscaler cannot scale."""
     dashboard_address: pulumi.Input[str] | None
     """Reserved internal address for the dashboard's load balancer; None: reached by port-forward only."""
@@ -132,7 +132,7 @@ class RayCluster(pulumi.ComponentResource):
         """What pods of the namespace find from their first second to their last."""
         child = pulumi.ResourceOptions(parent=self)
         policies = network_policy.policies(
-            args.operator_namespace, args.control_plane_range, args.dashboard_client_ranges
+            args.operator_namespace, args.control_plane_ranges, args.dashboard_client_ranges
         )
         return [
             kubernetes.core.v1.ServiceAccount(name, metadata=self._metadata(args.service_account), opts=child),

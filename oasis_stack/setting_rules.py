@@ -25,8 +25,8 @@ DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
 machine with Docker cannot reach what has these addresses elsewhere."""
 
 MAX_EXCLUSION = timedelta(days=180)
-"""Longest maintenance exclusion, by our own choice: an upgrade is due twice a year. GKE takes one of this scope up to
-the end of the minor version's support (GoogleCloudPlatform/cluster-toolkit pull request 4986)."""
+"""Longest maintenance exclusion with an end, by our own choice: an upgrade is due twice a year. GKE takes one of this
+scope up to the end of the minor version's support (GoogleCloudPlatform/cluster-toolkit pull request 4986)."""
 
 FLEX_START_VERSION = (1, 32, 2, 1652000)
 """First GKE version with flex-start nodes (Google Kubernetes Engine documentation, "About flex-start provisioning
@@ -157,7 +157,8 @@ def _maintenance(settings: Settings) -> Iterator[Problem]:
     if exclusion is None:
         return
     moments: list[datetime] = []
-    for key, text in (("start", exclusion.start), ("end", exclusion.end)):
+    given = (("start", exclusion.start), ("end", exclusion.end))
+    for key, text in ((key, text) for key, text in given if text is not None):
         try:
             moments.append(datetime.fromisoformat(text))
         except ValueError as error:
@@ -172,7 +173,7 @@ def _maintenance(settings: Settings) -> Iterator[Problem]:
             key="cluster.maintenance_exclusion.end",
             value=exclusion.end,
             allowed=f"a time after its start, {exclusion.start}, and at most {MAX_EXCLUSION.days} days after it",
-            remedy="move one of the two; a longer run of training needs a new exclusion before this one ends",
+            remedy="move one of the two, or leave the end out: it then lasts until the version's support ends",
         )
 
 

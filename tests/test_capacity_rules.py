@@ -106,7 +106,8 @@ def test_auto_repair_is_off_for_flex_start_alone_and_a_reservation_is_consumed_b
     assert [mode for mode in LEGAL if rules[mode].spot] == ["spot"]
     assert {mode: rules[mode].reservation for mode in LEGAL if rules[mode].reservation} == {"reservation": "ours"}
     assert [mode for mode in LEGAL if rules[mode].max_run_duration] == ["flex-start"]
-    assert all(rule.auto_upgrade and rule.max_surge == 0 and rule.max_unavailable == 1 for rule in rules.values())
+    assert [mode for mode in LEGAL if not rules[mode].surge_upgrades] == ["flex-start"]
+    assert all(rule.auto_upgrade for rule in rules.values())
 
 
 def test_compact_placement_is_passed_on() -> None:

@@ -96,7 +96,6 @@ def test_settings_reach_the_cluster(deploy: Deploy) -> None:
             "exclusionOptions": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
         }
     ]
-    assert cluster.inputs["maintenancePolicy"]["dailyMaintenanceWindow"] == {"startTime": "03:00"}
     assert cluster.inputs["resourceLabels"] == {"team": "vision"}
     grant = seen.only("gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember")
     agent = "serviceAccount:service-123456789012@container-engine-robot.iam.gserviceaccount.com"
@@ -114,6 +113,14 @@ def test_a_protected_cluster_ends_a_destroy_before_anything_is_deleted(deploy: D
     ]
 
 
+def test_an_exclusion_without_an_end_lasts_until_the_version_is_out_of_support(deploy: Deploy) -> None:
+    cluster = deploy(lambda: _cluster(maintenance_exclusion=("2027-01-01T00:00:00Z", None))).only(CLUSTER)
+    [window] = cluster.inputs["maintenancePolicy"]["maintenanceExclusions"]
+    # Google takes exactly one of the two (provider reference, `end_time_behavior`).
+    assert "endTime" not in window
+    assert window["exclusionOptions"]["endTimeBehavior"] == "UNTIL_END_OF_SUPPORT"
+
+
 def test_a_cluster_makes_room_for_its_successor_which_has_the_same_control_plane_range(deploy: Deploy) -> None:
     assert deploy(_cluster).only(CLUSTER).delete_before_replace
 
@@ -124,13 +131,16 @@ def test_no_node_exists_before_the_grants_of_its_account_and_that_holds_for_the_
     seen = deploy(_cluster)
     account, cluster = seen.only("gcp:serviceaccount/account:Account"), seen.only(CLUSTER)
     email = "oasis-nodes@project-a.iam.gserviceaccount.com"
-    project_grant = seen.only("gcp:projects/iAMMember:IAMMember")
+    project_grants = seen.of_type("gcp:projects/iAMMember:IAMMember")
     readers = seen.of_type("gcp:artifactregistry/repositoryIamMember:RepositoryIamMember")
     assert account.inputs["accountId"] == "oasis-nodes"
-    assert project_grant.inputs["role"] == "roles/container.defaultNodeServiceAccount"
+    assert {grant.inputs["role"] for grant in project_grants} == {
+        "roles/container.defaultNodeServiceAccount",
+        "roles/serviceusage.serviceUsageConsumer",
+    }
     assert {reader.inputs["repository"] for reader in readers} == {"oasis-docker", "oasis-docker-virtual"}
     assert {reader.inputs["role"] for reader in readers} == {"roles/artifactregistry.reader"}
-    for grant in (project_grant, *readers):
+    for grant in (*project_grants, *readers):
         assert grant.inputs["member"] == f"serviceAccount:{email}"
         assert seen.is_before(grant, cluster)
     makers_of_nodes = [cluster, *seen.of_type(POOL)]

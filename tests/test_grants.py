@@ -25,6 +25,7 @@ SEVERAL = {
 
 ALLOWS = {
     "roles/container.defaultNodeServiceAccount": "node registration",
+    "roles/serviceusage.serviceUsageConsumer": "image streaming",
     "roles/artifactregistry.reader": "pull|pip|packages",
     "roles/artifactregistry.writer": "push",
     "roles/storage.objectViewer": "read",

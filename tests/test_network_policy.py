@@ -60,6 +60,9 @@ ALLOWED: list[Flow] = [
     Flow("a worker asks the node's own name server", WORKER, NODE_LOCAL_DNS, 53, "UDP"),
     Flow("a worker asks the node's name server by address", WORKER, Outside(address="169.254.20.10"), 53, "UDP"),
     Flow("a submitter looks the head up", SUBMITTER, KUBE_DNS, 53, "UDP"),
+    Flow("the autoscaler reaches the Kubernetes API by its Service", HEAD, Outside(address="10.64.160.1"), 443),
+    Flow("a worker asks Cloud DNS", WORKER, Outside(address="169.254.169.254"), 53, "UDP"),
+    Flow("a worker asks Cloud DNS for a long name", WORKER, Outside(address="169.254.169.254"), 53),
     Flow("a pod gets Google credentials under Dataplane V2", WORKER, Outside(address="169.254.169.254"), 80),
     Flow("a pod gets Google credentials elsewhere", WORKER, Outside(address="169.254.169.252"), 988),
     Flow("the head reads a secret", HEAD, Outside(address="199.36.153.8"), 443),
@@ -109,7 +112,7 @@ DENIED: list[Flow] = [
 
 
 def rendered() -> dict[str, Any]:
-    return network_policy.policies("kuberay-system", "10.64.128.0/28", ["10.64.0.0/16"])
+    return network_policy.policies("kuberay-system", ["10.64.128.0/28", "10.64.160.0/20"], ["10.64.0.0/16"])
 
 
 def objects(specs: dict[str, Any]) -> list[dict[str, Any]]:

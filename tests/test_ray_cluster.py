@@ -54,7 +54,7 @@ def arguments(**changes: Any) -> RayClusterArgs:
         data_bucket="data-bucket",
         runs_bucket="runs-bucket",
         operator_namespace="kuberay-system",
-        control_plane_range="10.64.128.0/28",
+        control_plane_ranges=["10.64.128.0/28", "10.96.0.0/20"],
         dashboard_address=None,
         dashboard_port=8265,
         dashboard_client_ranges=[],

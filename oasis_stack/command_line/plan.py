@@ -24,7 +24,7 @@ def report(settings: Settings, values: Mapping[str, object]) -> str:
 def notes(settings: Settings, now: datetime) -> Iterator[str]:
     """What is legal, and probably not meant."""
     exclusion = settings.cluster.maintenance_exclusion
-    if exclusion is not None and datetime.fromisoformat(exclusion.end) <= now:
+    if exclusion is not None and exclusion.end is not None and datetime.fromisoformat(exclusion.end) <= now:
         yield (
             f"Note: oasis:cluster.maintenance_exclusion ended at {exclusion.end}: upgrades may now drain a node under "
             "a training run. Give it new times, or remove it."

@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 
 from oasis_stack import address_plan, capacity_rules
 from oasis_stack.capacity_rules import CapacityEntry
+from oasis_stack.cluster import NODE_ROLES
 from oasis_stack.machine import MACHINES, Machine
 from oasis_stack.problem import SettingsError
 from oasis_stack.settings import Settings, from_config, parse
@@ -30,7 +31,8 @@ DEPLOYED = settings(max_examples=12, deadline=None, suppress_health_check=[Healt
 NODE_POOL = "gcp:container/nodePool:NodePool"
 
 ROLES = {
-    *("roles/container.defaultNodeServiceAccount", "roles/artifactregistry.reader", "roles/artifactregistry.writer"),
+    *NODE_ROLES.values(),
+    *("roles/artifactregistry.reader", "roles/artifactregistry.writer"),
     *("roles/storage.objectViewer", "roles/storage.objectUser", "roles/storage.bucketViewer"),
     *("roles/secretmanager.secretAccessor", "roles/cloudkms.cryptoKeyEncrypterDecrypter"),
 }
@@ -255,7 +257,7 @@ def check_grants(stack: Deployment, chosen: Settings) -> None:
         assert re.search(r"I(AM|am)Member$", found.type), found.type
         assert found.inputs["role"] in ROLES, found.name
         on_project = found.type == "gcp:projects/iAMMember:IAMMember"
-        assert not on_project or found.inputs["role"] == "roles/container.defaultNodeServiceAccount"
+        assert not on_project or found.inputs["role"] in NODE_ROLES.values()
         member = str(found.inputs["member"])
         assert member.endswith(account) if member.startswith("principal:") else member.startswith("serviceAccount:")
     ray = stack.only("kubernetes:ray.io/v1:RayCluster")
