@@ -17,8 +17,9 @@ ranges, kms_key = stack.address_plan(), gke.secrets_encryption_key
 system_nodes, cpu_nodes = ({names.NODE_POOL_LABEL: role} for role in ("system", "cpu"))
 
 parts = [oasis.Network, oasis.ArtifactRegistry, oasis.Bucket, oasis.Cluster, oasis.WorkloadIdentity, *(
-    part for part, wanted in ((oasis.GpuNodePool, gpu), (oasis.RdmaNetwork, gpu), (oasis.ApiKeySecret, wandb),
-    (oasis.EncryptionKey, kms_key), (oasis.ImageBuild, build), (oasis.Peering, build and build.peered)) if wanted)]
+    part for part, wanted in ((oasis.GpuNodePool, gpu), (oasis.RdmaNetwork, gpu), (oasis.ImageBuild, build),
+    (oasis.ApiKeySecret, wandb or repos.docker_hub), (oasis.EncryptionKey, kms_key),
+    (oasis.Peering, build and build.peered)) if wanted)]
 services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(
     project=project, apis=[api for part in parts for api in part.APIS]))
 cloud = pulumi.ResourceOptions(depends_on=[services])
@@ -31,8 +32,10 @@ rdma = oasis.RdmaNetwork("rdma", oasis.RdmaNetworkArgs(
     mtu=RDMA_MTU), cloud) if gpu and gpu.machine.rdma_nics else None
 
 registry = oasis.ArtifactRegistry("registry", oasis.ArtifactRegistryArgs(
-    project=project, region=region, prefix=name, labels=labels, keep=repos.keep, adopt=repos.adopt, in_use=ray.image,
-    keep_untagged_days=repos.keep_untagged_days, keep_versions=repos.keep_versions), cloud)
+    project=project, project_number=services.number, region=region, prefix=name, labels=labels, keep=repos.keep,
+    adopt=repos.adopt, in_use=ray.image, keep_untagged_days=repos.keep_untagged_days, keep_versions=repos.keep_versions,
+    docker_hub=oasis.DockerHub(username=repos.docker_hub.username, password_secret=repos.docker_hub.password_secret)
+    if repos.docker_hub else None), cloud)
 data, runs = (oasis.Bucket(purpose, oasis.BucketArgs(
     project=project, region=region, bucket_name=names.bucket(project, name, purpose), labels=labels,
     hierarchical=purpose == "runs", soft_delete_days=bucket.soft_delete_days, keep=bucket.keep, adopt=bucket.adopt,
@@ -58,7 +61,7 @@ cluster = oasis.Cluster("cluster", oasis.ClusterArgs(
         role: oasis.PoolArgs(machine_type=pool.machine_type, min_nodes=pool.min_nodes, max_nodes=pool.max_nodes,
                              labels=nodes, dedicated=role == "cpu") for role, pool, nodes in (
             ("system", gke.system_pool, system_nodes), ("cpu", gke.cpu_pool, cpu_nodes)) if pool.max_nodes},
-    readable_repositories={"docker": registry.docker_index_id, "images": registry.repository_id},
+    readable_repositories={"docker": registry.docker_mirror_id, "images": registry.repository_id},
     node_account_id=names.service_account(name, "nodes"), deletion_protection=gke.deletion_protection,
     secrets_encryption_key=oasis.EncryptionKey(name=kms_key) if kms_key else None), cloud)
 nics = [oasis.AdditionalNetwork(network=vpc, subnetwork=subnet) for vpc, subnet in (
@@ -67,13 +70,15 @@ nics = [oasis.AdditionalNetwork(network=vpc, subnetwork=subnet) for vpc, subnet 
 # Flex-start is refused where no pool is always on yet: GPU pools come after the others, and go before them.
 gpu_pools = [oasis.GpuNodePool(entry.pool_name, oasis.GpuNodePoolArgs(
     project=project, cluster_name=cluster.cluster_name, region=region, zone=zone, machine=gpu.machine, entry=entry,
-    compute_class=gpu.compute_class, node_service_account=cluster.node_service_account, additional_networks=nics,
-    labels=labels), pulumi.ResourceOptions(depends_on=[services, cluster])) for entry in gpu.capacity] if gpu else []
+    compute_class=gpu.compute_class, driver_version=gpu.driver_version, additional_networks=nics,
+    node_service_account=cluster.node_service_account, labels=labels,
+), pulumi.ResourceOptions(depends_on=[services, cluster])) for entry in gpu.capacity] if gpu else []
 
 # After the pools, so that on destroy a device network goes before the nodes whose NICs it names.
 inside, after_pools = (pulumi.ResourceOptions(providers=[cluster.provider], depends_on=p) for p in ([], gpu_pools))
 operator = oasis.KubeRay("kuberay", oasis.KubeRayArgs(
-    namespace=names.KUBERAY_NAMESPACE, version=names.KUBERAY_VERSION, system_pool_labels=system_nodes), inside)
+    namespace=names.KUBERAY_NAMESPACE, repository=ray.operator_repository, version=names.KUBERAY_VERSION,
+    system_pool_labels=system_nodes, kubeconfig=cluster.kubeconfig), inside)
 gpu_class = oasis.ComputeClass("gpu-class", oasis.ComputeClassArgs(
     class_name=gpu.compute_class, pool_names=[pool.pool_name for pool in gpu_pools], kubeconfig=cluster.kubeconfig,
     consolidation_delay_minutes=gpu.consolidation_delay_minutes), inside) if gpu else None
@@ -94,7 +99,7 @@ dashboard = oasis.InternalAddress("dashboard", oasis.InternalAddressArgs(
 address = dashboard.address if dashboard else None
 environment = stack_outputs.cluster_environment(
     stack, cluster_name=cluster.cluster_name, data_uri=data.uri, runs_uri=runs.uri, dashboard_address=address,
-    image_repository=registry.image_repository, docker_index=registry.docker_index,
+    image_repository=registry.image_repository, docker_mirror=registry.docker_mirror,
     python_index_url=registry.python_index_url, wandb_secret=secret.secret_id if secret else "")
 oasis.RayCluster("ray", oasis.RayClusterArgs(
     namespace=ray.namespace, cluster_name=ray.cluster_name, ray_version=ray.version, image=environment["image"],

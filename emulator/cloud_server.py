@@ -1,4 +1,5 @@
-"""One standing process that answers Google's REST APIs on loopback: storage, metadata, Secret Manager, compute's lists.
+"""One standing process that answers Google's REST APIs on loopback: storage, metadata, Secret Manager, compute's lists;
+and the Helm repository of the local stack.
 
 Run as `python -m emulator.cloud_server`; `start` does it and waits, `environment` says how clients find it.
 """
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from emulator.api_probes import ApiProbes
+from emulator.charts import ChartRepository
 from emulator.cloud import Cloud
 from emulator.cloud_errors import CloudError
 from emulator.compute import ComputeApi
@@ -63,6 +65,7 @@ class CloudServer(ThreadingHTTPServer):
             MetadataServer(cloud, tokens),
             SecretsApi(cloud, tokens),
             ComputeApi(cloud, tokens),
+            ChartRepository(),
         )
         self.apis: tuple[Callable[[Request], Response | None], ...] = tuple(api.answer for api in apis)
         super().__init__(("127.0.0.1", port), _Handler)

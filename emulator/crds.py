@@ -33,8 +33,12 @@ def install_networking(api: Api) -> None:
 
 def install_kuberay(api: Api) -> None:
     """What KubeRay's Helm chart brings in its `crds` folder; like Helm, nothing here removes them."""
-    source = module_directory(*KUBERAY)
-    _install(api, sorted((source / "config" / "crd" / "bases").glob("*.yaml")))
+    _install(api, kuberay_files())
+
+
+def kuberay_files() -> list[Path]:
+    """The manifests in the `crds` folder of KubeRay's Helm chart."""
+    return sorted((module_directory(*KUBERAY) / "config" / "crd" / "bases").glob("*.yaml"))
 
 
 def install_kueue(api: Api) -> None:

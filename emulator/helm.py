@@ -1,7 +1,7 @@
 """Helm releases of the emulated cluster: installing the KubeRay chart starts the real operator as a local process.
 
 The chart itself is not rendered: its CRDs, its Deployment (whose pod kwok pretends to run) and Helm's own record are
-made from here.
+made from here. Its CRDs can also be had as a chart from `emulator.charts`, the repository that the local stack names.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _INPUTS = {
     "namespace",
     "repositoryOpts",
     "skipAwait",
+    "skipCrds",
     "timeout",
     "values",
     "version",
@@ -99,7 +100,8 @@ def apply(api: Api, release: Body, timeout: float, stop: Callable[[], bool]) -> 
         _create(api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     # First, so that its pod finds a node while the definitions are read, which takes seconds.
     deployment = api.apply(_deployment(release), _MANAGER, force=True)
-    crds.install_kuberay(api)
+    if not release.get("skipCrds"):
+        crds.install_kuberay(api)
     start_operator(State.from_environment())
     if not release.get("skipAwait"):
         try:

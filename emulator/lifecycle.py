@@ -15,7 +15,18 @@ from typing import Any
 
 import yaml
 
-from emulator import build, cloud_server, control_plane, deployed_ray, gcp_tables, helm, job_clusters, ray_nodes, room
+from emulator import (
+    build,
+    charts,
+    cloud_server,
+    control_plane,
+    deployed_ray,
+    gcp_tables,
+    helm,
+    job_clusters,
+    ray_nodes,
+    room,
+)
 from emulator.engine import STACK, Engine, Result, merged
 from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
 
@@ -125,7 +136,12 @@ def take_down(state: State) -> list[str]:
 
 def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = None) -> Engine:
     """The engine for the local stack of this checkout; `overlay` wins over the stack file."""
-    ports = {"oasis:ray": {"dashboard_port": state.port("ray-dashboard", preferred=_wanted_port())}}
+    ports = {
+        "oasis:ray": {
+            "dashboard_port": state.port("ray-dashboard", preferred=_wanted_port()),
+            "operator_repository": f"http://127.0.0.1:{state.port(cloud_server.NAME)}{charts.PATH}",
+        }
+    }
     return Engine(
         state,
         report,

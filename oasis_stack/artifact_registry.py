@@ -32,11 +32,23 @@ COPY_DAYS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
+class DockerHub:
+    """A login at Docker Hub."""
+
+    username: str
+    """Docker ID."""
+    password_secret: str
+    """Full name of the secret version that holds an access token."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArtifactRegistryArgs:
     """What the repositories need to know."""
 
     project: str
     """Project id."""
+    project_number: pulumi.Input[str]
+    """Number by which Google knows the project: part of its service agent's address."""
     region: str
     """Location; image streaming works only from the region of the nodes."""
     prefix: str
@@ -51,50 +63,59 @@ class ArtifactRegistryArgs:
     """Age at which an image that lost its tag is deleted; too short removes layers that a running pod still pulls."""
     keep_versions: int
     """How many of the newest versions of each image and package are kept, whatever their age."""
+    docker_hub: DockerHub | None
+    """Login for public images; None, and Docker Hub refuses with 429 once the shared address has fetched enough."""
     in_use: str
     """Image of the Ray pods, which is kept whatever its age; another one than they have, and theirs may go."""
 
 
 class ArtifactRegistry(pulumi.ComponentResource):
-    """Registers six Artifact Registry repositories: Docker and Python, each local, remote and virtual."""
+    """Registers six Artifact Registry repositories: Docker and Python, each local, remote and virtual; with a login at
+    Docker Hub also Artifact Registry's service agent and its use of the secret."""
 
     APIS: ClassVar[tuple[str, ...]] = ("artifactregistry.googleapis.com",)
 
     image_repository: pulumi.Output[str]
     docker_index: pulumi.Output[str]
+    docker_mirror: pulumi.Output[str]
     python_index_url: pulumi.Output[str]
     repository_id: pulumi.Output[str]
     docker_index_id: pulumi.Output[str]
+    docker_mirror_id: pulumi.Output[str]
     python_index_id: pulumi.Output[str]
 
     def __init__(self, name: str, args: ArtifactRegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:ArtifactRegistry", name, None, opts)
-        images, image_index = self._triple(name, args, "DOCKER")
-        _, package_index = self._triple(name, args, "PYTHON")
+        images, image_mirror, image_index = self._triple(name, args, "DOCKER")
+        _, _, package_index = self._triple(name, args, "PYTHON")
         host = f"{args.region}-{{}}.pkg.dev/{args.project}/"
         self.image_repository = pulumi.Output.concat(host.format("docker"), images.repository_id)
         self.docker_index = pulumi.Output.concat(host.format("docker"), image_index.repository_id)
+        self.docker_mirror = pulumi.Output.concat(host.format("docker"), image_mirror.repository_id)
         self.python_index_url = pulumi.Output.concat(
             "https://", host.format("python"), package_index.repository_id, "/simple/"
         )
         self.repository_id = images.repository_id
         self.docker_index_id = image_index.repository_id
+        self.docker_mirror_id = image_mirror.repository_id
         self.python_index_id = package_index.repository_id
         self.register_outputs(
             {
                 "image_repository": self.image_repository,
                 "docker_index": self.docker_index,
+                "docker_mirror": self.docker_mirror,
                 "python_index_url": self.python_index_url,
                 "repository_id": self.repository_id,
                 "docker_index_id": self.docker_index_id,
+                "docker_mirror_id": self.docker_mirror_id,
                 "python_index_id": self.python_index_id,
             }
         )
 
     def _triple(
         self, name: str, args: ArtifactRegistryArgs, format_: Format
-    ) -> tuple[gcp.artifactregistry.Repository, gcp.artifactregistry.Repository]:
-        """The local and the virtual repository of one format."""
+    ) -> tuple[gcp.artifactregistry.Repository, gcp.artifactregistry.Repository, gcp.artifactregistry.Repository]:
+        """The local, the remote and the virtual repository of one format."""
         kind = format_.lower()
         local_id = names.repository(args.prefix, kind)
         local = gcp.artifactregistry.Repository(
@@ -115,6 +136,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
                 f"projects/{args.project}/locations/{args.region}/repositories/{local_id}" if args.adopt else None,
             ),
         )
+        login = args.docker_hub if format_ == "DOCKER" else None
         remote = gcp.artifactregistry.Repository(
             f"{name}-{kind}-remote",
             project=args.project,
@@ -122,10 +144,11 @@ class ArtifactRegistry(pulumi.ComponentResource):
             repository_id=names.repository(args.prefix, f"{kind}-remote"),
             format=format_,
             mode="REMOTE_REPOSITORY",
-            remote_repository_config=upstream(format_),
+            remote_repository_config=upstream(format_, login),
             cleanup_policies=copies_policies(args.keep_versions),
             labels=dict(args.labels),
-            opts=pulumi.ResourceOptions(parent=self),
+            # Google tries the login when it makes the repository.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._secret_grants(name, args, login)),
         )
         virtual = gcp.artifactregistry.Repository(
             f"{name}-{kind}-virtual",
@@ -143,14 +166,46 @@ class ArtifactRegistry(pulumi.ComponentResource):
             labels=dict(args.labels),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        return local, virtual
+        return local, remote, virtual
+
+    def _secret_grants(self, name: str, args: ArtifactRegistryArgs, login: DockerHub | None) -> list[pulumi.Resource]:
+        """Artifact Registry's service agent may read the token (Artifact Registry documentation, "Configure remote
+        repository authentication to Docker Hub")."""
+        if login is None:
+            return []
+        child = pulumi.ResourceOptions(parent=self)
+        agent = gcp.projects.ServiceIdentity(
+            f"{name}-agent", project=args.project, service="artifactregistry.googleapis.com", opts=child
+        )
+        _, owner, _, secret, *_ = login.password_secret.split("/")
+        grant = gcp.secretmanager.SecretIamMember(
+            f"{name}-docker-hub",
+            project=owner,
+            secret_id=secret,
+            role="roles/secretmanager.secretAccessor",
+            member=pulumi.Output.format(
+                "serviceAccount:service-{0}@gcp-sa-artifactregistry.iam.gserviceaccount.com", args.project_number
+            ),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[agent]),
+        )
+        return [grant]
 
 
-def upstream(format_: Format) -> gcp.artifactregistry.RepositoryRemoteRepositoryConfigArgsDict:
+def upstream(format_: Format, login: DockerHub | None) -> gcp.artifactregistry.RepositoryRemoteRepositoryConfigArgsDict:
     """The public index that a remote repository mirrors."""
-    if format_ == "DOCKER":
-        return {"docker_repository": {"public_repository": "DOCKER_HUB"}}
-    return {"python_repository": {"public_repository": "PYPI"}}
+    if format_ == "PYTHON":
+        return {"python_repository": {"public_repository": "PYPI"}}
+    config: gcp.artifactregistry.RepositoryRemoteRepositoryConfigArgsDict = {
+        "docker_repository": {"public_repository": "DOCKER_HUB"}
+    }
+    if login is not None:
+        config["upstream_credentials"] = {
+            "username_password_credentials": {
+                "username": login.username,
+                "password_secret_version": login.password_secret,
+            }
+        }
+    return config
 
 
 Policy = gcp.artifactregistry.RepositoryCleanupPolicyArgsDict

@@ -1,6 +1,6 @@
 """Every component with its arguments: what the wiring diagram, or a program of your own, builds a stack from."""
 
-from oasis_stack.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs
+from oasis_stack.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
 from oasis_stack.bucket import Bucket, BucketArgs
 from oasis_stack.cluster import Cluster, ClusterArgs
 from oasis_stack.compute_class import ComputeClass, ComputeClassArgs
@@ -36,6 +36,7 @@ __all__ = [
     "ComputeClassArgs",
     "DeviceNetworks",
     "DeviceNetworksArgs",
+    "DockerHub",
     "EncryptionKey",
     "GpuGroup",
     "GpuNodePool",

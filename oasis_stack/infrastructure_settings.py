@@ -127,6 +127,10 @@ class GpuSettings:
     """The ladder, tried from the top. Each entry is a pool of its own that rests at 0 nodes."""
     consolidation_delay_minutes: Annotated[int, Between(1, 1440)] = 15
     """How long an empty GPU node stays: too short gives scarce capacity back between jobs, too long pays for none."""
+    driver_version: Literal["LATEST", "DEFAULT"] = "LATEST"
+    """NVIDIA driver that GKE installs with a node: the newest of the node's GKE version, or the one that Google
+    recommends for it, which moves less. torch with CUDA 13 needs R580 or newer, and no public source says that DEFAULT
+    is that new: compare with `python -m workloads doctor` on a node."""
     compute_class: Label = ""
     """ComputeClass that GPU pods select. Default: the GPU's short name, as `h200` or `l4`."""
 

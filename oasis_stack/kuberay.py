@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-REPOSITORY = "https://ray-project.github.io/kuberay-helm/"
-"""Where the KubeRay project publishes its charts (ray-project/kuberay, helm-chart/kuberay-operator/README.md)."""
+from oasis_stack.chart_definitions import ChartDefinitions
+
+CHART = "kuberay-operator"
 
 TIMEOUT_SECONDS = 900
 """How long Helm waits for the operator: on a new cluster the system pool may have to grow first."""
@@ -22,14 +23,18 @@ class KubeRayArgs:
 
     namespace: str
     """Namespace of the operator; the Ray namespace's network policies let it in from here only."""
+    repository: str
+    """Address of the Helm repository that has the chart."""
     version: str
     """Chart version, which is the operator's; token authentication of the RayCluster needs 1.5.1 or later."""
     system_pool_labels: Mapping[str, str]
     """Labels of the nodes it runs on; nodes that can vanish (Spot, flex-start) would take the operator with them."""
+    kubeconfig: pulumi.Input[str]
+    """Kubeconfig of the cluster, as JSON, by which the chart's resource types are brought to its version."""
 
 
 class KubeRay(pulumi.ComponentResource):
-    """Registers the Helm release of the KubeRay operator, with its namespace and resource types."""
+    """Registers the resource types of KubeRay and the Helm release of its operator, with its namespace."""
 
     APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
 
@@ -37,18 +42,23 @@ class KubeRay(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: KubeRayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:KubeRay", name, None, opts)
+        definitions = ChartDefinitions(
+            name, args.kubeconfig, args.repository, CHART, args.version, pulumi.ResourceOptions(parent=self)
+        )
         release = kubernetes.helm.v3.Release(
             name,
-            name="kuberay-operator",
-            chart="kuberay-operator",
+            name=CHART,
+            chart=CHART,
+            skip_crds=True,
             version=args.version,
             namespace=args.namespace,
             create_namespace=True,
-            repository_opts={"repo": REPOSITORY},
+            repository_opts={"repo": args.repository},
             values=chart_values(args.version, args.system_pool_labels),
             atomic=True,
             timeout=TIMEOUT_SECONDS,
-            opts=pulumi.ResourceOptions(parent=self),
+            # The operator ends where a type that it watches is not served.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[definitions]),
         )
         self.release_name = release.name.apply(str)
         self.register_outputs({"release_name": self.release_name})

@@ -44,6 +44,9 @@ control plane's private endpoint and its address (terraform-google-modules/terra
 2411)."""
 
 
+_DEFINITIONS = ("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+
+
 class Refused(Exception):
     """The other side will not answer this however often it is asked: no credentials, no permission, a bad request."""
 
@@ -71,8 +74,20 @@ class Cluster:
 
     def definition(self, name: str) -> dict[str, Any]:
         """The CustomResourceDefinition of this name; empty where the cluster has none."""
-        arguments = ("apiextensions.k8s.io", "v1", "customresourcedefinitions", name)
-        return self._call(self._custom.get_cluster_custom_object, *arguments) or {}
+        return self._call(self._custom.get_cluster_custom_object, *_DEFINITIONS, name) or {}
+
+    def define(self, definition: dict[str, Any]) -> None:
+        """Make a CustomResourceDefinition, or replace the one of its name.
+
+        Not by apply, which notes the owner of each of some ten thousand fields.
+        """
+        metadata = definition["metadata"]
+        if present := self.definition(metadata["name"]):
+            version = {"resourceVersion": present["metadata"]["resourceVersion"]}
+            body = {**definition, "metadata": {**metadata, **version}}
+            self._call(self._custom.replace_cluster_custom_object, *_DEFINITIONS, metadata["name"], body=body)
+        else:
+            self._call(self._custom.create_cluster_custom_object, *_DEFINITIONS, body=definition)
 
     def objects(self, group: str, plural: str) -> list[dict[str, Any]]:
         """Every object of a kind in all namespaces; none where the cluster does not know the kind."""
@@ -112,6 +127,26 @@ class Cluster:
             raise NotAnswering(f"the cluster answers {failure.status} {failure.reason}") from failure
         except (urllib3.exceptions.HTTPError, OSError) as failure:
             raise Unreachable(f"the cluster does not answer ({type(failure).__name__})") from failure
+
+
+def fetch(url: str) -> bytes:
+    """What is at an address that needs no login.
+
+    Raises:
+        Refused: the server will not give it.
+        NotAnswering: the request may succeed later.
+    """
+    import requests
+
+    try:
+        response = requests.get(url, timeout=REQUEST_SECONDS)
+    except requests.RequestException as failure:
+        raise NotAnswering(f"{url} does not answer ({type(failure).__name__})") from failure
+    if response.status_code >= 500 or response.status_code == 429:
+        raise NotAnswering(f"{url} answers {response.status_code}")
+    if response.status_code != 200:
+        raise Refused(f"{url} answers {response.status_code}. Check the address.")
+    return response.content
 
 
 def google_api(service: str, default: str) -> str:

@@ -73,6 +73,8 @@ class GpuNodePoolArgs:
     """Hardware of a node."""
     entry: CapacityEntry
     """Way of getting nodes, and how many; `capacity_rules.problems` must have found nothing wrong with it."""
+    driver_version: str
+    """NVIDIA driver that GKE installs, LATEST or DEFAULT; too old for the image's CUDA, and no job starts."""
     compute_class: str
     """Class that the pool belongs to; pods that select another one never come here."""
     node_service_account: pulumi.Input[str]
@@ -146,7 +148,7 @@ def node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePo
                 "type": machine.accelerator,
                 "count": machine.gpus,
                 # Installed with the node, so that no driver DaemonSet has to win a race against the first pod.
-                "gpu_driver_installation_config": {"gpu_driver_version": "LATEST"},
+                "gpu_driver_installation_config": {"gpu_driver_version": args.driver_version},
             }
         ],
         "gvnic": {"enabled": True},

@@ -56,8 +56,13 @@ class RaySettings:
             "an image with a tag or a digest; `make image` writes one",
         ),
     ] = ""
-    """Container image of every Ray pod; without a registry's name it comes through the stack's Docker repositories.
+    """Container image of every Ray pod; without a registry's name it comes from Docker Hub, by the stack's mirror.
     Default: Ray's stock image of `version`, which runs what needs only Ray."""
+    operator_repository: Annotated[str, Matching(r"https?://\S+", "the address of a Helm repository")] = (
+        "https://ray-project.github.io/kuberay-helm/"
+    )
+    """Where the KubeRay operator's chart comes from: where its project publishes it (ray-project/kuberay,
+    helm-chart/kuberay-operator/README.md), or a mirror of that."""
     idle_timeout_seconds: Annotated[int, Between(30, 86400)] = 600
     """How long a worker without work stays."""
     dashboard_access: Literal["port-forward", "internal-load-balancer"] = "port-forward"

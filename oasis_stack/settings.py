@@ -40,6 +40,23 @@ class BucketSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DockerHubSettings:
+    """A login at Docker Hub, which refuses (429) what comes without one from an address that has fetched enough, and
+    many share one."""
+
+    username: Annotated[str, Matching(r"[a-z0-9]{4,30}", "a Docker ID, 4 to 30 of a-z and 0-9")]
+    """Docker ID."""
+    password_secret: Annotated[
+        str,
+        Matching(
+            r"projects/[^/]+/secrets/[^/]+/versions/([0-9]+|latest)",
+            "a secret version's full name, projects/<project>/secrets/<secret>/versions/<version>",
+        ),
+    ]
+    """Version of a secret in Secret Manager, made beforehand, that holds an access token of Docker Hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegistrySettings:
     """The repositories of images and Python packages."""
 
@@ -51,6 +68,8 @@ class RegistrySettings:
     """Untagged images older than this are deleted. What `make image` builds keeps its tag, and goes after 180 days."""
     keep_versions: Annotated[int, Between(1, 100)] = 5
     """The newest versions of each image and package that no policy deletes; nor does one delete the image in use."""
+    docker_hub: DockerHubSettings | None = None
+    """Login with which public images are fetched; without one, what Docker Hub gives to everybody."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ def cluster_environment(
     data_uri: pulumi.Input[str],
     runs_uri: pulumi.Input[str],
     image_repository: pulumi.Input[str],
-    docker_index: pulumi.Input[str],
+    docker_mirror: pulumi.Input[str],
     python_index_url: pulumi.Input[str],
     dashboard_address: pulumi.Input[str] | None,
     wandb_secret: pulumi.Input[str],
@@ -39,7 +39,9 @@ def cluster_environment(
         "ray_dashboard_command": forward if dashboard_address is None else "",
         "data_uri": data_uri,
         "runs_uri": runs_uri,
-        "image": ray.image if names.has_registry(ray.image) else pulumi.Output.concat(docker_index, "/", ray.image),
+        # Not through the virtual repository: GKE streams images of standard and remote ones alone (documentation, "Use
+        # Image streaming", requirements).
+        "image": ray.image if names.has_registry(ray.image) else pulumi.Output.concat(docker_mirror, "/", ray.image),
         "image_repository": image_repository,
         "python_index_url": python_index_url,
         "machine_type": machine.name if machine else "",

@@ -42,7 +42,7 @@ MAKERS = (
 (ray-project/kuberay v1.7.0, ray-operator/apis/ray/v1)."""
 
 
-class _Waiter(ResourceProvider):
+class Waiter(ResourceProvider):
     """Remembers its inputs, and nothing else; subclasses wait when the resource is made or when it goes."""
 
     serialize_as_secret_always = False  # the pickle is the name of a class
@@ -53,23 +53,23 @@ class _Waiter(ResourceProvider):
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         with _one_message():
-            self._await_arrival(props)
+            self.await_arrival(props)
         return CreateResult(id_=type(self).__name__.strip("_"), outs=props)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
         with _one_message():
-            self._await_arrival(_news)
+            self.await_arrival(_news)
         return UpdateResult(outs=_news)
 
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
         with _one_message():
-            self._await_departure(_props)
+            self.await_departure(_props)
 
-    def _await_arrival(self, props: Mapping[str, Any]) -> None:
-        pass
+    def await_arrival(self, props: Mapping[str, Any]) -> None:
+        """Wait at creation and at each update; at once done here."""
 
-    def _await_departure(self, props: Mapping[str, Any]) -> None:
-        pass
+    def await_departure(self, props: Mapping[str, Any]) -> None:
+        """Wait at deletion; at once done here."""
 
 
 @contextmanager
@@ -84,8 +84,8 @@ def _one_message() -> Iterator[None]:
         raise type(error)(str(error)) from None
 
 
-class _ApisAnswer(_Waiter):
-    def _await_arrival(self, props: Mapping[str, Any]) -> None:
+class _ApisAnswer(Waiter):
+    def await_arrival(self, props: Mapping[str, Any]) -> None:
         until_none(
             "waiting until these APIs, which are enabled, answer",
             lambda: [api for api in props["apis"] if google_says_disabled(api, props["project"])],
@@ -95,25 +95,26 @@ class _ApisAnswer(_Waiter):
         )
 
 
-class _CustomResourcesServed(_Waiter):
-    def _await_arrival(self, props: Mapping[str, Any]) -> None:
+class _CustomResourcesServed(Waiter):
+    def await_arrival(self, props: Mapping[str, Any]) -> None:
         cluster = Cluster(props["kubeconfig"])
         until_none(
             "waiting until the cluster serves",
-            lambda: [kind for kind in props["kinds"] if not _established(cluster.definition(kind))],
+            lambda: [kind for kind in props["kinds"] if not is_established(cluster.definition(kind))],
             props["timeout_minutes"],
             "GKE installs some resource types up to an hour after it made the cluster. Look with `kubectl get crd`, "
             "then run `pulumi up` again: it goes on waiting.",
         )
 
 
-def _established(definition: Mapping[str, Any]) -> bool:
+def is_established(definition: Mapping[str, Any]) -> bool:
+    """Whether the cluster serves the objects of this CustomResourceDefinition."""
     conditions = definition.get("status", {}).get("conditions") or []  # null in the first moments
     return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 
-class _WorkloadsGone(_Waiter):
-    def _await_departure(self, props: Mapping[str, Any]) -> None:
+class _WorkloadsGone(Waiter):
+    def await_departure(self, props: Mapping[str, Any]) -> None:
         cluster = Cluster(props["kubeconfig"])
         if _cluster_gone(cluster):
             return
@@ -178,8 +179,8 @@ def _identity(found: Mapping[str, Any]) -> tuple[str, str, bool]:
     return metadata["namespace"], metadata["name"], "deletionTimestamp" in metadata
 
 
-class _NetworkFree(_Waiter):
-    def _await_departure(self, props: Mapping[str, Any]) -> None:
+class _NetworkFree(Waiter):
+    def await_departure(self, props: Mapping[str, Any]) -> None:
         project, network = props["project"], last_part(props["network"])
         until_none(
             f"waiting until GKE has cleaned network {network}",
@@ -191,8 +192,8 @@ class _NetworkFree(_Waiter):
         )
 
 
-class _ConnectionFree(_Waiter):
-    def _await_departure(self, props: Mapping[str, Any]) -> None:
+class _ConnectionFree(Waiter):
+    def await_departure(self, props: Mapping[str, Any]) -> None:
         project, region, network = props["project"], props["region"], last_part(props["network"])
         until_none(
             f"waiting until no worker pool is peered with network {network}",
@@ -234,7 +235,7 @@ class CustomResourcesServed(Resource, module="wait", name="CustomResourcesServed
     ) -> None:
         """`kinds` are names of definitions, `<plural>.<group>`; `kubeconfig` is JSON."""
         props = {"kubeconfig": kubeconfig, "kinds": list(kinds), "timeout_minutes": timeout_minutes}
-        super().__init__(_CustomResourcesServed(), name, props, _secret_kubeconfig(opts))
+        super().__init__(_CustomResourcesServed(), name, props, secret_kubeconfig(opts))
 
 
 class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
@@ -251,7 +252,7 @@ class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         props = {"kubeconfig": kubeconfig, "timeout_minutes": timeout_minutes}
-        super().__init__(_WorkloadsGone(), name, props, _secret_kubeconfig(opts))
+        super().__init__(_WorkloadsGone(), name, props, secret_kubeconfig(opts))
 
 
 class NetworkFree(Resource, module="wait", name="NetworkFree"):
@@ -287,6 +288,6 @@ class ConnectionFree(Resource, module="wait", name="ConnectionFree"):
         super().__init__(_ConnectionFree(), name, props, opts)
 
 
-def _secret_kubeconfig(opts: pulumi.ResourceOptions | None) -> pulumi.ResourceOptions:
-    # A dynamic provider gives secrets back in the clear; the engine must be told which ones they are.
+def secret_kubeconfig(opts: pulumi.ResourceOptions | None) -> pulumi.ResourceOptions:
+    """Options with which a kubeconfig stays a secret: a dynamic provider gives it back in the clear."""
     return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(additional_secret_outputs=["kubeconfig"]))

@@ -14,6 +14,7 @@ RAY = ("kubernetes:ray.io/v1:RayCluster", "ray")
 CLASS = ("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class")
 DASHBOARD = ("kubernetes:core/v1:Service", "ray")
 IMAGES = ("gcp:artifactregistry/repository:Repository", "registry-docker")
+MIRROR = ("gcp:artifactregistry/repository:Repository", "registry-docker-remote")
 WORKERS = ("gcp:cloudbuild/workerPool:WorkerPool", "build")
 SECRET = ("gcp:secretmanager/secret:Secret", "wandb")
 SUBNET = ("gcp:compute/subnetwork:Subnetwork", "network-nodes")
@@ -21,8 +22,11 @@ GPU_POOL = "gcp:container/nodePool:NodePool"
 BUCKET = "gcp:storage/bucket:Bucket"
 
 KMS_KEY = "projects/keys-project/locations/us-east4/keyRings/ring/cryptoKeys/secrets"
+HUB_TOKEN = "projects/keys-project/secrets/docker-hub/versions/3"
 IMAGE = "us-east4-docker.pkg.dev/my-project/mine-docker/ray@sha256:" + "0a" * 32
 CPU_GROUP, GPU_GROUP = "spec.workerGroupSpecs[0]", "spec.workerGroupSpecs[1]"
+
+_LOGIN = "remoteRepositoryConfig.upstreamCredentials.usernamePasswordCredentials"
 
 
 class Example(NamedTuple):
@@ -103,11 +107,19 @@ EXAMPLES: dict[str, Example] = {
         *("g2-standard-12", (GPU_POOL, "gpu-spot"), "nodeConfig.machineType", "g2-standard-12")
     ),
     "gpu.consolidation_delay_minutes": Example(33, CLASS, "spec.autoscalingPolicy.consolidationDelayMinutes", 33),
+    "gpu.driver_version": Example(
+        *("DEFAULT", (GPU_POOL, "gpu-spot"), "nodeConfig.guestAccelerators[0].gpuDriverInstallationConfig"),
+        {"gpuDriverVersion": "DEFAULT"},
+    ),
     "gpu.compute_class": Example("big", CLASS, "metadata.name", "big"),
     "ray.namespace": Example("training", RAY, "metadata.namespace", "training"),
     "ray.cluster_name": Example("ours", RAY, "metadata.name", "ours"),
     "ray.version": Example("2.61.0", RAY, "spec.rayVersion", "2.61.0"),
     "ray.image": Example(IMAGE, RAY, "spec.headGroupSpec.template.spec.containers[0].image", IMAGE),
+    "ray.operator_repository": Example(
+        *("https://charts.example/", ("kubernetes:helm.sh/v3:Release", "kuberay"), "repositoryOpts.repo"),
+        "https://charts.example/",
+    ),
     "ray.idle_timeout_seconds": Example(777, RAY, "spec.autoscalerOptions.idleTimeoutSeconds", 777),
     "ray.dashboard_access": Example("internal-load-balancer", DASHBOARD, "spec.type", "LoadBalancer"),
     "ray.dashboard_port": Example(9443, DASHBOARD, "spec.ports[0].port", 9443),
@@ -131,6 +143,8 @@ EXAMPLES: dict[str, Example] = {
     ),
     "registry.keep_untagged_days": Example(21, IMAGES, "cleanupPolicies[2].condition.olderThan", f"{21 * 24 * 3600}s"),
     "registry.keep_versions": Example(17, IMAGES, "cleanupPolicies[0].mostRecentVersions.keepCount", 17),
+    "registry.docker_hub.username": Example("mydockerid", MIRROR, f"{_LOGIN}.username", "mydockerid"),
+    "registry.docker_hub.password_secret": Example(HUB_TOKEN, MIRROR, f"{_LOGIN}.passwordSecretVersion", HUB_TOKEN),
     "build.machine_type": Example("c3-highcpu-44", WORKERS, "workerConfig.machineType", "c3-highcpu-44"),
     "build.disk_gb": Example(345, WORKERS, "workerConfig.diskSizeGb", 345),
     "build.peered": Example(True, WORKERS, "networkConfig.peeredNetworkIpRange", "10.48.82.0/24"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from oasis_stack.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs
+from oasis_stack.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
 from tests.deployment import Deploy, Deployment
 
 REPOSITORY = "gcp:artifactregistry/repository:Repository"
@@ -14,6 +14,7 @@ REPOSITORY = "gcp:artifactregistry/repository:Repository"
 def _deployed(deploy: Deploy, **changes: Any) -> Deployment:
     arguments: dict[str, Any] = {
         "project": "project-a",
+        "project_number": "123456789012",
         "region": "us-central1",
         "prefix": "oasis",
         "labels": {"team": "vision"},
@@ -21,6 +22,7 @@ def _deployed(deploy: Deploy, **changes: Any) -> Deployment:
         "adopt": False,
         "keep_untagged_days": 7,
         "keep_versions": 5,
+        "docker_hub": None,
         "in_use": "rayproject/ray:2.60.0-py312-cu128",
     }
     return deploy(lambda: ArtifactRegistry("registry", ArtifactRegistryArgs(**(arguments | changes))))
@@ -47,11 +49,33 @@ def test_the_addresses_are_the_local_one_to_push_and_the_virtual_ones_to_pull(de
     assert _deployed(deploy).only("oasis:index:ArtifactRegistry").outputs == {
         "image_repository": "us-central1-docker.pkg.dev/project-a/oasis-docker",
         "docker_index": "us-central1-docker.pkg.dev/project-a/oasis-docker-virtual",
+        "docker_mirror": "us-central1-docker.pkg.dev/project-a/oasis-docker-remote",
         "python_index_url": "https://us-central1-python.pkg.dev/project-a/oasis-python-virtual/simple/",
         "repository_id": "oasis-docker",
         "docker_index_id": "oasis-docker-virtual",
+        "docker_mirror_id": "oasis-docker-remote",
         "python_index_id": "oasis-python-virtual",
     }
+
+
+def test_a_login_at_docker_hub_is_read_from_its_secret_by_googles_agent_before_the_mirror_uses_it(
+    deploy: Deploy,
+) -> None:
+    secret = "projects/keys/secrets/docker-hub/versions/3"
+    login = DockerHub(username="mydockerid", password_secret=secret)
+    seen = _deployed(deploy, docker_hub=login)
+
+    mirror = seen.get(REPOSITORY, "registry-docker-remote")
+    grant = seen.only("gcp:secretmanager/secretIamMember:SecretIamMember")
+    agent = "serviceAccount:service-123456789012@gcp-sa-artifactregistry.iam.gserviceaccount.com"
+    assert mirror.inputs["remoteRepositoryConfig"]["upstreamCredentials"] == {
+        "usernamePasswordCredentials": {"username": "mydockerid", "passwordSecretVersion": secret}
+    }
+    assert (grant.inputs["project"], grant.inputs["secretId"], grant.inputs["member"]) == ("keys", "docker-hub", agent)
+    assert seen.is_before(seen.only("gcp:projects/serviceIdentity:ServiceIdentity"), grant)
+    assert seen.is_before(grant, mirror)
+    other = seen.get(REPOSITORY, "registry-python-remote")
+    assert "upstreamCredentials" not in other.inputs["remoteRepositoryConfig"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from tests.deployment import Deployment, Registered
 from tests.deployment import deploy as run_under_mocks
 from tests.program import program
-from tests.setting_examples import KMS_KEY
+from tests.setting_examples import HUB_TOKEN, KMS_KEY
 from tests.stacks import changed
 from tests.test_readme import section
 
@@ -31,7 +31,7 @@ ALLOWS = {
     "roles/storage.objectViewer": "read",
     "roles/storage.objectUser": "write|sources",
     "roles/storage.bucketViewer": r"storage\.buckets\.get|looks at the bucket",
-    "roles/secretmanager.secretAccessor": "read the key",
+    "roles/secretmanager.secretAccessor": "read the key|read the token",
     "roles/cloudkms.cryptoKeyEncrypterDecrypter": "encrypt",
 }
 """What a role is good for, which the table must give as the reason."""
@@ -60,6 +60,10 @@ OF_THE_COMMANDS = {
 """What the make targets need beyond the program."""
 
 
+HUB_LOGIN = {"username": "mydockerid", "password_secret": HUB_TOKEN}
+"""A login at Docker Hub, which brings a grant."""
+
+
 @dataclass(frozen=True)
 class Grant:
     """One row of the table, its lists written out."""
@@ -76,6 +80,7 @@ def everything() -> Deployment:
     key = KMS_KEY.replace("us-east4", "us-central1")
     config = changed("oasis:cluster", {"secrets_encryption_key": key}, changed("oasis:build.peered", True))
     config = changed("oasis:network.proxy_only", True, config)
+    config = changed("oasis:registry", {"docker_hub": HUB_LOGIN}, config)
     balanced = {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.200.0.0/16"]}
     return run_under_mocks(program, changed("oasis:ray", balanced, config))
 
@@ -112,7 +117,12 @@ def _subject(grant: Registered) -> str:
     if member.startswith("principal://"):
         return "workload"
     account = member.removeprefix("serviceAccount:")
-    known = {"oasis-nodes@": "node account", "oasis-image-builder@": "image builder", "service-": "GKE's own agent"}
+    known = {
+        "oasis-nodes@": "node account",
+        "oasis-image-builder@": "image builder",
+        "service-123456789012@container-engine-robot.": "GKE's own agent",
+        "service-123456789012@gcp-sa-artifactregistry.": "Artifact Registry's own agent",
+    }
     return next(name for start, name in known.items() if account.startswith(start))
 
 
@@ -123,7 +133,7 @@ def _place(grant: Registered) -> str:
     if "repository" in inputs:
         return f"`<name>-{inputs['repository'].removeprefix('oasis-')}`"
     if "secretId" in inputs:
-        return "the W&B secret"
+        return "the secret of `registry.docker_hub`" if inputs["project"] == "keys-project" else "the W&B secret"
     return "the key of `cluster.secrets_encryption_key`" if "cryptoKeyId" in inputs else "project"
 
 

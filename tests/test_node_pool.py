@@ -37,6 +37,7 @@ def _pool(deploy: Deploy, entry: CapacityEntry, machine: str = H200) -> Register
                 zone="us-central1-b",
                 machine=MACHINES[machine],
                 entry=entry,
+                driver_version="LATEST",
                 compute_class="h200",
                 node_service_account="nodes@project-a.iam.gserviceaccount.com",
                 additional_networks=NICS if MACHINES[machine].rdma_nics else [],

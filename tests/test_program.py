@@ -30,6 +30,7 @@ from tests.setting_examples import (
     CLUSTER,
     EXAMPLES,
     GPU_GROUP,
+    IMAGES,
     KMS_KEY,
     LADDER,
     NOT_IN_THE_CLOUD,
@@ -463,7 +464,12 @@ def test_the_command_for_credentials_fits_the_endpoint(full: Deployment, other: 
     assert other.exports["get_credentials_command"].endswith("--location us-east4 --project my-project")
 
 
-def test_an_image_without_a_registry_comes_through_the_stacks_own(full: Deployment, other: Deployment) -> None:
-    index = "us-central1-docker.pkg.dev/some-project/oasis-docker-virtual"
-    assert full.exports["image"] == f"{index}/rayproject/ray:2.60.0-py312-cu128"
+def test_an_image_without_a_registry_comes_from_a_repository_of_the_stack_that_streams(
+    full: Deployment, other: Deployment
+) -> None:
+    repository, _, image = full.exports["image"].removeprefix("us-central1-docker.pkg.dev/some-project/").partition("/")
+    assert image == "rayproject/ray:2.60.0-py312-cu128"
+    [found] = [it for it in full.of_type(IMAGES[0]) if it.inputs["repositoryId"] == repository]
+    # GKE documentation, "Use Image streaming", requirements: a virtual repository is pulled whole on each GPU node.
+    assert found.inputs["mode"] in ("STANDARD_REPOSITORY", "REMOTE_REPOSITORY")
     assert other.exports["image"] == EXAMPLES["ray.image"].value

@@ -48,6 +48,8 @@ def test_the_dev_stack_shows_every_setting_but_those_that_are_written_into_it() 
         "oasis:cluster.secrets_encryption_key",
         "oasis:cluster.maintenance_exclusion.end",
         "oasis:ray.dashboard_client_ranges",
+        "oasis:ray.operator_repository",
+        "oasis:registry.docker_hub",
         *(f"oasis:gpu.capacity[{index}].{field}" for index in (0, 1) for field in ("reservation", "compact_placement")),
         "oasis:gpu.capacity[1].max_run_duration_hours",
     }

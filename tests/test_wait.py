@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import grpc
 import pulumi
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.protobuf.struct_pb2 import Struct
 from pulumi.dynamic.dynamic import serialize_provider
+from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
-from oasis_stack import wait
+from oasis_stack import chart_definitions, wait
 from oasis_stack.live_state import Refused
 from oasis_stack.polling import WaitError
 from tests import loopback
@@ -156,26 +159,31 @@ def test_creation_waits_until_every_enabled_api_has_stopped_saying_that_it_is_di
 
 
 def test_an_error_is_one_message_without_traceback_and_attempts_that_fail_are_no_noise(world: World) -> None:
-    """As Pulumi's own servicer of dynamic providers hands it to the engine, in a process of its own."""
-    script = (
-        "import json, sys\nfrom pulumi.dynamic.__main__ import _abort_with_traceback\nfrom oasis_stack import wait\n"
-        "class Context:\n    def abort(self, code, text): print(text, end='')\n"
-        "served = lambda *_: wait._CustomResourcesServed().create(json.loads(sys.argv[1]))\n"
-        "_abort_with_traceback(served)(None, None, Context())\n"
-    )
+    """Of Pulumi's own server of dynamic providers, as the engine asks it."""
     dead = world.kubeconfig.replace(world.url, "http://127.0.0.1:1")
-    props = {"kubeconfig": dead, "kinds": ["a.b"], "timeout_minutes": SOON}
-    done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(props)],
+    properties = Struct()
+    properties.update({"kubeconfig": dead, "kinds": ["a.b"], "timeout_minutes": SOON})
+    properties.update({"__provider": serialize_provider(wait._CustomResourcesServed())})
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "pulumi.dynamic"],
         cwd=Path(wait.__file__).parent.parent,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=True,
-    )
-    *header, message = done.stdout.splitlines()
+    ) as server:
+        try:
+            assert server.stdout and server.stderr
+            with grpc.insecure_channel(f"127.0.0.1:{int(server.stdout.readline())}") as channel:
+                request = provider_pb2.CreateRequest(urn="urn:pulumi:a::b::c::d", properties=properties)
+                with pytest.raises(grpc.RpcError) as refusal:
+                    provider_pb2_grpc.ResourceProviderStub(channel).Create(request, timeout=60)
+        finally:
+            server.terminate()
+        noise = server.stderr.read()
+    *header, message = str(refusal.value.details()).strip().splitlines()
     assert header in ([], ["Traceback (most recent call last):"])
     assert message.startswith("oasis_stack.polling.WaitError: waiting until the cluster serves: after 0.002 minutes")
-    assert all(line.startswith("waiting until the cluster serves") for line in done.stderr.splitlines()), done.stderr
+    assert all(line.startswith("waiting until the cluster serves") for line in noise.splitlines()), noise
 
 
 def test_the_waits_take_the_access_token_that_the_provider_takes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +215,7 @@ def test_what_never_comes_is_named_with_what_to_do(world: World) -> None:
 
 def test_a_refusal_is_not_waited_out(world: World) -> None:
     world.answers["/apis/apiextensions.k8s.io/v1/customresourcedefinitions/a.b.c"] = (403, {})
-    with pytest.raises(Refused, match=r"403.*gke-gcloud-auth-plugin.*gcloud auth login"):
+    with pytest.raises(Refused, match=r"403.*gke-gcloud-auth-plugin.*gcloud auth application-default login"):
         wait._CustomResourcesServed().create(
             {"kubeconfig": world.kubeconfig, "kinds": ["a.b.c"], "timeout_minutes": 60}
         )
@@ -331,13 +339,13 @@ def test_a_google_api_that_forbids_is_not_waited_out(world: World) -> None:
 
 
 def test_providers_are_stored_as_their_names_alone_and_found_by_another_process() -> None:
-    providers = wait._Waiter.__subclasses__()
-    assert wait._ApisAnswer in providers
+    providers = wait.Waiter.__subclasses__()
+    assert {wait._ApisAnswer, chart_definitions._ChartDefinitions} <= set(providers)
     stored = [base64.b64decode(serialize_provider(provider())) for provider in providers]
     for provider, pickle in zip(providers, stored, strict=True):
         words = {argument for _, argument, _ in pickletools.genops(pickle) if isinstance(argument, str)}
         # A class stored by value would carry its functions' code, which differs between Python 3.11 and 3.12.
-        assert words == {"oasis_stack.wait", provider.__name__}
+        assert words == {provider.__module__, provider.__name__}
     loading = "import dill, sys; print(*(type(dill.loads(bytes.fromhex(a))).__name__ for a in sys.argv[1:]))"
     other = subprocess.run(
         [sys.executable, "-c", loading, *(pickle.hex() for pickle in stored)],

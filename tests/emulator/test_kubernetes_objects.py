@@ -19,7 +19,7 @@ POD: dict[str, Any] = {
         "containers": [{"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "nvidia.com/gpu": "8"}}}],
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "nodeSelector": {"pool": "gpu"},
-    }
+    },
 }
 
 

@@ -104,8 +104,8 @@ def cuda(place: Place) -> str:
     if int(driver.partition(".")[0]) < least:
         raise Unfit(
             f"driver {driver} is too old for CUDA {major} of this torch, which needs R{least} or later",
-            "Use a GKE version whose latest driver is (1.34 or later for CUDA 13), or an image with torch for an "
-            "older CUDA.",
+            "Set oasis:gpu.driver_version to LATEST, use a GKE version whose latest driver is that new (1.34 or later "
+            "for CUDA 13), or an image with torch for an older CUDA.",
         )
     return f"{found}, driver {driver}"
 
