@@ -86,8 +86,6 @@ devices = oasis.DeviceNetworks("devices", oasis.DeviceNetworksArgs(
     gvnic_network_name=rdma.gvnic_network_name, gvnic_subnet_name=rdma.gvnic_subnet_name,
     rdma_network_name=rdma.rdma_network_name, rdma_subnet_names=rdma.rdma_subnet_names,
     kubeconfig=cluster.kubeconfig), after_pools) if rdma else None
-installers = [oasis.NcclInstaller("nccl", oasis.NcclInstallerArgs(
-    accelerator=gpu.machine.accelerator), inside)] if gpu and rdma else []
 identity = oasis.WorkloadIdentity("identity", oasis.WorkloadIdentityArgs(
     project=project, project_number=services.number, cluster_name=cluster.cluster_name, namespace=ray.namespace,
     service_account=names.RAY_ACCOUNT, secrets={"wandb": secret.secret_id} if secret else {}, buckets={
@@ -113,9 +111,9 @@ oasis.RayCluster("ray", oasis.RayClusterArgs(
     operator_namespace=names.KUBERAY_NAMESPACE, control_plane_ranges=[ranges.control_plane, ranges.services],
     kubeconfig=cluster.kubeconfig, dashboard_address=address, dashboard_port=ray.dashboard_port,
     dashboard_client_ranges=ray.dashboard_client_ranges,
-    # Pods need their grants, GPU pods plugin and nodes; on destroy these and the operator outlive users' Ray objects.
+    # Pods need their grants, GPU pods nodes; on destroy these and the operator outlive users' Ray objects.
 ), pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[
-    operator, identity, *installers, *gpu_pools, *filter(None, (gpu_class, devices))]))
+    operator, identity, *gpu_pools, *filter(None, (gpu_class, devices))]))
 
 for output, value in {
     **environment, "kubeconfig": cluster.kubeconfig, "gpu_compute_class": gpu.compute_class if gpu else "",

@@ -19,8 +19,8 @@ from io import BufferedIOBase
 from typing import Any, BinaryIO, cast
 from urllib.parse import parse_qsl, urlsplit
 
+from emulator import charts
 from emulator.api_probes import ApiProbes
-from emulator.charts import ChartRepository
 from emulator.cloud import Cloud
 from emulator.cloud_errors import CloudError
 from emulator.compute import ComputeApi
@@ -65,7 +65,7 @@ class CloudServer(ThreadingHTTPServer):
             MetadataServer(cloud, tokens),
             SecretsApi(cloud, tokens),
             ComputeApi(cloud, tokens),
-            ChartRepository(),
+            charts.ChartRepository(),
         )
         self.apis: tuple[Callable[[Request], Response | None], ...] = tuple(api.answer for api in apis)
         super().__init__(("127.0.0.1", port), _Handler)
@@ -203,6 +203,11 @@ def start(state: State) -> None:
         if state.process(NAME) is None or time.monotonic() > deadline:
             raise EmulatorError(f"the emulated Google does not answer; see {state.log(NAME)}")
         time.sleep(0.05)
+
+
+def charts_address(state: State) -> str:
+    """Address of the Helm repository."""
+    return f"http://127.0.0.1:{state.port(NAME)}{charts.PATH}"
 
 
 def environment(state: State) -> dict[str, str]:

@@ -17,7 +17,6 @@ import yaml
 
 from emulator import (
     build,
-    charts,
     cloud_server,
     control_plane,
     deployed_ray,
@@ -139,7 +138,7 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
     ports = {
         "oasis:ray": {
             "dashboard_port": state.port("ray-dashboard", preferred=_wanted_port()),
-            "operator_repository": f"http://127.0.0.1:{state.port(cloud_server.NAME)}{charts.PATH}",
+            "operator_repository": cloud_server.charts_address(state),
         }
     }
     return Engine(

@@ -11,7 +11,6 @@ from oasis_stack.iam import BucketGrant, RepositoryGrant, WorkloadIdentity, Work
 from oasis_stack.image_build import ImageBuild, ImageBuildArgs, Peering
 from oasis_stack.internal_address import InternalAddress, InternalAddressArgs
 from oasis_stack.kuberay import KubeRay, KubeRayArgs
-from oasis_stack.nccl_installer import NcclInstaller, NcclInstallerArgs
 from oasis_stack.network import Network, NetworkArgs
 from oasis_stack.node_pool import AdditionalNetwork, GpuNodePool, GpuNodePoolArgs
 from oasis_stack.pod_size import PodSize
@@ -47,8 +46,6 @@ __all__ = [
     "InternalAddressArgs",
     "KubeRay",
     "KubeRayArgs",
-    "NcclInstaller",
-    "NcclInstallerArgs",
     "Network",
     "NetworkArgs",
     "Peering",

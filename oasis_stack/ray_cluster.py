@@ -5,14 +5,14 @@ The autoscaler's role, the head's Service and the token's Secret are KubeRay's w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import pulumi
 import pulumi_kubernetes as kubernetes
 
-from oasis_stack import network_policy, wait
+from oasis_stack import admission_policy, network_policy, wait
 from oasis_stack.pod_size import PodSize
 from oasis_stack.ray_cluster_spec import AUTOSCALED, pod_environment, ray_cluster_spec, worker_group
 from oasis_stack.ray_mounts import Mounts
@@ -82,8 +82,9 @@ class RayClusterArgs:
 
 
 class RayCluster(pulumi.ComponentResource):
-    """Registers the RayCluster with namespace, service account, ConfigMap, NetworkPolicies and disruption budget, where
-    asked for the dashboard's internal load balancer, and the removal of all Ray workloads on destroy."""
+    """Registers the RayCluster with namespace, service account, ConfigMap, NetworkPolicies, admission policies and
+    disruption budget, where asked for the dashboard's internal load balancer, and the removal of all Ray workloads on
+    destroy."""
 
     APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
 
@@ -94,7 +95,7 @@ class RayCluster(pulumi.ComponentResource):
         super().__init__("oasis:index:RayCluster", name, None, opts)
         namespace = kubernetes.core.v1.Namespace(
             name,
-            metadata=kubernetes.meta.v1.ObjectMetaArgs(name=args.namespace, labels=pod_security(args.gpu)),
+            metadata=kubernetes.meta.v1.ObjectMetaArgs(name=args.namespace, labels=POD_SECURITY),
             opts=pulumi.ResourceOptions(parent=self, custom_timeouts=pulumi.CustomTimeouts(delete=DELETE_TIMEOUT)),
         )
         self.ray_namespace = namespace.metadata.apply(lambda metadata: str(metadata.name))
@@ -152,11 +153,26 @@ class RayCluster(pulumi.ComponentResource):
                 kubernetes.networking.v1.NetworkPolicy(policy, metadata=self._metadata(policy), spec=spec, opts=child)
                 for policy, spec in policies.items()
             ),
+            *self._admission(args),
         ]
+
+    def _admission(self, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
+        child = pulumi.ResourceOptions(parent=self)
+        for name, spec in admission_policy.policies(args.namespace, args.service_account).items():
+            metadata = kubernetes.meta.v1.ObjectMetaArgs(name=name)
+            yield kubernetes.admissionregistration.v1.ValidatingAdmissionPolicy(
+                name, metadata=metadata, spec=spec, opts=child
+            )
+            yield kubernetes.admissionregistration.v1.ValidatingAdmissionPolicyBinding(
+                name, metadata=metadata, spec=admission_policy.binding(name), opts=child
+            )
 
     def _metadata(self, name: str, annotations: Mapping[str, str] | None = None) -> kubernetes.meta.v1.ObjectMetaArgs:
         return kubernetes.meta.v1.ObjectMetaArgs(name=name, namespace=self.ray_namespace, annotations=annotations)
 
+
+POD_SECURITY = {"pod-security.kubernetes.io/enforce": "baseline"}
+"""Label of the namespace; `restricted` would refuse the init container that copies gIB, which is root."""
 
 LOAD_BALANCER = {
     "networking.gke.io/load-balancer-type": "Internal",
@@ -185,12 +201,6 @@ def _load_balancer_spec(args: RayClusterArgs) -> kubernetes.core.v1.ServiceSpecA
 def head_labels(cluster_name: str) -> dict[str, str]:
     """Labels that KubeRay gives the head of that cluster, and no other pod."""
     return {"ray.io/cluster": cluster_name, "ray.io/node-type": "head"}
-
-
-def pod_security(gpu: GpuGroup | None) -> dict[str, str]:
-    """The strictest Pod Security level that admits the pods: gIB and the driver are directories of the node."""
-    needs_host_path = gpu is not None and gpu.machine.rdma_nics > 0
-    return {"pod-security.kubernetes.io/enforce": "privileged" if needs_host_path else "baseline"}
 
 
 def port_forward_command(namespace: str, cluster_name: str, port: int) -> str:

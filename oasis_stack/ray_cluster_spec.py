@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oasis_stack.ray_pods import CONTAINER_SECURITY
+from oasis_stack.ray_pods import API_MOUNT, CONTAINER_SECURITY
 
 AUTOSCALED = {"pulumi.com/patchForce": "true"}
 """Annotation with which an update wins the list of worker groups back from Ray's autoscaler, and does not fail.
@@ -62,6 +62,7 @@ def ray_cluster_spec(
             # The operator's default of 512Mi is what Ray's own autoscaler is killed at.
             "resources": {kind: {"cpu": "500m", "memory": "1Gi"} for kind in ("requests", "limits")},
             "securityContext": CONTAINER_SECURITY,
+            "volumeMounts": [API_MOUNT],
         },
         "headGroupSpec": {
             "serviceType": "ClusterIP",

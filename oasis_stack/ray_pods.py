@@ -31,6 +31,10 @@ MAX_RUN_VARIABLE = "OASIS_MAX_RUN_SECONDS"
 CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """No pod of Ray is privileged; Google's RDMA test pods dropped IPC_LOCK in 2025 (container-engine-accelerators)."""
 
+_API_VOLUME = "kubernetes-api"
+
+API_MOUNT = {"name": _API_VOLUME, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
+"""Mount by which the autoscaler's container has the account's Kubernetes token; drivers run in the one beside it."""
 
 NOT_MOVED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 """GKE's autoscaler may not move a Ray pod to save a node: the work in it would be lost. Idle workers go by Ray's own
@@ -77,6 +81,7 @@ def head_template(context: PodContext, size: PodSize, node_labels: Mapping[str, 
     container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
     pod = _pod(context, container, volumes, HEAD_GRACE_SECONDS)
     pod["nodeSelector"] = dict(node_labels)
+    pod["volumes"].append(_api_volume())
     return {"metadata": {"annotations": {**volumes.annotations, **NOT_MOVED}}, "spec": pod}
 
 
@@ -86,7 +91,6 @@ def cpu_worker_template(context: PodContext, size: PodSize, node_labels: Mapping
     container = _container("ray-worker", context, size, volumes)
     container["env"].append(_drain(DRAIN_SECONDS))
     pod = _pod(context, container, volumes, GRACE_SECONDS) | {
-        "automountServiceAccountToken": False,
         "nodeSelector": dict(node_labels),
         "tolerations": [_tolerate(key, value) for key, value in node_labels.items()],
     }
@@ -106,7 +110,6 @@ def gpu_worker_template(context: PodContext, gpu: GpuGroup) -> dict[str, Any]:
     if gpu.max_run_seconds is not None:
         container["env"].append({"name": MAX_RUN_VARIABLE, "value": str(gpu.max_run_seconds)})
     pod = _pod(context, container, volumes, grace) | {
-        "automountServiceAccountToken": False,
         "nodeSelector": {"cloud.google.com/compute-class": gpu.compute_class},
         "tolerations": _gpu_tolerations(gpu),
     }
@@ -131,9 +134,9 @@ def interface_annotations(device_networks: Sequence[pulumi.Input[str]]) -> dict[
 
 def _require_rdma(context: PodContext, pod: dict[str, Any], container: dict[str, Any]) -> None:
     directory = context.mounts.gib
-    mounts = gib.mounts(directory)
-    pod["volumes"] += gib.VOLUMES
-    container["volumeMounts"] += mounts
+    pod["volumes"].append(gib.VOLUME)
+    pod["initContainers"] = [gib.install_container(CONTAINER_SECURITY)]
+    container["volumeMounts"].append(gib.mount(directory))
     container["command"] = [gib.start_guard(directory)]
     container["env"] += [
         {"name": "LD_LIBRARY_PATH", "value": f"{directory}/lib64:{gib.DRIVER_DIRECTORY}/lib64"},
@@ -141,21 +144,24 @@ def _require_rdma(context: PodContext, pod: dict[str, Any], container: dict[str,
         {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"},
         {"name": "GLOO_SOCKET_IFNAME", "value": "eth0"},
     ]
-    pod["initContainers"] = [
-        {
-            "name": "wait-for-gib",
-            "image": context.image,
-            "command": gib.wait_command(directory),
-            "resources": {kind: {"cpu": "100m", "memory": "64Mi"} for kind in ("requests", "limits")},
-            "securityContext": CONTAINER_SECURITY,
-            "volumeMounts": mounts[:1],
-        }
+
+
+def _api_volume() -> dict[str, Any]:
+    """What Kubernetes itself would mount into every container of the pod (kubernetes v1.36,
+    plugin/pkg/admission/serviceaccount/admission.go, TokenVolumeSource)."""
+    sources = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
     ]
+    return {"name": _API_VOLUME, "projected": {"sources": sources}}
 
 
 def _pod(context: PodContext, container: dict[str, Any], volumes: PodVolumes, grace_seconds: int) -> dict[str, Any]:
     return {
         "serviceAccountName": context.service_account,
+        # Google's credentials come from the metadata server, whatever this says.
+        "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_seconds,
         "securityContext": {
             "runAsNonRoot": True,

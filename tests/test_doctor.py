@@ -67,7 +67,7 @@ def test_a_gpu_worker_without_gib_is_unfit_and_with_it_fit(tmp_path: Path, monke
     monkeypatch.setattr(hardware, "GIB_DIRECTORY", str(tmp_path))
     found = finding(GPU_WORKER, "gib")
     assert found.outcome == "fail"
-    assert "libnccl-net" in found.found and "nccl-rdma-installer" in found.remedy
+    assert "libnccl-net" in found.found and "install-gib" in found.remedy
     for name in ("lib64/libnccl-net_internal.so", "scripts/set_nccl_env.sh"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()

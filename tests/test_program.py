@@ -158,7 +158,6 @@ def test_another_machine_type_reaches_its_pools_and_has_no_rdma(deploy: Deploy) 
 
     assert at(stack.get(*example.resource), example.path) == example.shown
     assert not stack.of_type("oasis:index:RdmaNetwork") + stack.of_type("oasis:index:DeviceNetworks")
-    assert not stack.of_type("oasis:index:NcclInstaller")
     assert not at(stack.get(*example.resource), "networkConfig.additionalNodeNetworkConfigs")
     assert (stack.exports["rdma_nics"], stack.exports["gpus_per_node"]) == ("0", "1")
 
@@ -324,7 +323,10 @@ DELETED_FIRST = [
         ("kubernetes:ray.io/v1:RayCluster", "ray"),
         ("gcp:storage/bucketIAMMember:BucketIAMMember", "identity-runs-objectUser"),
     ),
-    (("kubernetes:ray.io/v1:RayCluster", "ray"), ("kubernetes:apps/v1:DaemonSet", "nccl")),
+    (
+        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
+        ("kubernetes:admissionregistration.k8s.io/v1:ValidatingAdmissionPolicyBinding", "oasis-ray-account"),
+    ),
     (("kubernetes:ray.io/v1:RayCluster", "ray"), ("kubernetes:networking.gke.io/v1:Network", "rdma-0")),
     (("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class"), ("gcp:container/nodePool:NodePool", "gpu-spot")),
     (

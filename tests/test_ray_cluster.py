@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pulumi
 import pytest
-from ray.autoscaler._private.kuberay import autoscaling_config
+from ray.autoscaler._private.kuberay import autoscaling_config, node_provider
 
 from oasis_stack import gib
 from oasis_stack.compute_class import ComputeClass, ComputeClassArgs
@@ -167,7 +169,9 @@ def test_a_gpu_worker_finds_driver_and_plugin_and_talks_to_others_over_its_first
     found = environment(container)
     assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "eth0"
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert found["LD_LIBRARY_PATH"] == f"{mounted['gib']}/lib64:{mounted['nvidia']}/lib64"
+    # The driver is where GKE's device plugin mounts it into whatever asks for GPUs.
+    assert found["LD_LIBRARY_PATH"] == f"{mounted['gib']}/lib64:/usr/local/nvidia/lib64"
+    assert "nvidia.com/gpu" in container["resources"]["limits"]
 
 
 def test_a_gpu_worker_lands_on_its_class_alone_and_tolerates_what_such_nodes_carry(deploy: Deploy) -> None:
@@ -242,8 +246,9 @@ def test_the_head_and_cpu_workers_stay_on_their_own_pools(deploy: Deploy) -> Non
     assert [(entry["key"], entry["value"]) for entry in cpu["tolerations"]] == [("pool", "cpu")]
 
 
-def test_no_pod_is_privileged_and_only_the_head_may_talk_to_the_kubernetes_api(deploy: Deploy) -> None:
-    found = spec(deploy)
+def test_no_pod_has_a_way_to_its_node_and_no_container_but_the_autoscaler_a_kubernetes_token(deploy: Deploy) -> None:
+    deployment = build(deploy)
+    found = deployment.only(RAY_CLUSTER).inputs["spec"]
 
     for template in templates(found):
         spec_ = template["spec"]
@@ -254,11 +259,36 @@ def test_no_pod_is_privileged_and_only_the_head_may_talk_to_the_kubernetes_api(d
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert "privileged" not in container["securityContext"]
-        for volume in spec_["volumes"]:
-            mounted = [m for c in spec_["containers"] for m in c["volumeMounts"] if m["name"] == volume["name"]]
-            assert "hostPath" not in volume or all(m["readOnly"] for m in mounted)
-    assert "automountServiceAccountToken" not in pod(found["headGroupSpec"])
-    assert all(pod(group)["automountServiceAccountToken"] is False for group in found["workerGroupSpecs"])
+            assert not {m["name"] for m in container["volumeMounts"]} & tokens(spec_)
+        assert not any("hostPath" in volume for volume in spec_["volumes"])
+        assert spec_["automountServiceAccountToken"] is False
+    assert {volume for template in templates(found) for volume in tokens(template["spec"])} == tokens(
+        pod(found["headGroupSpec"])
+    )
+    (mount,) = found["autoscalerOptions"]["volumeMounts"]
+    assert {mount["name"]} == tokens(pod(found["headGroupSpec"]))
+    # Where Ray's autoscaler looks (ray 2.60, _private/kuberay/node_provider.py).
+    assert mount["mountPath"] == str(Path(node_provider.IN_CLUSTER_TOKEN_PATH).parent)
+    (projected,) = (v["projected"] for v in pod(found["headGroupSpec"])["volumes"] if v["name"] == mount["name"])
+    files = {item["path"] for source in projected["sources"] for item in files_of(source)}
+    assert {"token", Path(node_provider.IN_CLUSTER_CA_CERT_PATH).name} <= files
+    labels = deployment.only("kubernetes:core/v1:Namespace").inputs["metadata"]["labels"]
+    assert labels == {"pod-security.kubernetes.io/enforce": "baseline"}
+
+
+def tokens(spec_: dict[str, Any]) -> set[str]:
+    """Names of the volumes of a pod that bring a Kubernetes token."""
+    return {
+        volume["name"]
+        for volume in spec_["volumes"]
+        if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", ()))
+    }
+
+
+def files_of(source: dict[str, Any]) -> list[dict[str, Any]]:
+    """Files that one source of a projected volume brings."""
+    (content,) = source.values()
+    return content.get("items", [content])
 
 
 def test_the_data_mount_is_cached_and_read_only_and_the_runs_mount_is_neither(deploy: Deploy) -> None:
@@ -327,17 +357,14 @@ def test_a_full_file_cache_never_evicts_its_pod(deploy: Deploy) -> None:
         assert int(options["file-cache:max-size-mb"]) < limit_gib * 1024
 
 
-def test_a_machine_without_rdma_needs_neither_gib_nor_node_directories(deploy: Deploy) -> None:
+def test_a_machine_without_rdma_needs_no_gib(deploy: Deploy) -> None:
     group = gpu_group(machine=MACHINES["g2-standard-4"], device_networks=[])
-    deployment = build(deploy, gpu=group)
 
-    template = worker_groups(deployment.only(RAY_CLUSTER).inputs["spec"])["gpu"]["template"]
+    template = worker_groups(spec(deploy, gpu=group))["gpu"]["template"]
     assert "initContainers" not in template["spec"]
     assert "command" not in template["spec"]["containers"][0]
     assert not any(key.startswith("networking.gke.io") for key in template["metadata"]["annotations"])
-    assert not any("hostPath" in volume for volume in template["spec"]["volumes"])
-    labels = deployment.only("kubernetes:core/v1:Namespace").inputs["metadata"]["labels"]
-    assert labels == {"pod-security.kubernetes.io/enforce": "baseline"}
+    assert "gib" not in {volume["name"] for volume in template["spec"]["volumes"]}
 
 
 # ---- gIB is required: the rendered commands under bash
@@ -368,11 +395,13 @@ def as_kuberay_starts_it(container: dict[str, Any], options: str = "--num-gpus=8
 
 @pytest.fixture
 def gib_folder(tmp_path: Path) -> Path:
-    """A complete gIB, as the installer leaves it."""
+    """A whole gIB."""
     folder = tmp_path / "gib"
-    (folder / "scripts").mkdir(parents=True)
+    for name in ("lib64/libnccl-net.so", "lib64/libibverbs.so.1", "configs/tuner_config_a3u.txtpb"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "scripts").mkdir()
     (folder / "scripts" / "set_nccl_env.sh").write_text("export NCCL_NET=gIB\n")
-    (folder / gib.MARKER).touch()
     return folder
 
 
@@ -388,12 +417,21 @@ def test_with_gib_ray_starts_with_its_settings(deploy: Deploy, gib_folder: Path,
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("missing", [gib.MARKER, "scripts/set_nccl_env.sh", "everything"])
-def test_without_gib_ray_never_starts(deploy: Deploy, gib_folder: Path, tmp_path: Path, missing: str) -> None:
+MISSING = ("lib64/libnccl-net.so", "configs/tuner_config_a3u.txtpb", "scripts/set_nccl_env.sh", "everything")
+
+
+def take_out(folder: Path, missing: str) -> None:
+    """What is left of a gIB that is not whole."""
     if missing == "everything":
-        gib_folder = tmp_path / "nothing"
+        shutil.rmtree(folder)
+        folder.mkdir()
     else:
-        (gib_folder / missing).unlink()
+        (folder / missing).unlink()
+
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_without_a_whole_gib_ray_never_starts(deploy: Deploy, gib_folder: Path, tmp_path: Path, missing: str) -> None:
+    take_out(gib_folder, missing)
 
     done = run(as_kuberay_starts_it(gpu_container(deploy, gib_folder)), tmp_path)
 
@@ -430,25 +468,86 @@ def test_the_signal_that_ends_a_worker_reaches_ray_which_then_drains(
     assert (told, worker.returncode) == ("drained\n", 0)
 
 
-def test_the_init_container_waits_for_gib_in_the_mounted_directory_and_ends_with_it(
-    deploy: Deploy, gib_folder: Path, tmp_path: Path
-) -> None:
+def copy(deploy: Deploy, source: Path, folder: Path, **broken: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Run the init container's script with folders for the image's gIB and for the volume.
+
+    Args:
+        deploy: renders the pod.
+        source: what the image has.
+        folder: where to put what stands for the image's programs, and the volume.
+        broken: scripts that stand for programs of the image.
+    """
     gpu = pod(worker_groups(spec(deploy))["gpu"])
     (container,) = gpu["initContainers"]
-    assert container["volumeMounts"][0]["mountPath"] == GIB_DIRECTORY
-    volumes = {volume["name"]: volume for volume in gpu["volumes"]}
-    assert volumes[container["volumeMounts"][0]["name"]]["hostPath"]["path"] == gib.HOST_DIRECTORY
+    (mount,) = container["volumeMounts"]
+    seen = [each["mountPath"] for each in gpu["containers"][0]["volumeMounts"] if each["name"] == mount["name"]]
+    assert seen == [GIB_DIRECTORY]  # what is copied is what the worker looks at
+    assert not mount.get("readOnly")
+    assert {v["name"]: v for v in gpu["volumes"]}[mount["name"]] == {"name": mount["name"], "emptyDir": {}}
+    volume, programs = folder / "volume", folder / "bin"
+    volume.mkdir()
+    programs.mkdir()
+    for name, text in {"container_entry.sh": "exit 0", **broken}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    places = {
+        mount["mountPath"]: volume,
+        "/var/lib/gib": source,
+        "/scripts/container_entry.sh": programs / "container_entry.sh",
+    }
+    command = container["command"]
+    for there, here in places.items():
+        command = [word.replace(there, str(here)) for word in command]
+    path = f"{programs}{os.pathsep}{os.defpath}"
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=30, check=False)
+    return done, volume
 
-    command = [word.replace(GIB_DIRECTORY, str(gib_folder)) for word in container["command"]]
-    assert run(command, tmp_path).returncode == 0
+
+def test_the_init_container_brings_all_of_gib_and_then_ray_starts(
+    deploy: Deploy, gib_folder: Path, tmp_path: Path
+) -> None:
+    done, volume = copy(deploy, gib_folder, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    names = {str(file.relative_to(gib_folder)) for file in gib_folder.rglob("*")}
+    assert names == {str(file.relative_to(volume)) for file in volume.rglob("*")}
+    assert run(as_kuberay_starts_it(gpu_container(deploy, volume)), tmp_path).returncode == 0
 
 
-def test_the_wait_for_gib_is_bounded_and_says_where_to_look(tmp_path: Path) -> None:
-    done = run(gib.wait_command(str(tmp_path), seconds=1, pause=0.2), tmp_path)
+@pytest.mark.parametrize("missing", MISSING)
+def test_an_image_without_a_whole_gib_ends_the_pod(
+    deploy: Deploy, gib_folder: Path, tmp_path: Path, missing: str
+) -> None:
+    take_out(gib_folder, missing)
+
+    done, volume = copy(deploy, gib_folder, tmp_path)
 
     assert done.returncode == 9
-    assert "nccl-rdma-installer" in done.stderr
-    assert "waiting for gIB" in done.stdout
+    assert f"{gib.IMAGE} gave no whole gIB" in done.stderr
+    lacking = "lib64" if missing == "everything" else Path(missing).parent
+    assert f"ls: cannot access '{volume / lacking}/" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["container_entry.sh", "cp"])
+def test_a_step_that_fails_ends_the_pod_though_every_file_looked_for_is_there(
+    deploy: Deploy, gib_folder: Path, tmp_path: Path, program: str
+) -> None:
+    # As on a full disk: the last file is missing.
+    real = shutil.which("cp", path=os.defpath)
+    broken = {"cp": f'{real} "$@"; rm {tmp_path}/volume/lib64/libibverbs.so.1; exit 1', "container_entry.sh": "exit 1"}
+
+    done, _volume = copy(deploy, gib_folder, tmp_path, **{program: broken[program]})
+
+    assert done.returncode not in (0, 9)
+
+
+def test_gib_is_pinned_leaves_nccl_the_image_s_own_and_cannot_be_changed_by_a_job(deploy: Deploy) -> None:
+    gpu = pod(worker_groups(spec(deploy))["gpu"])
+    (init,), (container,) = gpu["initContainers"], gpu["containers"]
+
+    assert re.fullmatch(r"us-docker\.pkg\.dev/gce-ai-infra/gpudirect-gib/nccl-plugin-gib:v\d+\.\d+\.\d+", init["image"])
+    assert "--install-nccl" not in " ".join(init["command"])
+    assert [mount["readOnly"] for mount in container["volumeMounts"] if mount["name"] == "gib"] == [True]
 
 
 # ---- what stands around the cluster
@@ -494,6 +593,8 @@ def test_on_destroy_our_cluster_goes_first_then_users_workloads_then_what_they_l
         "core/v1:ConfigMap",
         "networking.k8s.io/v1:NetworkPolicy",
         "policy/v1:PodDisruptionBudget",
+        "admissionregistration.k8s.io/v1:ValidatingAdmissionPolicy",
+        "admissionregistration.k8s.io/v1:ValidatingAdmissionPolicyBinding",
     ):
         for resource in deployment.of_type(f"kubernetes:{type_}"):
             assert deployment.is_before(resource, workloads), resource.name

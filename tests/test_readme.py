@@ -53,6 +53,16 @@ def test_every_file_that_the_readme_names_exists() -> None:
     assert missing == set()
 
 
+def test_every_test_that_the_table_of_threats_names_is_one() -> None:
+    table = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [row for row in table.splitlines() if row.startswith("| ")][1:]
+    tests = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    defined = {name for text in tests.values() for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    named = set(re.findall(r"`(test_\w+|tests/[\w/]+\.py)`", table))
+    assert named - defined - tests.keys() == set()
+    assert len(named) >= len(rows) > 8
+
+
 def test_every_make_target_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+)(?:[ a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)) <= targets

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from emulator import charts, cloud_server, control_plane, crds, helm
+from emulator import cloud_server, control_plane, crds, helm
 from oasis_stack import chart_definitions
 from oasis_stack.live_state import Refused
 from tests.emulator.conftest import ControlPlane
@@ -20,10 +19,9 @@ NAME = "rayclusters.ray.io"
 
 
 @pytest.fixture
-def repository(bare_cluster: ControlPlane) -> Iterator[str]:
+def repository(bare_cluster: ControlPlane) -> str:
     cloud_server.start(bare_cluster.state)
-    yield f"http://127.0.0.1:{bare_cluster.state.port(cloud_server.NAME)}{charts.PATH}"
-    bare_cluster.state.stop(cloud_server.NAME)
+    return cloud_server.charts_address(bare_cluster.state)
 
 
 def test_types_of_an_older_version_are_brought_to_the_charts(bare_cluster: ControlPlane, repository: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pulumi_kubernetes as kubernetes
 import pytest
 import yaml
 
+from emulator import cloud_server
 from emulator.api import Body
 from oasis_stack import names
 from oasis_stack.kuberay import KubeRay, KubeRayArgs
@@ -36,7 +38,8 @@ class Platform:
 
     def up(self, *, machine: str = H200, idle_timeout_seconds: int = 600, gpu_nodes: int = 4) -> dict[str, int]:
         """Apply the settings; what happened to how many resources."""
-        call = f"register(kubeconfig, provider, {machine!r}, {idle_timeout_seconds}, {gpu_nodes})"
+        repository = cloud_server.charts_address(self._plane.state)
+        call = f"register(kubeconfig, provider, {repository!r}, {machine!r}, {idle_timeout_seconds}, {gpu_nodes})"
         program = f"from tests.emulator.test_ray_cluster import register\n\n{call}\n"
         return dict(programs.engine(self._plane.state, self._checkout, program).up().changes)
 
@@ -66,37 +69,57 @@ class Platform:
 
 
 def register(
-    access: pulumi.Output[str], provider: kubernetes.Provider, machine: str, idle_timeout_seconds: int, gpu_nodes: int
+    access: pulumi.Output[str],
+    provider: kubernetes.Provider,
+    repository: str,
+    machine: str,
+    idle_timeout_seconds: int,
+    gpu_nodes: int,
 ) -> None:
     """The part of the program that is under test, run by the engine."""
     shape = MACHINES[machine]
     networks = names.device_networks(shape.rdma_nics) if shape.rdma_nics else ()
+    kubeconfig = access.apply(lambda text: json.dumps(yaml.safe_load(text)))
     args = arguments(
         system_pool_labels=SYSTEM,
         cpu_pool_labels=CPU,
         idle_timeout_seconds=idle_timeout_seconds,
         gpu=gpu_group(machine=shape, max_nodes=gpu_nodes, device_networks=networks),
-        kubeconfig=access.apply(lambda text: json.dumps(yaml.safe_load(text))),
+        kubeconfig=kubeconfig,
     )
     operator = KubeRay(
         "kuberay",
-        KubeRayArgs(namespace="kuberay-system", version="1.6.2", system_pool_labels=SYSTEM),
+        KubeRayArgs(
+            namespace="kuberay-system",
+            repository=repository,
+            version="1.6.2",
+            system_pool_labels=SYSTEM,
+            kubeconfig=kubeconfig,
+        ),
         pulumi.ResourceOptions(providers=[provider]),
     )
     RayCluster("ray", args, pulumi.ResourceOptions(providers=[provider], depends_on=[operator]))
 
 
-@pytest.fixture
-def platform(bare_cluster: ControlPlane, tmp_path: Path) -> Iterator[Platform]:
+@contextmanager
+def platform_on(plane: ControlPlane, checkout: Path) -> Iterator[Platform]:
+    """A platform that is yet to be brought up, with its nodes; nothing of it stays."""
+    cloud_server.start(plane.state)
     for node in nodes():
-        bare_cluster.api.create(node)
-    found = Platform(bare_cluster, tmp_path / "platform")
+        plane.api.create(node)
+    found = Platform(plane, checkout)
     try:
         yield found
     finally:
         found.destroy()
         for node in nodes():
-            bare_cluster.api.delete(node)
+            plane.api.delete(node)
+
+
+@pytest.fixture
+def platform(bare_cluster: ControlPlane, tmp_path: Path) -> Iterator[Platform]:
+    with platform_on(bare_cluster, tmp_path / "platform") as found:
+        yield found
 
 
 def test_a_setting_changed_after_ray_scaled_up_neither_conflicts_nor_removes_a_worker(platform: Platform) -> None:

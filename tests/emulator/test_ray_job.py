@@ -70,6 +70,8 @@ def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emula
     eventually(lambda: _status(emulated, name).get("jobStatus") == "RUNNING")
     cluster = _status(emulated, name)["rayClusterName"]
     assert _pod(emulated, cluster)["spec"]["serviceAccountName"] == "ray"
+    assert _with_token(_pod(emulated, "oasis")) == _with_token(_pod(emulated, cluster)) == ["autoscaler"]
+    assert {pod["metadata"]["labels"].get("ray.io/is-ray-node") for pod in _pods(emulated)} == {"yes"}  # no submitter
     ours, its = (_container(emulated, each) for each in ("oasis", cluster))
     assert ours["image"] == its["image"]
     assert {"/data", "/bucket", "/scratch", "/dev/shm"} <= _mounted(ours) == _mounted(its)
@@ -133,6 +135,21 @@ def _status(found: Emulated, name: str) -> Body:
 def _pod(found: Emulated, cluster: str) -> Body:
     [pod] = found.api.list("v1", "Pod", NAMESPACE, labelSelector=f"ray.io/cluster={cluster},ray.io/node-type=head")
     return pod
+
+
+def _pods(found: Emulated) -> list[Body]:
+    return found.api.list("v1", "Pod", NAMESPACE)
+
+
+def _with_token(pod: Body) -> list[str]:
+    """Containers of a pod that have a Kubernetes token."""
+    tokens = {
+        volume["name"]
+        for volume in pod["spec"]["volumes"]
+        if any("serviceAccountToken" in source for source in volume.get("projected", {}).get("sources", ()))
+    }
+    containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())]
+    return [each["name"] for each in containers if {mount["name"] for mount in each["volumeMounts"]} & tokens]
 
 
 def _container(found: Emulated, cluster: str) -> Body:

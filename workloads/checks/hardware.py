@@ -52,7 +52,7 @@ def gib(place: Place) -> str:
     if missing:
         raise Unfit(
             f"{directory} lacks {' and '.join(missing)}",
-            "NCCL would fall back to TCP. Look at the pods of DaemonSet nccl-rdma-installer in kube-system.",
+            "NCCL would fall back to TCP. Look at this pod's init container: `kubectl logs POD -c install-gib`.",
         )
     return f"gIB in {directory}"
 

@@ -19,7 +19,7 @@ from workloads.errors import PlaceError
 from workloads.nccl import kept_logs
 
 GIB = Path("/usr/local/gib/lib64/libnccl-net.so")
-"""gIB's network plugin, where the installer's mount has it."""
+"""gIB's network plugin, where a GPU worker's init container puts it."""
 
 
 def assigned_gpu() -> int:

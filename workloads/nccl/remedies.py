@@ -11,7 +11,7 @@ REPLACE_NODE = (
 replaced once it is deleted."""
 
 INSTALLER = (
-    "Look at the pods of DaemonSet nccl-rdma-installer in kube-system, and whether the container mounts "
+    "Look at the log of the worker's init container (`kubectl logs POD -c install-gib`), and whether the worker mounts "
     "/usr/local/gib, has /usr/local/gib/lib64 in LD_LIBRARY_PATH and sources set_nccl_env.sh."
 )
 
