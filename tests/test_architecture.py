@@ -32,7 +32,7 @@ WITHOUT_RAY = {"environment", "checkpoint", "checkpoint_state", "checkpoint_writ
 WITHOUT_RAY |= {"interval", "runs", "run_catalog", "run_table", "tracking", "effective", "doctor"}
 WITHOUT_RAY |= {
     f"convnext.{part}"
-    for part in ("config", "data", "folder", "shards", "stream", "pictures", "pack", "sampling", "augment")
+    for part in ("config", "data", "folder", "shards", "stream", "decoders", "pictures", "pack", "sampling", "augment")
 }
 WITHOUT_RAY |= {f"convnext.{part}" for part in ("model", "flops", "execution", "loop", "meter", "schedule")}
 WITHOUT_RAY |= {f"convnext.{part}" for part in ("snapshot", "reporter", "location", "notice", "report")}

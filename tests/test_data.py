@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +24,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from oasis_stack.command_line.stack_file import ROOT
+from tests.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext import pack
 from workloads.convnext.config import TrainConfig
@@ -464,6 +469,45 @@ def test_a_loader_process_that_is_killed_ends_the_run_with_what_to_do() -> None:
         signal.signal(signal.SIGCHLD, handler)
     assert "a process that decodes images has died" in problem
     assert "larger /dev/shm" in remedy
+
+
+DECODING = """
+import multiprocessing, sys, time
+from pathlib import Path
+import torch
+from tests.test_data import CPU, everything, small, sources
+train, _ = sources(small(loader_workers=2), Path(sys.argv[1]), CPU)
+everything(train)
+print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+time.sleep(600)
+"""
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.thorough
+def test_loader_processes_end_with_a_rank_that_is_killed_and_share_what_their_server_has_imported(
+    tmp_path: Path,
+) -> None:
+    root = image_folder(tmp_path, {"train": {"a": 4}, "val": {"a": 1}})
+    rank = subprocess.Popen([sys.executable, "-c", DECODING, str(root)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert rank.stdout is not None
+        decoders = [int(word) for word in rank.stdout.readline().split()]
+        (server,) = {_parent(pid) for pid in decoders}
+        assert len(decoders) == 2 and server != rank.pid and _parent(server) == rank.pid
+        assert "libtorch" in Path(f"/proc/{server}/maps").read_text()
+    finally:
+        rank.kill()
+        rank.communicate()
+    try:
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (server, *decoders)))
+    finally:
+        for pid in (server, *decoders):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_synthetic_images_need_no_place_and_differ_by_class() -> None:

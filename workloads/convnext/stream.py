@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from workloads.convnext import decoders
 from workloads.convnext.augment import keyed, loader_transform
 from workloads.convnext.config import TrainConfig
+from workloads.convnext.decoders import Shared
 from workloads.convnext.pictures import PictureStore, decode
 from workloads.convnext.sampling import Batch, Slot
 from workloads.errors import PlaceError, WorkloadError, first_line
@@ -21,7 +24,7 @@ Decoded = tuple[Tensor, int]
 
 
 class _Pictures(Dataset[Decoded | WorkloadError]):
-    """What runs in the loader's processes."""
+    """Each picture of a split, decoded and altered."""
 
     def __init__(self, store: PictureStore, config: TrainConfig, train: bool) -> None:
         self._store = store
@@ -36,6 +39,20 @@ class _Pictures(Dataset[Decoded | WorkloadError]):
             # Returned, because a DataLoader raises a process's exception as another one, made from its traceback.
             return error
         return keyed(self._transform, picture, index, self._seed, epoch), int(self._store.labels[index])
+
+
+class _Elsewhere(Dataset[Decoded | WorkloadError]):
+    """The same pictures in the loader's processes."""
+
+    def __init__(self, pictures: _Pictures) -> None:
+        self._shared = Shared(pictures)
+
+    @cached_property
+    def _pictures(self) -> _Pictures:
+        return self._shared.value()
+
+    def __getitem__(self, visit: Visit) -> Decoded | WorkloadError:
+        return self._pictures[visit]
 
 
 def _collate(items: list[Decoded | WorkloadError]) -> tuple[Tensor, Tensor] | WorkloadError:
@@ -62,7 +79,7 @@ class StreamedImages:
     """One split, decoded when asked for; see `Source`."""
 
     def __init__(self, store: PictureStore, config: TrainConfig, train: bool) -> None:
-        """Prepare the loader; its processes start with the first batch.
+        """Prepare the loader; its processes start with the first batch, and outlast every epoch.
 
         Args:
             store: where the pictures are.
@@ -74,12 +91,15 @@ class StreamedImages:
         self._labels = store.labels
         self._visits = _Visits()
         self._pinned = torch.cuda.is_available()
+        apart = config.loader_workers > 0 and not config.resident
         self._loader: DataLoader[Decoded | WorkloadError] = DataLoader(
-            self._pictures,
+            _Elsewhere(self._pictures) if apart else self._pictures,
             batch_sampler=self._visits,
             collate_fn=_collate,
-            num_workers=config.loader_workers,
-            persistent_workers=config.loader_workers > 0,
+            num_workers=config.loader_workers if apart else 0,
+            multiprocessing_context=decoders.prepare() if apart else None,
+            worker_init_fn=decoders.end_with_rank if apart else None,
+            persistent_workers=apart,
             pin_memory=self._pinned,
         )
 
