@@ -93,7 +93,7 @@ def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_non
     expected = {
         "workers": (8, "stack dev"),
         "address": ("RayCluster x", "where the job runs"),
-        "forked-workers": (True, "default"),
+        "forked-workers": (False, "default: tried on no GPU yet; OASIS_FORK_WORKERS=1 in the job turns it on"),
         "data-place": ("/data/imagenet", "default mount"),
         "gpu-max-nodes": (4, "stack dev"),
         "storage": ("gs://test-runs/a", "stack dev"),

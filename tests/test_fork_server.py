@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 
 from emulator import processes
 from emulator.state import CHECKOUT
+from tests import stub_kubectl
 from tests.waiting import eventually
 from workloads import fork_client, fork_server, session
 from workloads.convnext.train import IMPORTS as TRAIN_IMPORTS
@@ -314,20 +315,33 @@ def test_after_what_a_node_imports_there_can_be_forks_and_no_gpu_was_touched(mod
     assert done.stdout == "'' True\n", done.stderr
 
 
+ON_GPUS = session.Place(address="10.0.0.1:6379", environment=stub_kubectl.OUTPUTS)
+ON_CPUS = session.Place(address=None, environment=None)
+
+
 @pytest.mark.parametrize(
-    ("imports", "variable", "job", "forked"),
+    ("place", "imports", "variable", "job", "forked"),
     [
-        (("colorsys",), "", {}, True),
-        (("colorsys",), "1", {"working_dir": "gcs://code.zip", "env_vars": {"A": "1"}}, True),
-        (("colorsys",), "0", {}, False),
-        ((), "", {}, False),
-        (("colorsys",), "", {"pip": ["timm"]}, False),  # whose Python is another one
-        (("colorsys",), "", {"py_executable": "uv run"}, False),
+        (ON_CPUS, ("colorsys",), "", {}, True),
+        (ON_CPUS, ("colorsys",), "1", {"working_dir": "gcs://code.zip", "env_vars": {"A": "1"}}, True),
+        (ON_CPUS, ("colorsys",), "0", {}, False),
+        (ON_CPUS, (), "", {}, False),
+        (ON_CPUS, ("colorsys",), "", {"pip": ["timm"]}, False),  # whose Python is another one
+        (ON_CPUS, ("colorsys",), "1", {"py_executable": "uv run"}, False),
+        (ON_GPUS, ("colorsys",), "", {}, False),
+        (ON_GPUS, ("colorsys",), "0", {}, False),
+        (ON_GPUS, ("colorsys",), "1", {}, True),
+        (replace(ON_GPUS, environment=replace(stub_kubectl.OUTPUTS, gpus_per_node=0)), ("colorsys",), "", {}, True),
     ],
 )
-def test_workers_are_forked_unless_they_have_another_python_or_somebody_says_so(
-    monkeypatch: pytest.MonkeyPatch, imports: tuple[str, ...], variable: str, job: dict[str, Any], forked: bool
+def test_workers_are_forked_unless_they_have_gpus_or_another_python_or_somebody_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    place: session.Place,
+    imports: tuple[str, ...],
+    variable: str,
+    job: dict[str, Any],
+    forked: bool,
 ) -> None:
     monkeypatch.setenv(FORK_VARIABLE, variable)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
-    assert bool(session._runtime_environment(imports)) == forked
+    assert bool(session._runtime_environment(place, imports)) == forked

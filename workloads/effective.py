@@ -142,9 +142,7 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
 
 def of_ray(place: Place) -> list[Setting]:
     """Where Ray is, and whether it forks workers."""
-    typed = not place.told_by and environment.FORK_VARIABLE in os.environ
-    origin = f"variable {environment.FORK_VARIABLE}" if typed else DEFAULT
-    forked = Setting("forked-workers", bool(place.told_by) or session.forks_workers(), origin)
+    forked = Setting("forked-workers", *session.forked_workers(place))
     if place.embedded:
         return [Setting("address", "embedded, on 127.0.0.1", DEFAULT), forked]
     origin = "where the job runs" if place.told_by else "variable RAY_ADDRESS"

@@ -18,7 +18,8 @@ VARIABLE_PREFIX = "OASIS_"
 """Environment variable of field `x` is `OASIS_X`."""
 
 FORK_VARIABLE = "OASIS_FORK_WORKERS"
-"""0 in a command's environment has Ray start each of its workers of its own, with imports of its own."""
+"""0 in a command's environment has Ray start each of its workers of its own, with imports of its own; 1 has them forked
+on GPUs too."""
 
 DATA_MOUNT = "/data"
 """Where pods see the data bucket: read, cached, never written by a job."""

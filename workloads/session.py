@@ -86,14 +86,14 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         cpus: CPUs an embedded Ray offers, whatever the machine has. A cluster has its own.
         log_to_driver: copy what workers print to this process.
         imports: modules that each node imports once, for all workers of this process, which are forked then; see
-            `fork_server`. Without any, and where `FORK_VARIABLE` is 0, they are started as Ray does.
+            `fork_server`. Without any, and where `forked_workers` says no, they are started as Ray does.
 
     Raises:
         PlaceError: no Ray answers at the address, or the embedded one does not start.
     """
     import ray
 
-    environment = _runtime_environment(imports)
+    environment = _runtime_environment(place, imports)
     with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
         try:
             if place.embedded:
@@ -121,14 +121,25 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             ray.shutdown()
 
 
-def forks_workers() -> bool:
-    """Whether workers are forked where they can be: unless somebody says otherwise, or their Python is another one."""
-    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
-    return os.environ.get(FORK_VARIABLE) != "0" and not job.keys() - _PYTHON_KEPT
+def forked_workers(place: Place) -> tuple[bool, str]:
+    """Whether workers are forked where they can be, and what that follows from, in a few words.
+
+    Args:
+        place: where the workers are to run. Of a client, outside it, neither variable nor job is asked.
+    """
+    if not place.told_by:
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
+        if job.keys() - _PYTHON_KEPT:
+            return False, "the job's Python is not this one"
+        if said := os.environ.get(FORK_VARIABLE):
+            return said != "0", f"variable {FORK_VARIABLE}"
+    if place.environment is not None and place.environment.gpus_per_node:
+        return False, f"default: tried on no GPU yet; {FORK_VARIABLE}=1 in the job turns it on"
+    return True, "default"
 
 
-def _runtime_environment(imports: Sequence[str]) -> dict[str, str]:
-    return {"py_executable": fork_server.executable(imports)} if imports and forks_workers() else {}
+def _runtime_environment(place: Place, imports: Sequence[str]) -> dict[str, str]:
+    return {"py_executable": fork_server.executable(imports)} if imports and forked_workers(place)[0] else {}
 
 
 def _unreachable(place: Place, error: Exception) -> PlaceError:
