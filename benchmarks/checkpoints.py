@@ -26,7 +26,7 @@ import torch
 from torchvision.models import convnext_base
 
 from benchmarks import checkpoint_faults, checkpoint_kills
-from benchmarks.platform import machine
+from benchmarks.machine import machine
 from tests.emulator.google import served
 from workloads.checkpoint import CheckpointStore
 from workloads.checkpoint_writer import Snapshot, Writer

@@ -25,7 +25,8 @@ from workloads.nccl import driver, suspects, teams
 from workloads.nccl.collectives import Seat
 from workloads.nccl.measure import Participant, Plan
 from workloads.nccl.measured import Measured
-from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.placement import RankActor
+from workloads.nccl.rank import Layout
 from workloads.nccl.stages import Round, ladder
 
 CPUS = 4

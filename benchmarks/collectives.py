@@ -18,7 +18,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.platform import machine, spread
+from benchmarks.machine import machine
+from benchmarks.platform import spread
 from benchmarks.trials import Record, Trials
 from workloads import session
 

@@ -17,7 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.platform import machine, spread
+from benchmarks.machine import machine
+from benchmarks.platform import spread
 from emulator.state import CHECKOUT
 
 RESULTS = Path(__file__).with_suffix(".json")

@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.platform import machine, spread
+from benchmarks.machine import machine
+from benchmarks.platform import spread
 from benchmarks.trials import Record, Trials
 from workloads import session
 from workloads.convnext import train

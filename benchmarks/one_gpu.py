@@ -1,4 +1,7 @@
-"""The all-reduce of `bench` on one GPU, with one rank and with two: `python -m benchmarks.one_gpu`."""
+"""The all-reduce of `bench` on one GPU, with one rank and with two: `python -m benchmarks.one_gpu`.
+
+Needs Python and torch: a machine with one GPU has nothing else of what `bench` imports.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import one_gpu_rank, one_gpu_ranks
-from benchmarks.platform import machine
-from workloads import storage
+from benchmarks.machine import machine
 from workloads.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -25,14 +27,12 @@ from workloads.errors import (
     UsageError,
     WorkloadError,
 )
-from workloads.nccl import bandwidth, command, driver, faults, findings, records, report
-from workloads.nccl.failures import Place
+from workloads.nccl import bandwidth, faults, findings, records, report, rows, terminal
+from workloads.nccl.debug_log import Keeper
 from workloads.nccl.findings import Finding
-from workloads.nccl.kept_logs import Keeper
 from workloads.nccl.measured import Measured
 from workloads.nccl.promise import WORDS
 from workloads.nccl.stages import Stage
-from workloads.nccl.teams import Team
 
 RESULTS = Path(__file__).with_suffix(".json")
 LOGS = Path(".oasis/benchmarks/one_gpu")
@@ -151,7 +151,7 @@ def _run(given: argparse.Namespace) -> int:
     done: list[tuple[Run, list[Finding]]] = []
     for ranks in dict.fromkeys(given.ranks):
         run = _measure(ranks, given, sizes)
-        done.append((run, command.show_findings([run.measured])))
+        done.append((run, terminal.show_findings([run.measured])))
         _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
     figures = {
         "date": datetime.date.today().isoformat(),
@@ -187,21 +187,20 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> Run
     layout = one_gpu_rank.layout(ranks, given.backend)
     plan = one_gpu_rank.plan(given.timeout)
     stage = Stage(name="one rank" if ranks == 1 else "two ranks", nodes=(0,))
-    keeper, printer = Keeper(), command.Printer()
+    keeper, printer = Keeper(), terminal.Printer()
     logs = keeper.open(ranks) if given.backend == "nccl" else [""] * ranks
-    rows = []
+    measured = []
     print(f"# {LABELS[given.backend, ranks]}", flush=True)
     try:
         with one_gpu_ranks.started(given.backend, given.timeout, logs) as team:
             facts = team.join()
-            places = [Place(stage, rank, 0, own["host"], own["pid"]) for rank, own in enumerate(facts)]
-            conditions = driver.conditions_of(layout, plan, Team(stage, [], places), facts, None)
+            conditions = rows.conditions_of(layout, plan, stage, facts, None)
             printer.begin(stage, conditions)
             room = min(own["room"] for own in facts) // (ranks if given.backend == "nccl" else 1)
-            for size in driver.fitting(plan, sizes, ranks, room, shorten=given.sizes is None):
+            for size in rows.fitting(plan, sizes, ranks, room, shorten=given.sizes is None):
                 both = [team.ask("measure", size, in_place) for in_place in (False, True)]
-                rows.append(driver.row_of(plan, ranks, size, *(driver.timing(of, plan.average) for of in both)))
-                printer.show(stage, rows[-1])
+                measured.append(rows.row_of(plan, ranks, size, *(rows.timing(of, plan.average) for of in both)))
+                printer.show(stage, measured[-1])
             team.ask("leave")
     except WorkloadError:
         texts = dict(enumerate(keeper.read()))
@@ -210,15 +209,17 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> Run
         _keep_logs(given.logs, stage.name, texts)
         raise
     printer.end()
-    measured = Measured(
-        stage=stage, conditions=conditions, rows=tuple(rows), links=(), logs=dict(enumerate(keeper.read()))
+    whole = Measured(
+        stage=stage, conditions=conditions, rows=tuple(measured), links=(), logs=dict(enumerate(keeper.read()))
     )
-    return Run(measured, tuple(own["variables"] for own in facts))
+    return Run(whole, tuple(own["variables"] for own in facts))
 
 
 def _keep_logs(folder: Path, stage: str, logs: Mapping[int, str]) -> None:
     if logs:
-        report.write_logs([storage.locate(str(folder))], "all_reduce", {stage: logs})
+        (folder / report.LOGS).mkdir(parents=True, exist_ok=True)
+        for name, content in report.log_files("all_reduce", stage, logs).items():
+            (folder / name).write_bytes(content)
         print(f"# NCCL's logs written to {folder / report.LOGS}", flush=True)
 
 

@@ -17,7 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.nccl import host
 from workloads.nccl.collectives import COLLECTIVES, Seat
 from workloads.nccl.measure import Plan
-from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.rank import Layout, Rank
 
 ADDRESS = "127.0.0.1"
 """Where the ranks meet."""
@@ -50,7 +50,7 @@ def layout(ranks: int, backend: str) -> Layout:
     return Layout(nodes=1, ranks_per_node=ranks, gpus_per_node=int(backend == "nccl"))
 
 
-class Rank(RankActor):
+class LoneRank(Rank):
     """Says itself what an actor learns from Ray."""
 
     def arrive(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Rank(RankActor):
         return ADDRESS, self._listener.getsockname()[1]
 
 
-def serve(rank: Rank, connection: Connection) -> None:
+def serve(rank: LoneRank, connection: Connection) -> None:
     """Answer requests, each a method's name and its arguments, until there are no more."""
     while True:
         try:
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == parent:  # else it ended before it could be watched
         seat = Seat(rank=rank, ranks=ranks, stride=1)
-        serve(Rank(seat, layout(ranks, backend), plan(float(seconds)), log), Connection(connection))
+        serve(LoneRank(seat, layout(ranks, backend), plan(float(seconds)), log), Connection(connection))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import machine, memory_kib
 from emulator import lifecycle, processes
 from emulator.state import CHECKOUT, State
 
@@ -83,15 +83,6 @@ def keep(part: str, figures: Mapping[str, Any], results: Path = RESULTS) -> None
     kept[part] = {"date": datetime.date.today().isoformat(), "machine": machine(), **figures}
     print(json.dumps({part: kept[part]}, indent=2))
     results.write_text(json.dumps(kept, indent=2) + "\n")
-
-
-def machine() -> dict[str, object]:
-    """What the figures were measured on."""
-    return {
-        "cores": os.cpu_count(),
-        "memory_gib": _memory_kib("/proc/meminfo", "MemTotal") >> 20,
-        "python": platform.python_version(),
-    }
 
 
 def lines() -> dict[str, Any]:
@@ -210,7 +201,7 @@ def peak_memory(state: State) -> Iterator[Callable[[], int]]:
             # Ray's processes rename themselves, which wipes the mark; the session that they are in stays.
             pids = {*processes.owned_by(state.directory), *processes.descendants(os.getpid())}
             pids |= {pid for process in state.processes() for pid in processes.session_of(process)}
-            most[0] = max(most[0], sum(_memory_kib(f"/proc/{pid}/smaps_rollup", "Pss") for pid in pids) >> 10)
+            most[0] = max(most[0], sum(memory_kib(f"/proc/{pid}/smaps_rollup", "Pss") for pid in pids) >> 10)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -247,14 +238,6 @@ def _remove_read_only(folder: Path) -> None:
     for directory in [path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]:
         directory.chmod(0o755)
     shutil.rmtree(folder / "oasis", ignore_errors=True)
-
-
-def _memory_kib(file: str, name: str) -> int:
-    try:
-        rows = Path(file).read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(row.split()[1]) for row in rows if row.startswith(f"{name}:")), 0)
 
 
 def _quiet(_line: str) -> None:

@@ -22,7 +22,8 @@ from typing import Literal
 
 import torch
 
-from benchmarks.platform import machine, spread
+from benchmarks.machine import machine
+from benchmarks.platform import spread
 from tests.wandb_server import silent
 from workloads.convnext import config as configuration
 from workloads.convnext.data import sources

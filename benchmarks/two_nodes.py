@@ -30,7 +30,8 @@ from workloads.errors import FabricError
 from workloads.nccl import gate, suspects
 from workloads.nccl.gate import Question
 from workloads.nccl.measured import Measured
-from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.placement import RankActor
+from workloads.nccl.rank import Layout
 from workloads.nccl.stages import ladder
 
 LAYOUT = Layout(nodes=2, ranks_per_node=2, gpus_per_node=0)

@@ -40,7 +40,8 @@ WITHOUT_RAY |= {f"nccl.{part}" for part in ("bandwidth", "collectives", "pattern
 WITHOUT_RAY |= {f"nccl.{part}" for part in ("path", "promise", "verdict", "thresholds", "faults", "xids")}
 WITHOUT_RAY |= {f"nccl.{part}" for part in ("report", "records", "stored", "plot", "noise", "comparison", "compare")}
 WITHOUT_RAY |= {f"nccl.{part}" for part in ("published", "gradients", "scaling", "simulation", "observed")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("prediction", "predict", "efficiency_plot")}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("prediction", "predict", "efficiency_plot", "rank", "rows", "debug_log")}
+WITHOUT_RAY |= {f"nccl.{part}" for part in ("terminal", "findings", "measured", "measure")}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from workloads.errors import PlaceError, WorkloadFailedError
 from workloads.nccl import driver, failures, gate, kept_logs, records, report, teams
 from workloads.nccl.failures import Place
 from workloads.nccl.measured import Measured
-from workloads.nccl.placement import Layout
+from workloads.nccl.rank import Layout
 from workloads.nccl.stages import Stage
 from workloads.session import Place as WhereRayIs
 from workloads.storage import locate

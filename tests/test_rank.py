@@ -20,9 +20,10 @@ from torch.cuda import nccl
 
 from tests import gloo, namespaces
 from workloads.errors import PlaceError
-from workloads.nccl import host, kept_logs
+from workloads.nccl import debug_log, host
 from workloads.nccl.collectives import Seat
-from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.placement import RankActor
+from workloads.nccl.rank import Layout
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_another_gib_on_a_node_is_another_version(tmp_path: Path) -> None:
 
 
 def test_a_rank_of_nccl_is_told_where_its_log_is_kept_before_nccl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*kept_logs.LOGGING, kept_logs.VARIABLE):
+    for name in (*debug_log.LOGGING, debug_log.VARIABLE):
         monkeypatch.setenv(name, "")  # restored afterwards
     layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=1)
     RankActor(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log="/proc/1/fd/9")
@@ -98,7 +99,7 @@ def test_a_rank_of_nccl_is_told_where_its_log_is_kept_before_nccl_starts(monkeyp
 
 
 def test_a_log_outlives_who_writes_it_and_has_no_name_that_could_be_left_behind() -> None:
-    keeper = kept_logs.Keeper()
+    keeper = debug_log.Keeper()
     first, second = keeper.open(2)
     # as NCCL opens it, and as a rank may end
     writer = "import os, sys; log = open(sys.argv[1], 'w'); log.write('a\\nb\\nb\\nb\\na\\n'); log.flush(); os.abort()"

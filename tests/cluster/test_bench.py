@@ -105,7 +105,7 @@ session.prepare()
 import ray
 from workloads import capacity
 from workloads.nccl import host, placement
-from workloads.nccl.placement import Layout
+from workloads.nccl.rank import Layout
 
 class Seen:
     def look(self):
@@ -160,7 +160,8 @@ import ray
 from tests import gloo
 from workloads.nccl import driver, host, teams
 from workloads.nccl.measure import Sample
-from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.placement import RankActor
+from workloads.nccl.rank import Layout
 from workloads.nccl.stages import Stage
 
 class Pretended(RankActor):
@@ -240,7 +241,8 @@ import ray
 from tests import gloo
 from workloads.errors import WorkloadError
 from workloads.nccl import driver, teams
-from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.placement import RankActor
+from workloads.nccl.rank import Layout
 from workloads.nccl.stages import ladder
 
 class Hangs(RankActor):

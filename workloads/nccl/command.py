@@ -13,13 +13,9 @@ from workloads.nccl import bandwidth, compare, predict
 from workloads.nccl.stages import ALGORITHMS, LADDERS
 
 if TYPE_CHECKING:
-    from workloads.nccl.bandwidth import Row
     from workloads.nccl.driver import StoppedError
-    from workloads.nccl.findings import Finding
     from workloads.nccl.measured import Measured
-    from workloads.nccl.report import Conditions
     from workloads.nccl.request import Request
-    from workloads.nccl.stages import Stage
 
 IMPORTS = ("workloads.nccl.placement",)
 """What each node imports once for all ranks."""
@@ -96,14 +92,14 @@ def run_bench(args: argparse.Namespace) -> int:
         bandwidth.parse_sizes(args.sizes)
     place = session.prepare(args.address)
     # Not before `prepare`: they import ray.
-    from workloads.nccl import driver
+    from workloads.nccl import driver, terminal
     from workloads.nccl.request import resolve
 
     if args.dry_run:
         return explain_bench(args, place)
     request = resolve(args, place)
     layout = request.layout
-    printer = Printer()
+    printer = terminal.Printer()
     with session.connect(place, cpus=layout.ranks, imports=IMPORTS):
         try:
             measured = driver.run(
@@ -139,41 +135,12 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
     return effective.show(settings, [request.layout.bundle] * request.layout.nodes, "STRICT_SPREAD", args.json)
 
 
-class Printer:
-    """Prints the tables while they grow."""
-
-    def __init__(self) -> None:
-        self._rows: list[Row] = []
-
-    def begin(self, stage: Stage, conditions: Conditions) -> None:
-        """A stage's table begins."""
-        self.end()
-        for line in [f"# stage: {stage.name}", *conditions.lines(), *bandwidth.table_header().splitlines()]:
-            progress.note(line)
-
-    def show(self, stage: Stage, row: Row) -> None:
-        """It has one more row."""
-        from workloads.nccl import records
-
-        self._rows.append(row)
-        text = bandwidth.table_row(row)
-        progress.emit({"event": "note", "text": text, "stage": stage.name, **records.row_record(row)})
-
-    def end(self) -> None:
-        """It ends, if one has begun."""
-        if self._rows:
-            for text in (bandwidth.table_footer(self._rows), bandwidth.jitter(self._rows)):
-                for line in text.splitlines():
-                    progress.note(line)
-        self._rows = []
-
-
 def _stopped(error: StoppedError, request: Request) -> NoReturn:
     """Show and keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
     from workloads import storage
-    from workloads.nccl import findings, report
+    from workloads.nccl import findings, report, terminal
 
-    judged = show_findings(error.measured)
+    judged = terminal.show_findings(error.measured)
     try:
         folders = [storage.locate(place) for place in request.places]
         files = report.write_logs(folders, request.plan.collective.name, error.logs)
@@ -191,9 +158,9 @@ def _stopped(error: StoppedError, request: Request) -> NoReturn:
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     """Judge, say who is slow, and keep everything; only then fail."""
     from workloads import storage
-    from workloads.nccl import findings
+    from workloads.nccl import findings, terminal
 
-    judged = show_findings(measured)
+    judged = terminal.show_findings(measured)
     for folder in map(storage.locate, places):
         files = findings.write([folder], measured, judged)
         shown = ", ".join(name for name in files if "/" not in name)
@@ -209,27 +176,3 @@ def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
             "Do not train on these nodes; the table and NCCL's logs, in the results, say on which node and NIC.",
         )
     return EXIT_OK
-
-
-def show_findings(measured: Sequence[Measured]) -> list[Finding]:
-    """What the stages are taken for, once it is said; and who is slow."""
-    from workloads.nccl import report, suspects
-
-    judged = _judged(measured)
-    for one in judged:
-        for line in report.verdict_lines(one.verdict.as_record(), one.judgement.as_record()):
-            progress.note(f"# {one.measured.stage.name}: {line.removeprefix('# ')}")
-    for suspect in suspects.suspects(measured):
-        progress.note(f"# slow: {suspect.text}")
-    return judged
-
-
-def _judged(measured: Sequence[Measured]) -> list[Finding]:
-    """What the stages on NCCL are taken for; gloo promises nothing."""
-    from workloads.nccl import findings
-
-    return [
-        findings.find(one, one.conditions.rdma_nics, one.conditions.promised_rdma and one.conditions.nodes > 1)
-        for one in measured
-        if one.conditions.backend == "nccl"
-    ]

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 
 from workloads import capacity
 from workloads.environment import ClusterEnvironment
-from workloads.errors import UsageError, WorkloadError
-from workloads.nccl import faults, kept_logs, measure, placement, teams
-from workloads.nccl.bandwidth import Percentiles, Row, Timing, format_size
+from workloads.errors import WorkloadError
+from workloads.nccl import faults, kept_logs, placement, rows, teams
+from workloads.nccl.bandwidth import Row
 from workloads.nccl.kept_logs import KeptLogs
-from workloads.nccl.measure import Plan, Sample
+from workloads.nccl.measure import Plan
 from workloads.nccl.measured import Measured
-from workloads.nccl.placement import Layout
+from workloads.nccl.rank import Facts, Layout
 from workloads.nccl.report import Conditions
 from workloads.nccl.stages import Round, Stage
-from workloads.nccl.teams import Facts, SideBySide, Team
+from workloads.nccl.teams import SideBySide
 
 
 class StoppedError(WorkloadError):
@@ -87,7 +86,7 @@ def run(
             with _explained(found, stages, logs), teams.started(group, hosts, layout, plan, stages, logs) as begun:
                 asked = SideBySide(begun, layout, plan)
                 facts = asked.join()
-                conditions = [conditions_of(layout, plan, *both, promise) for both in zip(begun, facts, strict=True)]
+                conditions = _conditions(layout, plan, stages, facts, promise)
                 screen.begin(stages[0], conditions[0])
                 within = _sizes(plan, sizes, facts, shorten)
                 found += _measured(asked, stages, conditions, plan, within, logs, screen)
@@ -139,59 +138,15 @@ def _explained(measured: Sequence[Measured], stages: Round, logs: KeptLogs) -> I
         raise stopped from error
 
 
-def fitting(plan: Plan, sizes: Sequence[int], ranks: int, room: int, shorten: bool) -> list[int]:
-    """The sizes that can be measured.
-
-    Args:
-        plan: what is measured.
-        sizes: bytes, rising.
-        ranks: over how many the data are divided.
-        room: largest size that fits the rank with the least memory.
-        shorten: leave out the others, rather than refuse them.
-
-    Raises:
-        UsageError: a size does not fit and may not be left out, or none fits.
-    """
-    divided = [size for size in sizes if measure.counts(plan, size, ranks).parameter]
-    if not divided or (len(divided) < len(sizes) and not shorten):
-        raise UsageError(
-            f"{format_size(sizes[0])} cannot be divided among {ranks} ranks for {plan.collective.name}: the part of "
-            "each is a multiple of 16 bytes.",
-            f"Start --sizes at {16 * ranks} or more.",
-        )
-    within = [size for size in divided if size <= room]
-    if not within or (len(within) < len(divided) and not shorten):
-        raise UsageError(
-            f"Two buffers of {format_size(sizes[-1])} do not fit the {2 * room / 1024**3:.1f} GiB of memory that the "
-            "fullest rank has left.",
-            "End --sizes earlier.",
-        )
-    return within
-
-
-def timing(samples: Sequence[Sample], average: bool) -> Timing:
-    """All ranks' measurement of one size as one.
-
-    Args:
-        samples: one of each rank.
-        average: take the mean time of the ranks, not the slowest one's.
-    """
-    seconds = [sample.seconds for sample in samples]
-    slowest = max(range(len(seconds)), key=seconds.__getitem__)
-    wrong = [sample.wrong for sample in samples if sample.wrong is not None]
-    return Timing(
-        seconds=sum(seconds) / len(seconds) if average else seconds[slowest],
-        iterations=samples[slowest].iterations,
-        slowest_rank=slowest,
-        wrong=sum(wrong) if len(wrong) == len(samples) else None,
-        rank_seconds=tuple(seconds),
-        blocking=Percentiles.of([sample.calls for sample in samples]) if samples[0].calls else None,
-    )
+def _conditions(
+    layout: Layout, plan: Plan, stages: Round, facts: Sequence[Sequence[Facts]], promise: ClusterEnvironment | None
+) -> list[Conditions]:
+    return [rows.conditions_of(layout, plan, *both, promise) for both in zip(stages, facts, strict=True)]
 
 
 def _sizes(plan: Plan, sizes: Sequence[int], facts: Sequence[Sequence[Facts]], shorten: bool) -> list[int]:
     room = min(rank["room"] for own in facts for rank in own)
-    return fitting(plan, sizes, max(map(len, facts)), room, shorten)
+    return rows.fitting(plan, sizes, max(map(len, facts)), room, shorten)
 
 
 def _measured(
@@ -208,8 +163,8 @@ def _measured(
     for size in sizes:
         both = [asked.measure(size, in_place) for in_place in (False, True)]
         for stage, table, *samples in zip(stages, tables, *both, strict=True):
-            timings = [timing(of, plan.average) for of in samples]
-            table.append(row_of(plan, len(samples[0]), size, *timings))
+            timings = [rows.timing(of, plan.average) for of in samples]
+            table.append(rows.row_of(plan, len(samples[0]), size, *timings))
             screen.row(stage, table[-1])
     links = asked.links() if plan.links else [()] * len(stages)
     asked.leave()
@@ -223,47 +178,3 @@ def _measured(
 def _whole(conditions: Conditions, logs: Mapping[int, str]) -> dict[int, str]:
     """A log of each rank of NCCL's, empty where none could be read: a rank that shows nothing must not pass."""
     return {rank: logs.get(rank, "") for rank in range(conditions.ranks if conditions.backend == "nccl" else 0)}
-
-
-def row_of(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Timing) -> Row:
-    """All ranks' measurement of one size, in both places, as a line of the table."""
-    collective = plan.collective
-    counts = measure.counts(plan, size, ranks)
-    return Row(
-        op=collective.name,
-        size=max(counts.sent, counts.received) * measure.element_size(plan.dtype),
-        count=counts.parameter,
-        dtype=plan.dtype,
-        redop=collective.redop,
-        root=collective.root,
-        factor=collective.factor(ranks),
-        out_of_place=out_of_place,
-        in_place=in_place,
-    )
-
-
-def conditions_of(
-    layout: Layout, plan: Plan, team: Team, facts: list[Facts], promise: ClusterEnvironment | None
-) -> Conditions:
-    """What a stage's ranks have said of themselves, and the stack of its machines."""
-    on_gpus = promise if layout.gpus_per_node else None
-    nics = on_gpus.rdma_nics if on_gpus else 0
-    return Conditions(
-        op=plan.collective.name,
-        backend=layout.backend,
-        nodes=len(team.stage.nodes),
-        ranks=len(facts),
-        hosts=tuple(rank["host"] for rank in facts),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine_type=on_gpus.machine_type if on_gpus else "",
-        accelerator=facts[0]["accelerator"],
-        image=promise.image if promise else "",
-        versions=facts[0]["versions"],
-        variables=facts[0]["variables"],
-        average=plan.average,
-        node_of_rank=tuple(place.node for place in team.places),
-        devices=tuple(rank["device"] for rank in facts),
-        gpus_per_node=layout.gpus_per_node,
-        rdma_nics=nics,
-        promised_rdma=nics > 0,
-    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from workloads.nccl import report, suspects, thresholds, verdict
 from workloads.nccl.bandwidth import format_size
 from workloads.nccl.measured import Measured
 from workloads.nccl.thresholds import Judgement
 from workloads.nccl.verdict import Verdict
-from workloads.storage import Folder
+
+if TYPE_CHECKING:
+    from workloads.storage import Folder
 
 
 @dataclass(frozen=True)

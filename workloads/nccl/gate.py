@@ -19,7 +19,7 @@ from workloads.nccl.failures import HungError
 from workloads.nccl.findings import Finding
 from workloads.nccl.measure import Plan
 from workloads.nccl.measured import Measured
-from workloads.nccl.placement import Layout
+from workloads.nccl.rank import Layout
 from workloads.nccl.stages import Round
 from workloads.storage import Folder
 

@@ -1,4 +1,7 @@
-"""What a rank finds around itself: its device, its node and its libraries."""
+"""What a rank finds around itself: its device, its node and its libraries.
+
+Ray is imported where it is asked, as ranks can be without it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from torch.cuda import nccl
 
 from workloads.errors import PlaceError
-from workloads.nccl import kept_logs
+from workloads.nccl import debug_log
 
 GIB = Path("/usr/local/gib/lib64/libnccl-net.so")
 """gIB's network plugin, where a GPU worker's init container puts it."""
@@ -24,6 +26,8 @@ GIB = Path("/usr/local/gib/lib64/libnccl-net.so")
 
 def assigned_gpu() -> int:
     """The GPU that Ray gave this rank, as torch counts them."""
+    import ray
+
     assigned = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     # torch counts the visible GPUs; Ray names them as the variable does, where the node was started with one.
@@ -48,6 +52,8 @@ def check_gpus(wanted: int) -> None:
 
 def name() -> str:
     """This node, as people and as Ray know it."""
+    import ray
+
     return f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
 
 
@@ -82,13 +88,14 @@ def describe(backend: str, host: str = "") -> dict[str, Any]:
 
     Args:
         backend: `nccl` or `gloo`.
-        host: what to call this node; empty is what Ray calls it.
+        host: what to call this node; empty is what Ray calls it, where Ray has started this process.
     """
-    versions = {
-        "torch": torch.__version__,
-        "ray": ray.__version__,
-        "python": platform.python_version(),
-    }
+    versions = {"torch": torch.__version__}
+    if not host:
+        import ray
+
+        versions |= {"ray": ray.__version__}
+    versions |= {"python": platform.python_version()}
     if backend == "nccl":
         versions |= {
             "cuda": str(torch.version.cuda),
@@ -104,6 +111,6 @@ def describe(backend: str, host: str = "") -> dict[str, Any]:
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(("NCCL_", "GLOO_", "OMP_")) and name != kept_logs.VARIABLE
+            if name.startswith(("NCCL_", "GLOO_", "OMP_")) and name != debug_log.VARIABLE
         },
     }

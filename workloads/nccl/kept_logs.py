@@ -1,17 +1,13 @@
-"""NCCL's own logs, written into the memory of one process per node that outlives the ranks there.
+"""NCCL's logs of ranks on Ray, kept by one process per node that outlives the ranks there.
 
-What a rank wrote before it died is what tells why it died, so it must not die with it; and no file is left behind by
-whatever is killed. A process that keeps logs holds no CPU and no GPU, and imports neither torch nor NCCL.
+Such a process holds no CPU and no GPU, and imports neither torch nor NCCL.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,37 +17,14 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads.errors import WorkloadFailedError, first_line
+from workloads.nccl.debug_log import Keeper
 from workloads.nccl.stages import Stage
-
-VARIABLE = "NCCL_DEBUG_FILE"
-
-LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV,TUNING"}
-"""What NCCL is asked to say: which plugin, devices, paths, algorithms and protocols it takes, and its settings."""
 
 START_SECONDS = 600.0
 """How long a process may take to start: on a new node it loads what it imports while the image still streams."""
 
 _READ_SECONDS = 60.0
 """Longest wait for all keepers' logs; one on a node that is gone never answers."""
-
-
-class Keeper:
-    """The logs of one node's ranks."""
-
-    def __init__(self) -> None:
-        self._files: list[int] = []
-
-    def open(self, ranks: int) -> list[str]:
-        """Begin a log for each of so many ranks, and forget those before; where a process of this node writes it."""
-        for file in self._files:
-            os.close(file)
-        self._files = [os.memfd_create("nccl-log") for _ in range(ranks)]
-        return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
-
-    def read(self) -> list[str]:
-        """What was written so far; a line that is repeated, as one of each call is, stands once."""
-        texts = [Path(f"/proc/self/fd/{file}").read_text(errors="replace") for file in self._files]
-        return ["".join(line for line, _ in itertools.groupby(text.splitlines(keepends=True))) for text in texts]
 
 
 class KeptLogs:

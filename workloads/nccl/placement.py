@@ -6,70 +6,22 @@ Ray would give each actor one visible GPU; NCCL then cannot see its neighbours' 
 
 from __future__ import annotations
 
-import os
-import socket
-from dataclasses import dataclass
 from typing import Any
 
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads import process_group
-from workloads.nccl import host, kept_logs
-from workloads.nccl.collectives import Seat
-from workloads.nccl.measure import Participant, Plan, Sample
-from workloads.nccl.stages import Stage
+from workloads.nccl import host
+from workloads.nccl.rank import Layout, Rank
 
 UNMASKED = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Environment of a rank that sees every GPU of its node."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where the ranks are."""
-
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
-    """GPUs taken from each node; 0 runs gloo on CPUs."""
-
-    @property
-    def ranks(self) -> int:
-        """All ranks."""
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """What one node must have."""
-        cpus = {"CPU": float(self.ranks_per_node)}
-        return {**cpus, "GPU": float(self.gpus_per_node)} if self.gpus_per_node else cpus
-
-    @property
-    def backend(self) -> str:
-        """`nccl` on GPUs, `gloo` on CPUs."""
-        return "nccl" if self.gpus_per_node else "gloo"
-
-    def seats(self, stage: Stage) -> list[Seat]:
-        """The ranks of a stage: node by node."""
-        ranks = len(stage.nodes) * self.ranks_per_node
-        stride = self.ranks_per_node if len(stage.nodes) > 1 else 1
-        return [Seat(rank=rank, ranks=ranks, stride=stride) for rank in range(ranks)]
-
-
-class RankActor:
+class RankActor(Rank):
     """One rank; a process of its own on the node of its bundle."""
-
-    def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: str) -> None:
-        self._seat = seat
-        self._layout = layout
-        self._plan = plan
-        self._device = torch.device("cpu")
-        if log:  # before NCCL's first use, as it reads these once
-            os.environ.update(kept_logs.LOGGING | {kept_logs.VARIABLE: log})
-        self._listener: socket.socket | None = None
-        self._participant: Participant | None = None
 
     def arrive(self) -> dict[str, Any]:
         """What this rank finds on its node, before any rank waits for another."""
@@ -83,34 +35,6 @@ class RankActor:
         address = ray.util.get_node_ip_address()
         self._listener = process_group.listen(address)
         return address, self._listener.getsockname()[1]
-
-    def join(self, address: str, port: int, gpu: int) -> dict[str, Any]:
-        """Enter the process group on this GPU; returns what is known once a rank is in it."""
-        if self._layout.gpus_per_node:
-            self._device = torch.device("cuda", gpu)
-        self._participant = Participant(self._seat, self._device, self._plan)
-        self._participant.join(address, port, self._listener)
-        return {
-            "device": str(self._device),
-            "accelerator": torch.cuda.get_device_name(self._device) if self._layout.gpus_per_node else "",
-            "room": self._participant.room(self._layout.ranks_per_node),
-        }
-
-    def measure(self, size: int, in_place: bool) -> Sample:
-        """Time one size."""
-        return self._joined().measure(size, in_place)
-
-    def links(self, rounds: list[list[tuple[int, int]]]) -> list[tuple[tuple[int, int], float]]:
-        """Time an exchange with each partner."""
-        return self._joined().links(rounds)
-
-    def leave(self) -> None:
-        """Leave the process group."""
-        self._joined().leave()
-
-    def _joined(self) -> Participant:
-        assert self._participant is not None
-        return self._participant
 
 
 def options(group: PlacementGroup, node: int, layout: Layout, algorithm: str) -> dict[str, Any]:

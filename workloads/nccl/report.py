@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from workloads.nccl import bandwidth
-from workloads.storage import Folder, in_parallel
 
 if TYPE_CHECKING:
     from workloads.nccl.measured import Measured
     from workloads.nccl.suspects import Suspect
+    from workloads.storage import Folder
 
 Records = Mapping[str, dict[str, Any]]
 """Plain data by the name of the stage that they belong to."""
@@ -124,7 +124,7 @@ def write(folders: Sequence[Folder], measured: Sequence[Measured], remarks: Rema
         of = [one for one in measured if one.conditions.op == op]
         files |= _files(op, of, remarks)
     for one in measured:
-        files |= _logs(one.conditions.op, one.stage.name, one.logs)
+        files |= log_files(one.conditions.op, one.stage.name, one.logs)
     _put(folders, files)
     return list(files)
 
@@ -137,16 +137,19 @@ def write_logs(folders: Sequence[Folder], op: str, logs: Mapping[str, Mapping[in
         op: the collective.
         logs: of each rank, by stage.
     """
-    files = {name: content for stage, texts in logs.items() for name, content in _logs(op, stage, texts).items()}
+    files = {name: content for stage, texts in logs.items() for name, content in log_files(op, stage, texts).items()}
     _put(folders, files)
     return list(files)
 
 
-def _logs(op: str, stage: str, logs: Mapping[int, str]) -> dict[str, bytes]:
+def log_files(op: str, stage: str, logs: Mapping[int, str]) -> dict[str, bytes]:
+    """NCCL's logs of a stage's ranks as files, by name."""
     return {f"{LOGS}/{slug(op)}-{slug(stage)}-rank{rank}.log": log.encode() for rank, log in logs.items()}
 
 
 def _put(folders: Sequence[Folder], files: Mapping[str, bytes]) -> None:
+    from workloads.storage import in_parallel  # pyarrow comes with it
+
     def put(item: tuple[Folder, str]) -> None:
         folder, name = item
         inside, _, last = name.rpartition("/")

@@ -12,10 +12,10 @@ from workloads import run_name
 from workloads.capacity import check_maximum
 from workloads.effective import DEFAULT, Setting, of_ray, of_stack
 from workloads.errors import InfeasibleError, PlaceError, UsageError
-from workloads.nccl import bandwidth, driver, measure, stages
+from workloads.nccl import bandwidth, measure, rows, stages
 from workloads.nccl.collectives import COLLECTIVES
 from workloads.nccl.measure import Plan
-from workloads.nccl.placement import Layout
+from workloads.nccl.rank import Layout
 from workloads.nccl.stages import Round
 from workloads.session import Place
 
@@ -79,7 +79,7 @@ def resolve(args: argparse.Namespace, place: Place) -> Request:
     least = measure.element_size(plan.dtype)
     if sizes[0] < least:
         raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {least} or more.")
-    driver.fitting(plan, sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
+    rows.fitting(plan, sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
     name = args.name or f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     return Request(
         layout=layout,

@@ -17,7 +17,8 @@ from workloads.nccl import measure, placement
 from workloads.nccl.failures import Place, answers
 from workloads.nccl.kept_logs import START_SECONDS, KeptLogs
 from workloads.nccl.measure import Plan, Sample
-from workloads.nccl.placement import Layout, RankActor
+from workloads.nccl.placement import RankActor
+from workloads.nccl.rank import Facts, Layout
 from workloads.nccl.stages import Link, Round, Stage, exchanges
 
 MOST_RAIL_ROUNDS = 16
@@ -28,9 +29,6 @@ _GRACE_SECONDS = 30.0
 
 _COMPARED = ("torch", "cuda", "nccl", "gib")
 """Versions that all ranks must share: where NCCL's differ, ranks hang or fail in words that do not say why."""
-
-Facts = dict[str, Any]
-"""What a rank says of itself: `host.describe`, and what `RankActor.join` adds."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ def started(
     try:
         for stage in stages:
             seats = layout.seats(stage)
-            nodes = [stage.nodes[seat.rank // layout.ranks_per_node] for seat in seats]
+            nodes = layout.nodes_of_ranks(stage)
             actors = [
                 remote.options(**placement.options(group, node, layout, stage.algorithm)).remote(
                     seat, layout, plan, log
