@@ -28,6 +28,7 @@ from torchvision.models import convnext_base
 from benchmarks import checkpoint_faults, checkpoint_kills
 from benchmarks.machine import machine
 from tests.emulator.google import served
+from workloads import closed_pipe
 from workloads.checkpoint import CheckpointStore
 from workloads.checkpoint_writer import Snapshot, Writer
 from workloads.convnext.snapshot import copied
@@ -239,4 +240,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.platform import spread
 from benchmarks.trials import Record, Trials
-from workloads import session
+from workloads import closed_pipe, session
 
 RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/collectives.jsonl"))
@@ -194,4 +194,4 @@ PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.platform import spread
 from emulator.state import CHECKOUT
+from workloads import closed_pipe
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -61,4 +62,4 @@ def timed() -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

@@ -28,6 +28,7 @@ import torchvision
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.prepared import CLASSES, Prepared
+from workloads import closed_pipe
 from workloads.convnext import config as configuration
 from workloads.convnext import execution, flops
 from workloads.convnext.config import TrainConfig
@@ -240,4 +241,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

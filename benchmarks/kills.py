@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from benchmarks.machine import machine
 from benchmarks.platform import spread
 from benchmarks.trials import Record, Trials
-from workloads import session
+from workloads import closed_pipe, session
 from workloads.convnext import train
 
 if TYPE_CHECKING:
@@ -240,4 +240,4 @@ PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

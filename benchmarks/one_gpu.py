@@ -18,6 +18,7 @@ import torch
 
 from benchmarks import one_gpu_rank, one_gpu_ranks
 from benchmarks.machine import machine
+from workloads import closed_pipe
 from workloads.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -248,4 +249,4 @@ def _conclude(done: Sequence[tuple[Run, Sequence[Finding]]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.machine import machine, memory_kib
 from emulator import lifecycle, processes
 from emulator.state import CHECKOUT, State
+from workloads import closed_pipe
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -249,4 +250,4 @@ def _progress(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

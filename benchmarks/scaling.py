@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
+from workloads import closed_pipe
 from workloads.nccl import prediction, published, scaling, simulation
 from workloads.nccl.bandwidth import format_size
 from workloads.nccl.published import Table
@@ -167,4 +168,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

@@ -37,6 +37,7 @@ from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.transforms import v2
 
 from benchmarks.prepared import CLASSES, EPOCH_STEPS, Prepared
+from workloads import closed_pipe
 from workloads.convnext import config as configuration
 from workloads.convnext.augment import DEVIATION, MEAN
 from workloads.convnext.config import Model, TrainConfig
@@ -262,4 +263,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

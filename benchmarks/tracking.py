@@ -25,6 +25,7 @@ import torch
 from benchmarks.machine import machine
 from benchmarks.platform import spread
 from tests.wandb_server import silent
+from workloads import closed_pipe
 from workloads.convnext import config as configuration
 from workloads.convnext.data import sources
 from workloads.convnext.loop import Training
@@ -188,4 +189,4 @@ def _cpu_seconds(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

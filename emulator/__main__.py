@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from emulator import control_plane, demo, lifecycle
+from emulator import closed_pipe, control_plane, demo, lifecycle
 from emulator.engine import Result
 from emulator.go_modules import cache_directory
 from emulator.state import CHECKOUT, EmulatorError, State
@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     except EmulatorError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # an OSError too
+        raise
     except OSError as error:
         print(f"error: {_unusable(error)}", file=sys.stderr)
         return 1
@@ -167,4 +169,4 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

@@ -74,8 +74,10 @@ def started(state: State, report: Report) -> Iterator[Engine]:
     except BaseException:
         if fresh:
             with _undisturbed():
-                report("ending everything")
-                take_down(state)
+                try:
+                    report("ending everything")
+                finally:  # whoever was told may have left, as `head` does
+                    take_down(state)
         raise
 
 

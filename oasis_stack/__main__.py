@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from oasis_stack.command_line import (
+    closed_pipe,
     cluster_access,
     external_program,
     image,
@@ -153,4 +154,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))

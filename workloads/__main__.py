@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from workloads import closed_pipe
 from workloads.environment import EnvironmentContractError
 from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
 
@@ -41,6 +42,7 @@ first steps:
 exit codes:
   0 ok   2 usage   3 infeasible   4 no capacity in time   5 failed   6 wrong data or wrong collective result
   7 token, key or permission   8 this place lacks something   9 bad fabric   130 interrupted
+  141 nobody read on (| head)
 """
 
 
@@ -160,4 +162,4 @@ def _missing(library: str) -> PlaceError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(closed_pipe.run(main))
