@@ -21,7 +21,7 @@ _RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.netwo
 
 
 def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
-    """Make the dashboard answer until Ctrl-C; the exit status of the port-forward.
+    """Make the dashboard answer until Ctrl-C, which is its proper end; else the exit status of the port-forward.
 
     Raises:
         ProgramError: a program is missing or the stack was never brought up.
@@ -33,7 +33,10 @@ def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
         return 0
     with kubeconfig(stack) as environment:
         say(f"{url} answers until Ctrl-C")
-        return show(shlex.split(command), environment)
+        try:
+            return show(shlex.split(command), environment)
+        except KeyboardInterrupt:
+            return 0
 
 
 def running(stack: Stack) -> Iterator[str]:
