@@ -57,7 +57,7 @@ demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, bench
 	@$(PY) -m emulator demo
 
 # `down` works with the environment as it is: after a pull it must not first install what is new.
-down:  ## end what `make demo` started
+down:  ## end what `make demo` started; runs, data and results stay
 	@if test -e $(STAMP); then $(PY) -m emulator down; \
 	elif test -e .oasis/processes; then echo "ending what runs here takes the Python packages: make $(STAMP) down" >&2; exit 1; \
 	else echo "nothing was started here: $(STAMP) is missing"; fi
@@ -129,5 +129,5 @@ pin: $(STAMP)  ## resolve the ranges of pyproject.toml into the lock files
 	@$(BIN)/uv pip compile --quiet --universal --python-version $(IMAGE_PYTHON) --generate-hashes --no-emit-index-url --no-header \
 	    workloads/image/requirements-index.in -c requirements-workloads.txt -o workloads/image/requirements-index.txt
 
-clean: down  ## remove the environment and the demo's files of this checkout
-	@rm -rf $(VENV) .oasis
+clean:  ## delete the environment and .oasis, runs and data included: lists them and asks (YES=1: does not ask)
+	@$(PYTHON) -m emulator.clean $(if $(filter 1,$(YES)),--yes)

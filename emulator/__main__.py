@@ -81,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     add("destroy", _destroy, "delete the stack's resources as `pulumi destroy` would; the emulated cloud stays")
     add("status", _status, "show what runs and where")
     add("env", _env, 'print shell exports for kubectl, pulumi and Google\'s clients: eval "$(python -m emulator env)"')
-    add("down", _down, "end everything and forget the emulated cloud; logs and results stay")
+    add(
+        "down",
+        _down,
+        "end everything and forget the emulated cloud; runs, data, results, logs and buckets stay",
+    )
     return parser
 
 
@@ -143,6 +147,8 @@ def _down(state: State, given: argparse.Namespace) -> int:
     with state.lock("python -m emulator down"):
         names = lifecycle.take_down(state)
     _say(f"ended {', '.join(names)}" if names else "nothing was running")
+    if kept := [str(path.relative_to(state.directory.parent)) for path in state.kept()]:
+        _say(f"kept {', '.join(kept)}; `make clean` deletes them")
     return 0
 
 

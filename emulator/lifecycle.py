@@ -15,17 +15,8 @@ from typing import Any
 
 import yaml
 
-from emulator import (
-    build,
-    cloud_server,
-    control_plane,
-    deployed_ray,
-    gcp_tables,
-    helm,
-    job_clusters,
-    ray_nodes,
-    room,
-)
+from emulator import build, cloud_server, control_plane, deployed_ray, gcp_tables, helm, job_clusters, ray_nodes, room
+from emulator.belongings import content
 from emulator.engine import STACK, Engine, Result, merged
 from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
 
@@ -52,6 +43,9 @@ def started(state: State, report: Report) -> Iterator[Engine]:
     try:
         if fresh:
             take_down(state)  # what an emulator that was killed has left
+            for bucket in sorted(state.path("buckets").glob("*")):
+                if (found := content(bucket)).size:
+                    report(f"gs://{bucket.name} has what it held before: {found}")
             room.require(
                 state.directory,
                 "running the emulator",
@@ -127,10 +121,12 @@ def destroy(state: State, running: Engine, report: Report) -> Result:
 
 
 def take_down(state: State) -> list[str]:
-    """End every process and forget the emulated cloud; logs and results stay. Returns the names of what ran."""
+    """End every process and forget the emulated cloud; what people have made stays. Returns the names of what ran."""
+    names = [process.name for process in state.processes()]
+    names += [f"the Ray of {running.directory.name}" for running in job_clusters.folders(state) if running.processes()]
     job_clusters.end_all(state)
     ray_nodes.stop(state)
-    names = state.stop_all()
+    state.stop_all()
     state.clear()
     return names
 

@@ -27,7 +27,17 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 DIRECTORY_VARIABLE = "OASIS_EMULATOR_DIR"
 """How a provider process or an operator finds its emulator's folder."""
 
-_KEPT = {"lock", "logs", "results"}
+OWN = frozenset(
+    {
+        *("bin", "cloud-server.json", "control-plane.json", "faults.json", "gcloud", "kubeconfig", "kubernetes"),
+        *("ports.json", "ports.lock", "processes", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
+        *("cloud.sqlite", "cloud.sqlite-shm", "cloud.sqlite-wal"),
+    }
+)
+"""What is the emulator's own in `.oasis`, and goes with the emulated cloud. All else is what people have made: runs,
+data, results, logs, and the objects in the buckets with what is known of them."""
+
+_INDEX = ("storage.sqlite", "storage.sqlite-shm", "storage.sqlite-wal")
 # Above the range that Ray gives its workers (10002-19999), which it refuses to share, and below Linux's for outgoing
 # connections (32768-60999, ip-sysctl.rst), which could take a port while nobody listens.
 _PORTS = range(20000, 32000)
@@ -138,14 +148,21 @@ class State:
         return [process.name for process in running]
 
     def clear(self) -> None:
-        """Forget the emulated cloud: everything but logs and results. Only with nothing running."""
+        """Forget the emulated cloud, and nothing that people have made. Only with nothing running."""
         for entry in self.directory.iterdir():
-            if entry.name in _KEPT:
+            # With a point: what `write_atomically` had not renamed yet when it was killed.
+            if entry.name not in OWN and not entry.name.startswith(tuple(f".{name}." for name in OWN)):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
+
+    def kept(self) -> list[Path]:
+        """What people have made, and `clear` leaves: each bucket, and each other file or folder that holds anything."""
+        entries = [entry for entry in self.directory.iterdir() if entry.name not in {*OWN, *_INDEX, "lock", "buckets"}]
+        entries += self.directory.glob("buckets/*")
+        return sorted(entry for entry in entries if not entry.is_dir() or any(entry.iterdir()))
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -13,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from emulator.belongings import content
 from emulator.state import CHECKOUT
 from tests.test_command_line import OUTPUTS
 from tests.waiting import read_until
+from workloads import run_catalog
+from workloads.storage import locate
 
 SOURCES = ("Makefile", "requirements.txt", "Pulumi.yaml", "Pulumi.local.yaml", "oasis_stack", "workloads", "emulator")
 
@@ -79,3 +84,73 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
     assert "answers until Ctrl-C" in said
     assert rest == ""
     assert not Path("/proc", pid.read_text().strip()).exists()
+
+
+@pytest.fixture
+def belongings(checkout: Path) -> list[Path]:
+    """What a person has made in the checkout."""
+    names = [
+        *("runs/one/checkpoints/1-a/shard", "runs/one/journal/1", "runs/trials/two/journal/1", "data/digits/train/0/a"),
+        *("buckets/p-oasis-runs/three/results/table.txt", "buckets/p-oasis-data/digits/train/0/a"),
+        *("results/one/table.txt", "logs/engine.log"),
+    ]
+    files = [checkout / ".oasis" / name for name in names]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * 1500)
+    return files
+
+
+def test_down_keeps_what_people_made_where_nothing_runs(checkout: Path, belongings: list[Path]) -> None:
+    down = start(checkout, "down", variables=environment())
+    said, _ = down.communicate(timeout=60)
+
+    assert down.returncode == 0, said
+    assert "nothing was running" in said
+    assert "kept .oasis/buckets/p-oasis-data, .oasis/buckets/p-oasis-runs, .oasis/data, .oasis/logs, " in said
+    assert all(file.exists() for file in belongings)
+
+
+def test_clean_without_a_terminal_deletes_nothing_unless_it_is_told_yes(checkout: Path, belongings: list[Path]) -> None:
+    refused = start(checkout, "clean", variables=environment())
+    said, _ = refused.communicate(timeout=60)
+
+    assert refused.returncode != 0
+    for line in (
+        *(r".venv +\d+ bytes", r".oasis/runs +4.5 kB, 2 runs", r".oasis/buckets/p-oasis-runs +1.5 kB, 1 run"),
+        *(r".oasis/data +1.5 kB", r".oasis/results +1.5 kB", r"It holds 3 runs\.", r"make clean YES=1"),
+    ):
+        assert re.search(line, said), (line, said)
+    assert all(file.exists() for file in belongings)
+
+    agreed = start(checkout, "clean", "YES=1", variables=environment())
+    said, _ = agreed.communicate(timeout=60)
+
+    assert agreed.returncode == 0, said
+    assert not (checkout / ".oasis").exists()
+    assert not (checkout / ".venv").exists()
+    assert (checkout / "Makefile").exists()
+
+
+@pytest.mark.parametrize(("answer", "deleted"), [("n", False), ("", False), ("y", True)])
+def test_clean_asks_on_a_terminal(checkout: Path, belongings: list[Path], answer: str, deleted: bool) -> None:
+    ours, theirs = pty.openpty()
+    variables = environment()
+    with subprocess.Popen(
+        ["make", "clean"], cwd=checkout, env=variables, stdin=theirs, stdout=subprocess.PIPE, text=True
+    ) as asked:
+        os.write(ours, f"{answer}\n".encode())
+        said, _ = asked.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+
+    assert asked.returncode == 0
+    assert "Delete all of it? [y/N]" in said
+    assert ("nothing was deleted" in said) is not deleted
+    assert [file.exists() for file in belongings] == [not deleted] * len(belongings)
+
+
+def test_as_many_runs_are_counted_as_the_workloads_find(belongings: list[Path], checkout: Path) -> None:
+    for folder in ("runs", "data", "buckets/p-oasis-runs", "buckets/p-oasis-data", "results"):
+        place = checkout / ".oasis" / folder
+        assert content(place).runs == len(run_catalog.runs(locate(place)))

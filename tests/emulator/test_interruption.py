@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from emulator import processes, ray_folder, ray_nodes
+from emulator import demo, processes, ray_folder, ray_nodes
 from emulator.go_modules import cache_directory
 from emulator.state import CHECKOUT, State
 from tests.waiting import eventually, read_until
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.emulated
 
 SOURCES = ("emulator", "oasis_stack", "workloads", "__main__.py", "Pulumi.yaml", "Pulumi.local.yaml")
 PATIENCE_SECONDS = 400
+RUNS_BUCKET = "oasis-local-oasis-runs"
 
 
 @pytest.fixture
@@ -190,6 +191,12 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
     checkout: Path, tmp_path: Path
 ) -> None:
     other = _copied(tmp_path / "other")
+    folder = checkout / ".oasis"
+    users = [folder / "runs" / "mine" / "journal" / "1", folder / "buckets" / RUNS_BUCKET / "mine" / "journal" / "1"]
+    stale = folder / "buckets" / RUNS_BUCKET / demo.RUN / "checkpoints" / "of-an-earlier-demo"
+    for file in (*users, stale):
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
     first = _start(checkout, "demo", dict(os.environ))
     started = [first]
     try:
@@ -212,10 +219,16 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
             said, _ = whole.result(timeout=2 * PATIENCE_SECONDS)
         assert first.returncode == 0, said
         assert "== the platform is up" in said
+        assert f"gs://{RUNS_BUCKET} has what it held before: " in said
+        assert not stale.exists()
         assert _ports(checkout) == {**_ports(checkout), **ports}
         assert _emulator(checkout, "status").returncode == 0
-        assert _emulator(checkout, "down").returncode == 0
-        _assert_nothing_is_left(checkout)
+        down = _emulator(checkout, "down")
+        assert down.returncode == 0
+        assert "ray-head, ray-worker-1, ray-worker-2" in down.stdout
+        _assert_nothing_is_left(checkout, "runs")
+        assert [file.read_text() for file in users] == ["{}", "{}"]
+        assert (folder / "buckets" / RUNS_BUCKET / demo.RUN).is_dir()
     finally:
         for process in started:
             process.kill()
@@ -231,10 +244,12 @@ def _pids(checkout: Path) -> list[int]:
     return [process.pid for process in State.of_checkout(checkout).processes()]
 
 
-def _assert_nothing_is_left(checkout: Path) -> None:
+def _assert_nothing_is_left(checkout: Path, *made: str) -> None:
     assert processes.owned_by(checkout / ".oasis") == []
     assert _mentioning(f"{checkout}/", f"{checkout} ", str(ray_folder.session_directory(checkout / ".oasis"))) == []
-    assert {entry.name for entry in (checkout / ".oasis").iterdir()} <= {"lock", "logs", "results"}
+    left = {entry.name for entry in (checkout / ".oasis").iterdir()}
+    index = {"storage.sqlite", "storage.sqlite-shm", "storage.sqlite-wal"}
+    assert left <= {"lock", "logs", "results", "buckets", *index, *made}
 
 
 def test_an_installation_that_was_cut_off_is_started_over_by_the_next_make(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from emulator import demo, lifecycle, processes, ray_dashboard, ray_nodes, room
+from emulator import demo, job_clusters, lifecycle, processes, ray_dashboard, ray_nodes, room
 from emulator.deployed_ray import DeployedRay
 from emulator.processes import OWNER_VARIABLE
 from emulator.state import CHECKOUT, EmulatorError, State
@@ -146,6 +146,41 @@ def test_a_demo_fails_without_its_results_or_with_a_model_that_did_not_learn(tmp
     (tmp_path / demo.MEASUREMENT / "all_reduce.png").unlink()
     with pytest.raises(EmulatorError, match=r"demo-bench/all_reduce\.png did not arrive"):
         demo.check(tmp_path)
+
+
+def test_a_demo_forgets_its_own_earlier_run_and_measurement_and_no_other(state: State) -> None:
+    own = [
+        "buckets/b/demo-train/journal/1",
+        "buckets/b/bench/demo-bench/r",
+        "results/demo-train/r",
+        "results/demo-bench/r",
+    ]
+    others = [
+        "buckets/b/demo-train-2/journal/1",
+        "buckets/b/bench/mine/r",
+        "buckets/c/demo-train/x",
+        "runs/demo-train/x",
+    ]
+    for name in (*own, *others, "results/mine/r"):
+        state.path(*name.split("/")).write_text("x")
+
+    demo.forget(state, "gs://b")
+
+    left = {path.relative_to(state.directory).as_posix() for path in state.directory.rglob("*") if path.is_file()}
+    assert left == {*others, "results/mine/r"}
+
+
+def test_what_is_taken_down_is_named_rays_nodes_and_those_of_jobs_too(state: State) -> None:
+    parts = ["kube-apiserver", ray_nodes.HEAD, *ray_nodes.WORKERS]
+    for name in parts:
+        state.spawn(name, ["sleep", "600"])
+    job = State(state.path(job_clusters.FOLDER, "a-job"))
+    job.spawn(ray_nodes.HEAD, ["sleep", "600"])
+
+    names = lifecycle.take_down(state)
+
+    assert sorted(names) == sorted([*parts, "the Ray of a-job"])
+    assert [*state.processes(), *job.processes()] == []
 
 
 def test_the_documented_overrides_are_those_that_ray_gets(tmp_path: Path) -> None:

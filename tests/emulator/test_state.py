@@ -186,14 +186,23 @@ def test_a_second_command_is_refused_with_the_first_ones_name_and_what_to_do(sta
         first.communicate()
 
 
-def test_clearing_keeps_logs_and_results_alone(state: State) -> None:
-    for name in ("logs/a.log", "results/r.json", "cloud.sqlite", "buckets/b/object"):
+def test_clearing_forgets_the_emulated_cloud_and_nothing_that_people_have_made(state: State) -> None:
+    made = [
+        *("logs/a.log", "results/mine/r.json", "benchmarks/kills.jsonl", "notes.txt"),
+        *("runs/mine/checkpoints/1/shard", "data/digits/train/0/1.png"),
+        *("buckets/some-runs/mine/journal/1", "storage.sqlite"),
+    ]
+    own = [
+        *("cloud.sqlite", "cloud.sqlite-wal", "kubeconfig", "token-key", "pulumi/state/s.json", "scratch/copy"),
+        *("kubernetes/etcd/wal", "processes/old.json", "ports.json", ".ports.json.1.2", "bin/pulumi", "uploads/half"),
+    ]
+    for name in [*made, *own]:
         state.path(*name.split("/")).write_text("x")
 
     state.clear()
 
     left = {path.relative_to(state.directory).as_posix() for path in state.directory.rglob("*") if path.is_file()}
-    assert left == {"logs/a.log", "results/r.json"}
+    assert left == set(made)
 
 
 def test_a_command_that_is_interrupted_leaves_no_child(state: State) -> None:

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import google_crc32c
@@ -24,6 +25,7 @@ from pyarrow import fs
 
 from emulator.cloud import Cloud
 from emulator.gcp_errors import Refused
+from emulator.state import State
 from emulator.storage import ObjectStore
 from tests.emulator.google import PROJECT, Google, served
 
@@ -323,3 +325,28 @@ def test_what_was_put_and_not_deleted_is_listed(
     assert set(store.names("b")) == held
     assert all(store.path("b", name).read_text() == name for name in held)
     assert not any(not list(folder.iterdir()) for folder in store.folder("b").rglob("*") if folder.is_dir())
+
+
+def test_a_bucket_that_is_made_again_has_what_it_held_before_the_cloud_was_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations = []
+    for first in (True, False):
+        with served(tmp_path) as google:
+            google.make_bucket("kept")
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{google.host}")
+            blob = storage.Client(project=PROJECT, credentials=AnonymousCredentials()).bucket("kept").blob("a/run")
+            if first:
+                blob.metadata = {"of": "mine"}
+                blob.upload_from_string(b"its content", content_type="text/mine")
+            blob.reload()
+            assert (blob.download_as_bytes(), blob.content_type, blob.metadata) == (
+                *(b"its content", "text/mine"),
+                {"of": "mine"},
+            )
+            generations.append(blob.generation)
+        state = State(tmp_path)
+        state.stop_all()
+        state.clear()
+        assert not (tmp_path / "cloud.sqlite").exists()
+    assert len(set(generations)) == 1

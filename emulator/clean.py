@@ -1,0 +1,68 @@
+"""`make clean`: says what would be deleted of this checkout, asks, ends what runs, and deletes it.
+
+Run as `python -m emulator.clean` by any Python: the checkout's own goes with the rest.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from emulator.belongings import content, runs_text, size_text
+from emulator.state import CHECKOUT, OWN, State
+
+_ASK, _AGREED = "Delete all of it? [y/N] ", ("y", "yes")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Delete `.venv` and `.oasis`, once the person agrees, or with `--yes`; returns the exit status."""
+    folders = [path for path in (CHECKOUT / ".venv", CHECKOUT / ".oasis") if path.is_symlink() or path.exists()]
+    if not folders:
+        print(f"there is nothing to delete in {CHECKOUT}")
+        return 0
+    print(f"`make clean` deletes, in {CHECKOUT}:", *_lines(folders), sep="\n")
+    if "--yes" not in arguments:
+        if not sys.stdin.isatty():
+            print(
+                "nothing was deleted: there is no terminal to ask on. `make clean YES=1` agrees beforehand.",
+                file=sys.stderr,
+            )
+            return 1
+        if not _agreed():
+            print("nothing was deleted")
+            return 0
+    if status := subprocess.run(["make", "--no-print-directory", "down"], cwd=CHECKOUT, check=False).returncode:
+        return status
+    for path in folders:
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    return 0
+
+
+def _lines(folders: Sequence[Path]) -> list[str]:
+    oasis = CHECKOUT / ".oasis"
+    kept = State(oasis).kept() if oasis in folders else []
+    parts = [path for path in folders if path != oasis] + kept
+    found = {path: content(path) for path in parts}
+    lines = [f"  {path.relative_to(CHECKOUT)!s:<28} {found[path]}" for path in parts]
+    if oasis in folders:
+        own = sum(content(entry).size for entry in oasis.iterdir() if entry.name in OWN)
+        lines.append(f"  {'the emulated cloud':<28} {size_text(own)}")
+    runs = sum(one.runs for one in found.values())
+    return [*lines, f"It holds {runs_text(runs)}." if runs else "It holds no runs."]
+
+
+def _agreed() -> bool:
+    try:
+        return input(_ASK).strip().lower() in _AGREED
+    except EOFError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
