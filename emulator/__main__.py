@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -28,6 +29,9 @@ the end:          python -m emulator down
 
 exit status: 0 done; 1 failed or, for status, not running; 2 wrong usage; 130 interrupted
 """
+
+_COLOURS = {"create": 32, "update": 33, "replace": 33, "delete": 31, "failed": 31}
+_VERB = re.compile(rf"( s  )((?:would )?({'|'.join(_COLOURS)})\w*)")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -164,10 +168,7 @@ def _say(line: str) -> None:
 def _coloured(line: str) -> str:
     if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
         return line
-    for verb, colour in (("created", 32), ("updated", 33), ("replaced", 33), ("deleted", 31), ("failed", 31)):
-        if f" s  {verb}" in line:
-            return line.replace(verb, f"\x1b[{colour}m{verb}\x1b[0m", 1)
-    return line
+    return _VERB.sub(lambda found: f"{found[1]}\x1b[{_COLOURS[found[3]]}m{found[2]}\x1b[0m", line, count=1)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

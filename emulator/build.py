@@ -22,6 +22,7 @@ from pathlib import Path
 from emulator import crds, processes, room
 from emulator.control_plane import STAGES_MODULE
 from emulator.go_modules import TOOLS, cache_directory, go_environment, go_program, is_downloaded, module_directory
+from emulator.plain_pulumi import FOLDER
 from emulator.state import EmulatorError, State
 
 Report = Callable[[str], None]
@@ -184,7 +185,9 @@ def _go_version() -> str:
 
 
 def _pulumi_on_path() -> Path | None:
-    found = shutil.which("pulumi")
+    # Not the one that the emulator puts before its own link in a person's shell.
+    places = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(part).name != FOLDER]
+    found = shutil.which("pulumi", path=os.pathsep.join(places))
     if found is None:
         return None
     answer = subprocess.run([found, "version"], capture_output=True, text=True, check=False)

@@ -32,6 +32,10 @@ STACK = "local"
 _PROVIDERS = {"gcp": "10.2.0", "kubernetes": "4.34.2"}
 """Plugins that the program's SDKs ask for, at the versions of pulumi-gcp and pulumi-kubernetes in the lock file."""
 
+_ENCRYPTION = ("encryptionsalt", "encryptedkey", "secretsprovider")
+"""Top-level keys of a stack file that say how its secrets are encrypted (Pulumi documentation, "Stack settings file
+reference")."""
+
 _CANCEL_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 
@@ -203,6 +207,7 @@ class Engine:
             raise EmulatorError(
                 f"there is no {source}; the emulator runs a stack that has a config file beside Pulumi.yaml"
             )
+        refuse_encryption(source)
         content = yaml.safe_load(source.read_text()) or {}
         content["config"] = merged(content.get("config") or {}, self._overlay)
         if target.exists():  # the engine's own addition to its copy
@@ -231,6 +236,19 @@ class Engine:
         folder = self._state.path("pulumi", name)
         folder.mkdir(exist_ok=True)
         return folder
+
+
+def refuse_encryption(stack_file: Path) -> None:
+    """Raises EmulatorError for a stack file into which a plain `pulumi` wrote its encryption."""
+    content = yaml.safe_load(stack_file.read_text()) or {}
+    if found := [key for key in _ENCRYPTION if key in content]:
+        name, lines = stack_file.name, "the line" if len(found) == 1 else "the lines"
+        raise EmulatorError(
+            f"stack {stack_file.suffixes[0][1:]}: {name} has {' and '.join(found)}, which a plain `pulumi` wrote. The "
+            "emulator encrypts with a passphrase of its own, and nothing can be read with both. Nothing was started or "
+            f"changed. Remove {lines} (`git checkout {name}`, if nothing else in the file is yours), with every "
+            "value `secure:` that was encrypted so, and run this again."
+        )
 
 
 def _cancel(child: subprocess.Popen[str]) -> None:

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _VERBS = {
-    "create": "created",
-    "update": "updated",
-    "delete": "deleted",
-    "replace": "replaced",
-    "create-replacement": "created anew",
-    "delete-replaced": "deleted the old",
-    "import": "adopted",
-    "import-replacement": "adopted anew",
-    "read": "read",
-    "refresh": "read",
-    "discard": "forgot",
-    "discard-replaced": "forgot the old",
+    "create": ("created", "would create"),
+    "update": ("updated", "would update"),
+    "delete": ("deleted", "would delete"),
+    "replace": ("replaced", "would replace"),
+    "create-replacement": ("created anew", "would create anew"),
+    "delete-replaced": ("deleted the old", "would delete the old"),
+    "import": ("adopted", "would adopt"),
+    "import-replacement": ("adopted anew", "would adopt anew"),
+    "discard": ("forgot", "would forget"),
+    "discard-replaced": ("forgot the old", "would forget the old"),
+    "kept": ("kept", "would keep"),
 }
+"""What an `up` or a destroy says of an operation, and what a preview says."""
+
 _QUIET = {"same", "read", "refresh"}
 _EPILOGUE = re.compile(r"(preview|update|destroy|refresh) failed")
 _PREAMBLE = re.compile(r"^(an unhandled error occurred: |python inline source runtime error: |Preview failed: )+")
 _FRAMES = re.compile(r"(?s).*Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
+_STEP = re.compile(r"""\.?([^.\["\]]+)|\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]""")
+"""One step of a property path (Pulumi documentation, "Resource options: ignoreChanges"): a name, an index, a key."""
+_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
+"""In place of what is known only after an update (pulumi/pulumi, sdk/go/common/resource/plugin/rpc.go)."""
+_VALUE_WIDTH = 60
 _MARKUP = re.compile(r"<\{%.*?%\}>|\x1b\[[0-9;]*m")
 
 
 class Progress:
-    """Listens to one run of the engine."""
+    """Listens to one run of the engine; of a preview, it tells what would be done and which properties differ."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[str], None], *, preview: bool = False) -> None:
+        self._report, self._preview = report, preview
         self._begun = time.monotonic()
         self._errors: dict[str, list[str]] = {}
         self.changes: dict[str, int] = {}
@@ -62,8 +69,11 @@ class Progress:
         if _op(metadata) in _QUIET:
             return
         kept = _op(metadata) == "delete" and metadata.old is not None and metadata.old.retain_on_delete
-        verb = "kept" if kept else _VERBS.get(_op(metadata), _op(metadata))
-        self._report(self._line(verb, metadata.urn))
+        op = "kept" if kept else _op(metadata)
+        verbs = _VERBS.get(op, (op, op))
+        self._report(self._line(verbs[self._preview], metadata.urn))
+        for line in _differences(metadata) if self._preview and _op(metadata) in ("update", "replace") else ():
+            self._report(f"{'':10}{line}")
 
     def _told(self, event: Any) -> None:
         message = _MARKUP.sub("", event.message).strip()
@@ -78,6 +88,34 @@ class Progress:
 
     def _line(self, verb: str, urn: str) -> str:
         return f"{time.monotonic() - self._begun:6.1f} s  {verb:<16} {_name(urn)}"
+
+
+def _differences(metadata: Any) -> Iterator[str]:
+    """A line for each property that differs: `~ labels.environment: "local" -> "test"`."""
+    old, new = (state.inputs or {} if state is not None else {} for state in (metadata.old, metadata.new))
+    # A provider's own settings come without a word of what differs.
+    named = metadata.diffs or [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    detailed = metadata.detailed_diff or dict.fromkeys(named)
+    for path, diff in sorted(detailed.items()):
+        kind = str(getattr(diff.diff_kind, "value", diff.diff_kind)) if diff else "update"
+        before, after = _shown(_at(old, path)), _shown(_at(new, path))
+        change = {"add": f"+ {path}: {after}", "delete": f"- {path}: {before}"}
+        again = ", which replaces it" if kind.endswith("-replace") else ""
+        yield change.get(kind.removesuffix("-replace"), f"~ {path}: {before} -> {after}") + again
+
+
+def _at(values: Any, path: str) -> Any:
+    for name, index, key in _STEP.findall(path):
+        if isinstance(values, list):
+            values = values[int(index)] if index and int(index) < len(values) else None
+        else:
+            values = values.get(name or key) if isinstance(values, Mapping) else None
+    return values
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False).replace(f'"{_UNKNOWN}"', "(known after up)")
+    return text if len(text) <= _VALUE_WIDTH else f"{text[:_VALUE_WIDTH]}..."
 
 
 def _without_traceback(message: str) -> str:

@@ -29,7 +29,7 @@ def main() -> None:
     def report(**content: object) -> None:
         print(json.dumps(content), file=reports, flush=True)
 
-    progress = Progress(lambda line: report(line=line))
+    progress = Progress(lambda line: report(line=line), preview=request["verb"] == "preview")
     try:
         stack = _stack(request)
         outputs = _carry_out(stack, request, progress.heard)

@@ -6,6 +6,8 @@ A command that starts an emulator and does not come to its end, Ctrl-C included,
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +17,20 @@ from typing import Any
 
 import yaml
 
-from emulator import build, cloud_server, control_plane, deployed_ray, gcp_tables, helm, job_clusters, ray_nodes, room
+from emulator import (
+    build,
+    cloud_server,
+    control_plane,
+    deployed_ray,
+    gcp_tables,
+    helm,
+    job_clusters,
+    plain_pulumi,
+    ray_nodes,
+    room,
+)
 from emulator.belongings import content
-from emulator.engine import STACK, Engine, Result, merged
+from emulator.engine import STACK, Engine, Result, merged, refuse_encryption
 from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
 
 Report = Callable[[str], None]
@@ -76,11 +89,12 @@ def started(state: State, report: Report) -> Iterator[Engine]:
 
 
 def check_settings() -> None:
-    """Raises EmulatorError with every mistake of the stack file, in the program's own words."""
+    """Raises EmulatorError with every mistake of the stack file, in the program's own words; or its encryption."""
     plan = [sys.executable, "-m", "oasis_stack", "plan", "--stack", STACK]
     done = subprocess.run(plan, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EmulatorError(f"stack {done.stderr.strip()}")
+    refuse_encryption(CHECKOUT / f"Pulumi.{STACK}.yaml")
 
 
 @contextlib.contextmanager
@@ -165,10 +179,20 @@ def trouble(state: State) -> str:
 def environment(state: State) -> dict[str, str]:
     """Variables under which kubectl, pulumi, gcloud's auth plugin and Google's client libraries use this emulator."""
     kubeconfig = kubeconfig_file(state)
+    engines = engine(state, lambda _line: None).environment()
     return {
-        **engine(state, lambda _line: None).environment(),
+        **engines,
+        "PATH": f"{_plain_pulumi(state)}{os.pathsep}{engines['PATH']}",
         "KUBECONFIG": str(kubeconfig if kubeconfig.exists() else control_plane.kubeconfig_file(state)),
     }
+
+
+def _plain_pulumi(state: State) -> Path:
+    """The folder with a person's `pulumi`, written anew; the engine's own calls find the program itself."""
+    words = [sys.executable, "-I", "-S", plain_pulumi.__file__, str(state.path("bin", "pulumi"))]
+    script = state.path(plain_pulumi.FOLDER, "pulumi")
+    write_atomically(script, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', mode=0o755)
+    return script.parent
 
 
 def kubeconfig_file(state: State) -> Path:

@@ -29,7 +29,16 @@ DIRECTORY_VARIABLE = "OASIS_EMULATOR_DIR"
 
 OWN = frozenset(
     {
-        *("bin", "cloud-server.json", "control-plane.json", "faults.json", "gcloud", "kubeconfig", "kubernetes"),
+        *(
+            "bin",
+            "cloud-server.json",
+            "control-plane.json",
+            "emulator-shell",
+            "faults.json",
+            "gcloud",
+            "kubeconfig",
+            "kubernetes",
+        ),
         *("ports.json", "ports.lock", "processes", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
         *("cloud.sqlite", "cloud.sqlite-shm", "cloud.sqlite-wal"),
     }

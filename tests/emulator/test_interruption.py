@@ -101,6 +101,11 @@ def test_an_interrupted_command_leaves_nothing_running_and_no_half_cloud(
             ["2 settings need a change", "oasis:nmae is no setting", "oasis:ray.dashboard_port is 'eight'"],
         ),
         ("oasis:build: {}", "oasis:build: {", ["Pulumi.local.yaml is no valid YAML"]),
+        (
+            "config:\n",
+            "encryptionsalt: v1:6x9=:v1:k\nconfig:\n",
+            ["Pulumi.local.yaml has encryptionsalt, which a plain `pulumi` wrote.", "`git checkout Pulumi.local.yaml`"],
+        ),
     ],
 )
 def test_a_bad_stack_file_is_refused_before_anything_is_built(

@@ -79,6 +79,21 @@ def test_a_changed_setting_reaches_what_it_names_and_no_worker_goes(emulated: Em
     emulated.engine().up()
 
 
+def test_a_preview_says_what_would_be_done_with_which_properties_and_does_nothing(emulated: Emulated) -> None:
+    secret = {"oasis:wandb_api_key": _encrypted(emulated, "oasis:wandb_api_key", API_KEY)}
+    said = len(emulated.lines)
+
+    changes = emulated.engine({"oasis:labels": {"environment": "test"}, **secret}).preview().changes
+
+    lines = emulated.lines[said:]
+    told = next(number for number, line in enumerate(lines) if line.endswith("would update     Bucket runs"))
+    assert lines[told + 1].strip() == '~ labels.environment: "local" -> "test"'
+    assert "would create     SecretVersion" in "\n".join(lines)
+    assert not [line for line in lines if "  updated" in line or "  created" in line or API_KEY in line]
+    assert set(changes) == {"same", "update", "create"}
+    assert set(emulated.engine().preview().changes) == {"same"}
+
+
 def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated: Emulated) -> None:
     overlay = {**OPTIONAL, "oasis:wandb_api_key": _encrypted(emulated, "oasis:wandb_api_key", API_KEY)}
     kinds = ("compute/address", "cloudkms/iamMember", "secretmanager/version")
@@ -133,6 +148,13 @@ def test_the_users_own_tools_work_and_the_checkout_stays_clean(emulated: Emulate
     assert outputs["kubeconfig"] == "[secret]"
     assert {key: str(outputs[key]) for key in config_map} == config_map
     assert "gke-gcloud-auth-plugin" in (emulated.state.path("kubeconfig")).read_text()
+    environment = {**os.environ, **lifecycle.environment(emulated.state)}
+    for verb in ("preview", "up", "refresh", "destroy", "config"):
+        command = ["pulumi", verb, "--stack", "local"]
+        refused = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+        assert (refused.returncode, refused.stdout) == (2, "")
+    for words in (("stack",), ("stack", "history"), ("stack", "export"), ("stack", "output", "--show-secrets")):
+        _run(emulated, "pulumi", *words, "--stack", "local")
     assert _tree() == before, "a stack file was written"
 
 
@@ -181,7 +203,7 @@ def _encrypted(found: Emulated, key: str, value: str) -> dict[str, str]:
     file = found.state.path("pulumi", "encrypted.yaml")
     file.write_text(found.state.path("pulumi", "project", "Pulumi.local.yaml").read_text())
     where = ("--stack", "local", "--config-file", str(file))
-    _run(found, "pulumi", "config", "set", "--secret", key, *where, given=value)
+    _run(found, str(found.state.path("bin", "pulumi")), "config", "set", "--secret", key, *where, given=value)
     return yaml.safe_load(file.read_text())["config"][key]
 
 

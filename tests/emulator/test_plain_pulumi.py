@@ -1,0 +1,107 @@
+"""Plain `pulumi` in the shell that `python -m emulator env` makes: what it answers, and what it hands on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from emulator import build, lifecycle
+from emulator.engine import Engine
+from emulator.state import CHECKOUT, EmulatorError, State
+
+STACK_FILE = CHECKOUT / "Pulumi.local.yaml"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    """An emulator whose Pulumi says how it was called."""
+    made = State(tmp_path / ".oasis")
+    program = made.path("bin", "pulumi")
+    program.write_text('#!/bin/sh\necho "v3.259.0: $*"\n')
+    program.chmod(0o755)
+    return made
+
+
+def pulumi(state: State, command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **lifecycle.environment(state)}
+    return subprocess.run(
+        ["pulumi", *command.split()], env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("preview -s local", "-m emulator preview"),
+        ("-s local preview --diff", "-m emulator preview"),
+        ("--cwd somewhere --non-interactive up --stack local --yes", "-m emulator up"),
+        ("--color=never update", "-m emulator up"),
+        ("-v 3 refresh", "-m emulator refresh"),
+        ("destroy --stack local", "-m emulator destroy"),
+        ("config set oasis:region us-central1", "Pulumi.local.yaml; "),
+        ("stack rm local --yes", "-m emulator down"),
+        ("stack -s local change-secrets-provider passphrase", "-m emulator down"),
+    ],
+)
+def test_what_would_run_the_program_or_write_a_stack_file_is_answered_with_what_to_type(
+    state: State, command: str, instead: str
+) -> None:
+    before = STACK_FILE.read_bytes()
+
+    done = pulumi(state, command)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert instead in done.stderr
+    assert len(done.stderr.splitlines()) == 3
+    assert STACK_FILE.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("stack output --json --stack local", "stack", "-s up stack output config", "version", "whoami", ""),
+        *("cancel -s local", "stack ls", "preview --help", "stack output preview"),
+    ],
+)
+def test_what_only_looks_is_handed_on_as_it_is(state: State, command: str) -> None:
+    done = pulumi(state, command)
+
+    assert (done.returncode, done.stdout) == (0, f"v3.259.0: {command}\n"), done.stderr
+
+
+def test_the_engine_and_the_next_up_find_the_program_itself(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lifecycle.environment(state)["PATH"]
+    engines = lifecycle.engine(state, print).environment()["PATH"]
+    program = state.path("bin", "pulumi")
+
+    monkeypatch.setenv("PATH", path)  # `up` in that shell
+    monkeypatch.setattr(build, "PROGRAMS", [one for one in build.PROGRAMS if one.name == "pulumi"])
+    monkeypatch.setattr(build, "is_downloaded", lambda *_: True)
+    elsewhere = State(state.directory.parent / "another" / ".oasis")
+    build.provide(elsewhere, print)
+
+    assert engines.split(os.pathsep)[0] == str(program.parent)
+    assert elsewhere.path("bin", "pulumi").readlink() == program
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("encryptionsalt: v1:6x9=:v1:k\n", r"has encryptionsalt, .*Remove the line \(.*git checkout Pulumi\.local"),
+        ("secretsprovider: passphrase\nencryptedkey: x\n", r"has encryptedkey and secretsprovider, .*the lines"),
+    ],
+)
+def test_a_foreign_encryption_is_named_before_any_engine_starts(
+    state: State, tmp_path: Path, lines: str, words: str
+) -> None:
+    file = tmp_path / "Pulumi.local.yaml"
+    file.write_text(lines + STACK_FILE.read_text())
+    (tmp_path / "Pulumi.yaml").write_text("name: oasis\n")
+
+    with pytest.raises(EmulatorError, match=words):
+        Engine(state, print, checkout=tmp_path).preview()
+
+    assert not state.log("engine").exists()
