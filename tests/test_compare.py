@@ -97,6 +97,26 @@ def test_calls_that_vary_widen_the_noise() -> None:
     assert wide.change.noise > 1.3 * narrow.change.noise
 
 
+def test_noise_in_which_half_the_speed_would_be_lost_is_judged_by_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One size each, of which the second run's places disagree by a factor of fifty."""
+    one = measured(Stage(name="all", nodes=(0, 1)), conditions(2))
+    last = one.rows[-1]
+    torn = replace(last, in_place=replace(last.in_place, seconds=50 * last.in_place.seconds))
+    for name, rows in (("a", (last,)), ("b", (torn,))):
+        report.write([locate(tmp_path / name)], [replace(one, rows=rows)])
+    words = ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b")]
+
+    assert command_line.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "too noisy to judge (noise above 50 %)" in printed and "no difference" not in printed
+    assert "# too noisy to judge: Give several results on each side" in printed
+    # Whoever asks for a failure is not told that all is well by a comparison that saw nothing.
+    assert command_line.main([*words, "--fail-on-regression"]) == 5
+    assert "1 of 1 comparisons of the two are too noisy" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("other", "words"),
     [

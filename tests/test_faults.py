@@ -171,19 +171,84 @@ def test_who_failed_first_is_told_from_those_who_saw_a_peer_go() -> None:
     }
 
 
-def test_a_log_is_explained_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernel = tmp_path / "kern.log"
-    kernel.write_text("NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, GPU has fallen off the bus.\n")
-    log, quiet = LOGS / "nccl_1814_completion.txt", tmp_path / "quiet.log"
+def explained(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `explain` prints."""
+    assert main(["explain", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_logs_are_explained_in_a_table_with_each_kind_of_error_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = "NVRM: Xid (PCI:0000:{}:00): 79, pid=1101234, GPU has fallen off the bus.\n"
+    kernel, quiet, log = tmp_path / "kern.log", tmp_path / "quiet.log", LOGS / "nccl_1814_completion.txt"
+    kernel.write_text("step 1\n" + lost.format("c6") + lost.format("c7"))
     quiet.write_text("step 1\n")
-    assert main(["explain", str(kernel), str(log), str(quiet)]) == 0
-    said = capsys.readouterr().out
-    assert (
-        f"{kernel}: error: Xid 79 on 0000:c6:00: GPU has fallen off the bus. The machine needs a power cycle." in said
-    )
+    said = explained(capsys, str(kernel), str(log), "--node", "gke-h200-1", "--zone", "us-east5-a")
     assert f"{log}: NCCL's own IB through host memory, without GPUDirect RDMA, 2 of 2 NICs carry channels" in said
-    assert f"{log}: error: RDMA completion error 12: the peer's NIC did not answer" in said
-    assert f"{quiet}: no Xid and no error of NCCL" in said
+    table, _, commands = said.partition("\nOn gke-h200-1:\n")
+    assert "kern.log:2 and 1 more" in table and "nccl_1814_completion.txt:4" in table
+    assert table.count("Xid 79") == 2, "once as a finding, once as the cause of what follows from it"
+    assert "0000:c6:00" in table and "0000:c7:00" in table and "The machine needs a power cycle" in table
+    assert "gcloud compute instances report-host-as-faulty gke-h200-1 --zone us-east5-a" in commands
+    assert not {"NODE", "ZONE"} & set(said.split()), "a placeholder was left"
+    assert f"{quiet}: no Xid and no error of NCCL" in explained(capsys, str(quiet))
+
+
+def test_a_pod_s_log_gives_commands_that_find_its_node_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_text(
+        "ray-worker-7:9:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=4 (Recv)\n"
+    )
+    said = explained(capsys, str(log))
+    assert "--field-selector metadata.name=ray-worker-7" in said and "kubectl cordon $NODE" in said
+    assert not {"NODE", "ZONE"} & set(said.split())
+
+
+def test_only_an_xid_that_says_so_is_reported_as_a_broken_gpu() -> None:
+    """Behavior UNRECOVERABLE_GPU_ERROR is "identified by an XID", by the API; a NIC or an unknown Xid is neither."""
+    texts = ["Got completion with status=12", "Got completion with status=4", "ibv_modify_qp failed with 61", "NVLS"]
+    of_nics = [fault for text in texts for fault in faults.in_text(f"NCCL WARN NET/IB : {text}")]
+    assert len(of_nics) == len(texts)
+    for fault in (*of_nics, faults.of_xid(9999, "0000:04:00")):
+        assert "GPU_ERROR" not in fault.remedy, fault.name
+    assert "report-host-as-faulty" not in faults.of_xid(9999, "").remedy
+    assert "GPU_ERROR" in faults.of_xid(79, "").remedy
+
+
+PEERS = (
+    "host:1:2 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer a\n"
+    "host:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 (Recv) hca mlx5_3\n"
+    "[rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2027, remote process exited or "
+    "there was a network error, NCCL version 2.27.7\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("(RayTrainWorker pid=3711, ip=10.52.3.7) [rank3]: ValueError: no image in shard 17", "Python error"),
+        ("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "GPU out of memory"),
+        ("[rank3]: Fatal Python error: Segmentation fault", "crash"),
+        ("[rank3]: worker was killed by signal 9", "killed"),
+    ],
+)
+def test_a_remote_process_that_exited_is_followed_to_its_own_line(
+    line: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text(f"step 12 of 100\n{PEERS}{line}\n")
+    said = " ".join(explained(capsys, str(log)).split())
+    assert said.count(f"error: {name}: ") == 1, "the failing rank's own line"
+    for follower in ("connection lost", "RDMA completion error 12", "ncclRemoteError"):
+        assert follower in said
+    assert "rank 3" in said and "Act on line 5." in said
+    assert "cordon" not in said, "the nodes of ranks that only saw another one go are sound"
+
+    log.write_text(PEERS)
+    assert "add the logs of the other ranks and nodes" in " ".join(explained(capsys, str(log)).split())
 
 
 def test_a_log_that_is_not_there_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,9 +21,15 @@ A and B are each a .jsonl file of results, or a folder of them, on a disk or gs:
 bench/<name>. Several results of one collective on one side are repetitions, from which the noise is known better.
 
 exit codes:
-  0 compared, whatever came out   2 not comparable   5 with --fail-on-regression: slower beyond noise
-  6 a file is damaged or cut off
+  0 compared, whatever came out   2 not comparable   6 a file is damaged or cut off
+  5 with --fail-on-regression: slower beyond noise, or too noisy to judge
 """
+
+QUIETER = (
+    "Give several results on each side: run `bench` again with another --results inside the same folder, and name the "
+    "folder. More calls (--iterations), more sizes and nothing else on the nodes help, too."
+)
+"""What makes the noise smaller."""
 
 WIDTH = 160
 """Columns of the table where the output is no terminal."""
@@ -36,7 +42,9 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="the earlier results")
     parser.add_argument("after", metavar="B", help="the later ones")
     parser.add_argument(
-        "--fail-on-regression", action="store_true", help="exit with 5 where B is slower than A beyond noise"
+        "--fail-on-regression",
+        action="store_true",
+        help="exit with 5 where B is slower beyond noise, or noise hides it",
     )
 
 
@@ -46,7 +54,7 @@ def run_compare(args: argparse.Namespace) -> int:
     Raises:
         UsageError: a place has no results, or the two cannot be compared.
         DataIntegrityError: a file is damaged or cut off.
-        WorkloadFailedError: B is slower beyond noise, and that was to be a failure.
+        WorkloadFailedError: B is slower beyond noise or may be for all that shows, and that was to be a failure.
     """
     found = compare(stored.load(args.before), stored.load(args.after))
     slower = [one for one in found.lines if one.change.real and one.change.size > 0]
@@ -56,7 +64,13 @@ def run_compare(args: argparse.Namespace) -> int:
         raise WorkloadFailedError(
             f"{args.after} is slower than {args.before} beyond noise in {len(slower)} of {len(found.lines)} "
             f"comparisons, most in {worst.key} ({worst.regime}): {worst.words}.",
-            "Look at what differs above; run both again to be surer, several results on a side make the noise smaller.",
+            f"Look at what differs above. {QUIETER}",
+        )
+    hidden = [one for one in found.lines if one.change.hidden]
+    if hidden and args.fail_on_regression:
+        raise WorkloadFailedError(
+            f"{len(hidden)} of {len(found.lines)} comparisons of the two are too noisy to judge.",
+            QUIETER,
         )
     return EXIT_OK
 
@@ -67,7 +81,9 @@ def show(found: Comparison) -> None:
     for heading in ("collective", "stage", "sizes", "", "A", "B", "B against A"):
         table.add_column(heading, justify="right" if heading in ("A", "B") else "left", no_wrap=True)
     for one in found.lines:
-        style = "" if not one.change.real else "red" if one.change.size > 0 else "green"
+        style = "yellow" if one.change.hidden else ""
+        if one.change.real:
+            style = "red" if one.change.size > 0 else "green"
         sizes = " to ".join(dict.fromkeys(format_size(size) for size in one.sizes))
         values = (f"{value:.4g} {one.unit}" for value in (one.before, one.after))
         table.add_row(
@@ -75,5 +91,6 @@ def show(found: Comparison) -> None:
         )
     console = Console(width=None if Console().is_terminal else WIDTH, soft_wrap=True, highlight=False)
     console.print(table)
-    for line in (*found.differences, *found.left_out):
+    quieter = [f"too noisy to judge: {QUIETER}"] if any(one.change.hidden for one in found.lines) else []
+    for line in (*quieter, *found.differences, *found.left_out):
         console.print(f"# {line}")

@@ -78,7 +78,9 @@ class Compared:
 
     @property
     def words(self) -> str:
-        """`slower by 12 % (noise 3 %)`, `no difference beyond noise (3 %)`."""
+        """`slower by 12 % (noise 3 %)`, `no difference beyond noise (3 %)`, `too noisy to judge (noise above 50 %)`."""
+        if self.change.hidden:
+            return f"too noisy to judge (noise above {math.expm1(noise.JUDGED):.0%})".replace("%", " %")
         allowed = f"{math.expm1(self.change.noise):.1%}".replace("%", " %")
         if not self.change.real:
             return f"no difference beyond noise ({allowed})"

@@ -30,6 +30,8 @@ class Fault:
     """A warning may be lived with: the job can be right and fast all the same."""
     device: str = ""
     """PCI address of the GPU or name of the NIC, where the line has one."""
+    follows: bool = False
+    """Whether the end of another rank alone may bring it about."""
 
     @property
     def of_another(self) -> bool:
@@ -47,25 +49,28 @@ class _Known:
     name: str
     meaning: str
     remedy: str
-    severity: Severity = "error"
+    severity: Severity
+    follows: bool
 
 
-def _known(pattern: str, name: str, meaning: str, remedy: str, severity: Severity = "error") -> _Known:
-    return _Known(re.compile(pattern), name, meaning, remedy, severity)
+def _known(
+    pattern: str, name: str, meaning: str, remedy: str, severity: Severity = "error", follows: bool = False
+) -> _Known:
+    return _Known(re.compile(pattern), name, meaning, remedy, severity, follows or remedy == _OTHER_RANK)
 
 
 _WARNINGS = (
     # G: link flaps and the like; N: IBV_WC_RETRY_EXC_ERR, the peer did not answer. 1405, 1814.
     _known(r"Got completion .*(?:error |status=\D*)12\b", "RDMA completion error 12",
            "the peer's NIC did not answer within NCCL_IB_TIMEOUT and its retries: its process is gone, or a link flaps",
-           f"Look for a rank that failed first. If there is none: {REPLACE_NODE}"),
+           f"Look for a rank that failed first. If there is none: {REPLACE_NODE}", follows=True),
     # 707, 1052: IBV_WC_LOC_PROT_ERR with GPUDirect RDMA.
     _known(r"Got completion .*(?:error |status=\D*)4\b", "RDMA completion error 4",
            "the NIC may not read or write the GPU's memory: GPUDirect RDMA fails between driver, NIC and PCIe",
            f"Confirm with NCCL_NET_GDR_LEVEL=LOC, which goes through host memory. {REPLACE_NODE}"),
     # 1814: IBV_WC_WR_FLUSH_ERR.
     _known(r"Got completion .*(?:error |status=\D*)5\b", "RDMA completion error 5",
-           "a request was flushed after another had failed", "Act on the completion error before it."),
+           "a request was flushed after another had failed", "Act on the completion error before it.", follows=True),
     _known(r"Got completion ", "RDMA completion error", "a transfer over RDMA failed", REPLACE_NODE),
     # G: errno 61.
     _known(r"ibv_modify_qp failed .*(?:No data available|\b61\b)", "ibv_modify_qp 61",
@@ -125,8 +130,9 @@ _WARNINGS = (
 _LINES = (
     # What torch and Ray print of NCCL's result codes (S, nccl.h), and torch's watchdog.
     _known(r"\bncclSystemError\b", "ncclSystemError", "a call to the system or a driver failed",
-           "The last NCCL WARN of the same rank says which."),
-    _known(r"\bncclRemoteError\b", "ncclRemoteError", "a peer exited, or the network between them failed", _OTHER_RANK),
+           "The last NCCL WARN of the same rank says which.", follows=True),
+    _known(r"\bncclRemoteError\b|remote process exit", "ncclRemoteError",
+           "a peer exited, or the network between them failed", _OTHER_RANK),
     _known(r"\bncclInternalError\b", "ncclInternalError", "NCCL failed inside",
            "The last NCCL WARN of the same rank says where."),
     _known(r"\bncclInvalidUsage\b", "ncclInvalidUsage", "ranks disagree, or two share a GPU", SAME_IMAGE),
@@ -134,7 +140,7 @@ _LINES = (
            f"Look in the kernel log of the node for an Xid: {KERNEL_LOG}"),
     _known(r"[Ww]atchdog caught collective operation timeout", "collective timeout",
            "a rank waited in a collective until the limit: another never entered it, or the network stalled",
-           "The rank that did not time out is the one to look at."),
+           "The rank that did not time out is the one to look at.", follows=True),
     # G: the mount of gIB is missing; NCCL goes on over TCP.
     _known(r"couldn't open config directory '/usr/local/gib", "gIB not mounted",
            "/usr/local/gib is not mounted, and NCCL falls back to TCP", INSTALLER),
@@ -142,6 +148,40 @@ _LINES = (
     _known(r"version `GLIBC_[\d.]+' not found", "image too old", "the image's glibc is older than the plugin needs",
            "Build on a newer base image: gIB needs glibc 2.29, its latest releases 2.34."),
 )  # fmt: skip
+
+_ENDS = (
+    _known(
+        r"OutOfMemoryError|CUDA out of memory",
+        "GPU out of memory",
+        "the rank needed more memory than its GPU has",
+        "Train with a smaller batch_size, or look for what else uses the GPU.",
+    ),
+    _known(
+        r"oom-kill|Out of memory: Killed process|OOMKilled|SIGKILL|signal 9\b|exit code:? 137\b",
+        "killed",
+        "the process was ended from outside, mostly as its node or pod was out of memory",
+        "Look at the pod's last state (`kubectl describe pod`); use fewer or smaller loaders.",
+    ),
+    _known(
+        r"Segmentation fault|SIGSEGV|signal 11\b|SIGABRT|signal 6\b",
+        "crash",
+        "compiled code of the program or a library failed",
+        "Run again with PYTHONFAULTHANDLER=1 to see where.",
+    ),
+    _known(
+        r"(?:^|[\])] ?|: )(?:\w+\.)*(?!Ray|Dist|Worker|Training)\w*(?:Error|Exception)(?:: |$)",
+        "Python error",
+        "the rank's own program failed",
+        "Mend what the line names; the traceback above it says where.",
+    ),
+)
+"""How a rank's own program ends; no errors of NCCL, whose lines may hold the same words."""
+
+PROGRAM_ENDS = frozenset(known.name for known in _ENDS)
+"""Names of those ends."""
+
+_PEER = re.compile(r"nccl|gloo|connection (?:closed|reset)", re.IGNORECASE)
+"""An exception that only passes on what happened to another rank."""
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
 _BUS = re.compile(r"NVRM: (?:.*?([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?).*)?fallen off the bus")
@@ -151,14 +191,24 @@ _DEVICE = re.compile(r"(?:\bhca |\bon dev )(\w+)")
 
 def in_text(text: str) -> tuple[Fault, ...]:
     """The errors of a log of NCCL, of a worker or of the kernel, in the order of their first lines, each once."""
-    found: dict[Fault, None] = {}
+    return tuple(dict.fromkeys(fault for line in by_line(text) for fault in line))
+
+
+def by_line(text: str) -> Iterator[tuple[Fault, ...]]:
+    """The errors of each line of such a log; mostly none."""
     before = ""
     for line in text.splitlines():
         # torch quotes NCCL's last warning so, without what NCCL writes before it.
         quoted = [_of_warning(line.strip())] if before.rstrip().endswith("Last error:") else []
-        found.update(dict.fromkeys([*_in_line(line), *quoted]))
+        yield (*_in_line(line), *quoted)
         before = line
-    return tuple(found)
+
+
+def of_program(line: str) -> Fault | None:
+    """How a line says that a rank's own program ended; None where it does not."""
+    if _PEER.search(line):
+        return None
+    return next((_fault(known, line) for known in _ENDS if known.pattern.search(line)), None)
 
 
 def advice(text: str) -> str:
@@ -226,4 +276,5 @@ def _fault(known: _Known, line: str) -> Fault:
         remedy=known.remedy,
         severity=known.severity,
         device=device[1] if device else "",
+        follows=known.follows,
     )

@@ -17,6 +17,10 @@ RUN_SPREAD = 0.01
 FALSE_ALARM = 0.01
 """Chance that a comparison of two like results reports any difference at all."""
 
+JUDGED = math.log(1.5)
+"""Noise in which no difference may be read as none: half of a lost NIC's factor of two, as of `suspects.SLOW_RATIO`.
+All-reduce at 216 to 231 GB/s where 470 are due (NVIDIA/nccl 2409) is what a comparison must not pass over."""
+
 _MEDIAN_LOSS = math.pi / 2
 """By how much a median's variance is larger than a mean's."""
 
@@ -51,6 +55,11 @@ class Change:
     def real(self) -> bool:
         """Whether it is more than noise."""
         return abs(self.size) > self.noise
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the noise is so wide that a broken part would not show in it, either."""
+        return not self.real and self.noise > JUDGED
 
 
 def change(before: Sequence[Point], after: Sequence[Point], comparisons: int) -> Change:

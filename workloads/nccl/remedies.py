@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-REPLACE_NODE = (
-    "Take the pod's node out (`kubectl get pods -o wide` names it; `kubectl cordon NODE`, then delete its pods) and "
-    "have it replaced: `gcloud compute instances report-host-as-faulty NODE --zone ZONE --disruption-schedule "
-    "IMMEDIATE --fault-reasons behavior=UNRECOVERABLE_GPU_ERROR`."
-)
+
+def _replace(behavior: str) -> str:
+    return (
+        "Take the node out (`kubectl get pods -o wide` names a pod's): `kubectl cordon NODE`, then delete its pods. "
+        "Have it replaced: `gcloud compute instances report-host-as-faulty NODE --zone ZONE --disruption-schedule "
+        f"IMMEDIATE --fault-reasons behavior={behavior}`."
+    )
+
+
+REPLACE_NODE = _replace("PERFORMANCE")
 """gcloud reference, compute instances report-host-as-faulty; it works on reserved hosts. A flex-start or Spot node is
 replaced once it is deleted."""
+
+REPLACE_GPU = _replace("UNRECOVERABLE_GPU_ERROR")
+"""Only for an Xid, as that is what the behavior says (Compute Engine API, InstancesReportHostAsFaultyRequest:
+`Unrecoverable GPU error identified by an XID`); of a NIC or a link nobody knows that the GPU is broken."""
 
 INSTALLER = (
     "Look at the log of the worker's init container (`kubectl logs POD -c install-gib`), and whether the worker mounts "
@@ -19,9 +28,9 @@ ENVIRONMENT = (
     "Let /usr/local/gib/scripts/set_nccl_env.sh alone set NCCL's variables; take out your own NCCL_ variables."
 )
 
-SAME_IMAGE = "Run one image on all nodes (`make restart STACK=...` after `make image`), and one version of gIB."
+SAME_IMAGE = "Run one image on all nodes (`make image`, then `make restart`, with the stack's STACK), and one gIB."
 
 KERNEL_LOG = (
-    "`gcloud compute instances get-serial-port-output NODE --zone ZONE | python -m workloads explain -` reads what its "
-    "kernel wrote."
+    "`gcloud compute instances get-serial-port-output NODE --zone ZONE | python -m workloads explain - --node NODE` "
+    "reads what its kernel wrote."
 )

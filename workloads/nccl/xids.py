@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.nccl.remedies import REPLACE_NODE
+from workloads.nccl.remedies import KERNEL_LOG, REPLACE_GPU
 
 Severity = Literal["error", "warning"]
 
@@ -17,19 +17,23 @@ _RESTART = "Run again: the same command goes on from the newest checkpoint."
 
 ACTIONS: dict[str, tuple[Severity, str]] = {
     "IGNORE": ("warning", "Nothing to do; if it repeats, report it to NVIDIA or Google with the kernel log."),
-    "RESTART_APP": ("error", f"{_RESTART} If it comes back on the same GPU: {REPLACE_NODE}"),
+    "RESTART_APP": ("error", f"{_RESTART} If it comes back on the same GPU: {REPLACE_GPU}"),
     "CHECK_APP": (
         "error",
         f"The program did something that the GPU refused. {_RESTART} If it repeats on other GPUs, "
         "look for a bug in a kernel (compute-sanitizer).",
     ),
-    "RESET_GPU": ("error", f"The GPU needs a reset, which a pod cannot do. {REPLACE_NODE}"),
-    "RESTART_BM": ("error", f"The machine needs a power cycle. {REPLACE_NODE}"),
-    "RESTART_VM": ("error", f"The VM needs a restart. {REPLACE_NODE}"),
-    "MEMORY": ("error", f"Uncorrectable GPU memory: what ran on it may hold wrong numbers. {REPLACE_NODE}"),
-    "NVLINK": ("error", f"A link between the node's GPUs failed. {REPLACE_NODE}"),
+    "RESET_GPU": ("error", f"The GPU needs a reset, which a pod cannot do. {REPLACE_GPU}"),
+    "RESTART_BM": ("error", f"The machine needs a power cycle. {REPLACE_GPU}"),
+    "RESTART_VM": ("error", f"The VM needs a restart. {REPLACE_GPU}"),
+    "MEMORY": ("error", f"Uncorrectable GPU memory: what ran on it may hold wrong numbers. {REPLACE_GPU}"),
+    "NVLINK": ("error", f"A link between the node's GPUs failed. {REPLACE_GPU}"),
     "FOLLOW": ("error", "It follows another Xid of the same node: act on that one. Alone, restart the node."),
-    "CONTACT_SUPPORT": ("error", f"{REPLACE_NODE} Keep the kernel log for NVIDIA or Google."),
+    "CONTACT_SUPPORT": (
+        "error",
+        "Look it up in NVIDIA's catalogue of Xids (docs.nvidia.com/deploy/xid-errors) and ask NVIDIA or Google, with "
+        f"the kernel's log: {KERNEL_LOG} Nothing says yet that the GPU is broken.",
+    ),
 }
 """The catalogue's buckets in our words -> severity and what to do. CHECK_APP is RESTART_APP with CHECK_APP/CUDA or a
 workflow for Xid 13 or 31 as what to investigate; MEMORY is WORKFLOW_XID_48, NVLINK the WORKFLOW_NVLINK ones, FOLLOW is
