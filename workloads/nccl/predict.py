@@ -15,7 +15,7 @@ from rich.table import Table
 
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl import gradients, observed
-from workloads.nccl.prediction import Model, Prediction, Setting, work
+from workloads.nccl.prediction import ASSUMED_JITTER, Model, Prediction, Setting, work
 from workloads.nccl.report import counted, duration
 from workloads.nccl.scaling import PUBLISHED
 
@@ -25,7 +25,8 @@ pass does not hide, and the slowest of so many ranks. Needs no GPU."""
 
 EPILOG = """\
 Without --from, all-reduce takes what published tables of such nodes say (benchmarks/scaling.json has how far off each
-is). Without --measured and --images-per-second, one GPU's speed is an assumption, and the first line says so.
+is). Without --measured and --images-per-second, one GPU's speed is an assumption; without --jitter, that is another.
+Beyond the nodes that were measured or published, all-reduce is extrapolated. The output says each.
 
 efficiency: images per second of a GPU among so many, over those of one alone. Where a measured one is more than two
 points lower than the predicted one, look at the input pipeline and at single slow nodes before the wire. Runs that
@@ -63,9 +64,8 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jitter",
         type=float,
-        default=0.0,
         metavar="SHARE",
-        help="deviation of a rank's step, as a share (%(default)g)",
+        help=f"deviation of a rank's step, as a share ({ASSUMED_JITTER:g}, an assumption)",
     )
     parser.add_argument(
         "--contention",
@@ -97,7 +97,7 @@ def run_predict(args: argparse.Namespace) -> int:
         batch=args.batch,
         bucket_bytes=int((args.bucket_mb or 0) * 1024**2),
         contention=args.contention,
-        jitter=args.jitter,
+        jitter=ASSUMED_JITTER if args.jitter is None else args.jitter,
         input_rate=args.input_images_per_second or 0.0,
     )
     rate, whose = _rate(args.images_per_second, times, setting, trained)
@@ -105,11 +105,11 @@ def run_predict(args: argparse.Namespace) -> int:
     counts = sorted({*nodes, *map(times.nodes_of, trained)} - {0})
     found = [times.predict(setting, count, rate, trained) for count in counts]
     said = f"{args.results}, {', '.join(map(str, curve.nodes))} nodes" if curve else "published constants"
-    head = _head(setting, rate, whose, said)
+    head = _head(setting, rate, whose, said, "assumed, not measured" if args.jitter is None else "given")
     for line in head:
         print(line)
     _show(found)
-    for line in _residuals(found):
+    for line in (*_extrapolated(found, times), *_residuals(found)):
         print(line)
     if args.out:
         _write(args.out, head, found, model)
@@ -159,19 +159,31 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"{flag} is {value:g}.", "Give more than 0.")
     for flag, value in (("--jitter", args.jitter), ("--contention", args.contention)):
-        if not 0 <= value < 1:
+        if value is not None and not 0 <= value < 1:
             raise UsageError(f"{flag} is {value:g}, which is no share.", "Give 0 or more and less than 1, as 0.005.")
 
 
-def _head(setting: Setting, rate: float, whose: str, all_reduce: str) -> list[str]:
+def _head(setting: Setting, rate: float, whose: str, all_reduce: str, jitter: str) -> list[str]:
     one = work(setting, rate)
     smallest, largest = (size / 1e6 for size in (min(one.buckets), max(one.buckets)))
     return [
         f"# ConvNeXt-{setting.model}: {sum(one.buckets) / 1e6:.1f} MB of fp32 gradients in {len(one.buckets)} buckets "
         f"of {smallest:.1f} to {largest:.1f} MB",
         f"# one GPU: {rate:,.0f} images/s ({whose}), {setting.batch} images a step: {duration(one.alone)}",
-        f"# all-reduce: {all_reduce}; jitter {setting.jitter:.1%}, contention {setting.contention:.1%}",
+        f"# all-reduce: {all_reduce}; jitter {setting.jitter:.1%} ({jitter}), contention {setting.contention:.1%}",
     ]
+
+
+def _extrapolated(found: Sequence[Prediction], times: Model) -> Iterator[str]:
+    """Which numbers of nodes nothing but the formula speaks for."""
+    counts = [f"{one.nodes:,}" for one in found if one.extrapolated]
+    if not counts:
+        return
+    words = " and ".join(filter(None, [", ".join(counts[:-1]), counts[-1]]))
+    behind = f"all-reduce was measured on at most {counted(times.most_nodes, 'node')}"
+    if not times.curve:
+        behind = f"the published tables have at most {times.most_nodes} nodes, and there is one figure of 248"
+    yield f"# extrapolated: {words} nodes; {behind}. No routing, no other traffic and no lost node is in them."
 
 
 def _residuals(found: Sequence[Prediction]) -> Iterator[str]:
@@ -195,7 +207,7 @@ def _show(found: Sequence[Prediction]) -> None:
         cells = [f"{one.nodes:,}", f"{one.gpus:,}", *map(duration, (one.step.seconds, one.step.communication))]
         cells += [duration(one.step.exposed), f"{one.images_per_second:,.0f}", f"{one.efficiency:.2%}"]
         cells += [f"{one.measured:.2%}" if one.measured is not None else ""] if compared else []
-        table.add_row(*cells, one.all_reduce)
+        table.add_row(*cells, one.all_reduce + (", extrapolated" if one.extrapolated else ""))
     Console(width=None if Console().is_terminal else WIDTH, soft_wrap=True, highlight=False).print(table)
 
 
@@ -205,7 +217,7 @@ def _write(folder: Path, head: Sequence[str], found: Sequence[Prediction], model
     folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"conditions": list(head), "predictions": [asdict(one) for one in found]}
     (folder / "prediction.json").write_text(json.dumps(record, indent=2) + "\n")
-    points = [(one.nodes, one.efficiency, one.measured) for one in found]
+    points = [(one.nodes, one.efficiency, one.measured, one.extrapolated) for one in found]
     for form, picture in efficiency_plot.draw(points, f"ConvNeXt-{model}", head[1].removeprefix("# ")).items():
         (folder / f"efficiency.{form}").write_bytes(picture)
     print(f"prediction.json, efficiency.png, efficiency.svg written to {folder}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from workloads.errors import UsageError
 from workloads.nccl import gradients, scaling
 from workloads.nccl.observed import Measured
+from workloads.nccl.published import TABLED_NODES
 from workloads.nccl.report import duration
 from workloads.nccl.scaling import Fabric, Step, Work
 
@@ -16,6 +17,11 @@ GRADIENT_BYTES = 4
 
 OPTIMIZER_BYTES, MEMORY_BANDWIDTH = 48, 4.3e12
 """Bytes that fused AdamW and the averaged weights move for each parameter; an H200's memory, bytes per second."""
+
+ASSUMED_JITTER = 0.02
+"""Jitter where none is given; nobody has measured it on H200. Two published figures, each as if the slowest rank were
+all of the loss: ResNet-50 in mixed precision keeps 7.74 to 7.95 of 8 V100s' speed (NVIDIA/DeepLearningExamples, READMEs
+of 2019, `weak scaling`), which is 0.4 to 2.4 %; 64,000 GPUs vary by 9 % (arXiv 2510.15596), which is 2.1 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,7 @@ class Setting:
     contention: float
     """By which share all-reduce slows the backward pass."""
     jitter: float
-    """Standard deviation of a rank's step, as a share of it."""
+    """Standard deviation of a rank's step, as a share of it, over ranks and steps."""
     input_rate: float
     """Images per second that a GPU's share of the loaders can feed; 0 for any."""
 
@@ -50,6 +56,8 @@ class Prediction:
     """Where its time comes from: NCCL's likely algorithm for the largest bucket, or the measured number of nodes."""
     measured: float | None
     """Efficiency as trained; None where that was not measured."""
+    extrapolated: bool
+    """Whether no all-reduce on as many nodes is behind it, neither measured nor published."""
 
 
 def work(setting: Setting, rate: float) -> Work:
@@ -106,6 +114,11 @@ class Model:
         """Nodes that so many workers fill; 0 where they do not fill whole ones."""
         return workers // self.fabric.gpus_per_node if workers % self.fabric.gpus_per_node == 0 else 0
 
+    @property
+    def most_nodes(self) -> int:
+        """Up to which number of nodes all-reduce is known."""
+        return max(self.curve.nodes) if self.curve else TABLED_NODES
+
     def origin(self, size: int, nodes: int) -> str:
         """Where the time of an all-reduce of so many bytes comes from."""
         if self.curve:
@@ -149,4 +162,5 @@ class Model:
             images_per_second=gpus * setting.batch / found.seconds,
             all_reduce=self.origin(max(one.buckets), nodes),
             measured=trained[gpus] / gpus * one.alone / setting.batch if gpus in trained else None,
+            extrapolated=nodes > self.most_nodes,
         )

@@ -156,6 +156,15 @@ TESTS: tuple[Table, ...] = (
         source=f"{_ML_ENGINEERING}: all_reduce_bench.py, NCCL 2.27.7; another network, another GPU",
     ),
     Table(
+        name="H200, 8 NICs, 248 nodes, all_reduce, one typical figure",
+        op="all_reduce",
+        nodes=248,
+        ranks=1984,
+        seconds=_one(512 * MIB, 2 * 1983 / 1984, 350.0),
+        algorithms=ANY,
+        source="github.com/NVIDIA/nccl-tests issue 283: around 350 GB/s, sometimes below 300",
+    ),
+    Table(
         name="HGX with 8x 400G IB, 4 nodes, all_reduce",
         op="all_reduce",
         nodes=4,
@@ -211,3 +220,6 @@ TESTS: tuple[Table, ...] = (
     ),
 )
 """What nothing was fitted on."""
+
+TABLED_NODES = 4
+"""Most nodes of any table; beyond, one figure of 248 nodes is all there is, and a prediction is an extrapolation."""
