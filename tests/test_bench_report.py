@@ -246,6 +246,16 @@ def test_a_stage_has_a_line_and_many_of_a_kind_share_one() -> None:
     assert [len(line.stages) for line in many] == [4, 6, 1, 1]
 
 
+def test_the_legend_names_what_can_be_told_apart() -> None:
+    """matplotlib writes each text of an SVG into a comment beside its outlines."""
+    (*_, last) = found = run(2)
+    for stages, named in (([last], set()), (found, {"node 0", "node 1", "all", "nodes 0+1, ring"})):
+        svg = plot.draw("all_reduce", "here", stages)["svg"].decode()
+        texts = {comment.partition(" -->")[0] for comment in svg.split("<!-- ")[1:]}
+        assert {"out of place", "in place"} <= texts
+        assert texts & {one.stage.name for one in found} == named
+
+
 def test_reference_lines_are_drawn_only_where_they_hold() -> None:
     def heights(one: Measured) -> list[float]:
         return [reference.gigabytes_per_second for reference in plot.references([one])]

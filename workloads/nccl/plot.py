@@ -82,7 +82,7 @@ def draw(op: str, where: str, measured: Sequence[Measured]) -> dict[str, bytes]:
     right.yaxis.set_major_formatter(FuncFormatter(duration))
     right.yaxis.set_minor_locator(NullLocator())
     _references(left, references(measured))
-    _legend(figure, left)
+    _legend(figure, left, alone=len(measured) == 1)
     return saved(figure)
 
 
@@ -223,10 +223,13 @@ def _references(axes: Axes, drawn: Sequence[Reference]) -> None:
         )
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    (solid,) = axes.plot([], [], "-o", color=FAINT, markersize=3.5)
-    (dashed,) = axes.plot([], [], "--o", color=FAINT, markersize=5.5, markerfacecolor="none", linewidth=1.2)
+def _legend(figure: Figure, axes: Axes, alone: bool) -> None:
+    """What each colour is, and each way of drawing; of one stage alone there is no colour to tell from another."""
+    handles, labels, color = *axes.get_legend_handles_labels(), FAINT
+    if alone:
+        handles, labels, color = [], [], COLORS[0]
+    (solid,) = axes.plot([], [], "-o", color=color, markersize=3.5)
+    (dashed,) = axes.plot([], [], "--o", color=color, markersize=5.5, markerfacecolor="none", linewidth=1.2)
     figure.legend(
         [*handles, solid, dashed],
         [*labels, "out of place", "in place"],
