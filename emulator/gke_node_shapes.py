@@ -22,7 +22,7 @@ COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 GPU = "nvidia.com/gpu"
 
 _EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
-_FIXED = {"a3-ultragpu-8g": (224, 2952), "e2-medium": (2, 4), "e2-small": (2, 2)}
+_FIXED = {"a3-ultragpu-8g": (224, 2952), "e2-medium": (2, 4), "e2-small": (2, 2), "n2-highmem-128": (128, 864)}
 _GB_PER_VCPU = {"standard": 4, "highmem": 8, "highcpu": 1}
 _LOCAL_SSD_GB = 375
 

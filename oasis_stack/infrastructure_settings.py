@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from oasis_stack import names
 from oasis_stack.capacity_rules import CapacityEntry
 from oasis_stack.machine import GENERAL_PURPOSE, MACHINES, Machine
-from oasis_stack.setting_reader import Between, ItemDefaults, Matching
+from oasis_stack.setting_reader import Between, ItemDefaults, Matching, Sized
 
 Label = Annotated[str, Matching(names.DNS_LABEL_PATTERN, "1 to 63 of a-z, 0-9 and -, no - at either end")]
 Block = Annotated[str, Matching(r"[0-9.]+/[0-9]+", "a private IPv4 network such as 10.64.0.0/16")]
-Time = Annotated[str, Matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", 'a UTC time in quotes, "2027-01-31T00:00:00Z"')]
-NodeMachine = Annotated[str, Matching(GENERAL_PURPOSE, "an e2, n2 or n2d machine type such as e2-standard-8")]
+Time = Annotated[str, Matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a UTC time, as 2027-01-31T00:00:00Z")]
+NodeMachine = Annotated[str, Sized(GENERAL_PURPOSE)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ The program decides by these facts (RDMA or not, disk kind, ladder), never by th
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 RDMA_MTU = 8896
@@ -116,20 +115,43 @@ MACHINES: dict[str, Machine] = {
 }
 """Machine types that a stack can ask for as GPU nodes. A further type is one more row here, and nothing else."""
 
-GENERAL_PURPOSE = re.compile(r"(?:e2|n2|n2d)-(standard|highmem)-([0-9]+)")
-"""Machine types of nodes without GPUs: those that boot from a balanced Persistent Disk."""
+_N2_SIZES = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
+
+GENERAL_PURPOSE: dict[str, tuple[int, ...]] = {
+    "e2-standard": (2, 4, 8, 16, 32),
+    "e2-highmem": (2, 4, 8, 16),
+    "n2-standard": _N2_SIZES,
+    "n2-highmem": _N2_SIZES,
+    "n2d-standard": (*_N2_SIZES, 224),
+    "n2d-highmem": _N2_SIZES[:-1],
+}
+"""Machine types of nodes without GPUs, those that boot from a balanced Persistent Disk, each with its vCPUs: as the
+Compute Engine API lists them (GoogleCloudPlatform/deploystack, the mock of its client; live: `gcloud compute
+machine-types list`)."""
+
+BUILD_MACHINES: dict[str, tuple[int, ...]] = {
+    **{family: sizes for family, sizes in GENERAL_PURPOSE.items() if not family.startswith("n2-")},
+    "e2-highcpu": (2, 4, 8, 16, 32),
+    "n2d-highcpu": (*_N2_SIZES, 224),
+    **dict.fromkeys(("c3-standard", "c3-highmem", "c3-highcpu"), (4, 8, 22, 44, 88, 176)),
+}
+"""The same of the families that Cloud Build's private pools take; c3 by Google Cloud documentation, "General-purpose
+machine family"."""
+
+_LESS_MEMORY = {"n2-highmem-128": 864}
+"""Memory in GiB where it is not vCPUs times the family's; the same list."""
 
 
 def general_purpose(name: str) -> Machine:
     """A machine type without GPUs, read from its name: `e2-standard-8` has 8 vCPUs, and 4 GiB (highmem: 8) for each.
 
     Raises:
-        ValueError: the name is not of this form.
+        ValueError: there is none of this name.
     """
-    match = GENERAL_PURPOSE.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name!r} is no e2, n2 or n2d machine type of shape standard or highmem")
-    vcpus = int(match[2])
+    family, _, size = name.rpartition("-")
+    if size not in map(str, GENERAL_PURPOSE.get(family, ())):
+        raise ValueError(f"{name!r} is no machine type of {', '.join(GENERAL_PURPOSE)}")
+    vcpus = int(size)
     return Machine(
         name=name,
         gpus=0,
@@ -138,7 +160,7 @@ def general_purpose(name: str) -> Machine:
         local_ssds=0,
         boot_disk_type="pd-balanced",
         vcpus=vcpus,
-        memory_gb=vcpus * (4 if match[1] == "standard" else 8),
+        memory_gb=_LESS_MEMORY.get(name, vcpus * (4 if family.endswith("standard") else 8)),
         zones=(),
         on_demand=True,
         flex_start=False,

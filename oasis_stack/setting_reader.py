@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -46,6 +46,28 @@ class Matching:
 
     def accepts(self, value: object) -> bool:
         return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A name that ends with a size: `e2-standard-8` is of the family `e2-standard`."""
+
+    families: Mapping[str, Sequence[int]]
+    """The sizes of each."""
+
+    def __str__(self) -> str:
+        return f"a machine type of {', '.join(self.families)}: {', '.join(self._names(next(iter(self.families))))} ..."
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str) and value in self._names(value.rpartition("-")[0])
+
+    def allowed(self, value: object) -> str:
+        """The names of the value's own family; the families where it is of none."""
+        names = self._names(str(value).rpartition("-")[0])
+        return f"one of {', '.join(names)}" if names else str(self)
+
+    def _names(self, family: str) -> list[str]:
+        return [f"{family}-{size}" for size in self.families.get(family, ())]
 
 
 @dataclass(frozen=True)
@@ -101,7 +123,7 @@ class Reader:
                 return value
         elif type(value) is hint and all(constraint.accepts(value) for constraint in constraints):
             return value
-        self._refuse(key, value, _describe(hint, constraints), "correct it in the stack file")
+        self._refuse(key, value, _describe(hint, constraints, value), "correct it in the stack file")
         return _stand_in(hint) if default is MISSING else default
 
     def _items(self, item: type, value: object, key: str, constraints: tuple[Any, ...]) -> tuple[object, ...]:
@@ -163,9 +185,10 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, constraints
 
 
-def _describe(hint: Any, constraints: tuple[Any, ...] = ()) -> str:
+def _describe(hint: Any, constraints: tuple[Any, ...] = (), value: object = None) -> str:
     hint, found = _unwrap(hint)
-    words = [str(known) for known in (*found, *constraints) if not isinstance(known, ItemDefaults)]
+    known = [one for one in (*found, *constraints) if not isinstance(one, ItemDefaults)]
+    words = [one.allowed(value) if isinstance(one, Sized) else str(one) for one in known]
     if words:
         return " and ".join(words)
     if get_origin(hint) is Literal:

@@ -206,7 +206,7 @@ def _labels(settings: Settings) -> Iterator[Problem]:
                 key=f"labels.{key}",
                 value=value,
                 allowed="key and value of at most 63 of a-z, 0-9, _ and -, the key with a letter first and not goog",
-                remedy="rename it",
+                remedy="rename it, or put it in quotes if it is a date",
             )
 
 

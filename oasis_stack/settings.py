@@ -7,8 +7,10 @@ same rules for both. What concerns several settings at once is in `setting_rules
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pulumi
@@ -18,9 +20,10 @@ from oasis_stack import address_plan, names, setting_rules
 from oasis_stack.address_plan import AddressPlan
 from oasis_stack.capacity_rules import MAX_RUN_HOURS
 from oasis_stack.infrastructure_settings import ClusterSettings, GpuSettings, NetworkSettings
+from oasis_stack.machine import BUILD_MACHINES
 from oasis_stack.problem import Problem, SettingsError
 from oasis_stack.ray_settings import RaySettings
-from oasis_stack.setting_reader import Between, Matching, Reader
+from oasis_stack.setting_reader import Between, Matching, Reader, Sized
 
 __all__ = ["Problem", "Settings", "SettingsError", "from_config", "load", "parse"]
 
@@ -76,9 +79,7 @@ class RegistrySettings:
 class BuildSettings:
     """A Cloud Build private worker pool for the image."""
 
-    machine_type: Annotated[
-        str, Matching(r"(e2|n2d|c3)-(standard|highmem|highcpu)-[0-9]+", "a machine type such as e2-highmem-8")
-    ] = "e2-highmem-8"
+    machine_type: Annotated[str, Sized(BUILD_MACHINES)] = "e2-highmem-8"
     """What a build runs on; paid only while one does."""
     disk_gb: Annotated[int, Between(100, 4000)] = 200
     """Disk of a build in GB: base image, layers and cache together."""
@@ -203,10 +204,28 @@ def from_config(config: Mapping[str, object]) -> dict[str, object]:
 def _decoded(value: object) -> object:
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
-            return json.loads(value)
+            value = json.loads(value)
         except ValueError:
             return value
+    return _dated(value)
+
+
+def _dated(value: object) -> object:
+    """What is below a value, with each date that stood without quotes as one in quotes is written.
+
+    Pulumi gives it in the form of Go's time.String (pulumi/sdk, go/common/resource/config/object.go).
+    """
+    if isinstance(value, Mapping):
+        return {key: _dated(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_dated(below) for below in value]
+    if isinstance(value, str) and (found := _GO_TIME.fullmatch(value)):
+        moment = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S %z")
+        return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return value
+
+
+_GO_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}) \S+")
 
 
 def _derived(settings: Settings) -> Settings:

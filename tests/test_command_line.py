@@ -311,6 +311,21 @@ def test_a_passphrase_that_is_given_or_not_needed_is_not_asked_for(
     assert programs.calls[-1] == ["pulumi", "--cwd", str(checkout), "up", "--stack", "dev"]
 
 
+def test_a_key_that_stands_twice_ends_every_command_with_both_lines_before_anything_is_called(
+    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
+) -> None:
+    path = checkout / "Pulumi.dev.yaml"
+    lines = path.read_text().splitlines()
+    first = next(index for index, line in enumerate(lines) if line.strip() == "min_nodes: 1")
+    path.write_text("\n".join([*lines[: first + 1], "      min_nodes: 2", *lines[first + 1 :]]))
+
+    for command in ("plan", "init", "preview", "up", "destroy", "image", "secret", "dashboard", "restart"):
+        assert run(command) == 2, command
+        said = capsys.readouterr().err
+        assert f"oasis:cluster.system_pool.min_nodes stands on lines {first + 1} and {first + 2}" in said, command
+    assert not programs.calls
+
+
 def test_an_exclusion_that_has_passed_is_legal_and_noted(
     run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
 ) -> None:

@@ -6,21 +6,10 @@ import pytest
 
 from emulator import gke_node_shapes
 from oasis_stack import pod_size
-from oasis_stack.machine import MACHINES, Machine, general_purpose
+from oasis_stack.machine import GENERAL_PURPOSE, MACHINES, Machine, general_purpose
 from oasis_stack.ray_mounts import shared_memory_gib
 
-NODES = [
-    f"{family}-{shape}-{vcpus}"
-    for family, shape, sizes in (
-        ("e2", "standard", (2, 4, 8, 16, 32)),
-        ("e2", "highmem", (2, 4, 8, 16)),
-        ("n2", "standard", (2, 4, 8, 16, 32, 48, 64, 80, 96, 128)),
-        ("n2", "highmem", (2, 4, 8, 16, 32, 48, 64, 80, 96, 128)),
-        ("n2d", "standard", (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 224)),
-        ("n2d", "highmem", (2, 4, 8, 16, 32, 48, 64, 80, 96)),
-    )
-    for vcpus in sizes
-]
+NODES = [f"{family}-{size}" for family, sizes in GENERAL_PURPOSE.items() for size in sizes]
 
 
 @pytest.mark.parametrize(

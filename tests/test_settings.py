@@ -156,6 +156,14 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
         *("oasis:cluster.system_pool.machine_type", "n4-standard-8", "oasis:cluster.system_pool.machine_type"),
         "e2-standard-8",
     ),
+    "machine type of a size that is none": (
+        *("oasis:cluster.cpu_pool.machine_type", "e2-highmem-32", "oasis:cluster.cpu_pool.machine_type"),
+        "allowed: one of e2-highmem-2, e2-highmem-4, e2-highmem-8, e2-highmem-16. ",
+    ),
+    "build machine of a size that is none": (
+        *("oasis:build.machine_type", "c3-standard-16", "oasis:build.machine_type"),
+        "allowed: one of c3-standard-4, c3-standard-8, c3-standard-22",
+    ),
     "Ray without token authentication": ("oasis:ray.version", "2.48.0", "oasis:ray.version", "2.52.0 or newer"),
     "Ray other than in the image": ("oasis:ray.image", "rayproject/ray:2.59.0", "oasis:ray.version", "2.59.0"),
     "Ray other than in the image that was built": (

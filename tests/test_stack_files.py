@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -188,8 +189,25 @@ def test_a_value_is_read_back_as_the_text_it_is(value: str, tmp_path: Path) -> N
 
 def test_scalars_are_read_as_pulumi_reads_them(tmp_path: Path) -> None:
     path = written(tmp_path, 'config:\n  a: yes\n  b: 2027-01-31\n  c: true\n  d: 1.35\n  e: "1.35"\n')
+    moment = "2027-01-31 00:00:00 +0000 UTC"
 
-    assert stack_file.config(path) == {"a": "yes", "b": "2027-01-31", "c": True, "d": 1.35, "e": "1.35"}
+    assert stack_file.config(path) == {"a": "yes", "b": moment, "c": True, "d": 1.35, "e": "1.35"}
+
+
+def test_a_date_without_quotes_is_the_same_time_to_the_command_line_as_to_pulumi(tmp_path: Path) -> None:
+    """Pulumi's are what config.Map of its SDK 3.259.0 makes of these lines."""
+    times = {
+        "2027-01-31": ("2027-01-31 00:00:00 +0000 UTC", "2027-01-31T00:00:00Z"),
+        "2026-12-01T00:00:00Z": ("2026-12-01 00:00:00 +0000 UTC", "2026-12-01T00:00:00Z"),
+        "2026-12-01T01:30:00+01:00": ("2026-12-01 01:30:00 +0100 +0100", "2026-12-01T00:30:00Z"),
+        '"2026-12-01T00:00:00Z"': ("2026-12-01T00:00:00Z", "2026-12-01T00:00:00Z"),
+    }
+    for line, (pulumi, meant) in times.items():
+        path = written(tmp_path, f"config:\n  oasis:cluster:\n    maintenance_exclusion:\n      start: {line}\n")
+        given = {"oasis:cluster": json.dumps({"maintenance_exclusion": {"start": pulumi}})}
+
+        for config in (stack_file.config(path), given):
+            assert from_config(config) == {"cluster": {"maintenance_exclusion": {"start": meant}}}, line
 
 
 def test_a_stack_without_a_file_is_answered_with_those_that_have_one() -> None:

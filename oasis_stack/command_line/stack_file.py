@@ -10,7 +10,8 @@ import copy
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,23 @@ class StackFileError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars, as Pulumi reads them: no dates, and `yes`, `no`, `on`, `off` are text."""
+    """YAML's scalars as Pulumi reads them: `yes`, `no`, `on`, `off` are text, and a date without quotes is a time."""
+
+    def moment(self, node: yaml.ScalarNode) -> str:
+        """The text that Pulumi has: Go's time.String (pulumi/sdk, go/common/resource/config/object.go)."""
+        read = self.construct_yaml_timestamp(node)
+        moment = read if isinstance(read, datetime) else datetime(read.year, read.month, read.day)
+        offset = moment.strftime("%z") or "+0000"
+        return f"{moment:%Y-%m-%d %H:%M:%S} {offset} {'UTC' if offset == '+0000' else offset}"
 
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in resolvers if tag not in (_BOOLEAN, "tag:yaml.org,2002:timestamp")]
+    first: [(tag, form) for tag, form in resolvers if tag != _BOOLEAN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOLEAN, re.compile("true|false"), list("tf"))
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.moment)
 
 
 def find(stack: str, directory: Path = ROOT) -> Path:
@@ -106,12 +115,30 @@ def fill(path: Path, keys: Sequence[str], value: str) -> bool:
 
 def _load(text: str, name: str) -> dict[str, Any]:
     try:
-        loaded = yaml.load(text, Loader=_Loader) or {}
-    except yaml.YAMLError as error:
+        loaded, tree = yaml.load(text, Loader=_Loader) or {}, yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
         raise StackFileError(f"{name} is no valid YAML: {error}") from None
+    if twice := "; ".join(f"{key} stands on lines {first} and {second}" for key, first, second in _twice(tree)):
+        raise StackFileError(f"{name}: {twice}. A key stands once; remove one line of the two.")
     if not isinstance(loaded, dict):
         raise StackFileError(f"{name} must be keys and values. See Pulumi.dev.yaml.")
     return loaded
+
+
+def _twice(node: yaml.Node | None, path: str = "") -> Iterator[tuple[str, int, int]]:
+    """Keys that stand twice in a mapping, both lines. YAML forbids it, Pulumi refuses it, PyYAML takes the last."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _twice(item, f"{path}[{index}]")
+    elif isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            full = f"{path}.{name}" if path else name
+            if name in lines:
+                yield full.removeprefix("config."), lines[name], line
+            lines.setdefault(name, line)
+            yield from _twice(value, full)
 
 
 def _reads_as(text: str, tree: dict[str, Any]) -> bool:
