@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from emulator import gcp_machines
 from oasis_stack.capacity_rules import CapacityEntry, Mode, pool_rules, problems
 from oasis_stack.machine import MACHINES, Machine
 
@@ -44,6 +45,22 @@ def accepted_by_google(machine: Machine, entry: CapacityEntry) -> bool:
             entry.max_nodes >= 1,
         )
     )
+
+
+def test_the_emulated_google_sells_every_machine_in_every_zone_that_settings_accept() -> None:
+    """It keeps its own truth, by the same sources: a row that is missing there is refused by `up` on the emulator."""
+    sold = {(name, zone): row for name, row in gcp_machines.GPU_MACHINES.items() for zone in row.zones}
+    offered = {(machine.name, zone): machine for machine in MACHINES.values() for zone in machine.zones}
+
+    missing = [f"{name} in {zone}" for name, zone in offered if (name, zone) not in sold]
+    roce = {zone for (_, zone), machine in offered.items() if machine.rdma_nics}
+    missing += [f"the RoCE profile of {zone}" for zone in roce - gcp_machines.ROCE_ZONES]
+    assert not missing, f"emulator/gcp_machines.py lacks {', '.join(missing)}"
+    for (name, zone), machine in offered.items():
+        row = sold[name, zone]
+        assert (row.accelerator, row.gpus, row.rdma_nics) == (machine.accelerator, machine.gpus, machine.rdma_nics), (
+            name
+        )
 
 
 def test_what_is_refused_is_exactly_what_google_refuses() -> None:

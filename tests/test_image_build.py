@@ -57,7 +57,8 @@ def test_a_peered_pool_goes_before_the_wait_and_the_wait_before_the_connection(d
     assert (address.inputs["address"], address.inputs["prefixLength"]) == ("10.64.49.0", 24)
     assert seen.is_before(wait, pool) and seen.is_before(connection, wait) and seen.is_before(address, connection)
     assert connection.inputs["deletionPolicy"] == "REMOVE_PEERING"
-    assert {r.timeouts["delete"] for r in (pool, connection, address)} == {"30m"}
+    # Longer than the provider's own 20 minutes: a deleted pool keeps its place in the peered network for a while.
+    assert all(20 < int(r.timeouts["delete"].removesuffix("m")) <= 60 for r in (pool, connection, address))
 
 
 def test_the_builder_may_push_to_one_repository_read_two_and_use_its_bucket_and_nothing_in_the_project(
@@ -79,4 +80,7 @@ def test_the_builder_may_push_to_one_repository_read_two_and_use_its_bucket_and_
 def test_sources_are_private_and_go_with_the_stack(deploy: Deploy) -> None:
     bucket = _deployed(deploy, None).only("gcp:storage/bucket:Bucket").inputs
     assert (bucket["publicAccessPrevention"], bucket["forceDestroy"]) == ("enforced", True)
-    assert bucket["lifecycleRules"] == [{"action": {"type": "Delete"}, "condition": {"age": 30}}]
+    # A failed build can be looked at a week later, and nothing is paid for a quarter after it.
+    (rule,) = bucket["lifecycleRules"]
+    assert rule["action"] == {"type": "Delete"} and set(rule["condition"]) == {"age"}
+    assert 7 <= rule["condition"]["age"] <= 90

@@ -40,7 +40,11 @@ def test_a_service_account_id_beyond_its_limit_is_an_error_of_the_program() -> N
 
 
 def test_pool_names_leave_room_for_pulumis_suffix_and_tell_reservations_apart() -> None:
-    reservations = ["ours", "r" * 63, "projects/one-owner/reservations/ours", "projects/other-owner/reservations/ours"]
+    # Of every length that Compute Engine allows: the longest are cut, and it is those just below that cross a limit.
+    reservations = [
+        *("r" * length for length in range(1, 64)),
+        *(f"projects/{own}/reservations/r" for own in ("a", "b")),
+    ]
     found = [names.pool("reservation", reservation) for reservation in reservations]
 
     assert len(set(found)) == len(found)

@@ -154,18 +154,27 @@ def without(specs: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any
     return reduced
 
 
+def missing_row(path: tuple[str | int, ...]) -> str:
+    """Which flow the tables lack: the one by which a part of a policy would be noticed if it were gone."""
+    part: Any = rendered()
+    for key in path:
+        part = part[key]
+    where = ".".join(map(str, path))
+    return f"no flow needs {where}, which is {part}: add the one that it alone lets through (ALLOWED) or stops (DENIED)"
+
+
 POLICIES = list(rendered())
 PARTS = list(parts(rendered()))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_taken_away_breaks_a_row(policy: str) -> None:
-    assert broken_rows(without(rendered(), (policy,)))
+    assert broken_rows(without(rendered(), (policy,))), missing_row((policy,))
 
 
 @pytest.mark.parametrize("path", PARTS, ids=lambda path: ".".join(map(str, path)))
 def test_a_rule_peer_port_or_label_taken_away_breaks_a_row(path: tuple[str | int, ...]) -> None:
-    assert broken_rows(without(rendered(), path))
+    assert broken_rows(without(rendered(), path)), missing_row(path)
 
 
 def test_the_tables_hold_as_they_stand() -> None:

@@ -198,6 +198,18 @@ def test_a_worker_drains_within_its_grace_and_nothing_delays_the_signal(
     assert "lifecycle" not in container
 
 
+def test_a_rank_that_never_reports_holds_the_others_for_a_bounded_time(deploy: Deploy) -> None:
+    """Unset, it is for ever, in whichever pod the driver or a worker runs; a minute is what a slow checkpoint takes."""
+    for template in templates(spec(deploy)):
+        assert 60 < float(environment(template["spec"]["containers"][0])["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"]) <= 3600
+
+
+def test_the_autoscaler_has_more_memory_than_the_operators_default_at_which_it_is_killed(deploy: Deploy) -> None:
+    sizes = {"Mi": 1, "Gi": 1024}
+    for kind, asked in spec(deploy)["autoscalerOptions"]["resources"].items():
+        assert int(asked["memory"][:-2]) * sizes[asked["memory"][-2:]] > 512, kind
+
+
 def test_training_asks_about_a_preemption_often_enough_for_spot(deploy: Deploy) -> None:
     for template in templates(spec(deploy)):
         assert environment(template["spec"]["containers"][0])["RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"] == "1"
