@@ -1,4 +1,4 @@
-"""What holds for every legal stack: checked over random settings, shrunk to a stack file that one can read."""
+"""What holds for every legal stack: over random ones, shrunk to a stack file that one can read, and on the default."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -22,8 +23,7 @@ from oasis_stack.settings import Settings, from_config, parse
 from tests.deployment import Deployment
 from tests.deployment import deploy as run_under_mocks
 from tests.program import at, program
-
-pytestmark = pytest.mark.thorough
+from tests.stacks import FULL
 
 PARSED = settings(max_examples=100, deadline=None)
 DEPLOYED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,12 +95,14 @@ def stacks(draw: some.DrawFn) -> dict[str, Any]:
     return config | {key: value for key, value in optional.items() if key not in left_out}
 
 
+@pytest.mark.thorough
 @PARSED
 @given(stacks())
 def test_every_legal_stack_is_accepted(config: dict[str, Any]) -> None:
     assert isinstance(parse(from_config(config)), Settings)
 
 
+@pytest.mark.thorough
 @PARSED
 @given(stacks())
 def test_ranges_are_apart_private_and_large_enough(config: dict[str, Any]) -> None:
@@ -120,6 +122,7 @@ def test_ranges_are_apart_private_and_large_enough(config: dict[str, Any]) -> No
     assert len(plan.rdma) == (stack.gpu.machine.rdma_nics if stack.gpu else 0)
 
 
+@pytest.mark.thorough
 @PARSED
 @given(stacks(), some.data())
 def test_a_larger_pool_moves_no_range(config: dict[str, Any], data: some.DataObject) -> None:
@@ -130,6 +133,7 @@ def test_a_larger_pool_moves_no_range(config: dict[str, Any], data: some.DataObj
     assert parse(from_config(config)).address_plan() == stack.address_plan()
 
 
+@pytest.mark.thorough
 @PARSED
 @given(
     stacks(),
@@ -149,6 +153,7 @@ def test_any_value_is_read_or_refused_by_key(config: dict[str, Any], value: obje
         assert len({(found.key, found.allowed) for found in error.problems}) == len(error.problems)
 
 
+@pytest.mark.thorough
 @PARSED
 @given(some.sampled_from(list(MACHINES.values())), some.data())
 def test_a_legal_pool_never_combines_what_excludes_itself(machine: Machine, data: some.DataObject) -> None:
@@ -234,7 +239,25 @@ def check_roce(stack: Deployment, chosen: Settings) -> None:
     assert {at(found, "mtu") for found in stack.of_type("gcp:compute/network:Network")} == {8896}
 
 
-def check_graph(stack: Deployment) -> None:
+def check_spot(stack: Deployment, chosen: Settings) -> None:
+    """With a Spot pool, GPU workers may land on it and are gone within its 15 seconds; without one, neither."""
+    if not chosen.gpu:
+        return
+    spot = any(entry.mode == "spot" for entry in chosen.gpu.capacity)
+    groups = at(stack.only("kubernetes:ray.io/v1:RayCluster"), "spec.workerGroupSpecs")
+    pod = next(group for group in groups if group["groupName"] == "gpu")["template"]["spec"]
+    variables = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+    drain = int(variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+
+    assert drain < pod["terminationGracePeriodSeconds"]
+    # GKE documentation, "Spot VMs". Elsewhere a checkpoint of 10 GB has the time to reach its bucket.
+    assert pod["terminationGracePeriodSeconds"] <= 15 if spot else drain >= 60
+    assert ("cloud.google.com/gke-spot" in {entry["key"] for entry in pod["tolerations"]}) == spot
+    for pool in stack.of_type(NODE_POOL):
+        assert bool(at(pool, "nodeConfig.spot")) == (pool.name == "gpu-spot"), pool.name
+
+
+def check_graph(stack: Deployment, _: Settings) -> None:
     """URNs are unique, no resource waits for itself, and network-class resources have time to go."""
     assert max(Counter(found.urn for found in stack).values()) == 1
     for found in stack:
@@ -278,6 +301,10 @@ def check_kept(stack: Deployment, chosen: Settings) -> None:
         assert at(found, "forceDestroy") is not found.retain_on_delete
 
 
+CHECKS = (check_devices, check_pools, check_roce, check_spot, check_graph, check_grants, check_kept)
+
+
+@pytest.mark.thorough
 @DEPLOYED
 @given(stacks())
 def test_every_legal_stack_keeps_the_invariants(config: dict[str, Any]) -> None:
@@ -285,14 +312,24 @@ def test_every_legal_stack_keeps_the_invariants(config: dict[str, Any]) -> None:
     chosen = parse(from_config(config))
     stack = run_under_mocks(program, config)
 
-    check_devices(stack, chosen)
-    check_pools(stack, chosen)
-    check_roce(stack, chosen)
-    check_graph(stack)
-    check_grants(stack, chosen)
-    check_kept(stack, chosen)
+    for check in CHECKS:
+        check(stack, chosen)
 
 
+@pytest.fixture(scope="module")
+def full() -> Deployment:
+    """The stack that has every component, by its defaults."""
+    return run_under_mocks(program, FULL)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_the_default_stack_keeps_the_invariants(
+    check: Callable[[Deployment, Settings], None], full: Deployment
+) -> None:
+    check(full, parse(from_config(FULL)))
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("preview", [False, True])
 def test_the_same_settings_give_the_same_program(preview: bool) -> None:
     config = {"gcp:project": "some-project", "oasis:region": "us-central1", "oasis:zone": "us-central1-b"}
