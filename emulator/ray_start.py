@@ -2,7 +2,8 @@
 
 Ray listens on loopback alone only where it takes the machine for a single-node one (what its processes read from
 RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0), and there its command line refuses a second node. This lifts the refusal, and the
-30 seconds within which a node must have joined, which a machine busy with another cluster does not always keep.
+30 seconds within which a node must have joined, which a machine busy with another cluster does not always keep. Each
+node's agent is told which node is its own; see `ray_agent`.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -30,7 +32,9 @@ def main() -> None:
             _await(argument.removeprefix("--address="))
     permissive = SimpleNamespace(**{**vars(ray_constants), "ENABLE_RAY_CLUSTER": True})
     patient = mock.patch.object(services, "get_node", _patient(services.get_node, _NODE_SECONDS))
-    with mock.patch.object(scripts, "ray_constants", permissive), patient:
+    python = services._build_python_executable_command_memory_profileable
+    agents = mock.patch.object(services, python.__name__, _with_own_agent(python))
+    with mock.patch.object(scripts, "ray_constants", permissive), patient, agents:
         scripts.cli(["start", *sys.argv[1:]], prog_name="ray")
 
 
@@ -48,6 +52,19 @@ def _patient(get_node: Callable[[str, str], dict[str, Any]], seconds: float) -> 
                 time.sleep(0.2)
 
     return get
+
+
+def _with_own_agent(python: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Ray's words before the script of a process that it starts, with `ray_agent` before that of a node's agent."""
+
+    def command(component: str, session_dir: str, unbuffered: bool = True) -> list[str]:
+        words = python(component, session_dir, unbuffered)
+        if component != ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return words
+        # -P: this folder has modules named like the standard library's.
+        return [*words, "-P", str(Path(__file__).with_name("ray_agent.py"))]
+
+    return command
 
 
 def _await(address: str) -> None:

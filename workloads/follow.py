@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
@@ -130,7 +131,7 @@ class Jobs:
             raise refused(error) from error
 
     def log(self, submission_id: str) -> str:
-        """The whole log of a job's driver; empty while it has none."""
+        """The whole log of a job's driver; empty while it has none, and where its node does not give it."""
         try:
             return self.ask(lambda client: client.get_job_logs(submission_id))
         except RuntimeError:  # the agent that has the file is not up yet, or its node is gone
@@ -160,6 +161,8 @@ class Follower:
             began = time.monotonic()
             ended = details.status.is_terminal()
             self._show(self.jobs.log(self.submission_id), whole=ended)
+            if ended and (problem := missing_log(details, self._shown)):
+                tell(problem)
             if ended or self.jobs.given_up:
                 return details
             if began - told > _SILENCE_SECONDS and (details.status == JobStatus.PENDING or self._waits):
@@ -187,6 +190,19 @@ class Follower:
                 self.results_uri = record.get("results_uri") or self.results_uri
                 progress.emit(record)
         self._shown = end
+
+
+def missing_log(details: JobDetails, characters: int) -> str:
+    """Why nothing is shown of a job that ran; empty where something is, for Ray itself begins each log with a line.
+
+    Args:
+        details: of the job.
+        characters: of its log, as far as it was read.
+    """
+    if characters or not details.driver_agent_http_address:
+        return ""
+    node = urlsplit(details.driver_agent_http_address).hostname
+    return f"the output of job {details.submission_id} is not shown: node {node}, which ran it, no longer has its log"
 
 
 def tell(text: str) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from workloads import ray_job_actions, ray_job_status, results, stack
 from workloads.dashboard import reach
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
-from workloads.follow import Follower, Jobs, exit_code
+from workloads.follow import Follower, Jobs, exit_code, missing_log, tell
 from workloads.ray_job_status import Status
 from workloads.stack import Stack
 
@@ -116,8 +116,11 @@ def _list(deployed: Stack) -> int:
 
 
 def _logs(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
-    jobs.details(submission_id)
-    print(jobs.log(submission_id), end="")
+    details = jobs.details(submission_id)
+    log = jobs.log(submission_id)
+    print(log, end="")
+    if problem := missing_log(details, len(log)):
+        tell(problem)
     return EXIT_OK
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from emulator import processes, ray_nodes
+from emulator.ray_folder import session_directory
 from tests import stub_kubectl
 from tests.cluster.conftest import Cluster
 from tests.cutting_proxy import CuttingProxy
@@ -121,6 +122,22 @@ def test_two_jobs_with_cpus_of_their_own_run_at_once_and_a_third_waits_for_one(
     assert [client.returncode for client in clients] == [0, 0], outputs
     assert cluster.run("jobs", "attach", third).returncode == 0
     assert all((tmp_path / "room" / f"{name}-left").exists() for name in ("one", "two", "three"))
+
+
+def test_what_a_job_on_a_worker_prints_is_shown_and_a_log_that_is_gone_is_said_to_be(cluster: Cluster) -> None:
+    for number in range(3):
+        done = cluster.run("submit", "--num-cpus", "1", "--", "python3", "-c", f"print('hello', {number})")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"hello {number}" in done.stdout.splitlines()
+        assert "is not shown" not in done.stderr
+    job = done.stderr.split()[1]
+    assert f"hello {number}" in cluster.run("jobs", "logs", job).stdout
+    for log in session_directory(cluster.state.directory).rglob(f"job-driver-{job}.log"):
+        log.unlink()
+    for action in ("logs", "attach"):
+        again = cluster.run("jobs", action, job)
+        assert again.returncode == 0
+        assert f"the output of job {job} is not shown: node 127.0.0.1, which ran it" in again.stderr
 
 
 def test_a_job_that_no_node_can_ever_hold_is_refused_in_seconds(cluster: Cluster) -> None:
