@@ -35,7 +35,7 @@ WITHOUT_RAY |= {
     for part in ("config", "data", "folder", "shards", "stream", "decoders", "pictures", "pack", "sampling", "augment")
 }
 WITHOUT_RAY |= {f"convnext.{part}" for part in ("model", "flops", "execution", "loop", "meter", "schedule")}
-WITHOUT_RAY |= {f"convnext.{part}" for part in ("snapshot", "reporter", "location", "notice", "report")}
+WITHOUT_RAY |= {f"convnext.{part}" for part in ("snapshot", "reporter", "location", "notice", "report", "standing")}
 WITHOUT_RAY |= {f"nccl.{part}" for part in ("bandwidth", "collectives", "pattern", "stages", "suspects")}
 WITHOUT_RAY |= {f"nccl.{part}" for part in ("path", "promise", "verdict", "thresholds", "faults", "xids")}
 WITHOUT_RAY |= {f"nccl.{part}" for part in ("report", "records", "stored", "plot", "noise", "comparison", "compare")}

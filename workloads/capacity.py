@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from workloads import autoscaler
 from workloads.autoscaler import AutoscalerReply
 from workloads.errors import CapacityError, InfeasibleError
+from workloads.progress import counted
 
 Bundle = Mapping[str, float]
 """What one node must have: resource -> amount, `{"GPU": 8, "CPU": 8}`."""
@@ -115,7 +116,7 @@ def check_maximum(nodes: int, maximum: int, kind: str, setting: str) -> None:
     """
     if nodes > maximum:
         raise InfeasibleError(
-            f"{nodes} {kind} nodes were asked for; this stack has at most {maximum}.",
+            f"{counted(nodes, f'{kind} node')} asked for; this stack has at most {maximum}.",
             f"Ask for at most {maximum} with --nodes, or raise {setting} in the stack's settings and run `pulumi up`.",
         )
 
@@ -134,7 +135,7 @@ class Request:
         kinds = Counter(
             ", ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) for bundle in self.bundles
         )
-        return " and ".join(f"{count} {each}{'s' if count > 1 else ''} with {kind}" for kind, count in kinds.items())
+        return " and ".join(f"{counted(count, each)} with {kind}" for kind, count in kinds.items())
 
     def fitting(self, nodes: Iterable[Mapping[str, float]]) -> int:
         """How many of the bundles nodes with these total resources hold, the first that fits taking each."""
@@ -174,7 +175,7 @@ def _describe(seen: Observation, request: Request) -> str:
     if seen.launching:
         text += f", {seen.launching} being added"
     if seen.failed:
-        text += f", {seen.failed} attempts to add one failed"
+        text += f", {counted(seen.failed, 'attempt')} to add one failed"
     return text
 
 
@@ -193,7 +194,7 @@ def _refusal(verdict: Verdict, seen: Observation, request: Request, waited: floa
         )
     return CapacityError(
         f"Not there within {waited:.0f} s: {request}; {seen.fitting} of them up, "
-        f"{seen.launching} being added, {seen.failed} attempts failed.",
+        f"{seen.launching} being added, {counted(seen.failed, 'attempt')} failed.",
         "`python -m workloads status` says of each pod whether no node could ever hold it or Google has none to give; "
         "wait longer with --timeout, or add another way to get GPUs to oasis:gpu.capacity.",
     )

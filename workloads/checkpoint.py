@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from workloads import checkpoint_state, manifest
-from workloads.errors import DataIntegrityError, UsageError, WorkloadError
+from workloads.errors import DataIntegrityError, WorkloadError
+from workloads.progress import counted
 from workloads.storage import Folder
 
 
@@ -159,7 +160,7 @@ class CheckpointStore:
             tried.update(names)
         if tried:
             raise DataIntegrityError(
-                f"none of the {len(tried)} checkpoints in {self._folder.uri} verifies for every reader.",
+                f"{self._folder.uri} has {counted(len(tried), 'checkpoint')}, and none verifies for every reader.",
                 "Every node must see the same --storage. If it does: train under another --run name, or delete that "
                 "folder to start this run again.",
             )
@@ -174,7 +175,7 @@ class CheckpointStore:
         """
         folder = self._folder.child(name)
         found = manifest.read(folder)
-        _refuse_stranger(found, identity, self._folder.uri)
+        manifest.refuse_stranger(found, identity, self._folder.uri)
         checkpoint = Checkpoint(name, found, checkpoint_state.read(folder, found["files"]))
         self._good.add(name)
         return checkpoint
@@ -219,14 +220,3 @@ def _try_to(clean_up: Callable[[], None]) -> None:
         clean_up()
     except WorkloadError:
         return
-
-
-def _refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: str) -> None:
-    theirs = found["identity"]
-    differing = [key for key in identity if theirs.get(key) != identity[key]]
-    if differing:
-        given = "; ".join(f"{key} is {identity[key]!r}, the checkpoint's is {theirs.get(key)!r}" for key in differing)
-        raise UsageError(
-            f"the checkpoints in {uri} belong to another run: {given}.",
-            "Choose another --run name, or ask for what the checkpoint holds.",
-        )

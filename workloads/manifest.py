@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.errors import DataIntegrityError, first_line
+from workloads.errors import DataIntegrityError, UsageError, first_line
 from workloads.storage import Folder, in_parallel
 
 SCHEMA = 2
@@ -74,6 +74,27 @@ def read(folder: Folder) -> dict[str, Any]:
     if manifest["schema"] != SCHEMA:
         raise damage(f"its schema is {manifest['schema']}, this program reads {SCHEMA}")
     return manifest
+
+
+def refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: str) -> None:
+    """Refuse a checkpoint that is another run's.
+
+    Args:
+        found: its manifest.
+        identity: of the run, or as much of it as is known.
+        uri: of the run's checkpoints, for the message.
+
+    Raises:
+        UsageError: something of the identity differs.
+    """
+    theirs = found["identity"]
+    differing = [key for key in identity if theirs.get(key) != identity[key]]
+    if differing:
+        given = "; ".join(f"{key} is {identity[key]!r}, the checkpoint's is {theirs.get(key)!r}" for key in differing)
+        raise UsageError(
+            f"the checkpoints in {uri} belong to another run: {given}.",
+            "Choose another --run name, or ask for what the checkpoint holds.",
+        )
 
 
 def verify(folder: Folder) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from workloads.errors import WorkloadError
+from workloads.progress import counted
 from workloads.stack import Stack
 
 Body = Mapping[str, Any]
@@ -85,7 +86,7 @@ def lines(waits: Iterable[Wait]) -> list[str]:
     found = []
     for wait, count in Counter(waits).items():
         meaning, remedy = _MEANING[wait.verdict]
-        text = f"{count} {wait.group} pod{'s' if count > 1 else ''} without a node: {meaning}"
+        text = f"{counted(count, f'{wait.group} pod')} without a node: {meaning}"
         found.append(text + (f" ({wait.reason})" if wait.reason else "") + (f"; {remedy}" if remedy else ""))
     return found
 

@@ -60,6 +60,16 @@ def note(message: str) -> None:
     emit({"event": "note", "text": message})
 
 
+def counted(number: float, noun: str) -> str:
+    """A number and what it counts: `1 node`, `2 nodes`.
+
+    Args:
+        number: how many.
+        noun: what, in the singular, of the words whose plural has an `s`.
+    """
+    return f"{number:,g} {noun}{'' if number == 1 else 's'}"
+
+
 def parse(line: str) -> dict[str, Any] | None:
     """The record in a line that `emit` wrote as JSON, or None for any other line."""
     if not line.startswith("{"):
@@ -96,7 +106,8 @@ def text(record: Record) -> str:
         case "summary":
             return (
                 f"run {record['run']} is complete: validation accuracy {record['val/accuracy']:.2%} on "
-                f"{record['val/images']} images after {record['steps']} steps; results in {record['results_uri']}"
+                f"{counted(record['val/images'], 'image')} after {counted(record['steps'], 'step')}; results in "
+                f"{record['results_uri']}"
             )
         case _:
             return json.dumps(record, sort_keys=True)
@@ -120,7 +131,7 @@ def _checkpoint(record: Record) -> str:
 
 
 def _resumed(record: Record) -> str:
-    world = f"{record['world_size']} worker{'s' if record['world_size'] != 1 else ''}"
+    world = counted(record["world_size"], "worker")
     if record["name"] is None:
         return f"begun on {world}: there is no checkpoint yet"
     return f"resumed from {record['name']} on {world}: epoch {record['epoch']:.2f}, step {record['step']}"

@@ -15,6 +15,7 @@ from typing import Any
 from workloads import manifest, run_catalog, stack
 from workloads.environment import ClusterEnvironment, variable
 from workloads.errors import EXIT_OK, DataIntegrityError, UsageError, WorkloadError
+from workloads.progress import counted
 from workloads.run_catalog import Attempt, KnownRun
 from workloads.run_table import print_rows, size_text
 from workloads.storage import Folder, locate
@@ -132,7 +133,7 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
     damaged = sum(row["verdict"] != "good" for row in rows)
     if damaged:
         raise DataIntegrityError(
-            f"{damaged} of {len(rows)} checkpoints are damaged.",
+            f"{damaged} of {counted(len(rows), 'checkpoint')} damaged.",
             "A restart passes them over by itself; `python -m workloads runs repair RUN` sets them aside.",
         )
     return EXIT_OK
@@ -144,12 +145,12 @@ def _repair(place: Folder, args: argparse.Namespace) -> int:
     damaged = [attempt for attempt in run.committed if problems.get(attempt.name)]
     if damaged and len(damaged) == len(problems):
         raise DataIntegrityError(
-            f"none of the {len(damaged)} checkpoints of {run.name} verifies, so there is none to go back to.",
+            f"{run.name} has {counted(len(damaged), 'checkpoint')}, and none verifies, so there is none to go back to.",
             "Nothing was changed. Train under another --run name, or delete that folder to start it again.",
         )
     rows = [{**_row(run, attempt), "verdict": problems[attempt.name]} for attempt in damaged]
     print_rows(rows, run.folder.uri, as_json=args.json)
-    if damaged and _agreed(args, f"set {len(damaged)} damaged checkpoints of {run.name} aside?"):
+    if damaged and _agreed(args, f"set {counted(len(damaged), 'damaged checkpoint')} of {run.name} aside?"):
         for attempt in damaged:
             manifest.withdraw(run.attempt(attempt.name))
         leader = [name for name, problem in problems.items() if not problem][-1]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from workloads import fork_server
+from workloads import fork_server, progress
 from workloads.environment import FORK_VARIABLE, ClusterEnvironment, variable
 from workloads.errors import PlaceError, first_line
 
@@ -91,6 +91,7 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
     Raises:
         PlaceError: no Ray answers at the address, or the embedded one does not start.
     """
+    progress.note("starting Ray on this machine" if place.embedded else f"connecting to Ray at {place.address}")
     import ray
 
     environment = _runtime_environment(place, imports)

@@ -53,7 +53,7 @@ def running(stack: Stack) -> Iterator[str]:
                 yield f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']}"
         nodes = json.loads(read(["kubectl", "get", "nodes", "--output", "json"], environment))["items"]
         gpus = [node for node in nodes if "cloud.google.com/gke-accelerator" in node["metadata"].get("labels", {})]
-        yield f"{len(nodes)} nodes, {len(gpus)} of them with GPUs"
+        yield f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {len(gpus)} of them with GPUs"
 
 
 def kept(settings: Settings) -> Iterator[str]:

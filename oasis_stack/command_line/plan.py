@@ -84,7 +84,8 @@ def _ladder(gpu: GpuSettings) -> Iterator[str]:
     yield f"Ladder of {gpu.machine_type} (compute class {gpu.compute_class}), tried from the top"
     for number, entry in enumerate(gpu.capacity, 1):
         rules = capacity_rules.pool_rules(gpu.machine, entry)
-        yield f"  {number}. {entry.pool_name}: 0 to {entry.max_nodes} nodes, {entry.max_nodes * gpu.machine.gpus} GPUs"
+        most = f"{entry.max_nodes} node{'s' * (entry.max_nodes != 1)}"
+        yield f"  {number}. {entry.pool_name}: 0 to {most}, {entry.max_nodes * gpu.machine.gpus} GPUs"
         flags = ((field.name, getattr(rules, field.name)) for field in dataclasses.fields(rules))
         yield "     " + ", ".join(f"{name}={_text(value)}" for name, value in flags)
 

@@ -125,6 +125,11 @@ class TrainConfig:
         ]
         return [(name, allowed) for name, holds, allowed in rules if not holds]
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with a run that loads it, as far as the data does not decide it."""
+        return {"model": self.model, "image_size": self.image_size, "seed": self.seed, "ema": self.ema_decay > 0}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for manifests, journals and Ray; `TrainConfig(**data)` reads it back."""
         return dataclasses.asdict(self)

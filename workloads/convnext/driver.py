@@ -62,6 +62,7 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
         _await_capacity(run)
         if run.promise is not None:
             _check_fabric(run, run.promise)
+        progress.note(f"there are places for the workers; starting {run.team}")
         try:
             with _settings(run):
                 result = _trainer(run, callbacks, work).fit()
@@ -120,6 +121,7 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
         ),
         scaling=Scaling(scaling, run.bundle, run.strategy, run.timeout, run.journal),
         retries=Retries(run.folder.child("checkpoints")),
+        journal=run.journal,
     )
 
 
@@ -165,7 +167,7 @@ def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:
     first = (str(error).strip().splitlines() or [""])[0]
     if "start" in first and "timed out" in str(error):
         return CapacityError(
-            f"{run.workers} workers did not start, though there were places for them a moment before.",
+            f"{run.team} did not start, though there were places a moment before.",
             "Free CPUs or GPUs, or ask for fewer --workers.",
         )
     kept = f"Its checkpoints are kept: the same command with --run {run.name} continues."

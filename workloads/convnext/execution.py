@@ -16,6 +16,7 @@ from workloads.convnext import model as architecture
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.model import Block, StochasticDepth
 from workloads.errors import UsageError
+from workloads.progress import counted
 
 COMPILED_SHAPES = 64
 """Versions of one Python function that torch.compile may keep; ConvNeXt's modules need nine, its default is eight."""
@@ -130,8 +131,8 @@ def within_memory(config: TrainConfig, world_size: int, accumulate: int) -> Iter
             raise
         images = -(-config.batch_size // (world_size * accumulate))
         raise UsageError(
-            f"{images} images of {config.image_size} x {config.image_size} pixels at a time (a batch of "
-            f"{config.batch_size} over {world_size} workers in {accumulate} parts) do not fit the memory of "
-            "a worker's device.",
+            f"{counted(images, 'image')} of {config.image_size} x {config.image_size} pixels at a time (a batch of "
+            f"{config.batch_size} over {counted(world_size, 'worker')} in {counted(accumulate, 'part')}) do not fit "
+            "the memory of a worker's device.",
             "Choose a smaller --batch-size, more --workers, or a recipe with a larger accumulate.",
         ) from error

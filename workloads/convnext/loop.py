@@ -105,12 +105,9 @@ class Training:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must have in common with a run that loads it."""
         return {
-            "model": self.config.model,
-            "image_size": self.config.image_size,
+            **self.config.identity,
             "classes": list(self._train.classes),
             "training_images": len(self._train),
-            "seed": self.config.seed,
-            "ema": self._ema is not None,
         }
 
     def state(self) -> dict[str, Any]:

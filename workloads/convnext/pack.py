@@ -114,6 +114,7 @@ def run_shards(args: argparse.Namespace) -> int:
     val = FolderPictures(args.source / "val", train.classes)
     for name, split in (("train", train), ("val", val)):
         count = write_split(folder_pictures(split), args.to / name, args.shard_megabytes)
-        progress.note(f"{len(split.labels)} images in {count} shards written to {args.to / name}")
+        images, shards = progress.counted(len(split.labels), "image"), progress.counted(count, "shard")
+        progress.note(f"{images} in {shards} written to {args.to / name}")
     (args.to / CLASS_NAMES).write_text("".join(f"{name}\n" for name in train.classes), encoding="utf-8")
     return EXIT_OK

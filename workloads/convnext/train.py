@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from workloads import credentials, effective, progress, run_name, session
 from workloads.convnext import config as configuration
-from workloads.convnext import location, report
+from workloads.convnext import location, report, standing
 from workloads.convnext.config import TrainConfig
 from workloads.environment import ClusterEnvironment
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
@@ -87,6 +87,12 @@ class Run:
         return math.ceil(workers / (self.gpus_per_node or 1))
 
     @property
+    def team(self) -> str:
+        """Its workers, in words."""
+        most = progress.counted(self.workers, f"{'GPU' if self.gpus_per_node else 'CPU'} worker")
+        return most if self.least_workers == self.workers else f"{self.least_workers} to {most}"
+
+    @property
     def bundles(self) -> list[dict[str, float]]:
         """What all workers need, and what is asked of Ray."""
         return [self.bundle] * self.workers
@@ -146,6 +152,11 @@ def run_train(args: argparse.Namespace) -> int:
     if args.dry_run:
         return explain_train(args, place)
     run = plan(args, place)
+    if (summary := standing.finished(run.folder, run.config)) is not None:
+        location.check_results(run.results)
+        progress.note(f"all epochs ({run.config.epochs}) of run {run.name} are complete; raise --epochs to train on")
+        _conclude(run, summary)
+        return EXIT_OK
     if place.embedded and run.config.data == location.DIGITS:
         location.provide_digits(progress.note)
     if unseen := location.check_data(run.config.data, here=place.embedded):
@@ -163,9 +174,7 @@ def run_train(args: argparse.Namespace) -> int:
         progress.note,
         lambda: report.history(run.folder),
     )
-    kind = "GPU" if run.gpus_per_node else "CPU"
-    workers = str(run.workers) if run.least_workers == run.workers else f"{run.least_workers} to {run.workers}"
-    progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {workers} {kind} workers")
+    progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {run.team}")
     progress.note(f"checkpoints and results: {run.folder.uri}")
     try:
         # From here on the key is in `wandb`; processes of an embedded Ray would inherit this one's environment.
@@ -174,6 +183,7 @@ def run_train(args: argparse.Namespace) -> int:
             from workloads.convnext import driver
 
             summary = driver.fit(run)
+            progress.note("trained; ending the workers, then writing table and plot")
     except KeyboardInterrupt:
         progress.note(f"interrupted; the same command with --run {run.name} continues from the newest checkpoint")
         return EXIT_INTERRUPTED

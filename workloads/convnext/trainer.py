@@ -35,6 +35,7 @@ from workloads.convnext import notice
 from workloads.errors import AuthError, PlaceError, WorkloadError
 from workloads.journal import Journal
 from workloads.nccl import faults
+from workloads.progress import counted
 from workloads.storage import Folder
 
 ABORT_SECONDS = 10.0
@@ -113,11 +114,16 @@ _running: list[Any] = []
 
 
 class Groups(WorkerGroupCallback):
-    """Keeps what `Scaling` needs to end a lost group, from the moment that it has places."""
+    """Keeps what `Scaling` needs to end a lost group, from the moment that it has places, and tells of each group."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = Journal(journal)
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Remember the group."""
+        """Remember the group, and say what it does before its first step."""
         _running[:] = [worker_group.get_worker_group_state()]
+        text = f"{counted(len(worker_group), 'worker')} started; reading the data and the newest checkpoint"
+        self._journal.append([{"event": "note", "text": text}])
 
 
 @dataclass
@@ -180,7 +186,7 @@ class Scaling(ElasticScalingPolicy):
             return decision
         more = decision.num_workers - worker_group_state.num_workers
         if more > 0 and elastic.placeable([self._bundle] * more, self._strategy, GROW_SECONDS):
-            self._say(f"{more} more workers: going on with {decision.num_workers} after a checkpoint")
+            self._say(f"{counted(more, 'more worker')}: going on with {decision.num_workers} after a checkpoint")
             worker = worker_group_state.workers[0]
             worker.execute_async(notice.ask)
             asked = worker.execute_async(notice.answered)
@@ -234,14 +240,14 @@ class Retries(DefaultFailurePolicy):
 class Trainer(DataParallelTrainer):
     """Ray Train's trainer with the two policies above; what it does not say of a run is Ray's default."""
 
-    def __init__(self, *args: Any, scaling: Scaling, retries: Retries, **given: Any) -> None:
+    def __init__(self, *args: Any, scaling: Scaling, retries: Retries, journal: Path, **given: Any) -> None:
         super().__init__(*args, **given)
-        self._scaling, self._retries = scaling, retries
+        self._scaling, self._retries, self._journal = scaling, retries, journal
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         # The one for Ray's datasets starts a process for each group of workers, and there are none.
         needed = [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
-        return [*needed, Groups()]
+        return [Groups(self._journal), *needed]
 
     def _initialize_and_run_controller(self, **given: Any) -> Any:
         policies = {"scaling_policy": self._scaling, "failure_policy": self._retries}

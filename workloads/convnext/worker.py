@@ -91,7 +91,7 @@ def _resume(training: Training, store: CheckpointStore, reporter: Reporter) -> C
         }
     )
     if checkpoint and position.epoch >= training.config.epochs:
-        reporter.say(f"its {training.config.epochs} epochs are complete; raise --epochs to train on")
+        reporter.say(f"all of its epochs ({training.config.epochs}) are complete; raise --epochs to train on")
     return checkpoint
 
 

@@ -237,6 +237,7 @@ def _failure(outcomes: list[Outcome]) -> WorkloadError:
     codes = {outcome.exit_code for outcome in outcomes}
     alike = next((kind for kind in WorkloadError.__subclasses__() if {kind.exit_code} == codes), WorkloadFailedError)
     return alike(
-        f"all {len(outcomes)} trials failed; the first: {outcomes[0].problem}",
+        f"{'all ' if len(outcomes) > 1 else ''}{progress.counted(len(outcomes), 'trial')} failed; the first: "
+        f"{outcomes[0].problem}",
         "Correct that, then run the same command with --retry-failed.",
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from workloads.environment import ClusterEnvironment
 from workloads.errors import InfeasibleError
+from workloads.progress import counted
 
 
 def embedded(workers: int) -> int:
@@ -26,7 +27,8 @@ def of_gpus(workers: int, gpus_per_node: int, nodes: int) -> int:
     )
     if fitting < 1:
         raise InfeasibleError(
-            f"{workers} GPUs were asked for per trial; this stack has at most {nodes} nodes of {gpus_per_node}.",
+            f"{counted(workers, 'GPU')} asked for per trial; this stack has at most {counted(nodes, 'node')} of "
+            f"{gpus_per_node}.",
             "Ask for fewer --workers, or raise oasis:gpu.capacity in the stack's settings and run `pulumi up`.",
         )
     return fitting
@@ -72,5 +74,5 @@ def choose(asked: int | None, fitting: int, workers: int, say: Callable[[str], N
     """
     chosen = min(asked or fitting, fitting)
     more = f"; {asked} were asked for, and no more fit" if asked and asked > fitting else ""
-    say(f"{chosen} trial{'s' if chosen > 1 else ''} at a time, {workers} worker{'s' if workers > 1 else ''} each{more}")
+    say(f"{counted(chosen, 'trial')} at a time, {counted(workers, 'worker')} each{more}")
     return chosen

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from workloads.errors import DataIntegrityError, UsageError
+from workloads.progress import counted
 from workloads.storage import Folder
 
 PLAN = "search.json"
@@ -167,7 +168,7 @@ def _refuse_another(kept: dict[str, Any], plan: Plan, uri: str) -> None:
     if not differing and not fewer and ours["trials"][: len(kept["trials"])] == kept["trials"]:
         return
     if fewer and not differing:
-        said = f"it has {len(kept['trials'])} trials, {len(ours['trials'])} were asked for"
+        said = f"it has {counted(len(kept['trials']), 'trial')}, {len(ours['trials'])} asked for"
     else:
         said = f"{', '.join(differing) or 'trials'} differ"
     raise UsageError(

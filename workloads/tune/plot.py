@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from workloads.curve import FAINT, INK, TRAIN
+from workloads.progress import counted
 from workloads.tune.ledger import Outcome, Plan, Status
 
 COLORS = "viridis"
@@ -109,7 +110,7 @@ def draw(
     axes.set_xlim(-0.4, edge + 0.1)
     axes.set_ylim(-0.03, 1.03)
     stopped = sum(outcome.status == "stopped" for outcome in finished)
-    said = f"{len(finished)} trials" + (f", {stopped} of them stopped early (dashed)" if stopped else "")
+    said = counted(len(finished), "trial") + (f", {stopped} of them stopped early (dashed)" if stopped else "")
     axes.set_title(
         f"{title}: {said}, the best in orange", loc="left", color=INK, fontsize=11, fontweight="bold", pad=24
     )

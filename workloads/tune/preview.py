@@ -22,7 +22,7 @@ SHOWN = 20
 def title(search: Search) -> str:
     """What a search is, in one line."""
     varied = ", ".join(search.space.varied) or "nothing"
-    return f"{search.plan.kind} {search.name}: {len(search.plan.trials)} trials over {varied}"
+    return f"{search.plan.kind} {search.name}: {progress.counted(len(search.plan.trials), 'trial')} over {varied}"
 
 
 def show(

@@ -29,6 +29,7 @@ from workloads.errors import (
     WorkloadError,
     WorkloadFailedError,
 )
+from workloads.progress import counted
 from workloads.tune.asha import Begun, ResumedAsha
 from workloads.tune.ledger import Epoch, Outcome, Trial, measured, ranking
 from workloads.tune.trial import TrainProcess
@@ -153,7 +154,7 @@ class Trials(Searcher):
         )
 
     def _ending(self, outcome: Outcome) -> str:
-        reached = f" after {outcome.epochs[-1]['epoch']:g} epochs" if outcome.epochs else ""
+        reached = f" after {counted(outcome.epochs[-1]['epoch'], 'epoch')}" if outcome.epochs else ""
         value = f", {self._plan.metric} {outcome.epochs[-1][self._plan.metric]:.4f}" if outcome.epochs else ""
         why = f": {outcome.problem}" if outcome.problem else ""
         return f"trial {outcome.trial.name} {outcome.status}{reached}{value}{why}"
@@ -161,7 +162,7 @@ class Trials(Searcher):
     def _progress(self) -> None:
         self._said = now = time.monotonic()
         count = Counter(outcome.status for outcome in self.outcomes.values())
-        states = [f"{len(self.outcomes)} of {len(self._plan.trials)} trials ended"]
+        states = [f"{len(self.outcomes)} of {counted(len(self._plan.trials), 'trial')} ended"]
         states += [f"{number} {status}" for status, number in sorted(count.items())]
         states += [f"{running.trial.name} in epoch {running.at:.1f}" for running in self.running.values()]
         best = next((found for found in ranking(self._plan, self.outcomes.values()) if found.epochs), None)
