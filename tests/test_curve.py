@@ -53,6 +53,22 @@ def test_restarts_are_told_and_drawn() -> None:
     assert curve.draw(history, "demo") != curve.draw([begun, *epochs(12, best=9)], "demo")
 
 
+def test_what_was_planned_is_no_restart() -> None:
+    def resumed(attempt: str, step: int) -> dict[str, Any]:
+        return {"event": "resumed", "attempt": attempt, "name": f"c-{step}", "step": step, "epoch": step / 10}
+
+    history = [
+        {**resumed("one", 0), "name": None},
+        resumed("one", 30),
+        {"event": "checkpoint", "name": "c-50", "reason": "resize"},
+        resumed("one", 50),
+        resumed("two", 120),
+        resumed("two", 130),
+    ]
+    told = curve.table([*epochs(12, best=9), *history]).splitlines()
+    assert {"restarted at step 30, 130", "resized at step 50", "continued at step 120"} <= set(told)
+
+
 def test_the_charts_fit_a_terminal_of_80_columns() -> None:
     lines = curve.table(epochs(300, best=200)).splitlines()
     assert max(map(len, lines)) <= 80

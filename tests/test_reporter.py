@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from workloads import manifest
+from workloads import manifest, progress
 from workloads.checkpoint import CheckpointStore
 from workloads.convnext import config as configuration
 from workloads.convnext import notice, report
@@ -121,7 +121,7 @@ def test_only_rank_0_saves_and_keeps_records(tmp_path: Path) -> None:
 def test_a_notice_is_answered_by_a_checkpoint_before_the_next_step(tmp_path: Path, left: float) -> None:
     found = place(tmp_path, epochs=2)
     watched: Any = SimpleNamespace(deadline=None)
-    found.reporter.start(0.0, None, watched)
+    found.reporter.start(None, watched)
     seen: list[tuple[int, list[int]]] = []
 
     class Noticed:
@@ -169,7 +169,7 @@ def test_a_notice_in_an_evaluation_is_answered_after_its_next_batch_and_the_chec
 ) -> None:
     found = place(tmp_path, epochs=2, batch_size=64, ema_decay=0.9)
     watched: Any = SimpleNamespace(deadline=None)
-    found.reporter.start(0.0, None, watched)
+    found.reporter.start(None, watched)
     val = SlowlyEvaluated(found.training._val, watched, found.committed)
     found.training._val = val
 
@@ -210,7 +210,7 @@ def test_a_notice_in_an_evaluation_is_answered_after_its_next_batch_and_the_chec
 def test_before_the_node_goes_the_work_since_the_notice_is_saved_too(tmp_path: Path) -> None:
     found = place(tmp_path, epochs=400)
     watched: Any = SimpleNamespace(deadline=time.time() + 10)
-    found.reporter.start(0.0, None, watched)
+    found.reporter.start(None, watched)
 
     class Gone(Exception):
         """The node is taken."""
@@ -244,7 +244,7 @@ def test_the_controllers_request_is_answered_when_the_state_is_committed(tmp_pat
 def test_a_checkpoint_comes_before_the_end_of_the_run_duration(tmp_path: Path) -> None:
     found = place(tmp_path, epochs=400)
     margin_begins = time.time() + 2
-    found.reporter.start(0.0, margin_begins + DEADLINE_MARGIN, None)
+    found.reporter.start(margin_begins + DEADLINE_MARGIN, None)
 
     class Saved(Exception):
         """There is a checkpoint, though no interval is over."""
@@ -272,7 +272,7 @@ def test_a_notice_that_finds_storage_out_of_reach_costs_its_checkpoint_and_not_t
 ) -> None:
     found = place(tmp_path, epochs=2)
     watched: Any = SimpleNamespace(deadline=time.time() + NEVER)
-    found.reporter.start(0.0, None, watched)
+    found.reporter.start(None, watched)
     write = CheckpointStore.write
 
     def out_of_reach(store: CheckpointStore, state: Any, step: int, *rest: Any) -> Any:
@@ -327,3 +327,16 @@ def test_an_urgent_segment_beside_a_slow_one_loses_no_record(tmp_path: Path, mon
     first.join()
     last()
     assert [record["step"] for record in report.history(folder)] == [1, 2, 3]
+
+
+def test_the_time_left_is_told_from_the_second_record_on_and_never_from_none(tmp_path: Path) -> None:
+    found = place(tmp_path, epochs=4)
+    found.reporter.start(None, None)
+    step = {"event": "step", "step": 1, "epochs": 4, "train/loss": 1.0, "train/accuracy": 0.5, "seconds": 1.0}
+    for epoch in (1.5, 1.5, 2.0):  # the second is the epoch's end that a restart has repeated
+        found.reporter.record({**step, "epoch": epoch, "train/images_per_second": 1.0})
+    found.reporter.flush()
+    first, again, later = [record for record in found.sent if record["event"] == "step"]
+    assert first["eta_seconds"] is None and again["eta_seconds"] is None
+    assert 0 < later["eta_seconds"] < 600
+    assert "left" not in progress.text(first) and progress.text(later).endswith(" left")

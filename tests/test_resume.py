@@ -84,6 +84,15 @@ def test_what_may_pass_ends_a_run_that_has_trained_nothing_and_no_other(tmp_path
         controller.after_exception(None, {1: UsageError("no such model.", "Name another.")})
 
 
+def test_why_a_rank_was_lost_is_told_in_whole_words(tmp_path: Path) -> None:
+    controller = trainer.Controller(tmp_path / "journal.jsonl")
+    words = [f"word-{number}" for number in range(99)]
+    controller.after_exception(None, {1: RuntimeError("Traceback\n" + " ".join(words))})
+    told = json.loads((tmp_path / "journal.jsonl").read_text())["text"]
+    shown = told.removeprefix("lost rank 1 (").removesuffix(" ...); going on from the newest checkpoint").split()
+    assert shown == words[: len(shown)] and len(shown) > 20
+
+
 def test_a_journal_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     place = tmp_path / "results"
     place.write_text("a file, where a folder should be")

@@ -21,6 +21,7 @@ from workloads import __main__ as command_line
 from workloads import manifest, run_catalog
 from workloads.checkpoint import CheckpointStore
 from workloads.storage import EMULATOR_VARIABLE, Folder, locate
+from workloads.tune import ledger
 
 IDENTITY = {"model": "nano"}
 
@@ -131,7 +132,7 @@ def test_verify_finds_one_flipped_byte_and_repair_lets_a_good_one_lead(place: Fo
     spoil(place, "a", names[2])
     assert runs("verify", "b") == 0
     assert runs("verify") == 6
-    assert "1 of 4 checkpoints are damaged" in runs.errors
+    assert "1 of 4 checkpoints damaged" in runs.errors
     assert [row["verdict"] == "good" for row in runs.rows("verify", "a")] == [True, True, False]
     # Without a terminal to ask on, nothing is changed.
     assert runs("repair", "a") == 2
@@ -262,3 +263,15 @@ def test_it_needs_neither_torch_nor_ray(tmp_path: Path) -> None:
         "sys.exit(sum(main(['runs', action, '--storage', sys.argv[1]]) for action in ('list', 'verify', 'gc')))"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+def test_a_trial_that_its_search_stopped_is_not_unfinished(tmp_path: Path) -> None:
+    place = locate(tmp_path)
+    for run in ("s/s-000", "s/s-001"):
+        train(place, run, epochs=1)
+    place.child("s/s-000").write(ledger.OUTCOME, b'{"status": "stopped"}')
+    found = run_catalog.runs(place)
+    assert dict(zip([run.name for run in found], run_catalog.statuses(found), strict=True)) == {
+        "s/s-000": "stopped early",
+        "s/s-001": "unfinished",
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from workloads import session
+from workloads import checkpoint_state, session
 from workloads.__main__ import main
+from workloads.checkpoint import CheckpointStore
 from workloads.convnext import location, train
 from workloads.convnext.config import TrainConfig
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
 from workloads.errors import PlaceError, UsageError
+from workloads.storage import locate
 
 FLAGS = {
     *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
@@ -182,8 +185,48 @@ def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, capsys: py
     assert main(["train", "--data", "/nonexistent", "--workers", "1:3", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "nothing was started" in said
+    assert main(["train", "--dry-run", "--json"]) == 0
+    place = json.loads(capsys.readouterr().out)["settings"]["data-place"]["value"]
+    assert place == str(laptop / ".oasis" / "data" / "digits")  # where the run itself writes and reads them
     assert "asked of Ray: 3 x [1 CPU], placed SPREAD" in said
     assert list(laptop.iterdir()) == []
+
+
+def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ray_starts(
+    laptop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = train.configuration.from_recipe("digits_laptop", data="synthetic", epochs=2)
+    folder = locate(laptop / ".oasis/runs/a")
+    store = CheckpointStore(folder.child("checkpoints"), 2)
+
+    def again(*flags: str) -> int:
+        capsys.readouterr()
+        return main(["train", "--run", "a", "--data", "synthetic", "--wandb", "off", *flags])
+
+    def saved(step: int, epoch: int) -> str:
+        return store.save({}, step, config.identity, {"epoch": epoch}).name
+
+    saved(10, 1)
+    for flags in (("--model", "tiny"), ("--seed", "1"), ("--set", "ema_decay=0")):
+        assert again(*flags) == 2
+        assert "belong to another run" in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="Ray was started"):
+        again("--epochs", "2")
+    newest = saved(20, 2)
+    with pytest.raises(AssertionError, match="Ray was started"):  # no end has been written down
+        again("--epochs", "2")
+    summary = {"run": "a", "model": "nano", "data": "synthetic", "steps": 20, "val/accuracy": 0.5, "val/images": 9}
+    folder.child("results").write("summary.json", json.dumps(summary).encode())
+    assert again("--epochs", "2") == 0
+    said = capsys.readouterr().out
+    assert "all epochs (2) of run a are complete; raise --epochs to train on" in said
+    assert "run a is complete: validation accuracy 50.00% on 9 images after 20 steps" in said
+    assert (laptop / ".oasis/results/a/curve.png").exists()
+    with pytest.raises(AssertionError, match="Ray was started"):
+        again("--epochs", "3")
+    folder.child("checkpoints", newest).write(checkpoint_state.STRUCTURE, b"rot")
+    with pytest.raises(AssertionError, match="Ray was started"):  # the workers pass it over, and train on
+        again("--epochs", "2")
 
 
 @pytest.mark.thorough

@@ -15,6 +15,7 @@ import pytest
 
 from workloads import session
 from workloads.convnext import config, location, train
+from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import (
     AuthError,
     CapacityError,
@@ -107,8 +108,8 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"learning_rates": [1]}, "learning_rates is no field that can be searched; did you mean learning_rate"),
-        ({"recipe": ["digits_laptop"]}, "recipe is no field that can be searched"),
+        ({"learning_rates": [1]}, "learning_rates is no field of the configuration; did you mean learning_rate"),
+        ({"recipe": ["digits_laptop"]}, "recipe is no field of the configuration"),
         ({"epochs": []}, "epochs has no values"),
         ({"epochs": [1, 2, 1.0]}, "epochs has a value twice in"),
         ({"epochs": [2.5]}, "epochs has 2.5; it takes a whole number"),
@@ -239,7 +240,9 @@ def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None
             space_file.read(tmp_path / name)
 
 
-def test_the_best_trial_s_command_trains_what_the_trial_trained(tmp_path: Path) -> None:
+def test_the_best_trial_s_command_trains_what_the_trial_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = "learning_rate: {loguniform: [1e-4, 1e-2]}\nbatch_size: [32, 64]\nmodel: nano\n"
     content += "drop_path: [0, 0.1]\ncompile: [true, false]\naugmentation: [none, shift]"
     args = options(tmp_path, "tune", content, "--samples", "6", "--epochs", "3", "--data", "/elsewhere", "--run", "s")
@@ -261,6 +264,10 @@ def test_the_best_trial_s_command_trains_what_the_trial_trained(tmp_path: Path) 
         run = train.plan(parser.parse_args(words[4:]), LAPTOP)
         assert run.config == dataclasses.replace(BASE, epochs=3, data="/elsewhere", **trial.changes)
         assert (run.workers, run.name) == (1, f"{trial.name}-again")
+        with monkeypatch.context() as job:
+            job.setenv(SUBMITTED_VARIABLE, "--stack dev --ray-job")
+            submitted = report.command(found, Outcome(trial=trial, status="complete")).split()
+        assert submitted == [*words[:3], "submit", "--stack", "dev", "--ray-job", "--", *words[3:]]
 
 
 def ended(trial: Trial, status: Any = "complete", *epochs: Epoch, **more: Any) -> Outcome:
@@ -281,7 +288,7 @@ def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_an
     for other, said in (
         (a_plan(6, metric="val/loss"), "metric differ"),
         (a_plan(6, base={"epochs": 3}), "base differ"),
-        (a_plan(2), "it has 6 trials, 2 were asked for"),
+        (a_plan(2), "it has 6 trials, 2 asked for"),
     ):
         with pytest.raises(UsageError, match=said):
             ledger.open(other, retry_failed=False)
@@ -500,7 +507,7 @@ def test_as_many_trials_run_as_fit_and_never_more() -> None:
     assert concurrency.of_gpus(8, 8, 2) == 2
     assert concurrency.of_gpus(3, 8, 2) == 4  # two beside each other on a node, none across two
     assert concurrency.of_gpus(16, 8, 5) == 2
-    with pytest.raises(InfeasibleError, match="24 GPUs were asked for per trial; this stack has at most 2 nodes of 8"):
+    with pytest.raises(InfeasibleError, match="24 GPUs asked for per trial; this stack has at most 2 nodes of 8"):
         concurrency.of_gpus(24, 8, 2)
     assert concurrency.of_cpus(2, [1.0, 4.0], 0) == 2
     assert concurrency.of_cpus(2, [4.0], 3) == 6  # with the nodes that the autoscaler can add

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 Record = dict[str, Any]
@@ -19,6 +20,12 @@ TRAIN = "#5b8def"
 VALIDATION = "#d9480f"
 
 TABLE_ROWS = 12
+
+MARKS = {"restarted": (0, (2, 3)), "resized": (0, (1, 2, 4, 2)), "continued": "-"}
+"""Line at the epoch where a run went on from a checkpoint, by why."""
+
+MOST_NAMED = 4
+"""Epochs that the key of the plot names for each."""
 
 CHART_COLUMNS, CHART_ROWS = 30, 7
 """Characters of a chart in the terminal; each holds two by four dots."""
@@ -34,13 +41,27 @@ def epochs_of(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["event"] == "epoch"]
 
 
-def resumptions(records: Sequence[Record]) -> list[Record]:
-    """The records with which an attempt went on from a checkpoint."""
-    return [record for record in records if record["event"] == "resumed" and record["name"] is not None]
+def resumptions(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records with which a run went on from a checkpoint, by why: three words, some of which may have none.
+
+    `restarted` after a failure; `resized` to another number of workers; `continued` by a new command.
+    """
+    found: dict[str, list[Record]] = {"restarted": [], "resized": [], "continued": []}
+    reasons = {record["name"]: record.get("reason") for record in records if record["event"] == "checkpoint"}
+    before = None
+    for record in records:
+        if record["event"] != "resumed":
+            continue
+        if record["name"] is not None:
+            same = before is None or record.get("attempt") == before.get("attempt")
+            resized = reasons.get(record["name"]) == "resize"
+            found["continued" if not same else "resized" if resized else "restarted"].append(record)
+        before = record
+    return found
 
 
 def draw(records: Sequence[Record], title: str) -> bytes:
-    """Loss and accuracy over epochs, as the bytes of a PNG; restarts are marked.
+    """Loss and accuracy over epochs, as the bytes of a PNG; where the run went on from a checkpoint is marked.
 
     Args:
         records: one run's merged journal.
@@ -60,12 +81,13 @@ def draw(records: Sequence[Record], title: str) -> bytes:
         _mark_last(accuracy, epochs[-1]["epoch"], epochs[-1]["val/accuracy"], f"{epochs[-1]['val/accuracy']:.1%}")
         low = min(record["val/accuracy"] for record in epochs)
         accuracy.set_ylim(min(low, 0.5) - 0.02, 1.01)
-    restarts = [record["epoch"] for record in resumptions(records)]
+    marked = {why: found for why, found in resumptions(records).items() if found}
     for axes in (loss, accuracy):
-        for epoch in restarts:
-            axes.axvline(epoch, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)), zorder=0)
-    if restarts:
-        _explain_restarts(accuracy, restarts)
+        for why, found in marked.items():
+            for record in found:
+                axes.axvline(record["epoch"], color=FAINT, linewidth=1, linestyle=MARKS[why], zorder=0)
+    if marked:
+        _explain(accuracy, marked)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     return image.getvalue()
@@ -86,7 +108,7 @@ def _panel(axes: Axes, steps: Sequence[Record], epochs: Sequence[Record], quanti
     axes.plot(ends, [r[f"val/{quantity}"] for r in epochs], color=VALIDATION, linewidth=2.2, label="validation")
     axes.set_xlim(left=0)
     axes.margins(x=0.08)
-    axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="best")
+    axes.legend(facecolor="white", edgecolor="none", framealpha=0.9, fontsize=9, labelcolor=INK, loc="best")
 
 
 def _mark_last(axes: Axes, epoch: float, value: float, label: str) -> None:
@@ -103,16 +125,20 @@ def _mark_last(axes: Axes, epoch: float, value: float, label: str) -> None:
     )
 
 
-def _explain_restarts(axes: Axes, epochs: Sequence[float]) -> None:
-    axes.annotate(
-        "restarted" if len(epochs) == 1 else f"restarted {len(epochs)} times",
-        (epochs[0], 0.02),  # at the bottom, which accuracy has long left
-        (3, 0),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        color=FAINT,
-        fontsize=8,
+def _explain(axes: Axes, marked: dict[str, list[Record]]) -> None:
+    """A key of its own below the axes, where no line is."""
+    lines = [
+        Line2D([], [], color=FAINT, linewidth=1, linestyle=MARKS[why], label=f"{why} at epoch {_epochs(found)}")
+        for why, found in marked.items()
+    ]
+    axes.figure.legend(
+        handles=lines, frameon=False, fontsize=8, labelcolor=INK, loc="outside lower right", ncols=len(lines)
     )
+
+
+def _epochs(found: Sequence[Record]) -> str:
+    shown = [f"{record['epoch']:.3g}" for record in found[:MOST_NAMED]]
+    return ", ".join(shown) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
 
 
 def table(records: Sequence[Record]) -> str:
@@ -133,8 +159,9 @@ def table(records: Sequence[Record]) -> str:
         for record in shown
     ]
     lines = [header, "-" * len(header), *rows, ""]
-    if restarts := resumptions(records):
-        lines += [f"restarted at step {', '.join(str(record['step']) for record in restarts)}", ""]
+    marked = {why: found for why, found in resumptions(records).items() if found}
+    lines += [f"{why} at step {', '.join(str(record['step']) for record in found)}" for why, found in marked.items()]
+    lines += [""] if marked else []
     return "\n".join([*lines, *_charts(epochs)])
 
 

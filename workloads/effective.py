@@ -257,8 +257,13 @@ def _variables(place: Place) -> Mapping[str, str]:
 
 
 def _data_place(data: str, place: Place) -> tuple[str, str]:
-    if data == "synthetic" or "://" in data or data.startswith("/"):
+    # Google's storage library, which no other command's `--dry-run` needs.
+    from workloads.convnext import location
+
+    if data == location.SYNTHETIC or "://" in data or data.startswith("/"):
         return data, "data"
+    if place.embedded and not place.told_by and data == location.DIGITS and (given := location.digits_mount()):
+        return f"{given}/{data}", "scikit-learn's, written there by the run"
     mount = environment.mount(environment.DATA_MOUNT, _variables(place))
     name = "OASIS_DATA_MOUNT"
     return f"{mount}/{data}", f"variable {name}" if _variables(place).get(name) else f"{DEFAULT} mount"

@@ -21,6 +21,9 @@ FORK_VARIABLE = "OASIS_FORK_WORKERS"
 """0 in a command's environment has Ray start each of its workers of its own, with imports of its own; 1 has them forked
 on GPUs too."""
 
+SUBMITTED_VARIABLE = "OASIS_SUBMITTED_WITH"
+"""In a job of `submit`, the flags with which it is submitted again. The folder it works in is gone after it."""
+
 DATA_MOUNT = "/data"
 """Where pods see the data bucket: read, cached, never written by a job."""
 

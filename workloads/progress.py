@@ -146,7 +146,8 @@ def _learning(record: Record) -> list[str]:
 
 
 def _rate(record: Record) -> list[str]:
-    return [f"{record['train/images_per_second']:,.0f} images/s", f"{_clock(record['eta_seconds'])} left"]
+    pace, left = f"{record['train/images_per_second']:,.0f} images/s", record["eta_seconds"]
+    return [pace] if left is None else [pace, f"{_clock(left)} left"]
 
 
 def _clock(seconds: float) -> str:

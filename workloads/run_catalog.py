@@ -6,6 +6,7 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from workloads import manifest
 from workloads.disk import Entry
 from workloads.errors import DataIntegrityError, UsageError
 from workloads.storage import Folder, in_parallel
+
+TRIAL = "trial.json"
+"""In the folder of a trial that has ended: how; see `tune.ledger`."""
 
 CHECKPOINTS, JOURNAL, RESULTS = PARTS = ("checkpoints", "journal", "results")
 
@@ -84,7 +88,9 @@ class KnownRun:
             return later.newest_manifest()  # its trainer has written newer ones since, and removed this one
 
     def status(self) -> str:
-        """`complete`, `unfinished`, `no checkpoint`, or `damaged` where the newest checkpoint's manifest is."""
+        """`complete`, `stopped early` by its search, `unfinished`, `no checkpoint`, `results only`, or `damaged` where
+        the newest checkpoint's manifest is.
+        """
         try:
             found = self.newest_manifest()
         except DataIntegrityError:
@@ -93,7 +99,16 @@ class KnownRun:
             return "results only" if any(entry.path.startswith(RESULTS) for entry in self.others) else "no checkpoint"
         facts = found["facts"]
         epochs = facts.get("config", {}).get("epochs")
-        return "complete" if epochs is not None and facts.get("epoch", 0) >= epochs else "unfinished"
+        if epochs is not None and facts.get("epoch", 0) >= epochs:
+            return "complete"
+        return "stopped early" if self._outcome() == "stopped" else "unfinished"
+
+    def _outcome(self) -> str:
+        """What its search has decided of it; empty where it is no trial, or one that goes on."""
+        try:
+            return str(json.loads(self.folder.read(TRIAL))["status"])
+        except (FileNotFoundError, ValueError, LookupError):
+            return ""
 
     def problems(self) -> dict[str, str]:
         """Every checkpoint's damage by name, empty where it verifies. Reads every byte of all of them.

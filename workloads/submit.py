@@ -25,6 +25,7 @@ import yaml
 from workloads import effective, entry_point, preview, progress, ray_job, ray_job_status, results, stack, working_dir
 from workloads.dashboard import Node, reach
 from workloads.entry_point import Demand, Supply
+from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
 from workloads.follow import STOP_SECONDS, Follower, Jobs, exit_code, refused, tell
 from workloads.stack import Stack
@@ -217,7 +218,9 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     """The job; what is staged for it lives as long as the block."""
     given = _read_runtime_env(args.runtime_env)
     own = command[0] in OWN_COMMANDS
-    variables = {**_JOB_ENVIRONMENT, **({progress.FORM_VARIABLE: "json"} if own else {})}
+    again = f"{stack.flags(args)}{' --ray-job' if args.ray_job else ''}".strip()
+    ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: again} if own else {}
+    variables = {**_JOB_ENVIRONMENT, **ours}
     named = {**(given.get("env_vars") or {}), **_variables(args.env)}
     for name in filter(_SECRET.search, map(str, named)):
         raise UsageError(

@@ -117,7 +117,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
     third = place.start("--retry-failed", "--samples", "3")
     said, _ = third.communicate(timeout=400)
     assert third.returncode == 2, said
-    assert "has another search: it has 4 trials, 3 were asked for" in said
+    assert "has another search: it has 4 trials, 3 asked for" in said
     fourth = place.start()
     said, _ = fourth.communicate(timeout=400)
     assert fourth.returncode == 0, said
@@ -144,6 +144,8 @@ def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucke
     summary = json.loads((here / "summary.json").read_text())
     assert summary["trials"] == {"complete": 2, "stopped": 0, "failed": 0, "unfinished": 0}
     assert summary["best"]["command"] in done.stdout
+    assert summary["best"]["command"].startswith("python -m workloads submit -- train --run")
+    assert f"plots: {environment.runs_uri}/{name}/results" in done.stdout  # and no folder of the job's
     for trial in (f"{name}-000", f"{name}-001"):
         assert list((kept / trial / "checkpoints").rglob("COMMIT"))
         assert (kept / trial / "results" / "curve.png").read_bytes().startswith(b"\x89PNG")

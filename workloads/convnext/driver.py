@@ -107,7 +107,12 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
     )
     return Trainer(
         work,
-        train_loop_config={"config": run.config.to_dict(), "run": run.folder.uri, "workers": run.workers},
+        train_loop_config={
+            "config": run.config.to_dict(),
+            "run": run.folder.uri,
+            "workers": run.workers,
+            "attempt": run.attempt,
+        },
         backend_config=ProcessGroup(timeout_seconds=run.collective_timeout, data=run.config.data),
         scaling_config=scaling,
         run_config=RunConfig(

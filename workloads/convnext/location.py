@@ -71,15 +71,21 @@ def provide_digits(say: Callable[[str], None]) -> None:
     Raises:
         PlaceError: the disk does not take them.
     """
-    missing = Path(environment.mount(environment.DATA_MOUNT)) / DIGITS
-    if missing.exists():
+    mount = digits_mount()
+    if mount is None:
         return
     from workloads import digits  # scikit-learn and Google's client, which no other data needs
 
-    mount = Path(".oasis/data").absolute()
+    missing = Path(environment.mount(environment.DATA_MOUNT)) / DIGITS
     say(f"there is no {missing}: training on the handwritten digits that scikit-learn has, in {mount / DIGITS}")
     digits.write(str(mount / DIGITS), lambda _: None)
     os.environ[environment.variable("data_mount")] = str(mount)
+
+
+def digits_mount() -> Path | None:
+    """The folder that `provide_digits` makes the data mount; None where the mount has the digits already."""
+    there = (Path(environment.mount(environment.DATA_MOUNT)) / DIGITS).exists()
+    return None if there else Path(".oasis/data").absolute()
 
 
 def check_data(data: str, here: bool) -> str:

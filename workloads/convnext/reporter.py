@@ -74,17 +74,15 @@ class Reporter:
         self._measured = False
         self._since = self._took = 0.0  # when its state was taken, and seconds from there to COMMIT
         self._unreported = 0.0
-        self._began = (time.monotonic(), 0.0)
+        self._since_first: tuple[float, float] | None = None  # time and epoch of the first record
 
-    def start(self, epoch: float, until: float | None, watched: Notice | None) -> None:
+    def start(self, until: float | None, watched: Notice | None) -> None:
         """The run begins, or goes on.
 
         Args:
-            epoch: at which it is; from here the remaining time is reckoned.
             until: when the run duration of the first of its nodes ends, unix time; None where none has an end.
             watched: rank 0's watch over its nodes.
         """
-        self._began = (time.monotonic(), epoch)
         self._schedule = Schedule(self._config.checkpoint_seconds, self._config.failure_hours, until)
         self._notice = watched
 
@@ -209,6 +207,10 @@ class Reporter:
             "consumed": training.position.consumed,
         }
 
-    def _remaining(self, epoch: float) -> float:
-        since, first = self._began
-        return (time.monotonic() - since) * (self._config.epochs - epoch) / max(epoch - first, 1e-9)
+    def _remaining(self, epoch: float) -> float | None:
+        """Seconds left at the pace since the first record, since what comes before that is no pace; None until then."""
+        if self._since_first is None:
+            self._since_first = (time.monotonic(), epoch)
+        since, first = self._since_first
+        done, left = epoch - first, self._config.epochs - epoch
+        return (time.monotonic() - since) * left / done if done > 0 else None if left > 0 else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from workloads import credentials, effective, progress, run_name, session
 from workloads.convnext import config as configuration
 from workloads.convnext import location, report, standing
 from workloads.convnext.config import TrainConfig
-from workloads.environment import ClusterEnvironment
+from workloads.environment import SUBMITTED_VARIABLE, ClusterEnvironment
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
 from workloads.storage import Folder, locate
 from workloads.tracking import Follower, Record, Wandb, WandbMode, wandb_reader
@@ -279,5 +280,6 @@ def _conclude(run: Run, summary: Record) -> None:
     }
     written = report.publish(run.folder, run.results, facts)
     progress.note(f"\n{written.table}\n")
-    progress.note(f"table, plot and JSON lines: {run.results}")
+    if SUBMITTED_VARIABLE not in os.environ:  # in a job that folder is the job's own; whoever submitted has a copy
+        progress.note(f"table, plot and JSON lines: {run.results}")
     progress.emit({"event": "summary", **facts, "results_uri": written.uri})

@@ -7,6 +7,7 @@ cost that process half a gigabyte.
 from __future__ import annotations
 
 import signal
+import textwrap
 import threading
 import time
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ from workloads.storage import Folder
 
 ABORT_SECONDS = 10.0
 """How long the controller may take to end its workers at Ctrl-C before it is killed, and they with it."""
+
+CAUSE_CHARACTERS = 300
+"""Most of what is said of a lost rank, in whole words."""
 
 FAILURES = 3
 """Failures in a row without a new checkpoint between them that a run survives: one more is no accident."""
@@ -91,7 +95,8 @@ def _cause(error: Exception) -> str:
     if verdict is not None:
         return verdict.problem.rstrip(".")
     # Ray's wrapper shows a traceback, whose last line names the exception.
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
+    last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return textwrap.shorten(last, CAUSE_CHARACTERS, placeholder=" ...")
 
 
 def find_verdict(error: BaseException, depth: int = 8) -> WorkloadError | None:

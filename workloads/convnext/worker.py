@@ -31,7 +31,7 @@ def work(job: dict[str, Any]) -> Record:
 
     Args:
         job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, how many the run
-            is made for, where there may be fewer.
+            is made for, where there may be fewer; `attempt`, the name of the driver's.
 
     Returns:
         The summary of the run.
@@ -45,11 +45,10 @@ def work(job: dict[str, Any]) -> Record:
     folder = locate(job["run"])
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     reporter = Reporter(config, store, folder, training.rank == 0, _send)
-    resumed = _resume(training, store, reporter)
-    position = training.position
+    resumed = _resume(training, store, reporter, job.get("attempt", ""))
     watched, until = _watch(training)
     reporter.flush()  # where the run goes on is told at once, not with the first records
-    reporter.start(position.epoch + position.consumed / training.identity["training_images"], until, watched)
+    reporter.start(until, watched)
     try:
         last = training.run(reporter, reporter.save_if_due)
     finally:
@@ -73,7 +72,7 @@ def _send(records: list[Record]) -> None:
     ray.train.report({"records": records})
 
 
-def _resume(training: Training, store: CheckpointStore, reporter: Reporter) -> Checkpoint | None:
+def _resume(training: Training, store: CheckpointStore, reporter: Reporter, attempt: str) -> Checkpoint | None:
     """Load the newest checkpoint that every rank can read. Rank 0 chooses; the others take it, or say why not."""
     checkpoint = agree(store, training.identity, training.rank, training.world_size, reporter.say)
     if training.rank == 0:
@@ -84,6 +83,7 @@ def _resume(training: Training, store: CheckpointStore, reporter: Reporter) -> C
     reporter.keep(
         {
             "event": "resumed",
+            "attempt": attempt,
             "name": checkpoint.name if checkpoint else None,
             "world_size": training.world_size,
             "step": position.step,

@@ -16,6 +16,7 @@ from workloads.convnext import config as configuration
 from workloads.convnext import location
 from workloads.convnext import report as run_report
 from workloads.convnext.train import IMPORTS
+from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
 from workloads.storage import Folder
 from workloads.tracking import WandbMode
@@ -220,7 +221,8 @@ def _conclude(
         value = found.best.epochs[-1][search.plan.metric]
         progress.note(f"best trial {found.best.trial.name}: {search.plan.metric} {value:.4f}; repeat it with")
         progress.note(f"  {report.command(found, found.best)}")
-    written: dict[str, Any] = {"event": "note", "text": f"table, JSON lines, CSV, plots: {search.results}"}
+    place = uri if SUBMITTED_VARIABLE in os.environ else search.results
+    written: dict[str, Any] = {"event": "note", "text": f"table, JSON lines, CSV, plots: {place}"}
     progress.emit({**written, "results_uri": uri})
     if verdict is not None:
         raise verdict

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from workloads import run_catalog
 from workloads.errors import DataIntegrityError, UsageError
 from workloads.progress import counted
 from workloads.storage import Folder
 
 PLAN = "search.json"
-OUTCOME = "trial.json"
+OUTCOME = run_catalog.TRIAL
 SCHEMA = 1
 
 Status = Literal["complete", "stopped", "failed", "unfinished"]

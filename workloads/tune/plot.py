@@ -98,7 +98,6 @@ def draw(
     axes = figure.add_subplot()
     finished = [outcome for outcome in shown if math.isfinite(outcome.epochs[-1][plan.metric])]
     colors = colormaps[COLORS if plan.sign > 0 else f"{COLORS}_r"]
-    # The best is drawn last, and so above the others.
     for place in reversed(range(len(rows))):
         heights = [one.height(value) for one, value in zip(scales, rows[place], strict=True)]
         _line(axes, heights, colors(heights[-1]), finished[place].status == "stopped", place == 0)
@@ -172,10 +171,11 @@ def _line(axes: Axes, heights: Sequence[float], color: Any, stopped: bool, best:
         np.concatenate(places),
         np.concatenate(curve),
         color=BEST if best else color,
-        linewidth=2.8 if best else 1.4,
+        # Broad and beneath the others: the second best often lies on it.
+        linewidth=4.5 if best else 1.4,
         alpha=1.0 if best else 0.5 if stopped else 0.85,
         linestyle=(0, (4, 2)) if stopped and not best else "-",
-        zorder=3 if best else 2,
+        zorder=2 if best else 3,
         clip_on=False,
     )
 

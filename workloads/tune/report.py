@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from workloads.convnext.train import TUNED_FIELDS
+from workloads.environment import SUBMITTED_VARIABLE
 from workloads.storage import Folder
 from workloads.tune import plot
 from workloads.tune.ledger import METRICS, Epoch, Outcome, Plan, Trial, ranking
@@ -53,8 +55,10 @@ class Report:
 
 
 def command(report: Report, outcome: Outcome) -> str:
-    """The command line that computes what a trial computed, under a run name of its own."""
-    words = ["train", "--run", f"{outcome.trial.name}-again", *report.repeat, *assignments(outcome.trial)]
+    """The command line that computes what a trial computed, where it did, under a run name of its own."""
+    submitted = os.environ.get(SUBMITTED_VARIABLE)
+    words = [] if submitted is None else ["submit", *shlex.split(submitted), "--"]
+    words += ["train", "--run", f"{outcome.trial.name}-again", *report.repeat, *assignments(outcome.trial)]
     return shlex.join(["python", "-m", "workloads", *words])
 
 

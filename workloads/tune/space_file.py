@@ -115,7 +115,7 @@ def _domain(name: str, spec: Any) -> Values | Range:
     if name not in kind_of or name == "recipe":
         nearest = get_close_matches(name, [field for field in kind_of if field != "recipe"], n=1, cutoff=0.4)
         hint = f"did you mean {nearest[0]}" if nearest else f"there are {', '.join(sorted(kind_of))}"
-        raise _wrong(name, f"is no field that can be searched; {hint}")
+        raise _wrong(name, f"is no field of the configuration; {hint}")
     if not isinstance(spec, dict):
         options = spec if isinstance(spec, list) else [spec]
         return _values(name, kind_of[name], options)
