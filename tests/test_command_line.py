@@ -64,9 +64,13 @@ class Programs:
         return [call for call in self.calls if words in " ".join(call)]
 
 
+def _kubectl(version: str) -> str:
+    return json.dumps({"clientVersion": {"gitVersion": version}})
+
+
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
-    made = Programs(answers={"stack output": json.dumps(OUTPUTS)})
+    made = Programs(answers={"stack output": json.dumps(OUTPUTS), "kubectl version": _kubectl("v1.31.0")})
     monkeypatch.setattr(subprocess, "run", made.run)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
@@ -475,6 +479,18 @@ def test_the_dashboard_is_forwarded_with_the_stacks_own_kubeconfig(run: Callable
     assert programs.calls[-1] == OUTPUTS["ray_dashboard_command"].split()
     kubeconfig = programs.environments[-1]["KUBECONFIG"]
     assert kubeconfig != os.environ.get("KUBECONFIG") and not Path(kubeconfig).exists()
+
+
+def test_a_kubectl_whose_port_forward_would_hang_is_named_before_it_does(
+    run: Callable[..., int], programs: Programs, capsys: Any
+) -> None:
+    programs.answers["kubectl version"] = _kubectl("v1.30.9-gke.1")
+
+    assert run("dashboard") == 1
+
+    said = capsys.readouterr().err
+    assert "kubectl is v1.30.9-gke.1" in said and "1.31 or later" in said and "gcloud components install" in said
+    assert not programs.called("port-forward")
 
 
 def test_destroy_first_lists_what_runs_and_what_stays(

@@ -24,7 +24,7 @@ from tests.stub_kubectl import OUTPUTS
 from tests.wandb_server import answering, silent
 from workloads import __main__ as command_line
 from workloads import doctor, listeners
-from workloads.checks import access, hardware, software
+from workloads.checks import access, cluster, hardware, software
 from workloads.checks.finding import Finding, Place, Refused, Unfit
 
 LAPTOP = Place(environment=None, variables={}, gpus=0)
@@ -484,3 +484,19 @@ def test_a_listener_is_seen_while_the_process_opens_and_closes_other_descriptors
             done.set()
         ours = (f"127.0.0.1:{server.getsockname()[1]}", True)
     assert all(ours in each for each in found)
+
+
+@pytest.mark.parametrize(("version", "old"), [("v1.30.14-gke.2", True), ("v1.31.0", False), ("v2.0.0", False)])
+def test_a_kubectl_whose_port_forward_the_dns_endpoint_refuses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, old: bool
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(f"""#!/bin/sh\necho '{{"clientVersion": {{"gitVersion": "{version}"}}}}'\n""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    place = Place(environment=None, variables={"PATH": str(tmp_path)}, gpus=0)
+
+    finding = doctor.examine("kubectl", cluster.kubectl, place)
+
+    assert finding.outcome == ("warn" if old else "ok")
+    assert not old or (version in finding.found and "1.31" in finding.remedy)

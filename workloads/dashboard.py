@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.errors import AuthError, PlaceError
-from workloads.stack import Stack
+from workloads.stack import Stack, old_kubectl
 
 READY_SECONDS = 30.0
 """How long a new port-forward may take to answer."""
@@ -138,9 +138,11 @@ class Dashboard:
             if self._child.poll() is not None or time.monotonic() > deadline:
                 reason = complaints.last or "no answer"
                 self.close()
+                old = old_kubectl()
+                advice = f"kubectl is {old}: take 1.31 or later, or use the cluster's IP endpoint. " if old else ""
                 raise PlaceError(
                     f"`{shlex.join(arguments)}` does not lead to Ray's dashboard: {reason}",
-                    "Check that the head pod runs: "
+                    f"{advice}Check that the head pod runs: "
                     f"`kubectl --namespace {self._stack.environment.ray_namespace} get pods`.",
                 )
             time.sleep(0.2)

@@ -31,6 +31,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "authentication": access.authentication,
     "listeners": access.ray_listeners,
     "control plane": cluster.control_plane,
+    "kubectl": cluster.kubectl,
     "nodes for pods": cluster.nodes_for_pods,
     "runs bucket": access.runs_bucket,
     "data bucket": access.data_bucket,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.environment import CONFIG_MAP, ClusterEnvironment
-from workloads.errors import AuthError, PlaceError, UsageError
+from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 """Where Pulumi finds its project file."""
@@ -128,6 +129,17 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
 def origin(args: argparse.Namespace) -> str:
     """Where `outputs` has them from, in a few words."""
     return f"stack {args.stack}" if args.stack else f"the stack's ConfigMap {CONFIG_MAP}"
+
+
+def old_kubectl() -> str:
+    """Version of a kubectl whose port-forward needs SPDY, which a control plane's DNS endpoint does not pass on; empty
+    for 1.31 and later (kubernetes/kubernetes pull request 125528), and where it does not say."""
+    try:
+        known = json.loads(_run(["kubectl", "version", "--client", "--output", "json"], _KUBECTL))
+        version = str(known["clientVersion"]["gitVersion"])
+        return version if tuple(map(int, re.findall(r"\d+", version)[:2])) < (1, 31) else ""
+    except (WorkloadError, ValueError, KeyError):
+        return ""
 
 
 def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ from oasis_stack.settings import Settings
 _RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.networking.k8s.io,services"
 """What people start and `destroy` ends."""
 
+LEAST_KUBECTL = (1, 31)
+"""First kubectl that forwards ports over WebSockets by itself (kubernetes/kubernetes pull request 125528); that a control
+plane's DNS endpoint lets nothing older through is a guess."""
+
 
 def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
     """Make the dashboard answer until Ctrl-C, which is its proper end; else the exit status of the port-forward.
@@ -31,12 +36,22 @@ def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
     if not command:
         say(f"{url} answers by itself, inside the VPC")
         return 0
+    _require_websockets()
     with kubeconfig(stack) as environment:
         say(f"{url} answers until Ctrl-C")
         try:
             return show(shlex.split(command), environment)
         except KeyboardInterrupt:
             return 0
+
+
+def _require_websockets() -> None:
+    version = json.loads(read(["kubectl", "version", "--client", "--output", "json"]))["clientVersion"]["gitVersion"]
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_KUBECTL:
+        raise ProgramError(
+            f"kubectl is {version}; needed is {'.'.join(map(str, LEAST_KUBECTL))} or later, whose port-forward comes "
+            f"through a control plane's DNS endpoint. Get it: {external_program.INSTALL['kubectl']}"
+        )
 
 
 def running(stack: Stack) -> Iterator[str]:

@@ -15,6 +15,18 @@ HEAD = "headgroup"
 """What KubeRay says in `RAY_NODE_TYPE_NAME` to a head (ray-project/kuberay v1.6.2, controllers/ray/common/pod.go)."""
 
 
+def kubectl(place: Place) -> str:
+    """Whether kubectl forwards ports to Ray's dashboard through a control plane's DNS endpoint."""
+    if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
+        raise NotHere("kubectl is not installed; it is needed where jobs are submitted from")
+    if old := stack.old_kubectl():
+        raise Doubtful(
+            f"kubectl is {old}, whose port-forward does not come through a control plane's DNS endpoint",
+            "Install 1.31 or later: `gcloud components install kubectl`, or https://kubernetes.io/docs/tasks/tools/.",
+        )
+    return "kubectl forwards ports over WebSockets"
+
+
 def nodes_for_pods(place: Place) -> str:
     """Whether the stack's pods have nodes, or wait for what can never come."""
     if "KUBERNETES_SERVICE_HOST" in place.variables:
