@@ -207,6 +207,14 @@ def test_a_pod_s_log_gives_commands_that_find_its_node_themselves(
     assert not {"NODE", "ZONE"} & set(said.split())
 
 
+def test_the_kernel_s_log_names_its_node_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text("booted\nAug 30 11:43:14 gke-h200-1 kernel: [97.1] NVRM: Xid (PCI:0000:c6:00): 79, pid=1, lost\n")
+    said = explained(capsys, str(log))
+    assert "kubectl cordon gke-h200-1" in said and "ZONE=$(kubectl get node gke-h200-1 " in said
+    assert not {"NODE", "ZONE"} & set(said.split())
+
+
 def test_only_an_xid_that_says_so_is_reported_as_a_broken_gpu() -> None:
     """Behavior UNRECOVERABLE_GPU_ERROR is "identified by an XID", by the API; a NIC or an unknown Xid is neither."""
     texts = ["Got completion with status=12", "Got completion with status=4", "ibv_modify_qp failed with 61", "NVLS"]

@@ -32,7 +32,7 @@ WIDTH = 160
 _LONGEST = 160
 """Characters of a log's line that are quoted."""
 
-_HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\s*\d+\s*\] |^\w{3} [ \d]\d [\d:]{8} (\S+) kernel: ")
+_HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\s*\d+\s*\] |^\w{3} [ \d]\d [\d:]{8} (\S+) kernel: ", re.MULTILINE)
 """Who wrote a line: `host:pid:tid [device]` is NCCL's, where the host is a pod; syslog names the node."""
 
 _RANK = re.compile(r"\[[Rr]ank ?(\d+)\]")
