@@ -21,8 +21,8 @@ _RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.netwo
 """What people start and `destroy` ends."""
 
 LEAST_KUBECTL = (1, 31)
-"""First kubectl that forwards ports over WebSockets by itself (kubernetes/kubernetes pull request 125528); that a control
-plane's DNS endpoint lets nothing older through is a guess."""
+"""First kubectl that forwards ports over WebSockets by itself (kubernetes/kubernetes pull request 125528); that the DNS
+endpoint of a control plane lets nothing older through is a guess."""
 
 
 def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
