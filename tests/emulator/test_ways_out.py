@@ -20,6 +20,7 @@ from ray.autoscaler._private.kuberay.node_provider import worker_delete_patch, w
 
 from emulator import control_plane
 from emulator.api import Api, ApiError, Body
+from emulator.state import CHECKOUT
 from oasis_stack import admission_policy
 from tests.emulator.conftest import ControlPlane
 from tests.emulator.test_ray_cluster import Platform, platform_on
@@ -221,12 +222,15 @@ class Ray:
         call = partial(self.job.request, way.method, path, query=words | dry, body=way.body, content_type=way.content)
         return _holder(call, way.through)
 
-    def refused_pod(self, way: PodWay | None) -> str:
-        """Who refuses such a pod to somebody who may make pods; None for one like Ray's own."""
+    def refused_pod(self, way: PodWay) -> str:
+        """Who refuses such a pod to somebody who may make pods."""
         spec = deepcopy(self.worker["spec"])
         spec.pop("nodeName")
-        if way:
-            way.change(spec)
+        way.change(spec)
+        return self.refused_spec(spec)
+
+    def refused_spec(self, spec: Body) -> str:
+        """Who refuses a pod of this spec to somebody who may make pods."""
         body = {**_pod(), "spec": spec}
         return _holder(partial(self.admin.request, "POST", PODS, query={"dryRun": "All"}, body=body))
 
@@ -347,10 +351,16 @@ def test_a_pod_is_refused_to_everybody(ray: Ray, way: PodWay) -> None:
 
 
 def test_it_is_level_and_policy_that_refuse_pods(ray: Ray) -> None:
-    assert ray.refused_pod(None) == NOBODY  # one like Ray's own
+    assert ray.refused_pod(PodWay("like Ray's own", NOBODY, lambda pod: pod)) == NOBODY
     with ray.without("oasis-ray-pods"):
         expected = {way.name: NOBODY if way.holder == POLICY else way.holder for way in POD_WAYS}
         _soon(lambda: {way.name: ray.refused_pod(way) for way in POD_WAYS}, expected)
+
+
+def test_the_pod_that_the_docs_give_to_copy_is_let_in(ray: Ray) -> None:
+    given = (CHECKOUT / "docs" / "security.md").read_text(encoding="utf-8").partition("```yaml")[2].partition("```")[0]
+
+    assert ray.refused_spec(yaml.safe_load(given)["spec"]) == NOBODY
 
 
 def test_a_rayjob_with_such_a_template_gets_no_pod_from_whomever_it_comes(ray: Ray) -> None:
