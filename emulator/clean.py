@@ -49,12 +49,15 @@ def _lines(folders: Sequence[Path]) -> list[str]:
     kept = State(oasis).kept() if oasis in folders else []
     parts = [path for path in folders if path != oasis] + kept
     found = {path: content(path) for path in parts}
-    lines = [f"  {path.relative_to(CHECKOUT)!s:<28} {found[path]}" for path in parts]
+    rows = [(str(path.relative_to(CHECKOUT)), str(found[path])) for path in parts]
     if oasis in folders:
-        own = sum(content(entry).size for entry in oasis.iterdir() if entry.name in OWN)
-        lines.append(f"  {'the emulated cloud':<28} {size_text(own)}")
+        rows.append(("the emulated cloud", size_text(sum(content(e).size for e in oasis.iterdir() if e.name in OWN))))
+    width = max(len(name) for name, _ in rows)
     runs = sum(one.runs for one in found.values())
-    return [*lines, f"It holds {runs_text(runs)}." if runs else "It holds no runs."]
+    return [
+        *(f"  {name:<{width}}  {held}" for name, held in rows),
+        f"It holds {runs_text(runs) if runs else 'no runs'}.",
+    ]
 
 
 def _agreed() -> bool:

@@ -206,7 +206,7 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
     started = [first]
     try:
         # Ray gives a node 30 seconds to join, which two cores do not manage for two clusters at once.
-        read_until(first, "submitted; Ctrl-C stops it")
+        begun = read_until(first, "submitted; Ctrl-C stops it")
         second = _start(other, "demo", dict(os.environ))
         started.append(second)
         with ThreadPoolExecutor() as reader:
@@ -224,13 +224,13 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
             said, _ = whole.result(timeout=2 * PATIENCE_SECONDS)
         assert first.returncode == 0, said
         assert "== the platform is up" in said
-        assert f"gs://{RUNS_BUCKET} has what it held before: " in said
+        assert f"gs://{RUNS_BUCKET} has what it held before: " in begun
         assert not stale.exists()
         assert _ports(checkout) == {**_ports(checkout), **ports}
         assert _emulator(checkout, "status").returncode == 0
         down = _emulator(checkout, "down")
         assert down.returncode == 0
-        assert "ray-head, ray-worker-1, ray-worker-2" in down.stdout
+        assert all(name in down.stdout for name in (ray_nodes.HEAD, *ray_nodes.WORKERS))
         _assert_nothing_is_left(checkout, "runs")
         assert [file.read_text() for file in users] == ["{}", "{}"]
         assert (folder / "buckets" / RUNS_BUCKET / demo.RUN).is_dir()
