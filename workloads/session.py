@@ -81,6 +81,8 @@ def prepare(address: str | None = None) -> Place:
 def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports: Sequence[str] = ()) -> Iterator[None]:
     """Be connected to Ray for the length of the block; an embedded one is started for it and ends with it.
 
+    Within another such block it is that block's connection, with what that imports.
+
     Args:
         place: what `prepare` returned.
         cpus: CPUs an embedded Ray offers, whatever the machine has. A cluster has its own.
@@ -94,6 +96,9 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
     progress.note("starting Ray on this machine" if place.embedded else f"connecting to Ray at {place.address}")
     import ray
 
+    if ray.is_initialized():
+        yield
+        return
     environment = _runtime_environment(place, imports)
     with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
         try:
@@ -120,6 +125,22 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             yield
         finally:
             ray.shutdown()
+
+
+def release_places() -> None:
+    """Remove the placement groups of this connection, and end what runs in them.
+
+    Ray does so when a connection ends. A process that trains several times over one has to after each, as what ended
+    Ray Train's controller may have kept it from doing so.
+    """
+    import ray
+    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+    mine = ray.get_runtime_context().get_job_id()  # the end of each id of the job's (ray 2.60, common/id.h)
+    for found in placement_group_table().values():
+        if found["placement_group_id"].endswith(mine) and found["state"] != "REMOVED":
+            identity = ray.PlacementGroupID(bytes.fromhex(found["placement_group_id"]))
+            remove_placement_group(PlacementGroup(identity))
 
 
 def forked_workers(place: Place) -> tuple[bool, str]:

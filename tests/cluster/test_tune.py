@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,17 @@ class Place:
 
 
 def trial_process(search: subprocess.Popen[str], trial: str) -> int | None:
-    """Process id of a trial's `train`."""
-    lines = descendants(search).items()
-    return next((pid for pid, line in lines if f"--run {trial} " in line and "tune.child" in line), None)
+    """Process id of a trial's `train`: the one whose messages go to the trial's log."""
+    found = [pid for pid, line in descendants(search).items() if "tune.child" in line]
+    return next((pid for pid in found if messages(pid).endswith(f"/{trial}/train.log")), None)
+
+
+def messages(pid: int) -> str:
+    """File of a process's standard error."""
+    try:
+        return str(Path(f"/proc/{pid}/fd/2").readlink())
+    except OSError:  # it ended meanwhile
+        return ""
 
 
 def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_trial_twice(tmp_path: Path) -> None:
@@ -149,3 +158,18 @@ def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucke
     for trial in (f"{name}-000", f"{name}-001"):
         assert list((kept / trial / "checkpoints").rglob("COMMIT"))
         assert (kept / trial / "results" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_trials_one_after_another_train_in_one_process_and_a_stopped_one_keeps_no_place(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    digits.write(str(tmp_path / "digits"), lambda _: None)
+    (tmp_path / "space.yaml").write_text("learning_rate: [0.002, 0.00002, 0.00001]\n")
+    search = place.start("--samples", "3", "--concurrency", "1", "--epochs", "3")
+    processes: set[int] = set()
+    while search.poll() is None:
+        processes |= {pid for pid, line in descendants(search).items() if "tune.child" in line}
+        time.sleep(0.2)
+    said, _ = search.communicate()
+    assert search.returncode == 0, said
+    assert len(place.outcomes()) == 3 and "failed" not in said
+    assert len(processes) == 1

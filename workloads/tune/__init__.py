@@ -1,1 +1,1 @@
-"""Search for hyperparameters: `tune` and `sweep` run trials, each the `train` command in a process of its own."""
+"""Search for hyperparameters: `tune` and `sweep` run trials, each the `train` command, in processes that are kept."""

@@ -1,37 +1,71 @@
-"""Starts a trial's `train` so that it ends with the process that wanted it: the first thing a trial's process runs.
+"""Runs `train` for one trial after another, so that what the first has started serves the others too.
 
-Ray blocks SIGINT in the processes it starts, and a blocked signal is inherited; unblocked, it ends a trial cleanly.
+Most of a short trial is start-up: the libraries of this process, its connection to Ray, and the fork server that
+imports torch for the workers of that connection. It ends with the process that wanted it. Ray blocks SIGINT in the
+processes it starts, and a blocked signal is inherited; unblocked, it ends a trial cleanly.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
+import traceback
+from pathlib import Path
 
 from workloads import __main__ as command_line
+from workloads import progress, session
+from workloads.convnext.train import IMPORTS
 from workloads.errors import EXIT_INTERRUPTED
+
+ENDED = "ended"
+"""Event of the record that follows a trial's: `exit_code` of its `train`."""
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 
 
-def main(parent: int, arguments: list[str]) -> int:
-    """Run a command of this package.
+def main(parent: int, address: str) -> None:
+    """Train what each line of standard input asks for: `arguments` of the command line, `log` for its messages.
 
     Args:
         parent: process without which there is no one to run for; its end, however it comes, kills this one, and with it
             Ray ends the trial's workers.
-        arguments: of the command line.
+        address: of the Ray that all trials use.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be watched
-        return EXIT_INTERRUPTED
+        return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    return command_line.main(arguments)
+    with session.connect(session.prepare(address), imports=IMPORTS):
+        while True:
+            try:
+                if not (line := sys.stdin.readline()):
+                    return
+                progress.emit({"event": ENDED, "exit_code": _train(**json.loads(line))})
+            except KeyboardInterrupt:  # meant for a trial that ended just then, and has said so or will
+                continue
+
+
+def _train(arguments: list[str], log: str) -> int:
+    with Path(log).open("ab") as messages:
+        os.dup2(messages.fileno(), sys.stderr.fileno())
+    try:
+        return command_line.main(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except SystemExit as error:  # argparse's
+        return int(error.code or 0)
+    except Exception:  # of whatever kind: the trial has failed, and the search goes on
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stderr.flush()
+        session.release_places()
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -15,7 +15,6 @@ from workloads import credentials, effective, progress, session
 from workloads.convnext import config as configuration
 from workloads.convnext import location
 from workloads.convnext import report as run_report
-from workloads.convnext.train import IMPORTS
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
 from workloads.storage import Folder
@@ -155,11 +154,15 @@ def _search(
     # Ray warns of the many processes that run beside the workers of each trial, which take no CPU.
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str((at_most or 1) * (search.workers + 4)))
     # A trial reads the key where the search did: from the environment that this process was started with.
-    with credentials.hidden(), session.connect(place, cpus=(at_most or 1) * search.workers, imports=IMPORTS):
+    with (
+        credentials.hidden(),
+        session.connect(place, cpus=(at_most or 1) * search.workers, imports=("workloads.tune.trial",)),
+    ):
         # Import Ray, which `prepare` had to come before.
         import ray
 
         from workloads.convnext import lease
+        from workloads.tune import processes
         from workloads.tune.asha import Begun
         from workloads.tune.search import Trials, run
 
@@ -171,6 +174,7 @@ def _search(
             what = ["train", "--run", trial.name, *search.train, *report.assignments(trial)]
             return {
                 "arguments": what + _place_arguments(args, search, address),
+                "address": address,
                 "pid": os.getpid(),
                 "directory": str(Path.cwd()),
                 "log": str(search.results / trial.name / "train.log"),
@@ -179,7 +183,9 @@ def _search(
         with lease.hold(search.folder.uri, search.name):
             begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
             trials = Trials(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
+            kept = processes.start()
             run(trials, begun)
+            del kept
     return trials.outcomes, trials.verdict
 
 
