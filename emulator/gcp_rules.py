@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from ipaddress import IPv4Network
 from typing import Any
 
 from emulator import gcp_container_rules, gcp_network_rules
@@ -150,10 +151,10 @@ def _make_private_endpoint(cloud: Cloud, body: Mapping[str, Any], network: str, 
     """The subnet that holds the network, and the address in it (terraform-google-modules/
     terraform-google-kubernetes-engine issue 2411)."""
     names = _private_endpoint(body)
-    subnet = names["compute/subnetwork"]
+    subnet, first = names["compute/subnetwork"], str(IPv4Network(block)[2])
     parts: dict[str, dict[str, Any]] = {
         "compute/subnetwork": {"network": network, "ipCidrRange": block, "purpose": "PRIVATE"},
-        "compute/address": {"subnetwork": COMPUTE_URL + subnet, "addressType": "INTERNAL"},
+        "compute/address": {"subnetwork": COMPUTE_URL + subnet, "addressType": "INTERNAL", "address": first},
     }
     holds = {
         "compute/subnetwork": Use(kind="compute/network", name=network),
