@@ -1,7 +1,8 @@
 """Measures training on one GPU, into benchmarks/gpu.json: `python -m benchmarks.gpu`; `--smoke` a tiny one on a CPU.
 
 Our own loop on images that live on the device, for each precision and batch size in a fresh process: images per second,
-analytic MFU, peak memory, and where a step's time goes. Medians with the least and the most of the windows.
+analytic MFU, peak memory, and where a step's time goes. Medians with the least and the most of the windows. Each
+setting is kept as soon as it is measured; what is to be compiled and cannot be has failed, and is never measured eager.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -19,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,12 +36,15 @@ from workloads.convnext import config as configuration
 from workloads.convnext import execution, flops
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.loop import Record, Training
-from workloads.errors import UsageError
+from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
 
 RESULTS = Path(__file__).with_suffix(".json")
 
 MODES = {"fp32": ("fp32", False), "tf32": ("tf32", False), "bf16": ("bf16", False), "bf16+compile": ("bf16", True)}
 """Precision, and whether compiled."""
+
+SMOKE_MODES = {"fp32": ("fp32", False), "fp32+compile": ("fp32", True)}
+"""Those that a CPU has."""
 
 SETTLING_STEPS = 10
 """Steps before the first window: cuDNN picks its kernels and the allocator finds its blocks."""
@@ -60,6 +66,7 @@ class Windows:
         self.rates: list[float] = []
         self.notes: list[str] = []
         self.split: dict[str, float] = {}
+        self.busy = 0.0
         self._device, self._windows, self._steps = device, windows, steps
         self._seen = 0
         self._begun = 0.0
@@ -89,7 +96,8 @@ class Windows:
         elif step == PROFILED_STEPS:
             self._now()
             self._profile.__exit__(None, None, None)
-            self.split = split(self._profile.events() or [], on_gpu=self._device.type == "cuda")
+            events, on_gpu = self._profile.events() or [], self._device.type == "cuda"
+            self.split, self.busy = split(events, on_gpu), busy(events, on_gpu)
             raise Enough
 
     def _now(self) -> float:
@@ -116,13 +124,31 @@ def split(events: Iterable[Any], on_gpu: bool) -> dict[str, float]:
     return {name: round(microseconds / 1000 / PROFILED_STEPS, 3) for name, microseconds in ordered if microseconds}
 
 
+def busy(events: Iterable[Any], on_gpu: bool) -> float:
+    """Milliseconds of one step in which anything ran: kernels, two at a time counted once, or a CPU's operations."""
+    if not on_gpu:
+        return sum(event.self_cpu_time_total for event in events) / 1000 / PROFILED_STEPS
+    # What a program has named is on the GPU's line of time as well, and covers the gaps between its kernels.
+    ran = [one for one in events if one.device_type.name == "CUDA" and not one.is_user_annotation]
+    total, reached = 0.0, 0.0
+    for begun, ended in sorted((one.time_range.start, one.time_range.end) for one in ran):
+        total += max(0.0, ended - max(begun, reached))
+        reached = max(reached, ended)
+    return total / 1000 / PROFILED_STEPS
+
+
 def kind(operation: str, shapes: Sequence[Any], kernel: str = "") -> str:
     """What an operation is part of: by its name and its operands' shapes; a fused kernel by Inductor's name for it."""
-    name = kernel if kernel.startswith("triton") else operation
+    generated = kernel.startswith("triton_")
+    name = kernel if generated else operation
     if "adam" in name.lower() or "_foreach_" in name or "Optimizer" in name:
         return "optimiser"
+    if kernel.startswith("triton_tem_"):  # of Inductor's templates, all of which multiply or convolve
+        return "matrix products"
     if "layer_norm" in name:
         return "layer norm"
+    if generated:  # its name has every operation round it, a product's or convolution's bias or layout among them
+        return "elementwise"
     if "conv" in name:
         # The depthwise kernels alone are [C, 1, 7, 7].
         narrow = any(isinstance(shape, list | tuple) and list(shape[1:]) == [1, 7, 7] for shape in shapes)
@@ -141,16 +167,19 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
     observer = Windows(device, windows, steps)
     data, begun, built = Prepared(config, device), time.perf_counter(), 0.0
     try:
-        training = Training(config, data, data, device)
+        training = Training(config, data, data, device, eager_fallback=False)
         built = time.perf_counter() - begun
         training.run(observer)
     except UsageError as error:
         return {"does not fit": error.problem}
+    except WorkloadFailedError as error:
+        return {"failed": error.problem}
     except Enough:
         pass
     counted = flops.training_flops(config.model, config.image_size, CLASSES)
     peak = flops.peak(device, config.precision)
     rate = statistics.median(observer.rates)
+    step = 1000 * config.batch_size / rate
     figures: dict[str, Any] = {
         "images per second": {
             "median": round(rate, 1),
@@ -162,7 +191,10 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
         "TFLOP/s of a large matrix product": round(reached, 2),
         "MFU of that": round(flops.utilisation(rate, counted, reached), 4),
         "seconds to build and compile": round(built, 1),
+        "compiled graphs": execution.compiled_graphs(),
+        "milliseconds per step": round(step, 3),
         "milliseconds per step by kind": observer.split,
+        "milliseconds per step idle": round(max(0.0, step - observer.busy), 3),
         "notes": observer.notes,
     }
     if peak:
@@ -187,17 +219,23 @@ def product_tflops(config: TrainConfig, device: torch.device) -> float:
     return 2 * size**3 / statistics.median(seconds) / 1e12
 
 
-def settings(smoke: bool, batch_sizes: Sequence[int]) -> dict[str, TrainConfig]:
-    """What is measured, by name."""
+def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ()) -> dict[str, TrainConfig]:
+    """What is measured, by name.
+
+    Args:
+        smoke: a tiny model on a CPU, with a batch size of its own.
+        batch_sizes: images per step.
+        modes: of `MODES`, or with `smoke` of `SMOKE_MODES`; all of them if empty.
+    """
     base = configuration.synthetic_a3_ultra()
     if smoke:
-        tiny = dataclasses.replace(base, model="nano", image_size=32, batch_size=32, precision="fp32")
-        return {"nano, fp32, 32": dataclasses.replace(tiny, compile=False), "nano, fp32+compile, 32": tiny}
+        base, batch_sizes = dataclasses.replace(base, model="nano", image_size=32), [32]
+    offered = SMOKE_MODES if smoke else MODES
     return {
         f"{base.model}, {mode}, {size}": dataclasses.replace(
-            base, batch_size=size, precision=precision, compile=compiled
+            base, batch_size=size, precision=offered[mode][0], compile=offered[mode][1]
         )
-        for mode, (precision, compiled) in MODES.items()
+        for mode in modes or offered
         for size in batch_sizes
     }
 
@@ -219,25 +257,59 @@ def machine() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and keep."""
+    """Measure, print and keep each setting as soon as it is measured; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that this program works")
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        metavar="MODE",
+        help=f"of {', '.join(MODES)}; with --smoke of {', '.join(SMOKE_MODES)} (all)",
+    )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256], metavar="N", help="(64 256)")
     parser.add_argument("--windows", type=int, default=7, help="at least 5, for a median (7)")
     parser.add_argument("--steps", type=int, default=20, help="in each window (20)")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="kept beside what is there of this machine (%(default)s)"
+    )
     given = parser.parse_args(arguments)
     if not given.smoke and not torch.cuda.is_available():
         parser.error("there is no GPU here; --smoke runs a tiny model on the CPU")
-    figures: dict[str, Any] = {"date": datetime.date.today().isoformat(), "machine": machine(), "settings": {}}
-    for name, config in settings(given.smoke, given.batch_sizes).items():
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            figures["settings"][name] = pool.submit(measured, config, given.windows, given.steps).result()
-        print(json.dumps({name: figures["settings"][name]}), file=sys.stderr, flush=True)
-    text = json.dumps(figures, indent=2)
-    print(text)
-    given.results.write_text(text + "\n")
-    return 0
+    offered = SMOKE_MODES if given.smoke else MODES
+    if unknown := [mode for mode in given.modes or () if mode not in offered]:
+        parser.error(f"--modes has {', '.join(unknown)}; there are {', '.join(offered)}")
+    here, failed = machine(), False
+    for name, config in settings(given.smoke, given.batch_sizes, given.modes or ()).items():
+        figures = {"date": datetime.date.today().isoformat(), **_apart(config, given.windows, given.steps)}
+        print(json.dumps({name: figures}), file=sys.stderr, flush=True)
+        failed |= "failed" in figures
+        keep(given.results, here, name, figures)
+    print(given.results.read_text(), end="")
+    return WorkloadFailedError.exit_code if failed else EXIT_OK
+
+
+def _apart(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(measured, config, windows, steps).result()
+        except BrokenProcessPool:
+            return {"failed": "its process died; the kernel's log says whether memory had ended"}
+
+
+def keep(results: Path, here: dict[str, Any], name: str, figures: dict[str, Any]) -> None:
+    """Write one setting's figures beside those that were measured on the same machine; another's are replaced.
+
+    Args:
+        results: the file, which is whole at any moment.
+        here: what the figures are of.
+        name: the setting's.
+        figures: its own.
+    """
+    kept = json.loads(results.read_text()) if results.exists() else {}
+    others = kept["settings"] if kept.get("machine") == here else {}
+    partial = results.with_name(f".{results.name}.{os.getpid()}")
+    partial.write_text(json.dumps({"machine": here, "settings": {**others, name: figures}}, indent=2) + "\n")
+    partial.replace(results)
 
 
 if __name__ == "__main__":

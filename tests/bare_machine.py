@@ -7,16 +7,18 @@ import re
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
-REFUSING = """
+BARE = """
 import os, sys
+from importlib.machinery import PathFinder
 
-class Refusing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in self.missing:
-            raise ModuleNotFoundError(f"No module named {name!r} on a bare machine", name=name)
+MISSING = set(os.environ["MISSING_MODULES"].split())
 
-Refusing.missing = set(os.environ["MISSING_MODULES"].split())
-sys.meta_path.insert(0, Refusing())
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in MISSING else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 """
 """A `sitecustomize`, which each Python imports when it starts."""
 
@@ -43,7 +45,7 @@ def variables(folder: Path, *names: str) -> dict[str, str]:
         for module, distributions in packages_distributions().items()
         if not present & {_normal(distribution) for distribution in distributions}
     }
-    (folder / "sitecustomize.py").write_text(REFUSING)
+    (folder / "sitecustomize.py").write_text(BARE)
     return {**os.environ, "PYTHONPATH": str(folder), "MISSING_MODULES": " ".join(missing)}
 
 

@@ -19,6 +19,7 @@ from workloads.checks.finding import Place
 from workloads.convnext import execution
 from workloads.convnext import model as architecture
 from workloads.convnext.loop import Training
+from workloads.errors import WorkloadFailedError
 
 GPU = torch.device("cuda", 0)
 
@@ -41,6 +42,7 @@ def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     before = cuda.matmul.fp32_precision, cudnn.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark
     yield
+    torch.set_float32_matmul_precision("highest")
     cuda.matmul.fp32_precision, cudnn.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark = before
     torch.use_deterministic_algorithms(False)
 
@@ -83,6 +85,8 @@ def test_precision_sets_a_gpu_s_switches_whatever_they_were_before(
         # What convolutions take is a switch of its own, which by default is another than that of the products.
         found = cuda.matmul.fp32_precision, cudnn.fp32_precision, cudnn.conv.fp32_precision
         assert found == (products, products, products)
+        # Which raises where the two ways to set it disagree; Inductor's max-autotune asks it before torch 2.15.
+        assert torch.get_float32_matmul_precision() == ("highest" if products == "ieee" else "high")
     with execution.autocast(config, GPU):
         assert torch.is_autocast_enabled("cuda") is halved
         assert torch.get_autocast_dtype("cuda") == torch.bfloat16 or not halved
@@ -107,6 +111,14 @@ def test_a_precision_for_gpus_is_said_to_be_none_of_a_cpu_s_and_sets_nothing(swi
     assert (cuda.matmul.fp32_precision, cudnn.fp32_precision) == ("ieee", "ieee")
     with execution.autocast(config, CPU):
         assert not torch.is_autocast_enabled("cpu")
+
+
+def test_what_measures_compiled_code_fails_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where a variable turns the compiler off and torch does not say so.
+    monkeypatch.setattr(execution, "_compile", lambda model: None)
+    monkeypatch.setattr(execution, "compiled_graphs", lambda: 0)
+    with pytest.raises(WorkloadFailedError, match="compiled nothing"):
+        Training(small(compile=True), Few(64), Few(16), CPU, eager_fallback=False)
 
 
 def compiled_and_eager() -> list[tuple[list[str], list[float], Any]]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import gpu, step_time
 from benchmarks.prepared import CLASSES, Prepared
+from oasis_stack.command_line.stack_file import ROOT
+from tests import bare_machine
 from tests.training import CPU
+from tests.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext.model import build
 
@@ -47,6 +57,7 @@ def test_a_setting_of_the_gpu_benchmark_is_measured_and_split_by_kind() -> None:
     figures = gpu.measured(config, windows=2, steps=2)
     assert figures["images per second"]["median"] > 0
     assert 0 < figures["MFU of that"] < 1
+    assert 0 <= figures["milliseconds per step idle"] < figures["milliseconds per step"]
     kinds = {"matrix products", "depthwise", "layer norm", "elementwise", "optimiser"}
     assert set(figures["milliseconds per step by kind"]) == kinds
     assert set(gpu.settings(smoke=False, batch_sizes=[64])) == {f"base, {mode}, 64" for mode in gpu.MODES}
@@ -60,6 +71,11 @@ def test_a_setting_of_the_gpu_benchmark_is_measured_and_split_by_kind() -> None:
         ("aten::addmm", [[96], [512, 24], [24, 96]], "nvjet_tst_128x256", "matrix products"),
         ("CompiledFunction", [], "triton_per_fused_native_layer_norm_3", "layer norm"),
         ("CompiledFunction", [], "triton_poi_fused_gelu_5", "elementwise"),
+        # The depthwise convolution's bias, and a change of layout before it: neither convolves.
+        ("CompiledFunction", [], "triton_poi_fused__to_copy_convolution_2", "elementwise"),
+        ("aten::convolution", [[8, 24, 8, 8], [24, 1, 7, 7]], "triton_poi_fused_convolution_mul_4", "elementwise"),
+        ("CompiledFunction", [], "triton_per_fused_convolution_native_layer_norm_backward_8", "layer norm"),
+        ("CompiledFunction", [], "triton_tem_fused_addmm_gelu_6", "matrix products"),
         ("aten::native_layer_norm_backward", [], "GammaBetaBackward", "layer norm"),
         ("aten::_fused_adamw_", [], "multi_tensor_apply_kernel", "optimiser"),
         ("aten::_foreach_lerp_", [], "multi_tensor_apply_kernel", "optimiser"),
@@ -70,6 +86,61 @@ def test_a_kernel_is_counted_to_what_launched_it(
     operation: str, shapes: list[list[int]], kernel: str, kind: str
 ) -> None:
     assert gpu.kind(operation, shapes, kernel) == kind
+
+
+def test_a_gpu_is_idle_where_no_kernel_runs_though_two_run_at_a_time_or_the_program_names_a_span() -> None:
+    def event(begun: float, ended: float, device: str = "CUDA", named: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(
+            time_range=SimpleNamespace(start=begun, end=ended),
+            device_type=SimpleNamespace(name=device),
+            is_user_annotation=named,
+        )
+
+    kernels = [event(1000, 4000), event(3000, 5000), event(3500, 3600), event(9000, 10000)]
+    others = [event(0, 20000, "CPU"), event(0, 20000, named=True)]
+    assert gpu.busy([*others, *reversed(kernels)], on_gpu=True) == 5.0 / gpu.PROFILED_STEPS
+
+
+def smoke(results: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m benchmarks.gpu --smoke` with few steps, where no package is installed that it needs not."""
+    bare = bare_machine.variables(results.parent, "torch", "torchvision", "scipy")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--windows", "1", "--steps", "1", *words]
+    # Time: no trial of each instruction set, and no pool of processes that import torch.
+    quick = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    quick |= {"TORCHINDUCTOR_CACHE_DIR": str(results.parent / "cache")}
+    return subprocess.run(
+        [*command, "--results", str(results)],
+        cwd=ROOT,
+        env=bare | quick | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path) -> None:
+    results = tmp_path / "gpu.json"
+    done = smoke(results, CXX="/nonexistent")
+    assert done.returncode == 5, done.stderr
+    settings = json.loads(results.read_text())["settings"]
+    assert settings["nano, fp32, 32"]["images per second"]["median"] > 0
+    assert "torch.compile does not work here" in settings["nano, fp32+compile, 32"]["failed"]
+    assert "images per second" not in settings["nano, fp32+compile, 32"]
+    # A mode alone is measured again, and what another command has kept stays.
+    assert smoke(results, "--modes", "fp32").returncode == 0
+    assert json.loads(results.read_text())["settings"].keys() == settings.keys()
+
+
+def test_each_setting_is_kept_when_it_is_measured_though_the_next_one_never_ends(tmp_path: Path) -> None:
+    results = tmp_path / "gpu.json"
+    words = ["--smoke", "--windows", "1", "--steps", "1", "--results", str(results)]
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, start_new_session=True)
+    try:
+        eventually(results.exists, 120)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert list(json.loads(results.read_text())["settings"]) == ["nano, fp32, 32"]
 
 
 def test_what_does_not_fit_is_a_result_too(monkeypatch: pytest.MonkeyPatch) -> None:

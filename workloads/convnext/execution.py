@@ -15,7 +15,7 @@ from torch import nn
 from workloads.convnext import model as architecture
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.model import Block, StochasticDepth
-from workloads.errors import UsageError
+from workloads.errors import UsageError, WorkloadFailedError, first_line
 from workloads.progress import counted
 
 COMPILED_SHAPES = 64
@@ -35,10 +35,12 @@ def configure(config: TrainConfig, device: torch.device) -> list[str]:
     if config.deterministic:
         # cuBLAS reads it when it is first used; without it, torch refuses matrix products in this mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    product = "ieee" if config.precision == "fp32" else "tf32"
-    # Both: by default torch multiplies matrices in fp32 and convolves in TF32.
-    torch.backends.cuda.matmul.fp32_precision = product
-    torch.backends.cudnn.fp32_precision = product
+    exact = config.precision == "fp32"
+    # Both: by default torch multiplies matrices in fp32 and convolves in TF32. The products by torch's older function,
+    # which sets the newer switch too: where that alone is set, `get_float32_matmul_precision` raises, and before
+    # torch 2.15 Inductor's max-autotune asks it.
+    torch.set_float32_matmul_precision("highest" if exact else "high")
+    torch.backends.cudnn.fp32_precision = "ieee" if exact else "tf32"
     torch.backends.cudnn.benchmark = not config.deterministic
     return []
 
@@ -50,7 +52,7 @@ def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManage
 
 
 def executable(
-    config: TrainConfig, classes: int, device: torch.device, images: int
+    config: TrainConfig, classes: int, device: torch.device, images: int, *, fallback: bool = True
 ) -> tuple[nn.Module, StochasticDepth | None, list[str]]:
     """The model on its device, compiled if that is wanted and possible.
 
@@ -62,9 +64,13 @@ def executable(
         classes: number of them.
         device: where.
         images: of one pass, for which the code is made.
+        fallback: run eager what cannot be compiled, and say so, rather than fail.
 
     Returns:
         The model, its stochastic depth (None without), and what the user should know.
+
+    Raises:
+        WorkloadFailedError: without `fallback`, the model cannot be compiled.
     """
 
     def built() -> tuple[nn.Module, StochasticDepth | None]:
@@ -79,10 +85,20 @@ def executable(
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the compiler cannot do, eager can
-            cause = (str(error).strip().splitlines() or [""])[0]
-            note = f"torch.compile does not work here ({type(error).__name__}: {cause[:200]}); the model runs eager"
-            return *built(), [note]
+            problem = f"torch.compile does not work here ({type(error).__name__}: {first_line(error)[:200]})"
+            if not fallback:
+                raise WorkloadFailedError(
+                    f"{problem}.", "`python -m workloads doctor` looks for a compiler."
+                ) from error
+            return *built(), [f"{problem}; the model runs eager"]
+        if not fallback and not compiled_graphs():
+            raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
     return model, depth, []
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def _compile(model: nn.Module) -> None:

@@ -56,7 +56,16 @@ class Observer(Protocol):
 class Training:
     """Model, optimiser, schedule and position of one run, on this rank."""
 
-    def __init__(self, config: TrainConfig, train: Source, val: Source, device: torch.device, workers: int = 0) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        train: Source,
+        val: Source,
+        device: torch.device,
+        workers: int = 0,
+        *,
+        eager_fallback: bool = True,
+    ) -> None:
         """Build everything from the seed; `load` continues from a checkpoint.
 
         Args:
@@ -65,6 +74,11 @@ class Training:
             val: images to evaluate on.
             device: where this rank computes.
             workers: for how many ranks the batch was chosen; 0 for as many as there are.
+            eager_fallback: run eager what cannot be compiled, and note it. What measures compiled code must not.
+
+        Raises:
+            UsageError: the model does not fit the device's memory.
+            WorkloadFailedError: without `eager_fallback`, the model cannot be compiled.
         """
         self.config = config
         self.position = Position()
@@ -78,7 +92,7 @@ class Training:
         self._notes = execution.configure(config, device)
         with execution.within_memory(config, *self._parts):
             images = len(slots(torch.arange(config.batch_size), config.batch_size, 0, *self._parts)[0].indices)
-            built = execution.executable(config, len(train.classes), device, images)
+            built = execution.executable(config, len(train.classes), device, images, fallback=eager_fallback)
             self.model, self._depth, notes = built
             self._notes += notes
             self._parallel: nn.Module = self.model
