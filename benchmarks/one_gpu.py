@@ -38,8 +38,8 @@ from workloads.nccl.stages import Stage
 RESULTS = Path(__file__).with_suffix(".json")
 LOGS = Path(".oasis/benchmarks/one_gpu")
 
-GPU_SIZES = "1K:256M:2"
-"""Two processes take turns on a GPU, and loopback is slow: larger sizes would take long and show no more."""
+GPU_SIZES = "1K:64M:2"
+"""Two processes take turns on a GPU, and loopback is slow: larger sizes would outlast --timeout and show no more."""
 
 LABELS = {
     (

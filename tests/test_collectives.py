@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -219,6 +220,24 @@ def test_a_quick_size_is_timed_more_often_and_all_ranks_agree_how_often() -> Non
     (large, large_alone), (small, small_alone) = counted[0]
     assert measure.LEAST_ITERATIONS <= large < small <= measure.MOST_ITERATIONS
     assert measure.LEAST_CALLS <= large_alone < small_alone <= measure.MOST_CALLS
+
+
+COPY_SECONDS = 1.0
+
+
+def _copying_for_long(seat: Seat) -> Sample:
+    def slowly(source: Tensor, target: Tensor, at: Seat) -> None:
+        target.copy_(source)
+        time.sleep(COPY_SECONDS)
+
+    plan = dataclasses.replace(gloo.plan(), collective=dataclasses.replace(COLLECTIVES["all_reduce"], prepare=slowly))
+    return Participant(seat, torch.device("cpu"), plan).measure(4096, in_place=False)
+
+
+@pytest.mark.thorough
+def test_the_copy_before_what_torch_has_in_place_only_is_no_part_of_its_time() -> None:
+    for sample in gloo.together(2, _copying_for_long):
+        assert 0 < sample.seconds < COPY_SECONDS and sample.wrong == 0
 
 
 def test_every_operation_that_the_command_offers_has_its_record() -> None:

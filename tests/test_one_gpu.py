@@ -74,12 +74,12 @@ def test_gloo_s_figures_never_take_the_place_of_a_gpu_s(tmp_path: Path, capsys: 
 class OnGpu:
     """Ranks that answer as on a GPU, and have written what NCCL writes."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, room: int) -> None:
+        self.ranks, self.room = ranks, room
 
     def join(self) -> list[dict[str, Any]]:
         same = {"host": "a", "pid": 1, "versions": {"nccl": "2.28.9"}, "device": "cuda:0", "accelerator": "NVIDIA H200"}
-        return [{**same, "variables": one_gpu_ranks.environment(rank), "room": 4096} for rank in range(self.ranks)]
+        return [{**same, "variables": one_gpu_ranks.environment(rank), "room": self.room} for rank in range(self.ranks)]
 
     def ask(self, method: str, *arguments: object) -> list[Sample]:
         return [Sample(seconds=0.001, iterations=5, wrong=0, calls=(0.001,))] * self.ranks
@@ -95,7 +95,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         for rank, log in enumerate(logs):
             text, own = (LOG + CHANNEL, said) if len(logs) == 2 else (LOG, {"nodes": "1"})
             Path(log).write_text(text.format(rank=rank, ranks=len(logs), other=1 - rank, **own))
-        yield OnGpu(len(logs))
+        yield OnGpu(len(logs), int(said.get("room", 4096)))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(one_gpu_ranks, "started", started)
@@ -117,6 +117,11 @@ def test_on_a_gpu_the_path_is_read_from_the_logs_and_they_are_kept(
     assert [run["samples"][-1]["size"] for run in (one, two)] == [4096, 2048]
     logs = [tmp_path / "logs" / f"all_reduce-two-ranks-rank{rank}.log" for rank in range(2)]
     assert ["NET/Socket/0" in log.read_text() for log in logs] == [True, True]
+
+    on_gpu["room"] = str(64 << 30)
+    assert one_gpu.main(words) == 0
+    # Larger ones took two ranks on one GPU longer than a size may take.
+    assert [run["samples"][-1]["size"] for run in json.loads(results.read_text())["runs"]] == [64 << 20] * 2
 
     on_gpu.update(transport="SHM/direct/direct", nodes="1")
     assert one_gpu.main(words) == 9

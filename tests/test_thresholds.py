@@ -99,10 +99,11 @@ def test_a_slow_node_without_nvls_says_so() -> None:
 
 def test_the_lines_of_a_plot_are_the_numbers_that_judge() -> None:
     for several in (False, True):
-        limit, failing = thresholds.references(A3_ULTRA, several)
+        limit, *target, failing = thresholds.references(A3_ULTRA, several)
         case = MACHINES[A3_ULTRA].several if several else MACHINES[A3_ULTRA].one
         assert (limit.gigabytes_per_second, failing.gigabytes_per_second) == (case.limit, case.failing)
         assert case.failing < case.expected <= case.limit
+        assert [line.gigabytes_per_second for line in target] == ([380] if several else [])
     assert thresholds.references("a4-highgpu-8g", several_nodes=True) == ()
 
 

@@ -67,7 +67,11 @@ class Collective:
     counts: Callable[[int, int, int], Counts]
     """Of elements asked for, bytes of an element, ranks."""
     run: Callable[[Tensor, Tensor, Seat], object]
-    """Run it from a source into a target; in place they are views of one buffer."""
+    """Run it from a source into a target, after `prepare`; in place they are views of one buffer."""
+    prepare: Callable[[Tensor, Tensor, Seat], object] = lambda source, target, seat: None
+    """What has to be done before each call and is no part of it: torch has some in place only."""
+    copies: bool = False
+    """Whether `prepare` does anything out of place."""
     expected: Callable[[Seat, Counts], list[Block]]
     """What must stand in a rank's target, from its beginning to its end."""
     reduces: bool = False
@@ -103,17 +107,14 @@ def _exchanged(count: int, size: int, ranks: int) -> Counts:
     return Counts(sent=part * ranks, received=part * ranks, parameter=part)
 
 
-def _all_reduce(source: Tensor, target: Tensor, seat: Seat) -> None:
-    # torch offers it in place only; out of place is a copy first, as in torch's own functional collective.
+def _copy(source: Tensor, target: Tensor, seat: Seat) -> None:
     if source is not target:
         target.copy_(source)
-    dist.all_reduce(target)
 
 
-def _broadcast(source: Tensor, target: Tensor, seat: Seat) -> None:
-    if source is not target and seat.rank == ROOT:  # in place only, too
-        target.copy_(source)
-    dist.broadcast(target, src=ROOT)
+def _copy_on_root(source: Tensor, target: Tensor, seat: Seat) -> None:
+    if seat.rank == ROOT:
+        _copy(source, target, seat)
 
 
 def _send_and_receive(source: Tensor, target: Tensor, seat: Seat) -> None:
@@ -143,7 +144,9 @@ COLLECTIVES = {
             root=-1,
             factor=all_reduce_factor,
             counts=_whole,
-            run=_all_reduce,
+            run=lambda source, target, seat: dist.all_reduce(target),
+            prepare=_copy,
+            copies=True,
             expected=lambda seat, counts: [Block(senders=range(seat.ranks), start=0, length=counts.received)],
             reduces=True,
         ),
@@ -176,7 +179,9 @@ COLLECTIVES = {
             root=ROOT,
             factor=one_way_factor,
             counts=_whole,
-            run=_broadcast,
+            run=lambda source, target, seat: dist.broadcast(target, src=ROOT),
+            prepare=_copy_on_root,
+            copies=True,
             expected=lambda seat, counts: [Block(senders=(ROOT,), start=0, length=counts.received)],
         ),
         Collective(

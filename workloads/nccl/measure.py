@@ -25,7 +25,9 @@ from workloads.nccl.bandwidth import format_size
 from workloads.nccl.collectives import Collective, Counts, Seat
 from workloads.nccl.pattern import DTYPES, NEVER, Data
 
-LEAST_ITERATIONS = 5
+LEAST_ITERATIONS = 20
+"""Of the calls timed back to back; nccl-tests' default (`-n 20`)."""
+
 MOST_ITERATIONS = 2000
 LEAST_CALLS, MOST_CALLS = 10, 200
 """Of the calls timed one by one."""
@@ -96,6 +98,40 @@ def most_calls(plan: Plan) -> int:
     return checks + plan.warmup + barriers + timed + alone
 
 
+class _Clock:
+    """Adds up spans of a CPU's work."""
+
+    def __init__(self) -> None:
+        self._sum = self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        self._sum += time.perf_counter() - self._began
+
+    def seconds(self) -> float:
+        return self._sum
+
+
+class _GpuClock:
+    """Adds up spans of the current stream, which a collective's end holds up; nothing is waited for in between."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+
+    def begin(self) -> None:
+        self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[-1].record()
+
+    end = begin
+
+    def seconds(self) -> float:
+        """Once the device has done it all."""
+        spans = zip(self._events[::2], self._events[1::2], strict=True)
+        return sum(begun.elapsed_time(ended) for begun, ended in spans) / 1000
+
+
 class Participant:
     """One rank in the process group."""
 
@@ -140,24 +176,41 @@ class Participant:
         """
         elements = counts(self._plan, size, self._seat.ranks)
         source, target = self._buffers(elements, in_place)
-        run, seat = self._plan.collective.run, self._seat
         before = self._wrong(source, target, elements, in_place)
         began = time.perf_counter()
         for _ in range(self._plan.warmup):
-            run(source, target, seat)
+            self._call(source, target)
         self._synchronize()
         expected = self._agree((time.perf_counter() - began) / self._plan.warmup)
         iterations = self._plan.iterations or _fitting(self._plan.seconds, expected, LEAST_ITERATIONS, MOST_ITERATIONS)
         self._agree(0.0)  # nobody starts before the last one is ready
-        began = time.perf_counter()
-        for _ in range(iterations):
-            run(source, target, seat)
-        self._synchronize()
-        elapsed = time.perf_counter() - began
+        elapsed = self._back_to_back(source, target, iterations)
         alone = self._one_by_one(source, target, expected) if self._plan.blocking else ()
         after = self._wrong(source, target, elements, in_place)
         wrong = None if before is None or after is None else before + after
         return Sample(seconds=elapsed / iterations, iterations=iterations, wrong=wrong, calls=alone)
+
+    def _call(self, source: Tensor, target: Tensor) -> None:
+        self._plan.collective.prepare(source, target, self._seat)
+        self._plan.collective.run(source, target, self._seat)
+
+    def _back_to_back(self, source: Tensor, target: Tensor, calls: int) -> float:
+        """Seconds of so many calls, without what precedes a call that is in torch in place only."""
+        collective, seat = self._plan.collective, self._seat
+        if source is target or not collective.copies:
+            began = time.perf_counter()
+            for _ in range(calls):
+                collective.run(source, target, seat)
+            self._synchronize()
+            return time.perf_counter() - began
+        clock = _GpuClock() if self._device.type == "cuda" else _Clock()
+        for _ in range(calls):
+            collective.prepare(source, target, seat)
+            clock.begin()
+            collective.run(source, target, seat)
+            clock.end()
+        self._synchronize()
+        return clock.seconds()
 
     def links(self, rounds: list[list[tuple[int, int]]]) -> list[tuple[tuple[int, int], float]]:
         """Time an exchange with each of this rank's partners; every rank calls this alike.
@@ -205,7 +258,7 @@ class Participant:
         # Else a call that did nothing would leave the last right result. In place the source is part of the target.
         target.fill_(NEVER)
         self._data.fill(source, self._seat.rank)
-        collective.run(source, target, self._seat)
+        self._call(source, target)
         if in_place and not collective.in_place:
             return None
         return self._data.count_wrong(target, collective.expected(self._seat, elements))
@@ -214,6 +267,8 @@ class Participant:
         number = self._plan.iterations or _fitting(self._plan.seconds / 2, expected, LEAST_CALLS, MOST_CALLS)
         taken = []
         for _ in range(number):
+            self._plan.collective.prepare(source, target, self._seat)
+            self._synchronize()
             self._agree(0.0)
             began = time.perf_counter()
             self._plan.collective.run(source, target, self._seat)
