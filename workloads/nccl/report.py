@@ -86,7 +86,7 @@ class Conditions:
             f"# {self.op}: {self.where()}",
             f"# {versions}",
             f"# time: mean of calls back to back, {rank}; GB is 10^9 bytes",
-            "# out of place, where torch has it in place only (all_reduce, broadcast): after a copy, which is not timed",
+            "# out of place, where torch has it in place only (all_reduce, broadcast): after a copy that is not timed",
         ]
 
     def where(self) -> str:
