@@ -72,7 +72,12 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
     programs, pid = tmp_path / "programs", tmp_path / "pid"
     (tmp_path / "outputs").write_text(json.dumps(OUTPUTS))
     write_program(programs / "pulumi", f"cat {tmp_path / 'outputs'}")
-    write_program(programs / "kubectl", f"echo $$ > {pid}; echo Forwarding from 127.0.0.1:8265; exec sleep 600")
+    version = json.dumps({"clientVersion": {"gitVersion": "v1.36.3"}})
+    write_program(
+        programs / "kubectl",
+        f"test \"$1\" = version && echo '{version}' && exit; "
+        f"echo $$ > {pid}; echo Forwarding from 127.0.0.1:8265; exec sleep 600",
+    )
     write_program(programs / "gke-gcloud-auth-plugin", "true")
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     running = start(checkout, "dashboard", "STACK=local", variables=environment(PATH=path))

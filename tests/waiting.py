@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -17,9 +19,11 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def read_until(process: subprocess.Popen[str], words: str, seconds: float = 900) -> str:
-    """What a process says up to the end of the line with these words; it is killed where it takes longer than that."""
+    """What a process says up to the end of the line with these words; it is killed where it takes longer than that,
+    with its group, if it leads one: what it started may hold its output open."""
     said: list[str] = []
-    end = threading.Timer(seconds, process.kill)
+    leads = os.getpgid(process.pid) == process.pid
+    end = threading.Timer(seconds, lambda: os.killpg(process.pid, signal.SIGKILL) if leads else process.kill())
     end.start()
     try:
         for line in process.stdout or ():
