@@ -93,7 +93,7 @@ def test_a_run_with_nothing_that_verifies_is_not_started_again_from_nothing(runs
     store = CheckpointStore(runs.child("checkpoints"), keep=2)
     store.save(state(1), 1, IDENTITY, {})
     runs.child("checkpoints", store.committed()[0]).write(SHARD, b"")
-    with pytest.raises(DataIntegrityError, match="none of the 1 checkpoints") as caught:
+    with pytest.raises(DataIntegrityError, match="has 1 checkpoint, and none verifies") as caught:
         store.newest(IDENTITY, lambda _: None)
     assert caught.value.exit_code == 6
     assert len(store.committed()) == 1

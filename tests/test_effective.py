@@ -50,7 +50,7 @@ def test_each_value_says_whether_a_flag_the_recipe_or_a_default_gave_it() -> Non
         "workers": (2, "default"),
         "address": ("embedded, on 127.0.0.1", "default"),
         "forked-workers": (True, "default"),
-        "data-place": ("/data/digits", "default mount"),
+        "data-place": (str(Path(".oasis/data/digits").absolute()), "scikit-learn's, written there by the run"),
         "wandb": ("auto", "default"),
         "wandb-key": ("none", "no file, variable or secret"),
     }

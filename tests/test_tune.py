@@ -196,7 +196,7 @@ def test_a_dry_run_shows_the_trials_and_each_value_of_theirs_with_its_origin(
         "metric": ("val/accuracy", "default"),
         "storage": (str(tmp_path / "runs" / "s"), "flag --storage"),
         "results": (str(tmp_path / "results" / "s"), "flag --results"),
-        "data-place": ("/data/digits", "default mount"),
+        "data-place": (str(Path(".oasis/data/digits").absolute()), "scikit-learn's, written there by the run"),
     }
     settings = {name: (one["value"], one["origin"]) for name, one in found["settings"].items()}
     assert {name: settings[name] for name in expected} == expected
