@@ -107,7 +107,8 @@ def test_what_only_a_worker_can_find_wrong_ends_with_one_message_its_exit_code_a
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
-    for (words, code, said), (found, out, error) in zip(cases, map(json.loads, done.stdout.splitlines()), strict=True):
+    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    for (words, code, said), (found, out, error) in zip(cases, records, strict=True):
         assert found == code, (words, out, error)
         problem, remedy = error.splitlines()
         assert problem.startswith("error: ") and said in f"{problem} {remedy}", (words, error)
