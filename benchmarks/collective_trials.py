@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,7 @@ def _slow(slow: int) -> type[RankActor]:
     class Slowed(RankActor):
         """A rank; one of them is stopped four fifths of the time."""
 
-        def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: str) -> None:
+        def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: Mapping[str, str]) -> None:
             super().__init__(seat, layout, plan, log)
             self._brake = subprocess.Popen([sys.executable, "-c", _DUTY]) if seat.rank == slow else None
 

@@ -28,7 +28,7 @@ from workloads.errors import (
     UsageError,
     WorkloadError,
 )
-from workloads.nccl import bandwidth, faults, findings, records, report, rows, terminal
+from workloads.nccl import bandwidth, debug_log, faults, findings, records, report, rows, terminal
 from workloads.nccl.debug_log import Keeper
 from workloads.nccl.findings import Finding
 from workloads.nccl.measured import Measured
@@ -189,31 +189,44 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> Run
     plan = one_gpu_rank.plan(given.timeout)
     stage = Stage(name="one rank" if ranks == 1 else "two ranks", nodes=(0,))
     keeper, printer = Keeper(), terminal.Printer()
-    logs = keeper.open(ranks) if given.backend == "nccl" else [""] * ranks
-    measured = []
+    nccl = given.backend == "nccl"
+    logs = keeper.open(ranks, debug_log.PATH) if nccl else [{}] * ranks
+    timed, measured = [""] * (ranks * nccl), []
     print(f"# {LABELS[given.backend, ranks]}", flush=True)
     try:
         with one_gpu_ranks.started(given.backend, given.timeout, logs) as team:
             facts = team.join()
             conditions = rows.conditions_of(layout, plan, stage, facts, None)
             printer.begin(stage, conditions)
-            room = min(own["room"] for own in facts) // (ranks if given.backend == "nccl" else 1)
+            room = min(own["room"] for own in facts) // (ranks if nccl else 1)
             for size in rows.fitting(plan, sizes, ranks, room, shorten=given.sizes is None):
                 both = [team.ask("measure", size, in_place) for in_place in (False, True)]
                 measured.append(rows.row_of(plan, ranks, size, *(rows.timing(of, plan.average) for of in both)))
                 printer.show(stage, measured[-1])
             team.ask("leave")
+        printer.end()
+        if nccl:
+            timed = keeper.read()
+            print(f"# {stage} again, untimed, for what NCCL chooses at each size", flush=True)
+            logs = keeper.open(ranks, debug_log.CHOICES)
+            with one_gpu_ranks.started(given.backend, given.timeout, logs) as team:
+                team.join()
+                for row in measured:
+                    team.ask("call", row.size)
+                team.ask("leave")
     except WorkloadError:
-        texts = dict(enumerate(keeper.read()))
+        texts = _texts(timed, keeper)
         for rank, found in faults.origins(texts).items():
             print(f"# in NCCL's log of rank {rank}: {' '.join(map(str, found))}", file=sys.stderr)
         _keep_logs(given.logs, stage.name, texts)
         raise
-    printer.end()
-    whole = Measured(
-        stage=stage, conditions=conditions, rows=tuple(measured), links=(), logs=dict(enumerate(keeper.read()))
-    )
+    whole = Measured(stage=stage, conditions=conditions, rows=tuple(measured), links=(), logs=_texts(timed, keeper))
     return Run(whole, tuple(own["variables"] for own in facts))
+
+
+def _texts(timed: Sequence[str], keeper: Keeper) -> dict[int, str]:
+    """NCCL's log of each rank: of the one that was timed before, if there is one, then of the one that writes now."""
+    return {rank: "".join(both) for rank, both in enumerate(zip(timed, keeper.read(), strict=True))}
 
 
 def _keep_logs(folder: Path, stage: str, logs: Mapping[int, str]) -> None:

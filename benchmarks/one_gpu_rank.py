@@ -88,14 +88,14 @@ def main(arguments: Sequence[str]) -> None:
 
     Args:
         arguments: the parent's process, without which this one ends; file descriptor of the connection; this rank; how
-            many there are; backend; seconds that a collective may hang; where NCCL writes its log.
+            many there are; backend; seconds that a collective may hang. NCCL's settings are in the environment.
     """
     parent, connection, rank, ranks = map(int, arguments[:4])
-    backend, seconds, log = arguments[4:]
+    backend, seconds = arguments[4:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == parent:  # else it ended before it could be watched
         seat = Seat(rank=rank, ranks=ranks, stride=1)
-        serve(LoneRank(seat, layout(ranks, backend), plan(float(seconds)), log), Connection(connection))
+        serve(LoneRank(seat, layout(ranks, backend), plan(float(seconds)), log={}), Connection(connection))
 
 
 if __name__ == "__main__":

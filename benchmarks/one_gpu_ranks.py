@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -121,13 +121,13 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def started(backend: str, limit: float, logs: Sequence[str]) -> Iterator[Ranks]:
+def started(backend: str, limit: float, logs: Sequence[Mapping[str, str]]) -> Iterator[Ranks]:
     """Ranks on this machine for the length of the block; none of them outlives it.
 
     Args:
         backend: `nccl` or `gloo`.
         limit: seconds that one answer may take.
-        logs: where NCCL writes, for each rank; empty where it is not to.
+        logs: NCCL's settings with which each rank writes its log; none where it is not to.
     """
     with contextlib.ExitStack() as stack:
         processes = []
@@ -135,11 +135,11 @@ def started(backend: str, limit: float, logs: Sequence[str]) -> Iterator[Ranks]:
             ours, theirs = (stack.enter_context(end) for end in multiprocessing.Pipe())
             words = stack.enter_context(tempfile.TemporaryFile())
             # A rank that waits for another gives up before its parent does, as its own error says more.
-            arguments = (os.getpid(), theirs.fileno(), rank, len(logs), backend, limit * 2 / 3, log)
+            arguments = (os.getpid(), theirs.fileno(), rank, len(logs), backend, limit * 2 / 3)
             popen = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.one_gpu_rank", *map(str, arguments)],
                 cwd=CHECKOUT,
-                env=environment(rank),
+                env={**environment(rank), **log},
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=subprocess.STDOUT,

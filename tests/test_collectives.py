@@ -206,6 +206,25 @@ def test_calls_one_by_one_and_exchanges_between_pairs_are_timed_on_every_rank(an
         assert all(seconds > 0 for _, seconds in links)
 
 
+def _calling(seat: Seat) -> list[int]:
+    calls: list[int] = []
+
+    def counted(source: Tensor, target: Tensor, at: Seat) -> None:
+        COLLECTIVES["all_reduce"].run(source, target, at)
+        calls.append(source.numel())
+
+    plan = dataclasses.replace(gloo.plan(), collective=dataclasses.replace(COLLECTIVES["all_reduce"], run=counted))
+    participant = Participant(seat, torch.device("cpu"), plan)
+    for size in (1 << 10, 1 << 20):
+        participant.call(size)
+    return calls
+
+
+@pytest.mark.thorough
+def test_what_is_not_timed_is_one_call_of_each_size() -> None:
+    assert gloo.together(2, _calling) == [[1 << 8, 1 << 18]] * 2
+
+
 def _adapting(seat: Seat) -> list[Sample]:
     plan = dataclasses.replace(gloo.plan(iterations=0, blocking=True), seconds=0.5)
     participant = Participant(seat, torch.device("cpu"), plan)

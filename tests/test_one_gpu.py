@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from benchmarks import one_gpu, one_gpu_ranks
 from emulator import processes
 from tests import bare_machine
+from workloads.nccl import debug_log
 from workloads.nccl.measure import Sample
 
 ROOT = Path(one_gpu.__file__).parents[1]
@@ -31,6 +32,7 @@ a:{rank}1:1 [0] NCCL INFO Using network Socket
 a:{rank}1:1 [0] NCCL INFO comm 0x55d00000 rank {rank} nRanks {ranks} nNodes {nodes} localRanks 1 localRank 0 MNNVL 0
 """
 CHANNEL = "a:{rank}1:1 [0] NCCL INFO Channel 00/0 : {rank}[0] -> {other}[0] [send] via {transport}\n"
+CHOICE = "a:{rank}1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..1}}\n"
 
 
 @pytest.mark.thorough
@@ -72,16 +74,27 @@ def test_gloo_s_figures_never_take_the_place_of_a_gpu_s(tmp_path: Path, capsys: 
 
 
 class OnGpu:
-    """Ranks that answer as on a GPU, and have written what NCCL writes."""
+    """Ranks that answer as on a GPU, and write what NCCL writes."""
 
-    def __init__(self, ranks: int, room: int) -> None:
-        self.ranks, self.room = ranks, room
+    def __init__(self, logs: Sequence[Mapping[str, str]], said: Mapping[str, str]) -> None:
+        self.logs, self.ranks, self.room = logs, len(logs), int(said.get("room", 4096))
+        text, own = (LOG + CHANNEL, said) if self.ranks == 2 else (LOG, {"nodes": "1"})
+        self.write("INIT", text, ranks=self.ranks, **own)
+
+    def write(self, subsystem: str, text: str, **words: object) -> None:
+        for rank, log in enumerate(self.logs):
+            if subsystem in log["NCCL_DEBUG_SUBSYS"].split(","):
+                with Path(log["NCCL_DEBUG_FILE"]).open("a") as file:
+                    file.write(text.format(rank=rank, other=1 - rank, **words))
 
     def join(self) -> list[dict[str, Any]]:
         same = {"host": "a", "pid": 1, "versions": {"nccl": "2.28.9"}, "device": "cuda:0", "accelerator": "NVIDIA H200"}
-        return [{**same, "variables": one_gpu_ranks.environment(rank), "room": self.room} for rank in range(self.ranks)]
+        variables = [{**one_gpu_ranks.environment(rank), **log} for rank, log in enumerate(self.logs)]
+        return [{**same, "variables": own, "room": self.room} for own in variables]
 
     def ask(self, method: str, *arguments: object) -> list[Sample]:
+        if method in ("measure", "call"):
+            self.write("TUNING", CHOICE, size=arguments[0])
         return [Sample(seconds=0.001, iterations=5, wrong=0, calls=(0.001,))] * self.ranks
 
 
@@ -91,11 +104,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     said = {"transport": "NET/Socket/0", "nodes": "2"}
 
     @contextlib.contextmanager
-    def started(backend: str, limit: float, logs: Sequence[str]) -> Iterator[OnGpu]:
-        for rank, log in enumerate(logs):
-            text, own = (LOG + CHANNEL, said) if len(logs) == 2 else (LOG, {"nodes": "1"})
-            Path(log).write_text(text.format(rank=rank, ranks=len(logs), other=1 - rank, **own))
-        yield OnGpu(len(logs), int(said.get("room", 4096)))
+    def started(backend: str, limit: float, logs: Sequence[Mapping[str, str]]) -> Iterator[OnGpu]:
+        yield OnGpu(logs, said)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(one_gpu_ranks, "started", started)
@@ -117,6 +127,12 @@ def test_on_a_gpu_the_path_is_read_from_the_logs_and_they_are_kept(
     assert [run["samples"][-1]["size"] for run in (one, two)] == [4096, 2048]
     logs = [tmp_path / "logs" / f"all_reduce-two-ranks-rank{rank}.log" for rank in range(2)]
     assert ["NET/Socket/0" in log.read_text() for log in logs] == [True, True]
+    # NCCL's line of each call is of ranks that are not timed, one call a size.
+    assert (one["verdict"]["algorithm"], two["verdict"]["algorithm"]) == ("RING", "RING")
+    assert [log.read_text().count("Bytes ->") for log in logs] == [len(two["samples"])] * 2
+    subsystems = [own["NCCL_DEBUG_SUBSYS"] for run in (one, two) for own in run["variables of each rank"]]
+    assert not any("TUNING" in own for own in subsystems) and all("INIT" in own for own in subsystems)
+    assert "# two ranks again, untimed" in printed
 
     on_gpu["room"] = str(64 << 30)
     assert one_gpu.main(words) == 0
@@ -126,6 +142,19 @@ def test_on_a_gpu_the_path_is_read_from_the_logs_and_they_are_kept(
     on_gpu.update(transport="SHM/direct/direct", nodes="1")
     assert one_gpu.main(words) == 9
     assert "not the sockets that the figures are labelled with" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("subsystems", [debug_log.PATH, debug_log.CHOICES])
+def test_a_rank_s_process_has_nccl_write_what_it_is_asked_for_and_makes_one_call(subsystems: str) -> None:
+    logs = debug_log.Keeper().open(2, subsystems)
+    with one_gpu_ranks.started("gloo", 60, logs) as team:
+        facts = team.join()
+        assert team.ask("call", 4096) == [None, None]
+        team.ask("leave")
+    assert [(own["variables"]["NCCL_DEBUG"], own["variables"]["NCCL_DEBUG_SUBSYS"]) for own in facts] == [
+        ("INFO", subsystems)
+    ] * 2
 
 
 def test_each_rank_is_a_host_of_its_own_to_nccl_and_has_sockets_of_loopback_alone() -> None:

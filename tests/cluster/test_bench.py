@@ -18,7 +18,7 @@ from emulator.state import CHECKOUT
 from tests.cluster.conftest import Cluster
 from tests.waiting import eventually, read_until
 from workloads import listeners
-from workloads.nccl import records
+from workloads.nccl import path, records
 
 pytestmark = pytest.mark.ray
 
@@ -174,19 +174,29 @@ class Pretended(RankActor):
         return "127.0.0.1", 1
 
     def join(self, address, port, gpu):
+        with open(os.environ["NCCL_DEBUG_FILE"], "w") as log:
+            if "NET" in os.environ["NCCL_DEBUG_SUBSYS"]:
+                log.write(f"node:1:2 [{self._seat.rank}] NCCL INFO Using network gIB\\n")
         return {"device": f"cuda:{gpu}", "accelerator": "none", "room": 1 << 30}
 
     def measure(self, size, in_place):
+        self._write(size, dies=WITHIN == "measure")
+        return Sample(seconds=1e-3, iterations=5, wrong=0, calls=())
+
+    def call(self, size):
+        self._write(size, dies=WITHIN == "call")
+
+    def _write(self, size, dies):
         with open(os.environ["NCCL_DEBUG_FILE"], "a") as log:
-            log.write(f"node:1:2 [{self._seat.rank}] NCCL INFO Using network gIB\\n")
-            if os.environ.get("NCCL_ALGO") == "RING":
+            if "TUNING" in os.environ["NCCL_DEBUG_SUBSYS"]:
+                log.write(f"node:1:2 [0] NCCL INFO AllReduce: {size} Bytes -> Algo TREE proto LL time 9.5\\n")
+            if dies and os.environ.get("NCCL_ALGO") == "RING":
                 log.write("node:1:2 [0] NCCL WARN " + WORDS[self._seat.rank] + "\\n")
                 log.flush()
                 if self._seat.rank == 1:
                     time.sleep(1)
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(600)
-        return Sample(seconds=1e-3, iterations=5, wrong=0, calls=())
 
     def leave(self):
         pass
@@ -195,7 +205,9 @@ WORDS = (
     "socket.cc:1 Connection closed by remote peer",
     "NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_1",
 )
+WITHIN = sys.argv[1]
 teams.RankActor = Pretended
+said = []
 rounds = [(Stage(name="all", nodes=(0,)),), (Stage(name="all, ring", nodes=(0,), algorithm="RING"),)]
 began = time.monotonic()
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
@@ -203,13 +215,14 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
     try:
         driver.run(
             Layout(nodes=1, ranks_per_node=2, gpus_per_node=2), replace(gloo.plan(), links=False), rounds, [1 << 20],
-            shorten=False, wait_seconds=60, promise=None, say=lambda line: None,
+            shorten=False, wait_seconds=60, promise=None, say=said.append,
             begin=lambda stage, conditions: began, show=lambda stage, row: None,
         )
     except driver.StoppedError as error:
         found = {
             "problem": error.problem, "remedy": error.remedy,
             "measured": {one.stage.name: dict(one.logs) for one in error.measured}, "logs": error.logs,
+            "timed with": [one.conditions.variables["NCCL_DEBUG_SUBSYS"] for one in error.measured], "said": said,
             "left": [entry for entry in os.listdir(folder) if "nccl" in entry.lower()],
         }
         print("found", json.dumps(found))
@@ -217,19 +230,30 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
 """
 
 
-def test_a_rank_that_dies_leaves_nccl_s_log_which_names_the_one_that_failed_first() -> None:
+@pytest.mark.parametrize(("within", "stage"), [("measure", "all, ring"), ("call", "all, ring, untimed")])
+def test_nccl_s_log_of_a_call_is_no_part_of_its_time_and_that_of_a_rank_that_dies_names_the_one_that_failed_first(
+    within: str, stage: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", DYING], capture_output=True, text=True, timeout=400, cwd=CHECKOUT, check=False
+        [sys.executable, "-c", DYING, within], capture_output=True, text=True, timeout=400, cwd=CHECKOUT, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
-    assert re.match(r"Rank 1 of 'all, ring', on node 0 \(\S+, process \d+\) died", found["problem"])
+    assert re.match(rf"Rank 1 of '{stage}', on node 0 \(\S+, process \d+\) died", found["problem"])
     assert found["remedy"].startswith(
-        "In NCCL's log of rank 1 of 'all, ring': RDMA completion error 12 on mlx5_1: the peer's NIC did not answer"
+        f"In NCCL's log of rank 1 of '{stage}': RDMA completion error 12 on mlx5_1: the peer's NIC did not answer"
     )
     assert "rank 0" not in found["remedy"]
-    assert "status=12" in found["logs"]["all, ring"]["1"] and "Connection closed" in found["logs"]["all, ring"]["0"]
-    assert found["measured"]["all"]["1"].endswith("[1] NCCL INFO Using network gIB\n")
+    assert "status=12" in found["logs"][stage]["1"] and "Connection closed" in found["logs"][stage]["0"]
+    finished = ["all"] if within == "measure" else ["all", "all, ring"]
+    assert list(found["measured"]) == finished
+    for subsystems in found["timed with"]:
+        assert {"INIT", "NET"} <= set(subsystems.split(",")) and "TUNING" not in subsystems
+    log = path.read(found["measured"]["all"]["1"])
+    assert log.network == "gIB" and [(one.size, one.algorithm) for one in log.choices] == [(1 << 20, "TREE")]
+    assert "starting 2 ranks: all, untimed" in found["said"]
+    # What was timed before it died in another run is kept as it is.
+    assert [path.read(found["measured"][stage]["1"]).network for stage in finished] == ["gIB"] * len(finished)
 
 
 HANGING = """

@@ -6,14 +6,16 @@ whatever is killed.
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 
 VARIABLE = "NCCL_DEBUG_FILE"
 
-LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV,TUNING"}
-"""What NCCL is asked to say: which plugin, devices, paths, algorithms and protocols it takes, and its settings."""
+PATH = "INIT,NET,GRAPH,ENV"
+"""What NCCL is asked to say where it is timed: which plugin, devices and paths it takes, and its settings."""
+
+CHOICES = "TUNING"
+"""What it is asked to say in a run of its own: algorithm and protocol, in a line that each call would be timed with."""
 
 
 class Keeper:
@@ -22,14 +24,22 @@ class Keeper:
     def __init__(self) -> None:
         self._files: list[int] = []
 
-    def open(self, ranks: int) -> list[str]:
-        """Begin a log for each of so many ranks, and forget those before; where a process of this node writes it."""
+    def open(self, ranks: int, subsystems: str) -> list[dict[str, str]]:
+        """Begin a log for each of so many ranks, and forget those before.
+
+        Args:
+            ranks: of this node.
+            subsystems: what each log is to say, `PATH` or `CHOICES`.
+
+        Returns:
+            NCCL's settings for each rank, a process of this node.
+        """
         for file in self._files:
             os.close(file)
         self._files = [os.memfd_create("nccl-log") for _ in range(ranks)]
-        return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
+        asked = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": subsystems}
+        return [asked | {VARIABLE: f"/proc/{os.getpid()}/fd/{file}"} for file in self._files]
 
     def read(self) -> list[str]:
-        """What was written so far; a line that is repeated, as one of each call is, stands once."""
-        texts = [Path(f"/proc/self/fd/{file}").read_text(errors="replace") for file in self._files]
-        return ["".join(line for line, _ in itertools.groupby(text.splitlines(keepends=True))) for text in texts]
+        """What was written so far."""
+        return [Path(f"/proc/self/fd/{file}").read_text(errors="replace") for file in self._files]

@@ -1,17 +1,21 @@
 """The benchmark on Ray: holds the nodes, runs the ladder's rounds on them, and gives back what each stage measured.
 
-Each round has processes of its own, because NCCL reads its settings once in a process's life.
+Each round has processes of its own, because NCCL reads its settings once in a process's life. On NCCL it is run again
+by others that are not timed, with a call of each size: they have NCCL write what it chooses, a line for each call.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ray.util.placement_group import PlacementGroup
 
 from workloads import capacity
 from workloads.environment import ClusterEnvironment
 from workloads.errors import WorkloadError
-from workloads.nccl import faults, kept_logs, placement, rows, teams
+from workloads.nccl import debug_log, faults, kept_logs, placement, rows, teams
 from workloads.nccl.bandwidth import Row
 from workloads.nccl.kept_logs import KeptLogs
 from workloads.nccl.measure import Plan
@@ -78,20 +82,58 @@ def run(
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(capacity.hold([layout.bundle] * layout.nodes, wait_seconds, say))
         hosts = placement.hosts(group, layout.nodes)
-        nccl = layout.gpus_per_node > 0
-        logs = stack.enter_context(kept_logs.kept(group, hosts, layout.ranks_per_node, wanted=nccl))
+        logs = stack.enter_context(kept_logs.kept(group, hosts, layout.ranks_per_node, wanted=layout.gpus_per_node > 0))
+        held = _Held(group, hosts, layout, plan, logs, say)
         for stages in rounds:
-            say(f"starting {sum(len(layout.seats(stage)) for stage in stages)} ranks: {', '.join(map(str, stages))}")
             screen = _Screen(begin, show, streamed=len(stages) == 1)
-            with _explained(found, stages, logs), teams.started(group, hosts, layout, plan, stages, logs) as begun:
-                asked = SideBySide(begun, layout, plan)
+            with held.ranks(stages, debug_log.PATH, found) as asked:
                 facts = asked.join()
                 conditions = _conditions(layout, plan, stages, facts, promise)
                 screen.begin(stages[0], conditions[0])
                 within = _sizes(plan, sizes, facts, shorten)
                 found += _measured(asked, stages, conditions, plan, within, logs, screen)
             screen.end(found[-len(stages) :])
+            if layout.gpus_per_node:
+                found[-len(stages) :] = held.with_choices(stages, within, found)
     return found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The nodes while they are held, and the logs of their ranks."""
+
+    group: PlacementGroup
+    hosts: Sequence[str]
+    layout: Layout
+    plan: Plan
+    logs: KeptLogs
+    say: Callable[[str], None]
+
+    @contextlib.contextmanager
+    def ranks(self, stages: Round, subsystems: str, found: Sequence[Measured]) -> Iterator[SideBySide]:
+        """The ranks of a round for the length of the block; a failure of theirs takes along what was found before."""
+        ranks = sum(len(self.layout.seats(stage)) for stage in stages)
+        self.say(f"starting {ranks} ranks: {', '.join(map(str, stages))}")
+        begun = teams.started(self.group, self.hosts, self.layout, self.plan, stages, self.logs, subsystems)
+        with _explained(found, stages, self.logs), begun as started:
+            yield SideBySide(started, self.layout, self.plan)
+
+    def with_choices(self, stages: Round, sizes: Sequence[int], found: Sequence[Measured]) -> list[Measured]:
+        """What these stages have measured, the last ones found, with what NCCL writes of an untimed call of each size.
+
+        It follows what NCCL wrote to those that were timed.
+        """
+        untimed = tuple(replace(stage, name=f"{stage}, untimed") for stage in stages)
+        with self.ranks(untimed, debug_log.CHOICES, found) as asked:
+            asked.join()
+            for size in sizes:
+                asked.call(size)
+            asked.leave()
+            texts = self.logs.read(untimed)
+        return [
+            replace(one, logs={rank: log + texts[stage.name].get(rank, "") for rank, log in one.logs.items()})
+            for one, stage in zip(found[-len(stages) :], untimed, strict=True)
+        ]
 
 
 class _Screen:

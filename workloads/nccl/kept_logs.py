@@ -42,26 +42,30 @@ class KeptLogs:
         self._hosts = hosts
         self._each = ranks_per_node
 
-    def open(self, stage: Stage) -> list[str]:
-        """Where each rank of a stage is to write; empty where none is kept.
+    def open(self, stage: Stage, subsystems: str) -> list[dict[str, str]]:
+        """NCCL's settings with which each rank of a stage writes its log; none where none is kept.
+
+        Args:
+            stage: whose ranks.
+            subsystems: what they are to write, as `Keeper.open` has it.
 
         Raises:
             WorkloadFailedError: a node starts no process; says which.
         """
         if not self._keepers:
-            return [""] * (len(stage.nodes) * self._each)
+            return [{}] * (len(stage.nodes) * self._each)
         deadline = time.monotonic() + START_SECONDS
-        begun = {node: self._keepers[node].open.remote(self._each) for node in stage.nodes}
-        paths = []
+        begun = {node: self._keepers[node].open.remote(self._each, subsystems) for node in stage.nodes}
+        settings = []
         for node, asked in begun.items():
             try:
-                paths += ray.get(asked, timeout=max(0.0, deadline - time.monotonic()))
+                settings += ray.get(asked, timeout=max(0.0, deadline - time.monotonic()))
             except RayError as error:
                 raise WorkloadFailedError(
                     f"Node {node} ({self._hosts[node]}) started no process for {stage.name!r}: {death(error)}",
                     "Look at that node (`python -m workloads status`, the dashboard); run again.",
                 ) from error
-        return paths
+        return settings
 
     def read(self, stages: Iterable[Stage]) -> dict[str, dict[int, str]]:
         """What each rank wrote, by stage; those of a node that does not answer are missing.

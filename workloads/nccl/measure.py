@@ -190,6 +190,15 @@ class Participant:
         wrong = None if before is None or after is None else before + after
         return Sample(seconds=elapsed / iterations, iterations=iterations, wrong=wrong, calls=alone)
 
+    def call(self, size: int) -> None:
+        """Make one call of this size, in place, for what NCCL writes of it; every rank calls this alike.
+
+        Raises:
+            UsageError: the buffer does not fit this rank's memory.
+        """
+        self._call(*self._buffers(counts(self._plan, size, self._seat.ranks), in_place=True))
+        self._synchronize()
+
     def _call(self, source: Tensor, target: Tensor) -> None:
         self._plan.collective.prepare(source, target, self._seat)
         self._plan.collective.run(source, target, self._seat)

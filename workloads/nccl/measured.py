@@ -23,4 +23,4 @@ class Measured:
     links: tuple[Link, ...]
     """Exchanges between pairs of ranks; empty where they were not asked for."""
     logs: Mapping[int, str]
-    """NCCL's own log of each rank (`host.NcclLog`); empty on gloo."""
+    """NCCL's own log of each rank: of the one that was timed, then of the untimed one; empty on gloo."""

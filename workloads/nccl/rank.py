@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from workloads.nccl import debug_log
 from workloads.nccl.collectives import Seat
 from workloads.nccl.measure import Participant, Plan, Sample
 from workloads.nccl.stages import Stage
@@ -57,13 +57,20 @@ class Layout:
 class Rank:
     """One rank, in the process that this is. Who starts it says how it learns of its place: `placement`, or another."""
 
-    def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: str) -> None:
+    def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: Mapping[str, str]) -> None:
+        """Take this seat.
+
+        Args:
+            seat: of this rank.
+            layout: where the ranks are.
+            plan: what they do.
+            log: NCCL's settings with which it writes its log; none on gloo.
+        """
         self._seat = seat
         self._layout = layout
         self._plan = plan
         self._device = torch.device("cpu")
-        if log:  # before NCCL's first use, as it reads these once
-            os.environ.update(debug_log.LOGGING | {debug_log.VARIABLE: log})
+        os.environ.update(log)  # before NCCL's first use, as it reads these once
         self._listener: socket.socket | None = None
         self._participant: Participant | None = None
 
@@ -82,6 +89,10 @@ class Rank:
     def measure(self, size: int, in_place: bool) -> Sample:
         """Time one size."""
         return self._joined().measure(size, in_place)
+
+    def call(self, size: int) -> None:
+        """Make one call of this size, untimed."""
+        self._joined().call(size)
 
     def links(self, rounds: list[list[tuple[int, int]]]) -> list[tuple[tuple[int, int], float]]:
         """Time an exchange with each partner."""

@@ -96,6 +96,10 @@ class SideBySide:
         """Time one size; the samples of each team."""
         return self.ask("measure", self._limit(measure.most_calls(self._plan)), lambda team, rank: (size, in_place))
 
+    def call(self, size: int) -> None:
+        """Let every team make one call of this size, untimed."""
+        self.ask("call", self._limit(), lambda team, rank: (size,))
+
     def leave(self) -> None:
         """Let every team part."""
         self.ask("leave", self._limit())
@@ -151,7 +155,13 @@ def check_versions(versions: Sequence[dict[str, str]], places: Sequence[Place]) 
 
 @contextlib.contextmanager
 def started(
-    group: PlacementGroup, hosts: Sequence[str], layout: Layout, plan: Plan, stages: Round, logs: KeptLogs
+    group: PlacementGroup,
+    hosts: Sequence[str],
+    layout: Layout,
+    plan: Plan,
+    stages: Round,
+    logs: KeptLogs,
+    subsystems: str,
 ) -> Iterator[list[Team]]:
     """The ranks of stages that share no node, in processes of their own for the length of the block.
 
@@ -162,6 +172,7 @@ def started(
         plan: what they do.
         stages: of one round.
         logs: where NCCL writes.
+        subsystems: what it writes, as `Keeper.open` has it.
     """
     remote: Any = ray.remote(RankActor)
     all_actors: list[ActorHandle] = []
@@ -174,7 +185,7 @@ def started(
                 remote.options(**placement.options(group, node, layout, stage.algorithm)).remote(
                     seat, layout, plan, log
                 )
-                for seat, node, log in zip(seats, nodes, logs.open(stage), strict=True)
+                for seat, node, log in zip(seats, nodes, logs.open(stage, subsystems), strict=True)
             ]
             all_actors += actors
             places = [Place(stage, rank, node, hosts[node]) for rank, node in enumerate(nodes)]
