@@ -183,7 +183,7 @@ def _search(
         with lease.hold(search.folder.uri, search.name):
             begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
             trials = Trials(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
-            kept = processes.start()
+            kept = processes.start(limit)
             run(trials, begun)
             del kept
     return trials.outcomes, trials.verdict

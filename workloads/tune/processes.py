@@ -41,24 +41,31 @@ MOST_CALLS = 1000
 """Trials that may ask at a time."""
 
 
-def start() -> Any:
-    """Start the actor on this node; it ends with the last handle, and the processes with it."""
+def start(limit: int) -> Any:
+    """Start the actor on this node, for so many trials at a time.
+
+    Returns:
+        The handle; the actor ends with the last one, and the processes with it.
+    """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # Nothing is imported for it: a fork server would be its own, as its environment is not that of Ray Tune's actors.
     actor = ray.remote(num_cpus=0, runtime_env={"py_executable": sys.executable})(Processes)
-    return actor.options(name=NAME, max_concurrency=MOST_CALLS, scheduling_strategy=here).remote()
+    return actor.options(name=NAME, max_concurrency=MOST_CALLS, scheduling_strategy=here).remote(limit)
 
 
 class Processes:
     """The processes by the trial that each runs, and the idle ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._places = threading.Semaphore(limit)
         self._running: dict[str, _Process] = {}
         self._idle: list[_Process] = []
 
     def begin(self, config: dict[str, Any]) -> None:
         """Start a trial, in an idle process if there is one; `config` as of `TrainProcess`."""
         self.end(config["trial"])  # of an actor that Ray Tune has replaced
+        # Ray Tune starts a trial while the one before it still ends. Of an actor that died nobody is told.
+        self._places.acquire(timeout=STOP_SECONDS)
         self._idle = [process for process in self._idle if process.runs]
         process = self._idle.pop() if self._idle else _Process(config)
         self._running[config["trial"]] = process
@@ -66,7 +73,10 @@ class Processes:
 
     def next(self, trial: str) -> dict[str, Any]:
         """A trial's next result; as `TrainProcess` tells it."""
-        return self._running[trial].next()
+        result = self._running[trial].next()
+        if "done" in result:
+            self.end(trial)
+        return result
 
     def end(self, trial: str) -> None:
         """End a trial, if it has not ended. A process that failed is not kept: nobody knows what of it still holds."""
@@ -77,6 +87,7 @@ class Processes:
             self._idle.append(process)
         else:
             process.leave()
+        self._places.release()
 
 
 class _Process:
@@ -136,6 +147,8 @@ class _Process:
         """End the trial, if it has not ended, as Ctrl-C does; its exit code, or one below 0 where the process ended."""
         if self._exit_code is not None:
             return self._exit_code
+        if not self.runs:
+            return -1
         self._process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + STOP_SECONDS
         while (left := deadline - time.monotonic()) > 0:
