@@ -25,28 +25,28 @@ define supported_python
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
 endef
 
-# Pip takes a package whose installation was cut off for a whole one, so what did not come to its end starts over.
+# One make installs at a time: who comes meanwhile waits for it, and finds it done. Pip takes a package whose installation
+# was cut off for a whole one, so what did not come to its end starts over.
 define environment
-	@if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi
-	@$(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV)
-	@mkdir -p $(VENV) && touch $(INSTALLING)
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
+	    echo "another make installs into $(VENV): waiting for it"; flock 9; fi; \
+	if test $@ -nt $<; then exit 0; fi; \
+	if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi; \
+	$(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV); \
+	mkdir -p $(VENV) && touch $(INSTALLING) && { test -x $(PY) || $(PYTHON) -m venv $(VENV); }
 endef
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes
 
 # What `pulumi up` and the commands around it need: no torch, no Ray.
 $(CLOUD_STAMP): requirements.txt
 	$(supported_python)
-	$(environment)
-	@test -e $(STAMP) || $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.txt
-	@rm $(INSTALLING) && touch $@
+	@$(environment) && { test -e $(STAMP) || $(PIP_INSTALL) -r $<; } && rm $(INSTALLING) && touch $@
 
 $(STAMP): requirements-dev.txt
 	$(supported_python)
 	@$(PYTHON) -m emulator.room packages
-	$(environment)
-	@echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.txt
-	@rm $(INSTALLING) && touch $@
+	@$(environment) && echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)" \
+	    && $(PIP_INSTALL) -r $< && rm $(INSTALLING) && touch $@
 
 # What is needed minutes later is looked at first, too.
 room:

@@ -22,10 +22,10 @@ Cloud. Everything listens on 127.0.0.1, belongs to this checkout alone and is ke
 """
 
 EPILOG = """\
-first time:       python -m emulator up          (builds its programs once per user, about 15 minutes on 2 cores)
-look around:      eval "$(python -m emulator env)"; kubectl get pods -A; pulumi stack output -s local
-change something: edit Pulumi.local.yaml, then python -m emulator preview, python -m emulator up
-the end:          python -m emulator down
+first time:       .venv/bin/python -m emulator up     (builds its programs once per user, about 15 minutes on 2 cores)
+look around:      eval "$(.venv/bin/python -m emulator env)"; kubectl get pods -A; pulumi stack output -s local
+change something: edit Pulumi.local.yaml, then .venv/bin/python -m emulator preview, .venv/bin/python -m emulator up
+the end:          .venv/bin/python -m emulator down
 
 exit status: 0 done; 1 failed or, for status, not running; 2 wrong usage; 130 interrupted
 """
@@ -84,7 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     add("refresh", _refresh, "read every resource's real state into the stack's; the emulated cloud must run")
     add("destroy", _destroy, "delete the stack's resources as `pulumi destroy` would; the emulated cloud stays")
     add("status", _status, "show what runs and where")
-    add("env", _env, 'print shell exports for kubectl, pulumi and Google\'s clients: eval "$(python -m emulator env)"')
+    exports = (
+        'print shell exports for kubectl, pulumi and Google\'s clients: eval "$(.venv/bin/python -m emulator env)"'
+    )
+    add("env", _env, exports)
     add(
         "down",
         _down,
@@ -98,7 +101,7 @@ def _up(state: State, given: argparse.Namespace) -> int:
         result = lifecycle.deploy(state, running, _say, refresh=given.refresh)
         _summary("up", result)
         _say(f"Ray's dashboard: {result.outputs['ray_dashboard_url']}")
-        _say('look around with: eval "$(python -m emulator env)"')
+        _say('look around with: eval "$(.venv/bin/python -m emulator env)"')
     return 0
 
 
@@ -130,7 +133,7 @@ def _status(state: State, given: argparse.Namespace) -> int:
     for process in processes:
         print(f"{process.pid:>8}  {process.name:<26} {state.log(process.name)}")
     if not control_plane.is_running(state):
-        print("the emulated cloud is not running; `python -m emulator up` starts it")
+        print("the emulated cloud is not running; `.venv/bin/python -m emulator up` starts it")
         return 1
     print(f"Kubernetes API: https://{control_plane.endpoint(state)}")
     print(f"folder:         {state.directory}")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from emulator.belongings import content, runs_text, size_text
@@ -49,9 +50,12 @@ def _lines(folders: Sequence[Path]) -> list[str]:
     kept = State(oasis).kept() if oasis in folders else []
     parts = [path for path in folders if path != oasis] + kept
     found = {path: content(path) for path in parts}
+    if (results := oasis / "results") in found:  # tables and plots of runs that are counted where they are
+        found[results] = replace(found[results], runs=0)
     rows = [(str(path.relative_to(CHECKOUT)), str(found[path])) for path in parts]
-    if oasis in folders:
-        rows.append(("the emulated cloud", size_text(sum(content(e).size for e in oasis.iterdir() if e.name in OWN))))
+    own = [content(entry).size for entry in oasis.iterdir() if entry.name in OWN] if oasis in folders else []
+    if any(own):
+        rows.append(("the emulated cloud", size_text(sum(own))))
     width = max(len(name) for name, _ in rows)
     runs = sum(one.runs for one in found.values())
     return [

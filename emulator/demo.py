@@ -62,7 +62,8 @@ def main(state: State, report: Report) -> int:
     with state.lock("make demo"):
         if control_plane.is_running(state):
             raise EmulatorError(
-                "a demo is up in this checkout already. `python -m emulator status` shows where; `make down` ends it, "
+                "a demo is up in this checkout already. `.venv/bin/python -m emulator status` shows where; "
+                "`make down` ends it, "
                 "and then `make demo` starts anew. A second clone has a demo of its own."
             )
         begun = time.monotonic()

@@ -227,7 +227,7 @@ class Engine:
             if any(self._folder("state").rglob(f"{self._stack}.json")):
                 raise EmulatorError(
                     f"{file} is gone, and without it the secrets in the state of stack {self._stack} cannot be read. "
-                    "Put it back, or give the emulated cloud up with `python -m emulator down`."
+                    "Put it back, or give the emulated cloud up with `.venv/bin/python -m emulator down`."
                 )
             write_atomically(file, secrets.token_urlsafe(24), mode=0o600)
         return file

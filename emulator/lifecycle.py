@@ -171,8 +171,8 @@ def trouble(state: State) -> str:
     log = state.log(ended[0])
     words = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-12:]) if log.exists() else "(nothing)"
     return (
-        f"{ended[0]}, a part of the emulated cloud, ended by itself. `python -m emulator up` starts it again; "
-        f"its log is {log} and ends with:\n  {words}"
+        f"{ended[0]}, a part of the emulated cloud, ended by itself. `.venv/bin/python -m emulator up` starts it "
+        f"again; its log is {log} and ends with:\n  {words}"
     )
 
 
@@ -203,7 +203,9 @@ def kubeconfig_file(state: State) -> Path:
 def require_running(state: State) -> None:
     """Raises EmulatorError unless the emulator runs."""
     if not control_plane.is_running(state):
-        raise EmulatorError("no emulator runs in this checkout; `python -m emulator up` or `make demo` starts it")
+        raise EmulatorError(
+            "no emulator runs in this checkout; `.venv/bin/python -m emulator up` or `make demo` starts it"
+        )
 
 
 def _wanted_port() -> int:

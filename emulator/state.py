@@ -109,7 +109,7 @@ class State:
         """Start a standing process and record it; it writes `logs/<name>.log` and ends with `stop` or `stop_all`."""
         if (running := self.process(name)) is not None:
             raise EmulatorError(
-                f"{name} is already running as process {running.pid}; `python -m emulator down` ends it"
+                f"{name} is already running as process {running.pid}; `.venv/bin/python -m emulator down` ends it"
             )
         environment = {**os.environ, **self.environment(), **(env or {})}
         process = processes.start(name, command, self.log(name), environment, cwd or self.directory)

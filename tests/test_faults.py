@@ -171,6 +171,21 @@ def test_who_failed_first_is_told_from_those_who_saw_a_peer_go() -> None:
     }
 
 
+def test_a_kernels_line_without_a_name_is_not_laid_on_the_node_of_the_pod_whose_log_it_stands_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        "node-a:17:42 [0] transport/net_ib.cc:1 NCCL WARN NET/IB: Got completion from peer 10.0.0.5 with status=12\n"
+        "[ 8123.445] NVRM: Xid (PCI:0000:8d:00): 79, pid=1, GPU has fallen off the bus.\n"
+    )
+
+    said = explained(capsys, str(log))
+
+    assert "Xid 79" in said
+    assert "On the node that wrote the log, which no line names" in said and "node of node-a" not in said
+
+
 def explained(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What `explain` prints."""
     assert main(["explain", *words]) == 0

@@ -150,7 +150,7 @@ def find(place: Folder, name: str) -> KnownRun:
     known = [found.name for found in runs(place)]
     raise UsageError(
         f"there is no run {name!r} in {place.uri}; there are {', '.join(known) or 'none at all'}.",
-        "Name one of them, or another place with --storage or --stack.",
+        "Name one of them, or another place with --storage or --stack; runs on this machine: --storage .oasis/runs.",
     )
 
 

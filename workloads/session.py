@@ -10,8 +10,10 @@ import json
 import logging
 import os
 import secrets
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,8 +125,25 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             raise _unreachable(place, error) from error
         try:
             yield
+        except KeyboardInterrupt:
+            progress.note("interrupted: ending Ray, which takes some seconds" if place.embedded else "interrupted")
+            raise
         finally:
-            ray.shutdown()
+            with _undisturbed():
+                ray.shutdown()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of it running, and its files behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def release_places() -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 from emulator.cloud import Cloud
 from emulator.cloud_server import CloudServer
 from emulator.http_message import Request
+from tests.waiting import eventually, read_until
 from workloads import digits
 from workloads.checkpoint import CheckpointStore
 from workloads.convnext import report
@@ -57,12 +59,17 @@ class Bench:
     def data(self) -> Path:
         return self.directory / "digits"
 
-    def start(self, run: str, *flags: str) -> subprocess.Popen[str]:
+    def start(self, run: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
         """`python -m workloads train`, as a user would start it."""
         places = ["--storage", str(self.directory / "runs"), "--results", str(self.directory / "results")]
         command = [sys.executable, "-m", "workloads", "train", "--run", run, "--data", str(self.data), *places, *flags]
         return subprocess.Popen(
-            command, cwd=ROOT, env=usual_variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=ROOT,
+            env=usual_variables() | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def checkpoints(self, run: str) -> list[str]:
@@ -78,6 +85,22 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     digits.write(str(tmp_path / "digits"), lambda _: None)
     yield Bench(tmp_path)
+
+
+def test_ctrl_c_twice_is_answered_at_once_and_leaves_no_process_and_no_folder(bench: Bench) -> None:
+    with tempfile.TemporaryDirectory() as temporary:  # a short one: the paths of Ray's sockets are limited
+        run = bench.start("twice", "--epochs", "20", TMPDIR=temporary)
+        read_until(run, "starting 2 CPU workers", 200)
+        run.send_signal(signal.SIGINT)
+        read_until(run, "interrupted: ending ", 60)
+        run.send_signal(signal.SIGINT)
+        started = descendants(run)
+        said, _ = run.communicate(timeout=120)
+
+        assert run.returncode == 130, said
+        assert "continues from the newest checkpoint" in said and "Traceback" not in said
+        assert list(Path(temporary).glob("oasis-*")) == []
+        eventually(lambda: not any(Path("/proc", str(pid)).exists() for pid in started))
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 400) -> None:

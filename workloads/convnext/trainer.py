@@ -30,7 +30,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from workloads import elastic, manifest
+from workloads import elastic, manifest, progress
 from workloads.capacity import Bundle, Strategy
 from workloads.convnext import notice
 from workloads.errors import AuthError, PlaceError, WorkloadError
@@ -266,8 +266,10 @@ class Trainer(DataParallelTrainer):
 
     def _register_sigint_handler(self, controller: Any) -> None:
         def interrupt(number: int, frame: Any) -> None:
-            # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0. Another Ctrl-C
+            # would cut this short, and leave Ray's processes to end by themselves.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            progress.note(f"interrupted: ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
             try:
                 ray.get(controller.abort.remote(), timeout=ABORT_SECONDS)
             except RayActorError:  # how the controller ends itself

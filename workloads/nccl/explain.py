@@ -90,8 +90,8 @@ def run_explain(args: argparse.Namespace) -> int:
     texts = {name: _read(name) for name in args.logs}
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
     for name, text in texts.items():
-        if path.read(text).recognised:
-            print(f"{name}: {verdict.read({0: text}, 0, False).line()}")
+        if path.read(text).recognised and (seen := verdict.read({0: text}, 0, False)).path != "unknown":
+            print(f"{name}: {seen.line()}")
     found = [one for name, text in texts.items() for one in find(name, text, several=len(texts) > 1)]
     # A program's own errors say nothing of the fabric: they are shown where a rank was missed.
     missed = any(one.fault.follows for one in found)
@@ -115,17 +115,18 @@ def find(name: str, text: str, several: bool = False) -> Iterator[Found]:
         several: whether there are other logs, so that a line's number alone does not say where it is.
     """
     named = _LOG_RANK.search(name)
-    hosts = [match[1] or match[2] for match in _HOST.finditer(text)]
-    only = hosts[0] if len(set(hosts)) == 1 else ""
+    pods, nodes = ({match[group] for match in _HOST.finditer(text)} - {None} for group in (1, 2))
     for number, (line, errors) in enumerate(zip(text.splitlines(), faults.by_line(text), strict=True), 1):
         ended = None if errors else faults.of_program(line)
         for fault in errors or filter(None, [ended]):
             rank, host = _RANK.search(line), _HOST.search(line)
+            # A kernel's line without a name may be any node's, and is not that of the pod whose log it stands in.
+            known = nodes if fault.name.startswith("Xid") else pods
             yield Found(
                 place=f"{Path(name).name}:{number}" if several else str(number),
                 line=_LAUNCHER.sub("", line.strip())[:_LONGEST],
                 rank=rank[1] if rank else named[1] if named else "",
-                host=(host[1] or host[2]) if host else only,
+                host=(host[1] or host[2]) if host else next(iter(known)) if len(known) == 1 else "",
                 fault=fault,
             )
 
