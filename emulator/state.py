@@ -271,9 +271,26 @@ def _free_port(preferred: int | None, taken: set[int]) -> int:
     candidates = [preferred] if preferred and preferred not in _RAYS else []
     candidates += random.sample(_PORTS, 200)
     for port in candidates:
-        if port not in taken and _is_free(port):
+        if port not in taken and _is_free(port) and _reserve(port):
             return port
     raise EmulatorError(f"no free port between {_PORTS.start} and {_PORTS.stop} on 127.0.0.1; end what listens there")
+
+
+def _reserve(port: int) -> bool:
+    """Whether no other command has chosen the port, who may be a minute from listening there; if so, this one has it
+    until it ends."""
+    if port not in _reserved:
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0oasis-port-{port}")  # an abstract name: no file, and gone with the process (unix(7))
+        except OSError:
+            name.close()
+            return False
+        _reserved[port] = name
+    return True
+
+
+_reserved: dict[int, socket.socket] = {}
 
 
 def _is_free(port: int) -> bool:

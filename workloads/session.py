@@ -129,19 +129,18 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             progress.note("interrupted: ending Ray, which takes some seconds" if place.embedded else "interrupted")
             raise
         finally:
-            with _undisturbed():
-                ray.shutdown()
+            _shut_down()
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of it running, and its files behind."""
+def _shut_down() -> None:
+    """End the connection to Ray, whole: a second Ctrl-C would leave processes and their files behind."""
+    import ray
+
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+        return ray.shutdown()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        yield
+        ray.shutdown()
     finally:
         signal.signal(signal.SIGINT, before)
 

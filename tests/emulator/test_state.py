@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -123,14 +124,33 @@ def test_a_port_stays_the_same_and_two_names_never_share_one(state: State) -> No
 
 
 def test_a_preferred_port_that_is_taken_is_not_handed_out(state: State, tmp_path: Path) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         wanted = taken.getsockname()[1]
         assert state.port("dashboard", preferred=wanted) != wanted
     assert State(tmp_path / "second").port("dashboard", preferred=wanted) == wanted
+
+
+def test_a_port_that_another_command_has_chosen_and_not_yet_taken_is_not_handed_out(
+    state: State, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        wanted = probe.getsockname()[1]
+    chosen = f"State(Path({str(tmp_path / 'other')!r})).port('dashboard', preferred={wanted})"
+    script = f"from pathlib import Path\nfrom emulator.state import State\nprint({chosen}, flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert int(other.stdout.readline()) == wanted
+
+        mine = state.port("dashboard", preferred=wanted)
+        other.communicate("\n")
+
+    assert mine != wanted
+    assert State(tmp_path / "third").port("dashboard", preferred=wanted) == wanted
 
 
 def test_a_preferred_port_among_those_of_rays_workers_is_not_taken(state: State) -> None:
