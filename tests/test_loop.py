@@ -308,7 +308,7 @@ def test_a_batch_that_does_not_fit_is_refused_in_one_sentence() -> None:
     with address_space(100 << 20), pytest.raises(UsageError) as caught:
         training.run(Recorder())
     assert str(caught.value).startswith(
-        "256 images of 256 x 256 pixels at a time (a batch of 256 over 1 workers in 1 parts) do not fit the memory"
+        "256 images of 256 x 256 pixels at a time (a batch of 256 over 1 worker in 1 part) do not fit the memory"
     )
     assert caught.value.exit_code == 2
 
