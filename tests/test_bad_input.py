@@ -47,7 +47,9 @@ CASES = {
     "an unknown field": Case("--set bach_size=3", 2, "bach_size"),
     "no batch at all": Case("--batch-size 0", 2, "batch_size is 0 but must be at least 1"),
     "more workers than images in a batch": Case("--batch-size 4 --workers 8", 2, "--workers is 8; it is a number or"),
-    "a storage that is a file": Case("--storage {here}/file", 8, "cannot list {here}/file/first/checkpoints: Not a directory"),
+    "a storage that is a file": Case(
+        "--storage {here}/file", 8, "cannot list {here}/file/first/checkpoints: Not a directory"
+    ),
     "a full disk": Case(
         *("--storage {here}/disk", 8, "cannot write probe to {here}/disk/first/write-test: No space left on device. "),
         mounted="full",
