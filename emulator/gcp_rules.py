@@ -1,8 +1,8 @@
 """What the emulated Google refuses, and what it does by itself when an object comes or goes.
 
 GKE's own firewall rules, the subnet and address of its control plane's private endpoint, and a worker pool's hold on
-the private connection outlive what made them by `LATE_SECONDS`: a destroy that does not wait for
-them fails here as it does there.
+the private connection outlive what made them by `LATE_SECONDS`: a destroy that does not wait for them fails here as it
+does there.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class ClusterSettings:
     minimum_version: Annotated[
         str, Matching(r"1\.\d+(\.\d+(-gke\.\d+)?)?", 'a GKE version in quotes, such as "1.35"')
     ] = "1.35"
-    """Lowest control plane version. Below 1.34 the latest GPU driver is too old for a CUDA 13 image; flex-start needs
-    1.32.2-gke.1652000."""
+    """Lowest control plane version. Below 1.34 the latest GPU driver is too old for a CUDA 13 image; the
+    admission policies of the Ray namespace need 1.33."""
     endpoint: Literal["dns", "ip"] = "dns"
     """How the control plane is reached: `dns` by a Google name and IAM alone; `ip` from authorised networks alone."""
     authorized_networks: tuple[AuthorizedNetwork, ...] = ()

@@ -28,9 +28,10 @@ MAX_EXCLUSION = timedelta(days=180)
 """Longest maintenance exclusion with an end, by our own choice: an upgrade is due twice a year. GKE takes one of this
 scope up to the end of the minor version's support (GoogleCloudPlatform/cluster-toolkit pull request 4986)."""
 
-FLEX_START_VERSION = (1, 32, 2, 1652000)
-"""First GKE version with flex-start nodes (Google Kubernetes Engine documentation, "About flex-start provisioning
-mode")."""
+LEAST_VERSION = (1, 33)
+"""First Kubernetes whose policies may compare maps by two-variable comprehensions, as `admission_policy` does
+(Kubernetes documentation, "Common Expression Language in Kubernetes"); newer than the first GKE with flex-start nodes,
+1.32.2-gke.1652000 (Google Kubernetes Engine documentation, "About flex-start provisioning mode")."""
 
 
 def problems(settings: Settings, wandb_api_key: object, refused: set[str]) -> Iterator[Problem]:
@@ -90,20 +91,16 @@ def _docker_bridge(settings: Settings) -> Iterator[Problem]:
             )
 
 
-def _flex_start_version(settings: Settings) -> Iterator[Problem]:
+def _least_version(settings: Settings) -> Iterator[Problem]:
     version = settings.cluster.minimum_version
     parts = tuple(map(int, re.findall(r"\d+", version)))
     # GKE reads a shorter version as the newest that begins with it.
-    if (
-        settings.gpu is not None
-        and any(entry.mode == "flex-start" for entry in settings.gpu.capacity)
-        and parts < FLEX_START_VERSION[: len(parts)]
-    ):
+    if parts < LEAST_VERSION[: len(parts)]:
         yield Problem(
             key="cluster.minimum_version",
             value=version,
-            allowed="1.32.2-gke.1652000 or newer, with a flex-start entry in oasis:gpu.capacity",
-            remedy="raise it, or remove the flex-start entry",
+            allowed="1.33 or newer, which the admission policies of the Ray namespace need, and flex-start too",
+            remedy="raise it",
         )
 
 
@@ -234,7 +231,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("gpu.machine_type",), _capacity),
     (("network", "cluster.system_pool", "cluster.cpu_pool", "gpu.machine_type", "gpu.capacity"), _addresses),
     (("network",), _docker_bridge),
-    (("cluster.minimum_version", "gpu.capacity"), _flex_start_version),
+    (("cluster.minimum_version",), _least_version),
     (("cluster.secrets_encryption_key", "region"), _encryption_key),
     (("cluster.endpoint", "cluster.authorized_networks"), _endpoint),
     (("cluster.maintenance_exclusion",), _maintenance),

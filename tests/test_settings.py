@@ -70,13 +70,13 @@ MISTAKES: dict[str, tuple[str, object, str, str]] = {
         *("oasis:cluster.secrets_encryption_key", "projects/p/locations/us-east4/keyRings/r/cryptoKeys/k"),
         *("oasis:cluster.secrets_encryption_key", "us-central1"),
     ),
-    "GKE older than flex-start": (
-        *("oasis:cluster.minimum_version", "1.32.1", "oasis:cluster.minimum_version"),
-        "1.32.2-gke.1652000 or newer",
+    "GKE older than its admission policies": (
+        *("oasis:cluster.minimum_version", "1.32", "oasis:cluster.minimum_version"),
+        "1.33 or newer",
     ),
-    "GKE build older than flex-start": (
-        *("oasis:cluster.minimum_version", "1.32.2-gke.1000000", "oasis:cluster.minimum_version"),
-        "1.32.2-gke.1652000 or newer",
+    "GKE build older than its admission policies": (
+        *("oasis:cluster.minimum_version", "1.32.9-gke.9999999", "oasis:cluster.minimum_version"),
+        "1.33 or newer",
     ),
     "block that is public": ("oasis:network.pods_block", "8.8.0.0/16", "oasis:network.pods_block", "10.0.0.0/8"),
     "overlapping blocks": (
@@ -205,8 +205,8 @@ def test_what_is_just_within_googles_limits_is_accepted() -> None:
     longest = {"start": "2027-01-01T00:00:00Z", "end": "2027-06-30T00:00:00Z"}
     for key, value in (
         ("oasis:cluster.maintenance_exclusion", longest),
-        ("oasis:cluster.minimum_version", "1.32.2-gke.1652000"),
-        ("oasis:cluster.minimum_version", "1.32"),
+        ("oasis:cluster.minimum_version", "1.33.0-gke.1000000"),
+        ("oasis:cluster.minimum_version", "1.33"),
         ("oasis:network.device_block", "172.18.0.0/15"),
         ("oasis:ray.namespace", "kubeflow"),
         ("oasis:ray.namespace", "default-ray"),
@@ -215,8 +215,6 @@ def test_what_is_just_within_googles_limits_is_accepted() -> None:
         ("oasis:ray.image", "r-docker.pkg.dev/p/oasis-docker/ray:2.60.0-20270101-000000@sha256:" + "0a" * 32),
     ):
         parse(from_config(changed(key, value)))
-    without = [entry for entry in FULL["oasis:gpu"]["capacity"] if entry["mode"] != "flex-start"]
-    parse(from_config(changed("oasis:gpu.capacity", without, changed("oasis:cluster.minimum_version", "1.31"))))
 
 
 def test_one_mistake_is_reported_once() -> None:

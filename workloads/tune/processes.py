@@ -58,6 +58,7 @@ class Processes:
 
     def __init__(self, limit: int) -> None:
         self._places = threading.Semaphore(limit)
+        self._placed: set[str] = set()
         self._running: dict[str, _Process] = {}
         self._idle: list[_Process] = []
 
@@ -65,7 +66,8 @@ class Processes:
         """Start a trial, in an idle process if there is one; `config` as of `TrainProcess`."""
         self.end(config["trial"])  # of an actor that Ray Tune has replaced
         # Ray Tune starts a trial while the one before it still ends. Of an actor that died nobody is told.
-        self._places.acquire(timeout=STOP_SECONDS)
+        if self._places.acquire(timeout=STOP_SECONDS):
+            self._placed.add(config["trial"])
         self._idle = [process for process in self._idle if process.runs]
         process = self._idle.pop() if self._idle else _Process(config)
         self._running[config["trial"]] = process
@@ -87,7 +89,9 @@ class Processes:
             self._idle.append(process)
         else:
             process.leave()
-        self._places.release()
+        if trial in self._placed:
+            self._placed.remove(trial)
+            self._places.release()
 
 
 class _Process:
