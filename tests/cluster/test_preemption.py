@@ -65,7 +65,8 @@ def _training(nodes: Nodes) -> list[str]:
 
 def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(nodes: Nodes, tmp_path: Path) -> None:
     digits.write(str(tmp_path / "digits"), lambda _: None)
-    recipe = ["--data", str(tmp_path / "digits"), "--workers", "1:2", "--epochs", "30", "--wandb", "off"]
+    recipe = ["--data", str(tmp_path / "digits"), "--workers", "1:2", "--wandb", "off"]
+    recipe += ["--epochs", "100000"]  # more than any machine does before it is interrupted
     places = ["--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     command = [sys.executable, "-m", "workloads", "train", "--run", "taken", "--address", nodes.address]
     environment = nodes.variables | {"OASIS_PROGRESS": "json"}
@@ -83,7 +84,10 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
         eventually(lambda: len(_told(log, "epoch")) >= since + 2, 120)
         nodes.workers[_training(nodes)[0]].send_signal(signal.SIGTERM)
         eventually(lambda: len(_told(log, "resumed")) >= 3, 120)
-        assert driver.wait(timeout=400) == 0, log.read_text()
+        since = len(_told(log, "epoch"))
+        eventually(lambda: len(_told(log, "epoch")) >= since + 2, 120)
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(timeout=120) == 130, log.read_text()
     finally:
         driver.kill()
         driver.wait()
@@ -100,7 +104,8 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
         saved = next(record for record in committed.values() if record["step"] == notice["step"])
         assert saved["reason"] == "notice"
         assert saved["time"] - notice["time"] < DRAIN_SECONDS
-    assert [record["epoch"] for record in by_event["epoch"]] == list(range(1, 31))
+    epochs = [record["epoch"] for record in by_event["epoch"]]
+    assert epochs == list(range(1, len(epochs) + 1)) and len(epochs) >= 6
 
 
 GATHERING = """
