@@ -72,6 +72,10 @@ class PlaceError(WorkloadError):
     exit_code = 8
 
 
+class LostProcessError(PlaceError):
+    """A process beside a rank was killed, for want of memory as a rule: an accident, from which a run goes on."""
+
+
 class FabricError(WorkloadError):
     """The network between the GPUs is not what the stack promised: no gIB, no GPUDirect RDMA, a slow node or NIC."""
 

@@ -15,7 +15,7 @@ from workloads.convnext.config import TrainConfig
 from workloads.convnext.decoders import Shared
 from workloads.convnext.pictures import PictureStore, decode
 from workloads.convnext.sampling import Batch, Slot
-from workloads.errors import PlaceError, WorkloadError, first_line
+from workloads.errors import LostProcessError, WorkloadError, first_line
 
 Visit = tuple[int, int]
 """An image and the epoch in which it is seen: all that its alteration depends on."""
@@ -137,7 +137,7 @@ def _next(fetched: Iterator[tuple[Tensor, Tensor] | WorkloadError]) -> tuple[Ten
         # memory can no longer be had from the dead, which is an error of sockets. A store's own errors are returned.
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
-        raise PlaceError(
+        raise LostProcessError(
             f"a process that decodes images has died: {first_line(error)}",
             "Give the pod more memory and a larger /dev/shm, or lower the recipe's loader_workers.",
         ) from error

@@ -33,7 +33,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from workloads import elastic, manifest, progress
 from workloads.capacity import Bundle, Strategy
 from workloads.convnext import notice
-from workloads.errors import AuthError, PlaceError, WorkloadError
+from workloads.errors import AuthError, LostProcessError, PlaceError, WorkloadError
 from workloads.journal import Journal
 from workloads.nccl import faults
 from workloads.progress import counted
@@ -75,14 +75,16 @@ class Controller(UserCallback):
         """Let a worker's own verdict stand.
 
         Ray Train retries every failure of a worker and none of its controller: raised here, the verdict is final. What
-        the place or a permission lacks ends a run that has trained nothing; later it may pass, as a lost worker does.
+        the place or a permission lacks ends a run that has trained nothing; later it may pass, as a lost worker does
+        and a lost process at any time.
 
         Raises:
             WorkloadError: the one that a worker raised.
         """
         for exception in worker_exceptions.values():
             verdict = find_verdict(exception)
-            if verdict is not None and not (self._trained and isinstance(verdict, PlaceError | AuthError)):
+            passing = (PlaceError, AuthError) if self._trained else LostProcessError
+            if verdict is not None and not isinstance(verdict, passing):
                 raise verdict
         lost = "; ".join(f"lost rank {rank} ({_cause(error)})" for rank, error in sorted(worker_exceptions.items()))
         advice = faults.advice("\n".join(map(str, worker_exceptions.values())))
