@@ -109,7 +109,7 @@ dashboard: $(CLOUD_STAMP)  ## port-forward the Ray dashboard until Ctrl-C (STACK
 	@$(PY) -m oasis_stack dashboard --stack $(STACK)
 
 # An hour and more; each command goes on where it was cut short. benchmarks.gpu and `platform --demo --first` are apart.
-figures: $(STAMP)  ## measure what the README reports; results go to benchmarks/
+figures: $(STAMP)  ## measure what docs/figures.md reports; results go to benchmarks/
 	@$(PY) -m benchmarks.platform
 	@$(PY) -m benchmarks.checkpoints kill
 	@$(PY) -m benchmarks.checkpoints faults

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", action="store_true", help="also one with nothing built yet (15 minutes or more)")
     given = parser.parse_args(arguments)
     parts: dict[str, Callable[[], dict[str, Any]]] = {}
-    if given.tests:  # first, as one of them holds the README to the figures that the other parts replace
+    if given.tests:  # first, as one of them holds docs/figures.md to the figures that the other parts replace
         parts["tests"] = lambda: tests(given.cycles)
     parts |= {
         "lines": lines,

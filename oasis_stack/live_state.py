@@ -122,7 +122,7 @@ class Cluster:
                 raise Refused(
                     f"the cluster answers {failure.status} {failure.reason} about {' '.join(arguments) or 'services'}. "
                     "Check that gke-gcloud-auth-plugin is on PATH, run `gcloud auth application-default login`, and "
-                    "compare your roles with the README's table."
+                    'compare your roles with the table in docs/cloud.md ("Who may do what").'
                 ) from failure
             raise NotAnswering(f"the cluster answers {failure.status} {failure.reason}") from failure
         except (urllib3.exceptions.HTTPError, OSError) as failure:
@@ -231,7 +231,9 @@ def _get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any
     if answer.status_code == 404:
         return {}
     if answer.status_code != 200:
-        raise Refused(f"{url} answers {answer.status_code}: {answer.text[:500]}. See the README's table of roles.")
+        raise Refused(
+            f"{url} answers {answer.status_code}: {answer.text[:500]}. See the table of roles in docs/cloud.md."
+        )
     return answer.json()
 
 

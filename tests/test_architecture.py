@@ -269,7 +269,10 @@ WRONG_WORDS = r"\b((?<!max )node ?groups?|Infini" + r"Band|C" + r"CC|D" + r"WS)\
 
 def sources() -> list[Path]:
     code = [path for folder in ("tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
-    texts = [ROOT / "Makefile", ROOT / "README.md", *ROOT.glob("*.yaml"), *ROOT.glob("*.toml"), *ROOT.glob("docs/*.md")]
+    texts = [
+        ROOT / "Makefile",
+        *(path for kind in ("*.md", "docs/*.md", "*.yaml", "*.toml") for path in ROOT.glob(kind)),
+    ]
     return [found.path for found in modules().values()] + sorted(code) + sorted(texts)
 
 

@@ -1,4 +1,4 @@
-"""The README's table of grants against the program, row by row: who, which role, on what, why, what waits for it."""
+"""The table of grants in docs/cloud.md, row by row: who, which role, on what, why, and what waits for the grant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from tests.deployment import Deployment, Registered
 from tests.deployment import deploy as run_under_mocks
+from tests.pages import section
 from tests.program import program
 from tests.setting_examples import HUB_TOKEN, KMS_KEY
 from tests.stacks import changed
-from tests.test_readme import section
 
 NODE_POOL, CLUSTER = "gcp:container/nodePool:NodePool", "gcp:container/cluster:Cluster"
 RAY_CLUSTER = "kubernetes:ray.io/v1:RayCluster"
@@ -87,7 +87,7 @@ def everything() -> Deployment:
 
 def rows() -> list[list[str]]:
     """Cells of the table: subject, roles, resource, why, what waits for it."""
-    lines = [line for line in section("Who may do what").splitlines() if line.startswith("| ")]
+    lines = [line for line in section("docs/cloud.md", "Who may do what").splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
 
 

@@ -1,4 +1,4 @@
-"""The platform's figures: a run replaces what it measured alone, and the README says what was measured."""
+"""The platform's figures: a run replaces what it measured alone, and docs/figures.md says what was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import platform
-from tests.test_readme import README
+from tests.pages import section
 
 
 def test_a_run_leaves_the_figures_of_the_parts_that_it_does_not_measure(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_a_run_leaves_the_figures_of_the_parts_that_it_does_not_measure(tmp_path
     assert after["cycles"]["date"] > "2026-01-02"
 
 
-def test_the_readme_says_what_was_measured() -> None:
+def test_the_page_of_figures_says_what_was_measured() -> None:
     measured: Any = json.loads(platform.RESULTS.read_text())
-    table = README.partition("Measured on 2 cores")[2].partition("## On Google Cloud")[0]
+    table = section("docs/figures.md", "The platform on one machine")
     demo, cycles = measured["demo, programs built"], measured["cycles"]
 
     spreads = [cycles[f"{verb} seconds"] for verb in ("up", "no-op up", "destroy")] + [demo["later runs, seconds"]]

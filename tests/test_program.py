@@ -164,8 +164,6 @@ def test_another_machine_type_reaches_its_pools_and_has_no_rdma(deploy: Deploy) 
 
 def test_the_exports_are_exactly_the_documented_ones(full: Deployment, other: Deployment) -> None:
     assert set(full.exports) == set(other.exports) == EXPORTS
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {name for name in EXPORTS if f"`{name}`" not in readme} == set()
 
 
 def test_the_config_map_says_what_the_exports_say(full: Deployment, other: Deployment) -> None:

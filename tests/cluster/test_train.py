@@ -190,8 +190,10 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     assert len(bench.checkpoints("digits")) <= 3
 
 
-def test_the_readme_s_train_in_an_empty_folder_trains_on_the_digits_and_shows_its_table(tmp_path: Path) -> None:
-    (line,) = re.findall(r"^\.venv/bin/python -m (workloads train) +#", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_page_s_train_in_an_empty_folder_trains_on_the_digits_and_shows_its_table(tmp_path: Path) -> None:
+    (line,) = re.findall(
+        r"^\.venv/bin/python -m (workloads train) +#", (ROOT / "docs" / "training.md").read_text(), re.MULTILINE
+    )
     variables = {"OASIS_DATA_MOUNT": str(tmp_path / "no-mount")}
     done = run_python("-m", *line.split(), "--epochs", "2", directory=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
