@@ -108,7 +108,7 @@ class Engine:
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(self._passphrase_file()),
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
-            "PATH": f"{self._state.path('bin')}:{os.environ.get('PATH', '')}",
+            "PATH": f"{self._state.path('bin')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             **_past_proxies(),
             **self._environment,
         }

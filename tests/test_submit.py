@@ -376,6 +376,38 @@ def test_a_secret_is_refused_wherever_it_is_named_and_its_value_is_not_shown(
     assert not ray.submitted
 
 
+@pytest.mark.parametrize(
+    ("words", "usage", "said"),
+    [
+        ("train --recpie x", "train", "unrecognized arguments: --recpie x; did you mean --recipe?"),
+        ("tune --space a --trials 3", "tune", "unrecognized arguments: --trials 3"),
+        ("submit --nothing -- train", "submit", "unrecognized arguments: --nothing"),
+        ("jobs list --stak local", "jobs list", "unrecognized arguments: --stak local; did you mean --stack?"),
+        ("jobs --stak=local", "jobs list", "unrecognized arguments: --stak=local; did you mean --stack?"),
+        ("runs gc --kep 3", "runs gc", "did you mean --keep?"),
+        ("bench compare a b --other", "bench compare", "unrecognized arguments: --other"),
+        ("trian --recipe x", "", "(choose from 'doctor', 'train', "),
+        ("trian", "", "did you mean train?"),
+        ("--nothing train", "", "unrecognized arguments: --nothing"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_usage_of_the_command_that_was_typed(
+    words: str, usage: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words.split())
+    text = capsys.readouterr().err
+    assert text.startswith(f"usage: python -m workloads {usage} ".replace("  ", " "))
+    assert f"python -m workloads {usage}".strip() + ": error: " in text
+    assert said in text
+
+
+def test_jobs_without_an_action_lists_them(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["jobs"], ["jobs", "--context", "test"]):
+        assert command_line.main(words) == 0
+        assert "on the stack's cluster" in capsys.readouterr().out
+
+
 def test_the_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command_line.main(["--help"])

@@ -108,7 +108,7 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"learning_rates": [1]}, "learning_rates is no field of the configuration; did you mean learning_rate"),
+        ({"learning_rates": [1]}, "learning_rates is no field of the configuration (did you mean learning_rate?)."),
         ({"recipe": ["digits_laptop"]}, "recipe is no field of the configuration"),
         ({"epochs": []}, "epochs has no values"),
         ({"epochs": [1, 2, 1.0]}, "epochs has a value twice in"),
@@ -117,7 +117,7 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
         ({"model": [3]}, "model has 3; it takes a word"),
         ({"model": ["huge"]}, "model is 'huge' but must be one of nano"),
         ({"model": {"uniform": [0, 1]}}, "model is no number, so uniform does not fit"),
-        ({"learning_rate": {"loguniforn": [1, 2]}}, "did you mean loguniform"),
+        ({"learning_rate": {"loguniforn": [1, 2]}}, "(did you mean loguniform?)"),
         ({"learning_rate": {"uniform": [0.1, 0.2], "choice": [1]}}, "instead of one kind of range"),
         ({"learning_rate": {"uniform": [0.2, 0.1]}}, "low below high"),
         ({"learning_rate": {"uniform": [0.1]}}, "it takes [low, high]"),
