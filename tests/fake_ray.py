@@ -40,6 +40,8 @@ class FakeRay:
         self.deaf = False
         self.pending = 0
         self.message = ""
+        self.gone = ""
+        """Address of the node that had the log, once it is gone."""
         self.packages: list[bytes] = []
         self._polls = 0
         self._serving = ExitStack()
@@ -72,6 +74,8 @@ class FakeRay:
         if path.endswith("/stop"):
             self.stopped = True
             return 200, {"stopped": True}
+        if path.endswith("/logs") and self.gone:
+            return 500, f"no agent at {self.gone}"
         if path.endswith("/logs"):
             shown = self.lines[: 2 * self._polls] if not self._ended else self.lines
             return 200, {"logs": "".join(f"{line}\n" for line in shown) + ("" if self._ended else "half a li")}
@@ -92,8 +96,9 @@ class FakeRay:
             "type": "SUBMISSION",
             "submission_id": self.submitted.get("submission_id", "x"),
             "status": status,
-            "entrypoint": "x",
+            "entrypoint": self.submitted.get("entrypoint", "x"),
             "message": self.message,
+            "driver_agent_http_address": f"http://{self.gone}:52365" if self.gone else None,
             "driver_exit_code": self.exit_code if self._ended and self.exit_code >= 0 else None,
         }
 

@@ -35,11 +35,22 @@ def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(
 ) -> None:
     ray.exit_code = 42
     assert command_line.main(["submit", "--", "python3", "hello world.py"]) == 42
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("line")]
-    assert shown == ray.lines
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
     assert ray.submitted["entrypoint"] == "python3 'hello world.py'"
     assert ray.submitted["entrypoint_resources"] == {"driver": 0.01}
     assert not ray.submitted.get("entrypoint_num_cpus")
+
+
+def test_an_exit_code_of_another_program_is_not_taken_for_one_of_ours(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.exit_code = 3
+    for command, own in ((["ls"], True), (["bench"], False)):
+        ray.submitted.clear()
+        assert command_line.main(["submit", "--", *command]) == 3
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert "ended with exit code 3" in last and ("its command's own" in last) is own
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, pytest.param(0.5, marks=pytest.mark.thorough)])

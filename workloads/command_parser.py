@@ -14,9 +14,9 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 class CommandParser(argparse.ArgumentParser):
     """Exits with 2, its own usage and the nearest known word; so do the parsers of its commands."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, *given: Any, **named: Any) -> tuple[Any, list[str]]:
         """As argparse's, but no argument is left over: the first parser that does not know one refuses it."""
-        options, unknown = super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args(*given, **named)
         if unknown:
             near = _near(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", self.format_help()))
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
