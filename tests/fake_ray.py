@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -65,7 +66,13 @@ class FakeRay:
         if path.startswith("/nodes"):
             return 200, {"data": {"summary": []}}
         if path == "/api/jobs/" and method == "GET":
-            return 200, [{**self._details(), "start_time": 1, "entrypoint": "on the stack's cluster"}]
+            return 200, [
+                {
+                    **self._details(),
+                    "start_time": int(time.time() - 3600) * 1000,
+                    "entrypoint": "on the stack's cluster",
+                }
+            ]
         if path == "/api/jobs/" and method == "POST":
             if self.submitted:
                 return 500, f"Job with submission_id {self.submitted['submission_id']} already exists."

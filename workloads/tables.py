@@ -11,8 +11,8 @@ from rich.table import Table
 WIDE = 1000
 """Columns where the output is no terminal: more than any table takes, so that each row is one line."""
 
-_PADDING = re.compile(r" +((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
-"""Spaces at the end of a line, and what resets the terminal's style after them."""
+_PADDING = re.compile(r"(?: |\x1b\[[\d;]*m)+$", re.MULTILINE)
+"""Spaces at the end of a line, and the terminal's styles between and after them."""
 
 
 def show(table: Table, width: int = WIDE) -> None:
@@ -30,4 +30,4 @@ def text(table: Table, console: Console) -> str:
     """A table as a console shows it."""
     with console.capture() as captured:
         console.print(table)
-    return _PADDING.sub(r"\1", captured.get())
+    return _PADDING.sub(lambda found: found[0].replace(" ", ""), captured.get())
