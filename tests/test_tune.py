@@ -6,6 +6,7 @@ import argparse
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import math
 from pathlib import Path
@@ -500,6 +501,17 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
     assert with_it == (tmp_path / "results" / "curves.png").read_bytes() != without
     losses = dataclasses.replace(found, plan=a_plan(5, metric="val/loss"))
     assert losses.best is not None and losses.best.trial.name == "s-001"
+
+
+def test_labels_of_an_axis_do_not_lie_on_one_another_and_its_ends_have_theirs() -> None:
+    for values, ends in (
+        ([0.001, 0.00101, 0.0098, 0.01], ["0.001", "0.01"]),
+        ([f"model-{number:02}" for number in range(60)], ["model-00", "model-59"]),
+        ([0.5], ["0.5"]),
+    ):
+        ticks = plot.scale(values, logarithmic=values[0] == 0.001).ticks
+        assert [ticks[place][1] for place in sorted({0, len(ticks) - 1})] == ends
+        assert all(there - here >= plot.LABEL_HEIGHT for (here, _), (there, _) in itertools.pairwise(ticks))
 
 
 def test_as_many_trials_run_as_fit_and_never_more() -> None:
