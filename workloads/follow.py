@@ -52,7 +52,9 @@ class Jobs:
     """A stack's Jobs API, over a connection that may break."""
 
     def __init__(self, dashboard: Dashboard) -> None:
-        logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
+        # That a job's files are packed, and under which names, is of no use to whoever submits it.
+        for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         self._dashboard = dashboard
         self._client: JobSubmissionClient | None = None
         self._until = math.inf
