@@ -322,6 +322,17 @@ class Tune:
         return given["trial"] if isinstance(given, dict) else str(given)
 
 
+def test_a_search_says_which_of_its_trials_wait_for_a_place_and_which_train(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(), limit=3)
+    assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "s-002"]
+    words = "waiting for 1 worker with 1 CPU: 0 of them up"
+    for trial_id in ("a", "b"):
+        tune.trials.on_trial_result(trial_id, {"at": 0.0, "waits": words})
+    tune.trials.on_trial_result("b", {"at": 0.5, "waits": ""})
+    tune.trials.on_trial_complete("c", {"at": 1.0, "exit_code": 0, **epoch(1, 0.9)})
+    assert f"s-000 {words}, s-001 in epoch 0.5" in tune.said[-1]
+
+
 def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path) -> None:
     tune = Tune(tmp_path, a_plan(), limit=2)
     assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "None"]
