@@ -153,6 +153,8 @@ def _down(state: State, given: argparse.Namespace) -> int:
     interrupted = state.interrupt_holder()
     if interrupted:
         _say(f"interrupted `{interrupted}`")
+    if state.processes():
+        _say("ending what runs here, which takes about 10 s")
     with state.lock("python -m emulator down"):
         names = lifecycle.take_down(state)
     _say(f"ended {', '.join(names)}" if names else "nothing was running")

@@ -125,6 +125,7 @@ class Engine:
             "work_dir": str(self._folder("project")),
             "types": self._types,
         }
+        self._report(f"pulumi {verb} of stack {self._stack}; what stays the same has no line")
         answer = self._ask(request)
         if "error" in answer:
             raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}")
