@@ -81,8 +81,9 @@ image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole, and 
 	    --python-platform x86_64-manylinux_2_28 --only-binary :all: --require-hashes \
 	    -r requirements-workloads.txt -r workloads/image/requirements-index.txt
 
+# 141 is the status of one whose reader has left, as `make plan | head` does: no error to tell of.
 plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
-	@$(PY) -m oasis_stack plan --stack $(STACK)
+	@$(PY) -m oasis_stack plan --stack $(STACK); status=$$?; test $$status = 141 || exit $$status
 
 init: $(CLOUD_STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)
 	@$(PY) -m oasis_stack init --stack $(STACK)

@@ -36,7 +36,9 @@ _VERB = re.compile(rf"( s  )((?:would )?({'|'.join(_COLOURS)})\w*)")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    given = _parser().parse_args(arguments)
+    given, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        given.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     for name in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, a killed build: end as by Ctrl-C
         signal.signal(name, _interrupt)
     try:
@@ -74,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Callable[[State, argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words, description=words)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, refuse=command.error)
         return command
 
     up = add("up", _up, "start the emulated cloud and deploy the stack `local` on it, or apply what changed")
@@ -151,6 +153,8 @@ def _down(state: State, given: argparse.Namespace) -> int:
     interrupted = state.interrupt_holder()
     if interrupted:
         _say(f"interrupted `{interrupted}`")
+    if state.processes():
+        _say("ending what runs here, which takes about 10 s")
     with state.lock("python -m emulator down"):
         names = lifecycle.take_down(state)
     _say(f"ended {', '.join(names)}" if names else "nothing was running")

@@ -108,7 +108,7 @@ class Engine:
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(self._passphrase_file()),
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
-            "PATH": f"{self._state.path('bin')}:{os.environ.get('PATH', '')}",
+            "PATH": f"{self._state.path('bin')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             **_past_proxies(),
             **self._environment,
         }
@@ -125,6 +125,7 @@ class Engine:
             "work_dir": str(self._folder("project")),
             "types": self._types,
         }
+        self._report(f"pulumi {verb} of stack {self._stack}; what stays the same has no line")
         answer = self._ask(request)
         if "error" in answer:
             raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}")

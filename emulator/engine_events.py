@@ -33,6 +33,7 @@ _STEP = re.compile(r"""\.?([^.\["\]]+)|\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]""")
 _UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 """In place of what is known only after an update (pulumi/pulumi, sdk/go/common/resource/plugin/rpc.go)."""
 _VALUE_WIDTH = 60
+_SILENCE_SECONDS = 10.0
 _MARKUP = re.compile(r"<\{%.*?%\}>|\x1b\[[0-9;]*m")
 
 
@@ -40,8 +41,9 @@ class Progress:
     """Listens to one run of the engine; of a preview, it tells what would be done and which properties differ."""
 
     def __init__(self, report: Callable[[str], None], *, preview: bool = False) -> None:
-        self._report, self._preview = report, preview
-        self._begun = time.monotonic()
+        self._tell, self._preview = report, preview
+        self._begun = self._told_at = time.monotonic()
+        self._passed: set[str] = set()
         self._errors: dict[str, list[str]] = {}
         self.changes: dict[str, int] = {}
         """Resources by what happened to them, once the run has ended."""
@@ -59,13 +61,25 @@ class Progress:
             counts = event.summary_event.resource_changes or {}
             self.changes = {str(getattr(op, "value", op)): count for op, count in counts.items()}
 
+    def keep_telling(self) -> None:
+        """Say that the engine still runs, each time that nothing was said for long; does not return."""
+        while True:
+            time.sleep(max(0.1, self._told_at + _SILENCE_SECONDS - time.monotonic()))
+            if time.monotonic() - self._told_at >= _SILENCE_SECONDS:
+                self._report(f"{time.monotonic() - self._begun:6.1f} s  goes on; resources so far: {len(self._passed)}")
+
     def failures(self) -> str:
         """Every resource's errors, one paragraph each; tracebacks went to standard error."""
         told = [(name, message) for name, messages in self._errors.items() for message in dict.fromkeys(messages)]
         reasons = [(name, message) for name, message in told if not _EPILOGUE.fullmatch(message)]
         return "\n".join(f"  {name}: {message}" for name, message in reasons or told)
 
+    def _report(self, line: str) -> None:
+        self._told_at = time.monotonic()
+        self._tell(line)
+
     def _finished(self, metadata: Any) -> None:
+        self._passed.add(metadata.urn)
         if _op(metadata) in _QUIET:
             return
         kept = _op(metadata) == "delete" and metadata.old is not None and metadata.old.retain_on_delete

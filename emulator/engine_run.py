@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ def main() -> None:
     reports, sys.stdout = sys.stdout, sys.stderr
 
     def report(**content: object) -> None:
-        print(json.dumps(content), file=reports, flush=True)
+        reports.write(json.dumps(content) + "\n")  # at once: of several threads
+        reports.flush()
 
     progress = Progress(lambda line: report(line=line), preview=request["verb"] == "preview")
+    threading.Thread(target=progress.keep_telling, daemon=True).start()
     try:
         stack = _stack(request)
         outputs = _carry_out(stack, request, progress.heard)

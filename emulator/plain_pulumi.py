@@ -1,7 +1,8 @@
 """The `pulumi` of a person's shell on the emulator: looks things up, and says what to type instead of all else.
 
 The program runs inside the emulator's own engine process: plain Pulumi finds no way to run it, and would write into the
-tracked stack file before it says so. Run by file, without the checkout's modules or packages, as it starts often.
+tracked stack file before it says so. What writes that file on purpose adds an encryption of its own to it. Run by file,
+without the checkout's modules or packages, as it starts often.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ FOLDER = "emulator-shell"
 
 _TAKE_A_VALUE = frozenset(
     {
-        *("-C", "--cwd", "-s", "--stack", "-v", "--verbose", "--color"),
+        *("-C", "--cwd", "-s", "--stack", "-v", "--verbose", "--color", "--config-file"),
         *("--memprofilerate", "--otel-traces", "--profiling", "--tracing"),
     }
 )
-"""Of the options that may stand before a command (`pulumi --help`, 3.259), those whose value is the next word."""
+"""Of the options that may stand before a command (`pulumi --help` and `pulumi config --help`, 3.259), those whose value
+is the next word."""
+
+_CONFIG = ("config", "conf", "cfg")
 
 _INSTEAD = {
     "preview": "{python} -m emulator preview",
@@ -32,9 +36,7 @@ _INSTEAD = {
     "destroy": "{python} -m emulator destroy",
     "down": "{python} -m emulator destroy",
     "dn": "{python} -m emulator destroy",
-    "config": "$EDITOR Pulumi.local.yaml; {python} -m emulator preview",
-    "conf": "$EDITOR Pulumi.local.yaml; {python} -m emulator preview",
-    "cfg": "$EDITOR Pulumi.local.yaml; {python} -m emulator preview",
+    **dict.fromkeys(_CONFIG, "$EDITOR Pulumi.local.yaml; {python} -m emulator preview"),
     "import": "$EDITOR __main__.py; {python} -m emulator preview",
     "stack init": "{python} -m emulator up",
     "stack rm": "{python} -m emulator down",
@@ -51,13 +53,15 @@ def main(arguments: Sequence[str]) -> int:
     words = _words(given)
     command = " ".join(words[: 2 if words[:1] == ["stack"] else 1])
     instead = _INSTEAD.get(command)
-    if instead is None or {"-h", "--help"} & set(given):
+    reads = command in _CONFIG and words[1:2] in ([], ["get"])
+    if instead is None or reads or {"-h", "--help"} & set(given):
         os.execv(program, ["pulumi", *given])
+    writes = words[0] in ("stack", *_CONFIG)
+    why = "it would change the stack file" if writes else "plain Pulumi cannot run the program on the emulated cloud"
     beside = os.path.relpath(sys.executable)
     python = sys.executable if beside.startswith("..") else beside
     print(
-        f"pulumi {command}: plain Pulumi cannot run the program on the emulated cloud; nothing was done. "
-        "Type instead:\n  "
+        f"pulumi {' '.join(words[: 2 if writes else 1])}: {why}; nothing was done. Type instead:\n  "
         f"{instead.format(python=python)}\nFor a stack on Google Cloud use a shell without the emulator's `env`.",
         file=sys.stderr,
     )

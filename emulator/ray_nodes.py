@@ -30,6 +30,9 @@ _MIB = 1024 * 1024
 _ANSWER_SECONDS = 30
 """How long a dashboard whose nodes all run may take to count them; a busy machine's misses single answers."""
 
+_TELL_SECONDS = 10.0
+"""How often a wait for nodes is told where none of them comes."""
+
 _STARTS = 3
 """Ray gives parts of itself times to answer in that cannot be set, and that a machine does not keep which is busy with
 something else, such as another demo; the next start finds files and compiled modules in memory."""
@@ -49,6 +52,7 @@ _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's Train page
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    "RAY_worker_maximum_startup_concurrency": "12",  # as in the stack, where the head has 4 CPUs
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",  # two ranks on two cores, else their threads fight
 }
@@ -113,10 +117,10 @@ def start(
         return
     variables = _variables(mounts or state.directory, deployed, environ)
     deadline = time.monotonic() + timeout_seconds
-    report(f"starting Ray's head on {url} and {len(WORKERS)} workers")
+    report(f"starting Ray's head on {url} and {len(WORKERS)} workers, which takes 10 to 30 s")
     for left in reversed(range(_STARTS)):
         try:
-            _start(state, url, deployed.token, variables, worker_cpus, deadline)
+            _start(state, url, deployed.token, variables, worker_cpus, deadline, report)
             break
         except _EndedError as error:
             if not left or time.monotonic() > deadline:
@@ -129,13 +133,21 @@ def _is_up(state: State, names: Sequence[str], url: str, token: str) -> bool:
     if not all(state.process(name) for name in names):
         return False
     try:
-        _await_nodes(state, names, url, token, time.monotonic() + _ANSWER_SECONDS)
+        _await_nodes(state, names, url, token, time.monotonic() + _ANSWER_SECONDS, lambda _line: None)
     except EmulatorError:
         return False
     return True
 
 
-def _start(state: State, url: str, token: str, variables: Mapping[str, str], worker_cpus: int, deadline: float) -> None:
+def _start(
+    state: State,
+    url: str,
+    token: str,
+    variables: Mapping[str, str],
+    worker_cpus: int,
+    deadline: float,
+    report: Callable[[str], None],
+) -> None:
     stop(state)
     names = (HEAD, *WORKERS)
     try:
@@ -145,7 +157,7 @@ def _start(state: State, url: str, token: str, variables: Mapping[str, str], wor
             is_head = name == HEAD
             command = _head_command(state, url, gcs) if is_head else _worker_command(state, name, gcs, worker_cpus)
             state.spawn(name, _without_users_ray(variables, command), env=variables)
-        _await_nodes(state, names, url, token, deadline)
+        _await_nodes(state, names, url, token, deadline, report)
     except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
         stop(state)
         raise
@@ -260,8 +272,14 @@ def _refuse_taken(port: int, url: str) -> None:
             ) from None
 
 
-def _await_nodes(state: State, names: Sequence[str], url: str, token: str, deadline: float) -> None:
-    while ray_dashboard.nodes_alive(url, token) != len(names):
+def _await_nodes(
+    state: State, names: Sequence[str], url: str, token: str, deadline: float, report: Callable[[str], None]
+) -> None:
+    said, said_at = 0, time.monotonic()
+    while (alive := ray_dashboard.nodes_alive(url, token)) != len(names):
+        if alive != said or time.monotonic() - said_at >= _TELL_SECONDS:
+            said, said_at = alive, time.monotonic()
+            report(f"{alive} of Ray's {len(names)} nodes are up; waiting for the others")
         ended = [name for name in names if not state.process(name)]
         if ended or time.monotonic() > deadline:
             name = ended[0] if ended else HEAD

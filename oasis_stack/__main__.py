@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
             name, help=does, description=f"{does[0].upper()}{does[1:]}.\n{more}", formatter_class=root.formatter_class
         )
         made.add_argument("--stack", default="dev", help="Pulumi.<stack>.yaml is read (default: dev)")
+        made.set_defaults(refuse=made.error)
         return made
 
     command("plan", "show every setting and where it comes from, the addresses and the ladder; touches nothing", _PLAN)
@@ -97,7 +98,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None, directory: Path = stack_file.ROOT) -> int:
     """Run one command; its exit status."""
-    options = parser().parse_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        options.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return _run(options, Stack.named(options.stack, directory))
     except (SettingsError, StackFileError) as error:

@@ -15,7 +15,7 @@ import pulumi
 from pulumi.dynamic import Resource
 
 from oasis_stack.live_state import Cluster, Refused, fetch
-from oasis_stack.polling import until_none
+from oasis_stack.polling import say, until_none
 from oasis_stack.wait import Waiter, is_established, secret_kubeconfig
 
 TIMEOUT_MINUTES = 5
@@ -36,8 +36,10 @@ class _ChartDefinitions(Waiter):
                 made.extend(str(definition["metadata"]["name"]) for definition in found)
             return [name for name in made if not is_established(cluster.definition(name))]
 
+        subject = f"bringing the resource types of {chart} {version} to the cluster"
+        say(subject)
         until_none(
-            f"bringing the resource types of {chart} {version} to the cluster",
+            subject,
             not_served,
             TIMEOUT_MINUTES,
             f"Check that this machine reaches {repository}, or name a mirror of it in the stack file. Then run "

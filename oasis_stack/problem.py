@@ -26,7 +26,8 @@ class Problem:
         held = (
             "is no setting" if self.value is UNKNOWN else "is missing" if self.value is None else f"is {self.value!r}"
         )
-        return f"{config_key(self.key)} {held}; allowed: {self.allowed}. {self.remedy[:1].upper()}{self.remedy[1:]}."
+        remedy = f"{self.remedy[:1].upper()}{self.remedy[1:]}{'' if self.remedy.endswith('?') else '.'}"
+        return f"{config_key(self.key)} {held}; allowed: {self.allowed}. {remedy}"
 
 
 class SettingsError(ValueError):

@@ -28,6 +28,11 @@ DRAIN_SECONDS, GRACE_SECONDS = 120, 150
 MAX_RUN_VARIABLE = "OASIS_MAX_RUN_SECONDS"
 """In GPU workers of a ladder with flex-start: GKE takes such a node so many seconds after its start, whatever runs."""
 
+HEAD_STARTS_PER_CPU = 3
+"""Processes that the head may start at once, for each of its CPUs (SkyPilot's figure, sky/provision/instance_setup.py).
+Of four times as many Ray warns in the output of every job (ray 2.60, raylet/worker_pool.cc). Unset it is one in all, as
+the head offers no CPUs (_private/services.py, start_raylet), and each trial of a search has five processes there."""
+
 CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """No pod of Ray is privileged; Google's RDMA test pods dropped IPC_LOCK in 2025 (container-engine-accelerators)."""
 
@@ -78,6 +83,8 @@ def head_template(context: PodContext, size: PodSize, node_labels: Mapping[str, 
     volumes = pod_volumes(context.mounts, size, local_ssds=0, training=False)
     container = _container("ray-head", context, size, volumes)
     ports = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
+    starts = {"name": "RAY_worker_maximum_startup_concurrency", "value": str(HEAD_STARTS_PER_CPU * size.cpus)}
+    container["env"].append(starts)
     container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
     pod = _pod(context, container, volumes, HEAD_GRACE_SECONDS)
     pod["nodeSelector"] = dict(node_labels)

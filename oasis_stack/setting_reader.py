@@ -142,7 +142,7 @@ class Reader:
         near = near or [known for known in self._known if known.rsplit(".", 1)[-1] == last]
         section = plain.rpartition(".")[0]
         siblings = [known for known in self._known if known.rpartition(".")[0] == section]
-        remedy = f"did you mean {config_key(near[0])}" if near else "remove it; a setting without effect is not kept"
+        remedy = f"did you mean {config_key(near[0])}?" if near else "remove it; a setting without effect is not kept"
         self._refuse(key, UNKNOWN, f"the keys {', '.join(config_key(known) for known in siblings)}", remedy)
 
     def _refuse(self, key: str, value: object, allowed: str, remedy: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -40,6 +41,8 @@ class FakeRay:
         self.deaf = False
         self.pending = 0
         self.message = ""
+        self.gone = ""
+        """Address of the node that had the log, once it is gone."""
         self.packages: list[bytes] = []
         self._polls = 0
         self._serving = ExitStack()
@@ -63,7 +66,13 @@ class FakeRay:
         if path.startswith("/nodes"):
             return 200, {"data": {"summary": []}}
         if path == "/api/jobs/" and method == "GET":
-            return 200, [{**self._details(), "start_time": 1, "entrypoint": "on the stack's cluster"}]
+            return 200, [
+                {
+                    **self._details(),
+                    "start_time": int(time.time() - 3600) * 1000,
+                    "entrypoint": "on the stack's cluster",
+                }
+            ]
         if path == "/api/jobs/" and method == "POST":
             if self.submitted:
                 return 500, f"Job with submission_id {self.submitted['submission_id']} already exists."
@@ -72,6 +81,8 @@ class FakeRay:
         if path.endswith("/stop"):
             self.stopped = True
             return 200, {"stopped": True}
+        if path.endswith("/logs") and self.gone:
+            return 500, f"no agent at {self.gone}"
         if path.endswith("/logs"):
             shown = self.lines[: 2 * self._polls] if not self._ended else self.lines
             return 200, {"logs": "".join(f"{line}\n" for line in shown) + ("" if self._ended else "half a li")}
@@ -92,8 +103,9 @@ class FakeRay:
             "type": "SUBMISSION",
             "submission_id": self.submitted.get("submission_id", "x"),
             "status": status,
-            "entrypoint": "x",
+            "entrypoint": self.submitted.get("entrypoint", "x"),
             "message": self.message,
+            "driver_agent_http_address": f"http://{self.gone}:52365" if self.gone else None,
             "driver_exit_code": self.exit_code if self._ended and self.exit_code >= 0 else None,
         }
 

@@ -78,7 +78,8 @@ def test_a_reader_that_leaves_ends_a_command_on_a_stack_quietly(
 def test_a_reader_that_leaves_ends_a_list_of_runs_quietly(tmp_path: Path) -> None:
     (tmp_path / "mine" / "journal").mkdir(parents=True)
     (tmp_path / "mine" / "journal" / "1").write_text("{}")
-    assert without_a_reader(["-m", "workloads", "runs", "list", "--storage", str(tmp_path)]) == (141, "")
+    listed = without_a_reader(["-m", "workloads", "runs", "list", "--storage", str(tmp_path)])
+    assert listed == (141, f"runs in {tmp_path}\n")
 
 
 def test_a_message_of_failure_that_nobody_reads_is_no_second_failure() -> None:

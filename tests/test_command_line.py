@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from emulator import __main__ as emulator_command_line
 from oasis_stack import __main__ as command_line
 from oasis_stack.command_line import image, stack_file
 
@@ -149,13 +150,22 @@ def test_wrong_settings_end_a_command_before_it_calls_anything(
 
     for command in ("plan", "preview", "up", "destroy", "destroy-plan", "image"):
         assert run(command) == 2
-        assert "did you mean oasis:name" in capsys.readouterr().err.replace("Did", "did")
+        assert " Did you mean oasis:name?\n" in capsys.readouterr().err
     assert programs.calls == []
 
 
 def test_a_stack_without_a_file_ends_with_usage(run: Callable[..., int], capsys: Any) -> None:
     assert run("plan", "--stack", "prod") == 2
     assert "Copy Pulumi.dev.yaml to Pulumi.prod.yaml" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_answered_with_the_usage_of_the_command_that_was_typed(capsys: Any) -> None:
+    for program, main in (("oasis_stack", command_line.main), ("emulator", emulator_command_line.main)):
+        with pytest.raises(SystemExit, match="2"):
+            main(["up", "--nothing"])
+        said = capsys.readouterr().err
+        assert said.startswith(f"usage: python -m {program} up ")
+        assert f"python -m {program} up: error: unrecognized arguments: --nothing" in said
 
 
 def test_a_missing_program_is_answered_with_how_to_install_it(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from workloads import curve
 
 
@@ -73,6 +75,22 @@ def test_the_charts_fit_a_terminal_of_80_columns() -> None:
     lines = curve.table(epochs(300, best=200)).splitlines()
     assert max(map(len, lines)) <= 80
     assert "validation loss 0.003" in "\n".join(lines) and "validation accuracy" in "\n".join(lines)
+
+
+def test_the_picture_shows_every_value_and_its_legend_nothing_else() -> None:
+    def step(epoch: float, accuracy: float) -> dict[str, Any]:
+        return {"event": "step", "epoch": epoch, "train/loss": 2.0, "train/accuracy": accuracy}
+
+    steps = [step(0.1, 0.12), step(0.5, 0.4), step(1.0, 0.7)]
+    named = {"training, augmented: each step", "training, augmented: each epoch", "validation"}
+    for history, labels in (([*steps, *epochs(9, best=9)], named), ([*steps, *epochs(1, best=1)], named), (steps, {})):
+        for axes in curve.figure_of(history, "demo").axes:
+            low, high = axes.get_ylim()
+            drawn = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+            for values, line in ((np.asarray(line.get_ydata()), line) for line in drawn):
+                assert low <= values.min() and values.max() <= high
+                assert (len(values) > 1) == (line.get_linestyle() == "-")
+            assert {str(line.get_label()) for line in drawn} == (labels or {"training, augmented: each step"})
 
 
 def test_the_curve_is_a_png_also_for_a_run_that_finished_no_epoch() -> None:

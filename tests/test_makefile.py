@@ -91,6 +91,18 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
     assert not Path("/proc", pid.read_text().strip()).exists()
 
 
+def test_a_plan_whose_reader_leaves_is_no_error_of_makes_and_a_wrong_one_is(checkout: Path) -> None:
+    left = start(checkout, "plan", "STACK=local", "--no-print-directory", variables=environment())
+    assert left.stdout is not None
+    left.stdout.close()
+    assert left.wait(60) == 0
+
+    wrong = start(checkout, "plan", "STACK=none", variables=environment())
+    said, _ = wrong.communicate(timeout=60)
+    assert wrong.returncode == 2
+    assert "Error 2" in said
+
+
 @pytest.fixture
 def belongings(checkout: Path) -> list[Path]:
     """What a person has made in the checkout."""

@@ -215,6 +215,14 @@ def test_training_asks_about_a_preemption_often_enough_for_spot(deploy: Deploy) 
         assert environment(template["spec"]["containers"][0])["RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"] == "1"
 
 
+def test_ray_does_not_warn_of_the_processes_of_as_many_trials_as_the_head_holds(deploy: Deploy) -> None:
+    container = pod(spec(deploy)["headGroupSpec"])["containers"][0]
+    resources = container["resources"]["limits"]
+    warned_at = 4 * int(environment(container)["RAY_worker_maximum_startup_concurrency"])  # ray 2.60, worker_pool.cc
+    # A trial has five there, and they and its `train` take 2 GiB.
+    assert warned_at >= 5 * int(resources["memory"].removesuffix("Gi")) / 2
+
+
 def test_only_gpu_workers_of_a_ladder_with_flex_start_learn_when_their_node_goes(deploy: Deploy) -> None:
     for seconds, shown in ((86400, "86400"), (None, None)):
         found = spec(deploy, gpu=gpu_group(max_run_seconds=seconds))

@@ -92,10 +92,21 @@ def test_a_detached_rayjob_is_listed_shown_attached_to_and_stopped_by_its_id(
     listed = capsys.readouterr().out
     assert f"{name}-abcde" in listed and "sleep 100" in listed and "on the stack's cluster" in listed
     assert command_line.main(["jobs", "logs", "last"]) == 0
-    assert capsys.readouterr().out == "half a li"  # so far
+    assert capsys.readouterr().out.splitlines()[-1] == "half a li"  # so far
     assert command_line.main(["jobs", "attach", name]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("line")] == ray.lines
     assert [job["spec"]["ttlSecondsAfterFinished"] for job in stub_kubectl.ray_jobs(tmp_path)] == [0]
+
+
+@pytest.mark.parametrize("alone", [[], ["--ray-job"]])
+def test_a_log_that_went_with_its_node_is_told_of(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], alone: list[str]
+) -> None:
+    assert command_line.main(["submit", *alone, "--detach", "--", "true"]) == 0
+    name = capsys.readouterr().out.strip()
+    ray.gone = "10.0.0.9"
+    assert command_line.main(["jobs", "logs", name]) == 0
+    assert f"the output of job {name} is not shown: node 10.0.0.9, which ran it, no longer" in capsys.readouterr().err
 
 
 def test_stopping_a_rayjob_stops_its_job_and_one_without_a_job_is_removed(
@@ -144,7 +155,9 @@ def test_a_job_that_ended_while_its_cluster_was_out_of_reach_has_the_exit_code_t
     assert "ended out of sight" in capsys.readouterr().err
     name = stub_kubectl.ray_jobs(tmp_path)[0]["metadata"]["name"]
     assert command_line.main(["jobs", "attach", name]) == code
-    assert status.get("message", "") in capsys.readouterr().out
+    attached = capsys.readouterr()
+    assert status.get("message", "") in attached.out
+    assert ("ended with exit code 42, its command's own" in attached.err) == (code == 42)
 
 
 def break_kubectl(folder: Path, word: str, answer: str) -> None:

@@ -104,8 +104,10 @@ def test_list_tells_the_newest_step_the_size_the_age_and_what_is_complete(place:
         name: sum(entry.size for entry in entries) for name, entries in listed.items()
     }
     assert all(abs(time.time() - row["modified"]) < 60 for row in rows.values())
+    assert runs.errors == ""
     assert runs("list") == 0
     assert "sweep/trial-1" in runs.output
+    assert runs.errors == f"runs in {place.uri}\n"
 
 
 def test_show_tells_of_checkpoints_journal_and_results(place: Folder, runs: Command) -> None:

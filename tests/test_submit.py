@@ -35,11 +35,22 @@ def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(
 ) -> None:
     ray.exit_code = 42
     assert command_line.main(["submit", "--", "python3", "hello world.py"]) == 42
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("line")]
-    assert shown == ray.lines
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
     assert ray.submitted["entrypoint"] == "python3 'hello world.py'"
     assert ray.submitted["entrypoint_resources"] == {"driver": 0.01}
     assert not ray.submitted.get("entrypoint_num_cpus")
+
+
+def test_an_exit_code_of_another_program_is_not_taken_for_one_of_ours(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.exit_code = 3
+    for command, own in ((["ls"], True), (["bench"], False)):
+        ray.submitted.clear()
+        assert command_line.main(["submit", "--", *command]) == 3
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert "ended with exit code 3" in last and ("its command's own" in last) is own
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, pytest.param(0.5, marks=pytest.mark.thorough)])
@@ -374,6 +385,38 @@ def test_a_secret_is_refused_wherever_it_is_named_and_its_value_is_not_shown(
     said = capsys.readouterr().err
     assert "variable WANDB_API_KEY looks like a secret" in said and "hidden" not in said
     assert not ray.submitted
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "said"),
+    [
+        ("train --recpie x", "train", "unrecognized arguments: --recpie x; did you mean --recipe?"),
+        ("tune --space a --trials 3", "tune", "unrecognized arguments: --trials 3"),
+        ("submit --nothing -- train", "submit", "unrecognized arguments: --nothing"),
+        ("jobs list --stak local", "jobs list", "unrecognized arguments: --stak local; did you mean --stack?"),
+        ("jobs --stak=local", "jobs list", "unrecognized arguments: --stak=local; did you mean --stack?"),
+        ("runs gc --kep 3", "runs gc", "did you mean --keep?"),
+        ("bench compare a b --other", "bench compare", "unrecognized arguments: --other"),
+        ("trian --recipe x", "", "(choose from 'doctor', 'train', "),
+        ("trian", "", "did you mean train?"),
+        ("--nothing train", "", "unrecognized arguments: --nothing"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_usage_of_the_command_that_was_typed(
+    words: str, usage: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words.split())
+    text = capsys.readouterr().err
+    assert text.startswith(f"usage: python -m workloads {usage} ".replace("  ", " "))
+    assert f"python -m workloads {usage}".strip() + ": error: " in text
+    assert said in text
+
+
+def test_jobs_without_an_action_lists_them(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["jobs"], ["jobs", "--context", "test"]):
+        assert command_line.main(words) == 0
+        assert "on the stack's cluster" in capsys.readouterr().out
 
 
 def test_the_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

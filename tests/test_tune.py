@@ -6,6 +6,7 @@ import argparse
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import math
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"learning_rates": [1]}, "learning_rates is no field of the configuration; did you mean learning_rate"),
+        ({"learning_rates": [1]}, "learning_rates is no field of the configuration (did you mean learning_rate?)."),
         ({"recipe": ["digits_laptop"]}, "recipe is no field of the configuration"),
         ({"epochs": []}, "epochs has no values"),
         ({"epochs": [1, 2, 1.0]}, "epochs has a value twice in"),
@@ -117,7 +118,7 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
         ({"model": [3]}, "model has 3; it takes a word"),
         ({"model": ["huge"]}, "model is 'huge' but must be one of nano"),
         ({"model": {"uniform": [0, 1]}}, "model is no number, so uniform does not fit"),
-        ({"learning_rate": {"loguniforn": [1, 2]}}, "did you mean loguniform"),
+        ({"learning_rate": {"loguniforn": [1, 2]}}, "(did you mean loguniform?)"),
         ({"learning_rate": {"uniform": [0.1, 0.2], "choice": [1]}}, "instead of one kind of range"),
         ({"learning_rate": {"uniform": [0.2, 0.1]}}, "low below high"),
         ({"learning_rate": {"uniform": [0.1]}}, "it takes [low, high]"),
@@ -321,6 +322,17 @@ class Tune:
         return given["trial"] if isinstance(given, dict) else str(given)
 
 
+def test_a_search_says_which_of_its_trials_wait_for_a_place_and_which_train(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(), limit=3)
+    assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "s-002"]
+    words = "waiting for 1 worker with 1 CPU: 0 of them up"
+    for trial_id in ("a", "b"):
+        tune.trials.on_trial_result(trial_id, {"at": 0.0, "waits": words})
+    tune.trials.on_trial_result("b", {"at": 0.5, "waits": ""})
+    tune.trials.on_trial_complete("c", {"at": 1.0, "exit_code": 0, **epoch(1, 0.9)})
+    assert f"s-000 {words}, s-001 in epoch 0.5" in tune.said[-1]
+
+
 def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path) -> None:
     tune = Tune(tmp_path, a_plan(), limit=2)
     assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "None"]
@@ -500,6 +512,17 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
     assert with_it == (tmp_path / "results" / "curves.png").read_bytes() != without
     losses = dataclasses.replace(found, plan=a_plan(5, metric="val/loss"))
     assert losses.best is not None and losses.best.trial.name == "s-001"
+
+
+def test_labels_of_an_axis_do_not_lie_on_one_another_and_its_ends_have_theirs() -> None:
+    for values, ends in (
+        ([0.001, 0.00101, 0.0098, 0.01], ["0.001", "0.01"]),
+        ([f"model-{number:02}" for number in range(60)], ["model-00", "model-59"]),
+        ([0.5], ["0.5"]),
+    ):
+        ticks = plot.scale(values, logarithmic=values[0] == 0.001).ticks
+        assert [ticks[place][1] for place in sorted({0, len(ticks) - 1})] == ends
+        assert all(there - here >= plot.LABEL_HEIGHT for (here, _), (there, _) in itertools.pairwise(ticks))
 
 
 def test_as_many_trials_run_as_fit_and_never_more() -> None:

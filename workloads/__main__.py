@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from workloads import closed_pipe
+from workloads.command_parser import CommandParser
 from workloads.environment import EnvironmentContractError
 from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
 
@@ -43,6 +44,8 @@ exit codes:
   0 ok   2 usage   3 infeasible   4 no capacity in time   5 failed   6 wrong data or wrong collective result
   7 token, key or permission   8 this place lacks something   9 bad fabric   130 interrupted
   141 nobody read on (| head)
+  `submit` and `jobs attach` end with the job's: of a command that is not one of these, with the command's own, and
+  their last line says so
 """
 
 
@@ -56,6 +59,8 @@ class Command:
     """Library that the command cannot do without, looked for before anything is started."""
     explains: bool = False
     """Whether it has `--dry-run`, and its module `explain_<name>`, which says the same of another place than here."""
+    action: str = ""
+    """What it does where none of its actions is named."""
 
 
 COMMANDS = {
@@ -72,8 +77,13 @@ COMMANDS = {
     "digits": Command("workloads.digits", "write a small data set of real images", "sklearn"),
     "shards": Command("workloads.convnext.pack", "turn an image folder into tar shards", "numpy"),
     "submit": Command("workloads.submit", "run any command as a job on a stack's Ray"),
-    "jobs": Command("workloads.jobs", "list, follow and stop jobs"),
-    "runs": Command("workloads.runs", "list, verify, mend and tidy what runs have left in the runs bucket", "pyarrow"),
+    "jobs": Command("workloads.jobs", "list, follow and stop jobs", action="list"),
+    "runs": Command(
+        "workloads.runs",
+        "list, verify, mend and tidy what runs have left in the runs bucket",
+        "pyarrow",
+        action="list",
+    ),
     "status": Command("workloads.status", "what the stack's Ray has and what runs on it"),
 }
 
@@ -117,6 +127,10 @@ def _run(arguments: list[str]) -> int:
 def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callable[..., int]]:
     command = next((word for word in arguments if not word.startswith("-")), "")
     parser, function = _parser(command, verb)
+    if function and (action := COMMANDS[command].action):
+        at = arguments.index(command) + 1
+        if all(word.startswith("-") for word in arguments[at : at + 1]) and not {"-h", "--help"} & set(arguments):
+            arguments = [*arguments[:at], action, *arguments[at:]]
     options = parser.parse_args(arguments)
     assert function is not None  # argparse has refused what is no command
     options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
@@ -129,7 +143,7 @@ def _explain(error: WorkloadError) -> int:
 
 
 def _parser(chosen: str, verb: str = "run") -> tuple[argparse.ArgumentParser, Callable[..., int] | None]:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m workloads",
         description="Train and measure on a Ray cluster, or on this machine.",
         epilog=EPILOG,

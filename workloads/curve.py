@@ -67,6 +67,13 @@ def draw(records: Sequence[Record], title: str) -> bytes:
         records: one run's merged journal.
         title: what was trained on what.
     """
+    image = io.BytesIO()
+    figure_of(records, title).savefig(image, format="png")
+    return image.getvalue()
+
+
+def figure_of(records: Sequence[Record], title: str) -> Figure:
+    """What `draw` draws."""
     figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, color=INK, fontsize=12, fontweight="bold", x=0.01, ha="left")
@@ -76,11 +83,10 @@ def draw(records: Sequence[Record], title: str) -> bytes:
     _panel(loss, steps, epochs, "loss")
     _panel(accuracy, steps, epochs, "accuracy")
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    accuracy.set_ylim(min(0.5, accuracy.dataLim.y0) - 0.02, 1.01)
     if epochs:
         _mark_last(loss, epochs[-1]["epoch"], epochs[-1]["val/loss"], f"{epochs[-1]['val/loss']:.3f}")
         _mark_last(accuracy, epochs[-1]["epoch"], epochs[-1]["val/accuracy"], f"{epochs[-1]['val/accuracy']:.1%}")
-        low = min(record["val/accuracy"] for record in epochs)
-        accuracy.set_ylim(min(low, 0.5) - 0.02, 1.01)
     marked = {why: found for why, found in resumptions(records).items() if found}
     for axes in (loss, accuracy):
         for why, found in marked.items():
@@ -88,9 +94,7 @@ def draw(records: Sequence[Record], title: str) -> bytes:
                 axes.axvline(record["epoch"], color=FAINT, linewidth=1, linestyle=MARKS[why], zorder=0)
     if marked:
         _explain(accuracy, marked)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
+    return figure
 
 
 def _panel(axes: Axes, steps: Sequence[Record], epochs: Sequence[Record], quantity: str) -> None:
@@ -102,13 +106,20 @@ def _panel(axes: Axes, steps: Sequence[Record], epochs: Sequence[Record], quanti
     axes.spines["bottom"].set_color(FAINT)
     axes.tick_params(colors=INK, length=0, labelsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.plot([r["epoch"] for r in steps], [r[f"train/{quantity}"] for r in steps], color=TRAIN, alpha=0.3, linewidth=1)
-    ends = [r["epoch"] for r in epochs]
-    axes.plot(ends, [r[f"train/{quantity}"] for r in epochs], color=TRAIN, linewidth=1.8, label="training, augmented")
-    axes.plot(ends, [r[f"val/{quantity}"] for r in epochs], color=VALIDATION, linewidth=2.2, label="validation")
+    _line(axes, steps, f"train/{quantity}", "training, augmented: each step", color=TRAIN, alpha=0.3, linewidth=1)
+    _line(axes, epochs, f"train/{quantity}", "training, augmented: each epoch", color=TRAIN, linewidth=1.8)
+    _line(axes, epochs, f"val/{quantity}", "validation", color=VALIDATION, linewidth=2.2)
     axes.set_xlim(left=0)
     axes.margins(x=0.08)
-    axes.legend(facecolor="white", edgecolor="none", framealpha=0.9, fontsize=9, labelcolor=INK, loc="best")
+    if axes.lines:
+        axes.legend(facecolor="white", edgecolor="none", framealpha=0.9, fontsize=9, labelcolor=INK, loc="best")
+
+
+def _line(axes: Axes, records: Sequence[Record], name: str, label: str, **look: Any) -> None:
+    """A line through the records' values; a point where there is one alone, and nothing where there is none."""
+    if records:
+        alone = {"marker": "o", "markersize": 5, "linestyle": "none"} if len(records) == 1 else {}
+        axes.plot([r["epoch"] for r in records], [r[name] for r in records], label=label, **alone, **look)
 
 
 def _mark_last(axes: Axes, epoch: float, value: float, label: str) -> None:

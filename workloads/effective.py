@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
-from workloads import environment, session
+from workloads import environment, session, tables
 from workloads.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -224,8 +223,7 @@ def _print_table(settings: Sequence[Setting]) -> None:
     for setting in settings:
         style = {"flag": "bold cyan", DEFAULT: "dim"}.get(setting.origin.partition(" ")[0], "")
         table.add_row(setting.name, _text(setting.value), setting.origin, style=style)
-    # Not markup: a value may hold square brackets.
-    Console(markup=False, highlight=False).print(table)
+    tables.show(table)
 
 
 def _request(bundles: Sequence[Mapping[str, float]], strategy: str) -> str:

@@ -37,6 +37,9 @@ PATIENCE_SECONDS = 180.0
 STOP_SECONDS = 60.0
 """How long a job may take to stop before we leave: twice what Ray gives it (RAY_JOB_STOP_WAIT_TIME_S) until SIGKILL."""
 
+OURS = "python -m workloads"
+"""With what the command of a job begins that is one of this package."""
+
 _START_TIMEOUT = "RAY_JOB_START_TIMEOUT_SECONDS"  # Ray names it in its verdict on a job that found no place in time
 _LEAST_PAUSE_SECONDS = 1.0
 _SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it; later, one as often
@@ -49,7 +52,9 @@ class Jobs:
     """A stack's Jobs API, over a connection that may break."""
 
     def __init__(self, dashboard: Dashboard) -> None:
-        logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
+        # That a job's files are packed, and under which names, is of no use to whoever submits it.
+        for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         self._dashboard = dashboard
         self._client: JobSubmissionClient | None = None
         self._until = math.inf
@@ -205,6 +210,19 @@ def missing_log(details: JobDetails, characters: int) -> str:
     return f"the output of job {details.submission_id} is not shown: node {node}, which ran it, no longer has its log"
 
 
+def show_log(jobs: Jobs, submission_id: str) -> None:
+    """Print a job's log so far, or why there is none.
+
+    Raises:
+        UsageError: Ray knows no job of that id.
+    """
+    details = jobs.details(submission_id)
+    log = jobs.log(submission_id)
+    print(log, end="")
+    if problem := missing_log(details, len(log)):
+        tell(problem)
+
+
 def tell(text: str) -> None:
     """Say one sentence about the submission, beside what the job says: standard output is the job's."""
     progress.emit({"event": "note", "text": text}, sys.stderr)
@@ -227,8 +245,14 @@ def exit_code(details: JobDetails) -> int:
     if not code:
         print(f"job {details.submission_id} failed: {(details.message or '').strip()}", file=sys.stderr)
         return WorkloadFailedError.exit_code
-    print(f"job {details.submission_id} ended with exit code {code}", file=sys.stderr)
+    print(f"job {details.submission_id} ended with exit code {code}{whose(details.entrypoint)}", file=sys.stderr)
     return code if code > 0 else 128 - code  # a signal, as shells report it
+
+
+def whose(entrypoint: str) -> str:
+    """What is said after the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
+    ours = entrypoint.startswith(f"{OURS} ")
+    return "" if ours else ", its command's own: it is none of those that `python -m workloads --help` explains"
 
 
 def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:

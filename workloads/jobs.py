@@ -6,24 +6,21 @@ A job is on the stack's own cluster, or a RayJob with a cluster of its own; its 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from ray.job_submission import JobDetails
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from workloads import ray_job_actions, ray_job_status, results, stack
+from workloads import ray_job_actions, ray_job_status, results, stack, tables
 from workloads.dashboard import reach
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
-from workloads.follow import Follower, Jobs, exit_code, missing_log, tell
+from workloads.follow import Follower, Jobs, exit_code, show_log
 from workloads.ray_job_status import Status
 from workloads.stack import Stack
-
-_UNLIMITED = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +77,20 @@ def table(found: Iterable[Row], now: float) -> Table:
         now: the time that a running job's duration is counted to, seconds since the epoch.
     """
     columns = Table(box=None, pad_edge=False)
-    for name in ("JOB", "STATUS", "STARTED", "FOR", "EXIT", "CLUSTER", "COMMAND"):
-        columns.add_column(name, no_wrap=True, overflow="ellipsis" if name == "COMMAND" else "ignore")
+    for name in ("JOB", "STATUS", "STARTED", "FOR", "EXIT"):
+        columns.add_column(name, no_wrap=True)
+    for name in ("CLUSTER", "COMMAND"):
+        columns.add_column(name)  # these two give way where the terminal is narrow
     for row in found:
         columns.add_row(
             row.name,
             row.status,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.began)) if row.began else "",
+            time.strftime("%m-%d %H:%M:%S", time.localtime(row.began)) if row.began else "",
             _duration((row.ended or now) - row.began) if row.began else "",
             "" if row.exit_code is None else str(row.exit_code),
-            row.cluster,
-            row.command,
+            *(Text(text, no_wrap=True, overflow="ellipsis") for text in (row.cluster, row.command)),
         )
     return columns
-
-
-def print_table(columns: Table) -> None:
-    """Print a table as wide as the terminal; whole where the output is no terminal."""
-    Console(width=None if sys.stdout.isatty() else _UNLIMITED).print(columns)
 
 
 def submitted(jobs: Jobs) -> list[JobDetails]:
@@ -109,18 +102,14 @@ def _list(deployed: Stack) -> int:
     with reach(deployed) as dashboard:
         found = rows(deployed, Jobs(dashboard))
     if found:
-        print_table(table(found, time.time()))
+        tables.show(table(found, time.time()))
     else:
         print("no jobs yet; `python -m workloads submit -- COMMAND` starts one")
     return EXIT_OK
 
 
 def _logs(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
-    details = jobs.details(submission_id)
-    log = jobs.log(submission_id)
-    print(log, end="")
-    if problem := missing_log(details, len(log)):
-        tell(problem)
+    show_log(jobs, submission_id)
     return EXIT_OK
 
 

@@ -189,6 +189,8 @@ def ended_unseen(stack: Stack, name: str) -> int | None:
     if status is None or not status.over:
         return None
     tell(f"RayJob {name} ended out of sight: {status.job or status.phase} {status.message}".rstrip())
+    if status.ending:
+        tell(status.ending)
     return status.exit_code
 
 

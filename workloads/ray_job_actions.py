@@ -11,7 +11,7 @@ import sys
 from workloads import ray_job, results
 from workloads.dashboard import reach
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError
-from workloads.follow import Follower, Jobs, exit_code
+from workloads.follow import Follower, Jobs, exit_code, show_log, tell
 from workloads.ray_job import OwnCluster
 from workloads.ray_job_status import Status, pods
 from workloads.stack import Stack
@@ -27,7 +27,7 @@ def logs(deployed: Stack, status: Status, args: argparse.Namespace) -> int:
         return EXIT_OK
     try:
         with reach(deployed.of_cluster(status.cluster)) as dashboard:
-            print(Jobs(dashboard).log(status.name), end="")
+            show_log(Jobs(dashboard), status.name)
     except (AuthError, PlaceError):
         if not status.over:
             raise
@@ -58,6 +58,8 @@ def attach(deployed: Stack, status: Status, args: argparse.Namespace) -> int:
     """Follow the job and return its exit code; Ctrl-C leaves it running."""
     if status.over:
         logs(deployed, status, args)
+        if status.ending:
+            tell(status.ending)
         return status.exit_code
     try:
         own = ray_job.await_cluster(deployed, status.name, ATTACH_SECONDS, ("Running",))

@@ -10,10 +10,13 @@ from typing import Any
 
 from workloads import pending
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, WorkloadError, WorkloadFailedError
+from workloads.follow import whose
 from workloads.stack import Stack
 
 OVER = ("Complete", "Failed", "ValidationFailed")
 """KubeRay's words for a RayJob that does not change any more."""
+
+_EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,14 @@ class Status:
             return EXIT_OK
         if self.job == "STOPPED":
             return EXIT_INTERRUPTED
-        named = re.search(r"exit code (\d+)", self.message)
+        named = _EXIT_CODE.search(self.message)
         return int(named[1]) if named else WorkloadFailedError.exit_code
+
+    @property
+    def ending(self) -> str:
+        """With which exit code its driver ended, and whose that is; empty where it had none but 0."""
+        named = _EXIT_CODE.search(self.message) if self.job == "FAILED" else None
+        return f"job {self.name} ended with exit code {named[1]}{whose(self.command)}" if named else ""
 
 
 def find(stack: Stack, name: str) -> Status | None:

@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-_WIDE = 1000
+from workloads import tables
 
 
 def print_rows(rows: Sequence[dict[str, Any]], uri: str, *, as_json: bool) -> None:
@@ -34,7 +33,7 @@ def print_rows(rows: Sequence[dict[str, Any]], uri: str, *, as_json: bool) -> No
         table.add_column({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(name, row.get(name)) for name in columns))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    tables.show(table)
 
 
 def _cell(name: str, value: object) -> str:

@@ -103,6 +103,8 @@ def _list(place: Folder, args: argparse.Namespace) -> int:
         }
         for run, status in zip(found, run_catalog.statuses(found), strict=True)
     ]
+    if rows and not args.json:
+        _say(f"runs in {place.uri}")
     print_rows(rows, place.uri, as_json=args.json)
     return EXIT_OK
 

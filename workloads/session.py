@@ -30,6 +30,7 @@ _EMBEDDED = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray starts workers in another way, but they have our Python
 }
 _OBJECT_STORE_BYTES = 200_000_000
+_STARTING = "starting Ray on this machine, which takes 5 to 20 s"
 
 _PYTHON_KEPT = {"working_dir", "py_modules", "excludes", "env_vars", "config", "worker_process_setup_hook"}
 """Fields of a job's runtime environment that leave its workers the Python that this process has."""
@@ -95,7 +96,7 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
     Raises:
         PlaceError: no Ray answers at the address, or the embedded one does not start.
     """
-    progress.note("starting Ray on this machine" if place.embedded else f"connecting to Ray at {place.address}")
+    progress.note(_STARTING if place.embedded else f"connecting to Ray at {place.address}")
     import ray
 
     if ray.is_initialized():

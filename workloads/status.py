@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from workloads import jobs, pending, stack
+from workloads import jobs, pending, stack, tables
 from workloads.dashboard import Dashboard, reach
 from workloads.errors import EXIT_OK
 from workloads.follow import Jobs
@@ -29,13 +29,13 @@ def run_status(args: argparse.Namespace) -> int:
     with reach(deployed) as dashboard:
         print(head_line(deployed, dashboard.address()))
         print()
-        jobs.print_table(_nodes(dashboard))
+        tables.show(_nodes(dashboard))
         for line in pending.lines(pending.look(deployed)):
             print(line)
         newest = jobs.rows(deployed, Jobs(dashboard))
         print()
         if newest:
-            jobs.print_table(jobs.table(newest[:_RECENT], time.time()))
+            tables.show(jobs.table(newest[:_RECENT], time.time()))
         else:
             print("no jobs yet; `python -m workloads submit -- COMMAND` starts one")
     return EXIT_OK
@@ -69,7 +69,7 @@ def node_rows(data: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def _nodes(dashboard: Dashboard) -> Table:
     columns = Table(box=None, pad_edge=False)
     for name in ("NODE", "ADDRESS", "STATE", "IN USE"):
-        columns.add_column(name, no_wrap=True, overflow="ellipsis")
+        columns.add_column(name, no_wrap=name != "IN USE")
     for row in node_rows(dashboard.get("/nodes?view=summary")["data"]):
         columns.add_row(*row)
     return columns

@@ -27,7 +27,7 @@ from workloads.dashboard import Node, reach
 from workloads.entry_point import Demand, Supply
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
-from workloads.follow import STOP_SECONDS, Follower, Jobs, exit_code, refused, tell
+from workloads.follow import OURS, STOP_SECONDS, Follower, Jobs, exit_code, refused, tell
 from workloads.stack import Stack
 
 OWN_COMMANDS = ("train", "tune", "sweep", "bench", "digits", "shards", "doctor", "runs")
@@ -240,7 +240,7 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
         elif own and "working_dir" not in environment:
             environment["working_dir"] = staging
             command = working_dir.stage(command, Path(staging))
-        words = ["python", "-m", "workloads", *command] if own else command
+        words = [*OURS.split(), *command] if own else command
         yield Job(name=_name(command[0]), entrypoint=shlex.join(words), runtime_env=environment, demand=demand)
 
 

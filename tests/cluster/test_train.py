@@ -98,7 +98,7 @@ def test_ctrl_c_twice_is_answered_at_once_and_leaves_no_process_and_no_folder(be
         said, _ = run.communicate(timeout=120)
 
         assert run.returncode == 130, said
-        assert "continues from the newest checkpoint" in said and "Traceback" not in said
+        assert "with --run twice begins anew: there is no checkpoint yet" in said and "Traceback" not in said
         assert list(Path(temporary).glob("oasis-*")) == []
         eventually(lambda: not any(Path("/proc", str(pid)).exists() for pid in started))
 
@@ -153,7 +153,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=400)
     assert first.returncode == 130, said
-    assert "interrupted; the same command with --run digits continues" in said
+    assert "interrupted; the same command with --run digits continues from the newest checkpoint" in said
     assert survivors(family) == {}
 
     before = bench.checkpoints("digits")[-1]

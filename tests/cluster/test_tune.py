@@ -147,6 +147,7 @@ def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucke
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 trials over learning_rate" in done.stdout
     assert "2 trials at a time, 1 worker each" in done.stdout  # two nodes of one CPU, and no autoscaler
+    assert not any(word in done.stdout + done.stderr for word in ("(raylet)", "WARNING", "packaging.py"))
     here, kept = tmp_path / "results" / name, cluster.bucket(environment.runs_uri) / name
     names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"}
     assert {path.name for path in here.iterdir()} == {path.name for path in (kept / "results").iterdir()} == names

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pulumi.automation.events import EngineEvent
 
+from emulator import engine_events
 from emulator.engine_events import Progress
 
 URN = "urn:pulumi:local::oasis::oasis:index:Bucket$gcp:storage/bucket:Bucket::runs"
@@ -52,6 +53,22 @@ def state(inputs: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_a_preview_does_not_say_that_anything_was_done(op: str, done: str, foreseen: str) -> None:
     assert lines(op, preview=False) == [f"{done:<16} Bucket runs"]
     assert lines(op, preview=True) == [f"{foreseen:<16} Bucket runs"]
+
+
+class Told(Exception):
+    """Ends what would not return."""
+
+
+def test_a_run_of_which_nothing_is_said_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(line: str) -> None:
+        raise Told(line)
+
+    monkeypatch.setattr(engine_events, "_SILENCE_SECONDS", 0.0)
+    progress = Progress(tell)
+    step = {"op": "same", "urn": URN, "type": "gcp:storage/bucket:Bucket", "provider": "p"}
+    progress.heard(EngineEvent.from_json({"resOutputsEvent": {"metadata": step}}))
+    with pytest.raises(Told, match="goes on; resources so far: 1"):
+        progress.keep_telling()
 
 
 def test_what_is_kept_is_not_said_to_be_deleted() -> None:

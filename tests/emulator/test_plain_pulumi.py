@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,8 @@ def pulumi(state: State, command: str) -> subprocess.CompletedProcess[str]:
         ("--color=never update", "-m emulator up"),
         ("-v 3 refresh", "-m emulator refresh"),
         ("destroy --stack local", "-m emulator destroy"),
-        ("config set oasis:region us-central1", "Pulumi.local.yaml; "),
+        ("config set oasis:region us-central1", "config set: it would change the stack file"),
+        ("cfg --config-file get rm oasis:region", "Pulumi.local.yaml; "),
         ("stack rm local --yes", "-m emulator down"),
         ("stack -s local change-secrets-provider passphrase", "-m emulator down"),
     ],
@@ -64,12 +67,19 @@ def test_what_would_run_the_program_or_write_a_stack_file_is_answered_with_what_
     [
         *("stack output --json --stack local", "stack", "-s up stack output config", "version", "whoami", ""),
         *("cancel -s local", "stack ls", "preview --help", "stack output preview"),
+        *("config -s local", "config --config-file x --json", "-s local config get oasis:region"),
     ],
 )
 def test_what_only_looks_is_handed_on_as_it_is(state: State, command: str) -> None:
     done = pulumi(state, command)
 
     assert (done.returncode, done.stdout) == (0, f"v3.259.0: {command}\n"), done.stderr
+
+
+def test_python_in_that_shell_is_the_one_that_has_the_packages(state: State) -> None:
+    path = lifecycle.environment(state)["PATH"]
+
+    assert shutil.which("python", path=path) == str(Path(sys.executable).with_name("python"))
 
 
 def test_the_engine_and_the_next_up_find_the_program_itself(state: State, monkeypatch: pytest.MonkeyPatch) -> None:

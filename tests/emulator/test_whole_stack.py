@@ -155,12 +155,12 @@ def test_the_users_own_tools_work_and_the_checkout_stays_clean(emulated: Emulate
     assert {key: str(outputs[key]) for key in config_map} == config_map
     assert "gke-gcloud-auth-plugin" in (emulated.state.path("kubeconfig")).read_text()
     environment = {**os.environ, **lifecycle.environment(emulated.state)}
-    for verb in ("preview", "up", "refresh", "destroy", "config"):
-        command = ["pulumi", verb, "--stack", "local"]
+    for verb in ("preview", "up", "refresh", "destroy", "config set oasis:region us-south1"):
+        command = ["pulumi", *verb.split(), "--stack", "local"]
         refused = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False)
         assert (refused.returncode, refused.stdout) == (2, "")
-    for words in (("stack",), ("stack", "history"), ("stack", "export"), ("stack", "output", "--show-secrets")):
-        _run(emulated, "pulumi", *words, "--stack", "local")
+    for words in ("stack", "stack history", "stack export", "stack output --show-secrets", "config"):
+        _run(emulated, "pulumi", *words.split(), "--stack", "local")
     assert _tree() == before, "a stack file was written"
 
 

@@ -62,7 +62,7 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
         _await_capacity(run)
         if run.promise is not None:
             _check_fabric(run, run.promise)
-        progress.note(f"there are places for the workers; starting {run.team}")
+        progress.note(f"there are places for the workers; starting Ray Train for {run.team}")
         try:
             with _settings(run):
                 result = _trainer(run, callbacks, work).fit()

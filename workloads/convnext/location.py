@@ -74,10 +74,10 @@ def provide_digits(say: Callable[[str], None]) -> None:
     mount = digits_mount()
     if mount is None:
         return
-    from workloads import digits  # scikit-learn and Google's client, which no other data needs
-
     missing = Path(environment.mount(environment.DATA_MOUNT)) / DIGITS
     say(f"there is no {missing}: training on the handwritten digits that scikit-learn has, in {mount / DIGITS}")
+    from workloads import digits  # scikit-learn and Google's client, which no other data needs
+
     digits.write(str(mount / DIGITS), lambda _: None)
     os.environ[environment.variable("data_mount")] = str(mount)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from workloads import manifest
 from workloads.convnext.config import TrainConfig
-from workloads.errors import DataIntegrityError
+from workloads.errors import DataIntegrityError, WorkloadError
 from workloads.storage import Folder
 from workloads.tracking import Record
 
@@ -33,6 +33,19 @@ def finished(folder: Folder, config: TrainConfig) -> Record | None:
         manifest.refuse_stranger(found, config.identity, checkpoints.uri)
         return _summary(folder, name, found) if found["facts"].get("epoch", 0) >= config.epochs else None
     return None
+
+
+def prospect(folder: Folder) -> str:
+    """What the same command would do with a run that was interrupted.
+
+    Args:
+        folder: of the run; it may not exist.
+    """
+    try:
+        found = manifest.committed(folder.child("checkpoints").files())
+    except WorkloadError:  # the storage does not answer, which is no reason to end otherwise
+        return "continues from the newest checkpoint, if there is one"
+    return "continues from the newest checkpoint" if found else "begins anew: there is no checkpoint yet"
 
 
 def _summary(folder: Folder, name: str, found: dict[str, Any]) -> Record | None:

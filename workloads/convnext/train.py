@@ -186,7 +186,7 @@ def run_train(args: argparse.Namespace) -> int:
             summary = driver.fit(run)
             progress.note("trained; ending the workers, then writing table and plot")
     except KeyboardInterrupt:
-        progress.note(f"interrupted; the same command with --run {run.name} continues from the newest checkpoint")
+        progress.note(f"interrupted; the same command with --run {run.name} {standing.prospect(run.folder)}")
         return EXIT_INTERRUPTED
     _conclude(run, summary)
     return EXIT_OK

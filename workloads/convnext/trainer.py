@@ -177,6 +177,7 @@ class Scaling(ElasticScalingPolicy):
         count = elastic.gather(
             self._bundle, config.min_workers, config.max_workers, self._timeout_seconds, self._say, self._strategy
         )
+        self._say(f"starting {counted(count, 'worker')}, which load torch: 5 to 30 s, longer on a new node")
         return self._get_resize_decision(count)
 
     def make_decision_for_running_worker_group(

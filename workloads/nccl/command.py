@@ -91,6 +91,8 @@ def run_bench(args: argparse.Namespace) -> int:
     if args.sizes is not None:
         bandwidth.parse_sizes(args.sizes)
     place = session.prepare(args.address)
+    if not args.dry_run:
+        progress.note("loading torch and Ray")
     # Not before `prepare`: they import ray.
     from workloads.nccl import driver, terminal
     from workloads.nccl.request import resolve

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
 from rich.table import Table
 
+from workloads import tables
 from workloads.errors import EXIT_OK, WorkloadFailedError
 from workloads.nccl import stored
 from workloads.nccl.bandwidth import format_size
@@ -30,9 +30,6 @@ QUIETER = (
     "folder. More calls (--iterations), more sizes and nothing else on the nodes help, too."
 )
 """What makes the noise smaller."""
-
-WIDTH = 160
-"""Columns of the table where the output is no terminal."""
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +86,7 @@ def show(found: Comparison) -> None:
         table.add_row(
             f"{one.key.op} {one.key.dtype}", one.key.stage, sizes, one.regime, *values, one.words, style=style
         )
-    console = Console(width=None if Console().is_terminal else WIDTH, soft_wrap=True, highlight=False)
-    console.print(table)
+    tables.show(table)
     quieter = [f"too noisy to judge: {QUIETER}"] if any(one.change.hidden for one in found.lines) else []
     for line in (*quieter, *found.differences, *found.left_out):
-        console.print(f"# {line}")
+        print(f"# {line}")

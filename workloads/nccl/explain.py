@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl import faults, path, verdict
 from workloads.nccl.faults import Fault
@@ -26,7 +26,7 @@ examples:
   gcloud compute instances get-serial-port-output NODE --zone ZONE | python -m workloads explain - --node NODE
                                                the Xids of a node, which its kernel writes to the console"""
 
-WIDTH = 160
+WIDTH = 120
 """Columns of the table where the output is no terminal."""
 
 _LONGEST = 160
@@ -88,7 +88,6 @@ def run_explain(args: argparse.Namespace) -> int:
         UsageError: a file cannot be read.
     """
     texts = {name: _read(name) for name in args.logs}
-    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
     for name, text in texts.items():
         if path.read(text).recognised and (seen := verdict.read({0: text}, 0, False)).path != "unknown":
             print(f"{name}: {seen.line()}")
@@ -100,7 +99,7 @@ def run_explain(args: argparse.Namespace) -> int:
         print(f"{', '.join(texts)}: no Xid and no error of NCCL")
         return EXIT_OK
     table, commands = _table(shown, args.node, args.zone)
-    console.print(table)
+    tables.show(table, WIDTH)
     for line in commands:
         print(line)
     return EXIT_OK

@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl import gradients, observed
 from workloads.nccl.prediction import ASSUMED_JITTER, Model, Prediction, Setting, work
@@ -38,8 +38,6 @@ ASSUMED_RATE = 2000.0
 
 RESIDUAL = 0.02
 """A measured efficiency that is lower than the predicted one by more than this is pointed out."""
-
-WIDTH = 140
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -208,7 +206,7 @@ def _show(found: Sequence[Prediction]) -> None:
         cells += [duration(one.step.exposed), f"{one.images_per_second:,.0f}", f"{one.efficiency:.2%}"]
         cells += [f"{one.measured:.2%}" if one.measured is not None else ""] if compared else []
         table.add_row(*cells, one.all_reduce + (", extrapolated" if one.extrapolated else ""))
-    Console(width=None if Console().is_terminal else WIDTH, soft_wrap=True, highlight=False).print(table)
+    tables.show(table)
 
 
 def _write(folder: Path, head: Sequence[str], found: Sequence[Prediction], model: str) -> None:

@@ -14,6 +14,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.markers import TICKLEFT, TICKRIGHT
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from workloads.curve import FAINT, INK, TRAIN
@@ -29,7 +30,10 @@ STYLES: dict[Status, tuple[str, str, str]] = {
     "unfinished": ("unfinished", ":", ">"),
 }
 """By a trial's status: what the legend of the curves calls it, its line, and the mark at the line's end."""
-MOST_TICKS = 12
+RAMP = 0.05
+"""Width of the key to the colours, in distances between axes."""
+LABEL_HEIGHT = 0.05
+"""Of an axis; labels that are nearer to each other than this would lie on one another."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def scale(values: Sequence[Any], logarithmic: bool) -> Scale:
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         words = tuple(sorted({str(value) for value in values}))
         ticks = tuple((_share(place, 0, len(words) - 1), word[-24:]) for place, word in enumerate(words))
-        return Scale(ticks, 0, 1, False, words)
+        return Scale(_apart(ticks), 0, 1, False, words)
     low, high = min(values), max(values)
     distinct = sorted(set(values))
     if len(distinct) <= 5:
@@ -73,7 +77,7 @@ def scale(values: Sequence[Any], logarithmic: bool) -> Scale:
     ends = (math.log10(low), math.log10(high)) if logarithmic else (float(low), float(high))
     place = [math.log10(mark) if logarithmic else mark for mark in marks]
     ticks = tuple((_share(at, *ends), f"{mark:.3g}") for at, mark in zip(place, marks, strict=True))
-    return Scale(ticks[:MOST_TICKS], *ends, logarithmic, ())
+    return Scale(_apart(ticks), *ends, logarithmic, ())
 
 
 def draw(
@@ -105,9 +109,9 @@ def draw(
     # The last axis is the key to the colours.
     edge = len(axes_of) - 1
     ramp = np.linspace(0, 1, 256)[:, None]
-    axes.imshow(ramp, cmap=colors, origin="lower", extent=(edge, edge + 0.05, 0, 1), aspect="auto", zorder=1)
-    axes.set_xlim(-0.4, edge + 0.1)
-    axes.set_ylim(-0.03, 1.03)
+    axes.imshow(ramp, cmap=colors, origin="lower", extent=(edge, edge + RAMP, 0, 1), aspect="auto", zorder=1)
+    axes.set_xlim(-0.4, edge + 0.4)
+    axes.set_ylim(-0.07, 1.07)
     stopped = sum(outcome.status == "stopped" for outcome in finished)
     said = counted(len(finished), "trial") + (f", {stopped} of them stopped early (dashed)" if stopped else "")
     axes.set_title(
@@ -187,20 +191,34 @@ def _axes(axes: Axes, scales: Sequence[Scale], names: Sequence[str]) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for place, one in enumerate(scales):
-        axes.axvline(place, ymin=0.028, ymax=0.972, color=FAINT, linewidth=1.2, zorder=1)
+        axes.vlines(place, 0, 1, color=FAINT, linewidth=1.2, zorder=1)
+        first, last = place == 0, place == len(scales) - 1
         for height, label in one.ticks:
+            # Where no line is: outside the first and the last axis; at others above or below those that arrive here.
+            away = 0 if first or last else 1 if height >= 0.5 else -1
+            edge, tick = (place + RAMP, TICKRIGHT) if last else (place, TICKLEFT)
+            axes.plot([edge], [height], marker=tick, markersize=4, color=INK, clip_on=False)
             axes.annotate(
                 label,
-                (place, height),
-                (-5, 0),
+                (edge, height),
+                (6 if last else -6, 4 * away),
                 textcoords="offset points",
-                ha="right",
-                va="center",
+                ha="left" if last else "right",
+                va=("center", "bottom", "top")[away],
                 color=INK,
                 fontsize=8.5,
                 zorder=4,
                 bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )
+
+
+def _apart(ticks: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
+    """Those that do not lie on one another; the outer ones stay."""
+    kept: list[tuple[float, str]] = []
+    for tick in sorted(ticks, key=lambda tick: -abs(tick[0] - 0.5)):
+        if all(abs(tick[0] - height) >= LABEL_HEIGHT for height, _ in kept):
+            kept.append(tick)
+    return tuple(sorted(kept))
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -21,6 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workloads import progress
+from workloads.capacity import WAITING
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK
 from workloads.tune.child import ENDED
 from workloads.tune.ledger import measured
@@ -110,7 +111,7 @@ class _Process:
                 env={**os.environ, **environment(config["pid"]), progress.FORM_VARIABLE: "json"},
             )
         threading.Thread(target=_read, args=(self._process.stdout, self._records.put), daemon=True).start()
-        self._log, self._at, self._began = Path(), 0.0, 0.0
+        self._log, self._at, self._waits, self._began = Path(), 0.0, "", 0.0
         self._exit_code: int | None = None
 
     @property
@@ -120,7 +121,7 @@ class _Process:
 
     def begin(self, config: dict[str, Any]) -> None:
         """Have a trial trained; no other is."""
-        self._log, self._at, self._began = Path(config["log"]), 0.0, time.monotonic()
+        self._log, self._at, self._waits, self._began = Path(config["log"]), 0.0, "", time.monotonic()
         self._exit_code = None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"arguments": config["arguments"], "log": config["log"]}) + "\n")
@@ -141,11 +142,14 @@ class _Process:
                 raise RuntimeError(f"{how} ended the trial's process")
             if record["event"] == ENDED:
                 return self._ended(record["exit_code"])
+            if record["event"] == "note":
+                text, _, _ = record["text"].partition(";")
+                self._waits = text if text.startswith(WAITING) else ""
             if record["event"] in ("step", "epoch"):
                 self._at = float(record["epoch"])
             if record["event"] == "epoch":
                 return {"at": self._at, **measured(record)}
-        return {"at": self._at}
+        return {"at": self._at, "waits": self._waits}
 
     def stop(self) -> int:
         """End the trial, if it has not ended, as Ctrl-C does; its exit code, or one below 0 where the process ended."""

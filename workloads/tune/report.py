@@ -16,14 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from workloads import tables
 from workloads.convnext.train import TUNED_FIELDS
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.storage import Folder
 from workloads.tune import plot
 from workloads.tune.ledger import METRICS, Epoch, Outcome, Plan, Trial, ranking
-
-WIDTH = 1000
-"""Columns that the table may take: a terminal wraps whole lines, which read more easily than wrapped cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +90,9 @@ def render(report: Report, color: bool = False) -> str:
             *(_short(outcome.trial.changes[field]) for field in report.varied),
             style=style,
         )
-    console = Console(file=io.StringIO(), width=WIDTH, force_terminal=color, no_color=not color, markup=False)
-    with console.capture() as captured:
-        console.print(table)
-    lines = [line.rstrip() for line in captured.get().splitlines()]
+    # Wider than any terminal, which wraps whole lines: they read more easily than wrapped cells.
+    console = Console(file=io.StringIO(), width=tables.WIDE, force_terminal=color, no_color=not color, markup=False)
+    lines = tables.text(table, console).splitlines()
     failed = [outcome for outcome in report.ranked if outcome.problem]
     return "\n".join([*lines, *(f"{outcome.trial.name}: {outcome.problem}" for outcome in failed)])
 

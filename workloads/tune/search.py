@@ -164,7 +164,9 @@ class Trials(Searcher):
         count = Counter(outcome.status for outcome in self.outcomes.values())
         states = [f"{len(self.outcomes)} of {counted(len(self._plan.trials), 'trial')} ended"]
         states += [f"{number} {status}" for status, number in sorted(count.items())]
-        states += [f"{running.trial.name} in epoch {running.at:.1f}" for running in self.running.values()]
+        states += [
+            f"{running.trial.name} {running.waits or f'in epoch {running.at:.1f}'}" for running in self.running.values()
+        ]
         best = next((found for found in ranking(self._plan, self.outcomes.values()) if found.epochs), None)
         if best is not None:
             states.append(f"best {best.trial.name} with {self._plan.metric} {best.epochs[-1][self._plan.metric]:.4f}")
@@ -179,10 +181,13 @@ class _Running:
     epochs: list[Epoch]
     began: float
     at: float = 0.0
+    waits: str = ""
+    """What it waits for, in its own words; empty while it trains."""
 
     def see(self, result: Mapping[str, Any]) -> None:
         """Take in one result of Ray Tune; an epoch that a restart repeated replaces the earlier telling."""
         self.at = float(result.get("at", self.at))
+        self.waits = str(result.get("waits", ""))
         epoch = measured(result)
         if epoch:
             self.epochs = [known for known in self.epochs if known["epoch"] < epoch["epoch"]] + [epoch]

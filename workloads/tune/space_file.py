@@ -114,16 +114,16 @@ def _domain(name: str, spec: Any) -> Values | Range:
     kind_of = get_type_hints(TrainConfig)
     if name not in kind_of or name == "recipe":
         nearest = get_close_matches(name, [field for field in kind_of if field != "recipe"], n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]}" if nearest else f"there are {', '.join(sorted(kind_of))}"
-        raise _wrong(name, f"is no field of the configuration; {hint}")
+        hint = f" (did you mean {nearest[0]}?)" if nearest else f"; there are {', '.join(sorted(kind_of))}"
+        raise _wrong(name, f"is no field of the configuration{hint}")
     if not isinstance(spec, dict):
         options = spec if isinstance(spec, list) else [spec]
         return _values(name, kind_of[name], options)
     kind, arguments = next(iter(spec.items()), ("", None))
     if len(spec) != 1 or kind not in KINDS:
         nearest = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]}" if nearest and len(spec) == 1 else f"there are {', '.join(KINDS)}"
-        raise _wrong(name, f"has {json.dumps(spec, default=str)} instead of one kind of range; {hint}")
+        hint = f" (did you mean {nearest[0]}?)" if nearest and len(spec) == 1 else f"; there are {', '.join(KINDS)}"
+        raise _wrong(name, f"has {json.dumps(spec, default=str)} instead of one kind of range{hint}")
     if kind == "choice":
         return _values(name, kind_of[name], arguments if isinstance(arguments, list) else [])
     return _range(name, kind, kind_of[name], _numbers(name, kind, arguments))

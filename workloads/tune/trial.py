@@ -20,7 +20,8 @@ from workloads.tune import processes
 class TrainProcess(tune.Trainable):
     """One trial. Every result has `at`, the epoch it is in; one at an epoch's end has that epoch's record as well.
 
-    The last has `done` and `train`'s `exit_code`, `problem` and `seconds`.
+    One between them has `waits`, the words of a trial that waits for its workers' places, else empty. The last has
+    `done` and `train`'s `exit_code`, `problem` and `seconds`.
     """
 
     def setup(self, config: dict[str, Any]) -> None:

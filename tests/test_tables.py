@@ -1,0 +1,70 @@
+"""Tables as a person sees them: on a terminal of 80 columns, and in a file."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from emulator.state import CHECKOUT
+from tests import fake_ray
+from workloads import __main__ as command_line
+
+COLUMNS = 80
+STYLE = re.compile(r"\x1b\[[\d;]*m")
+
+
+def shown(command: str, *, terminal: bool) -> list[str]:
+    """The lines that a command prints, without their style."""
+    arguments = [sys.executable, "-m", "workloads", *command.split()]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    if not terminal:
+        done = subprocess.run(arguments, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, COLUMNS))
+    with subprocess.Popen(arguments, cwd=CHECKOUT, env={**environment, "TERM": "xterm"}, stdout=theirs):
+        os.close(theirs)
+        text = b""
+        while chunk := _read(ours):
+            text += chunk
+    os.close(ours)
+    return STYLE.sub("", text.decode()).splitlines()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # its other end is closed (pty(7))
+        return b""
+
+
+def test_no_line_ends_in_spaces_and_a_terminal_s_width_is_kept_without_cutting_what_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text("NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, GPU has fallen off the bus.\n")
+    runs = tmp_path / "runs"
+    for name in ("a-run-with-a-name-that-is-rather-long/" + "and-a-trial-" * 6, "short"):
+        (runs / name / "journal").mkdir(parents=True)
+        (runs / name / "journal" / "1").write_text("{}")
+    with fake_ray.standing(tmp_path, monkeypatch):
+        words = ["python3", "a_program.py", "--with", "a-[long]-argument" * 9]
+        assert command_line.main(["submit", "--ray-job", "--detach", "--", *words]) == 0
+        job = capsys.readouterr().out.strip()
+        commands = ("jobs list", "status", f"runs list --storage {runs}", f"explain {log}", "train --dry-run")
+        for command in commands:
+            for terminal in (True, False):
+                lines = shown(command, terminal=terminal)
+                assert [line for line in lines if line != line.rstrip()] == [], command
+                table = [line for line in lines if not line.startswith(("Ray cluster", "[", "    "))]
+                assert not terminal or max(map(len, table)) <= COLUMNS, command
+                if command in ("jobs list", "status"):
+                    assert any(re.match(rf"{job} +RUNNING .* py", line) for line in lines), lines
+                    assert terminal or any("a-[long]-argument" in line for line in lines), lines

@@ -1,0 +1,33 @@
+"""An argparse parser that answers a word it does not know itself, rather than leave that to the parser above it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Exits with 2, its own usage and the nearest known word; so do the parsers of its commands."""
+
+    def parse_known_args(self, *given: Any, **named: Any) -> tuple[Any, list[str]]:
+        """As argparse's, but no argument is left over: the first parser that does not know one refuses it."""
+        options, unknown = super().parse_known_args(*given, **named)
+        if unknown:
+            near = _near(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", self.format_help()))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse's, with the nearest of the choices where what was given is none of them."""
+        wrong = _CHOICE.search(message)
+        super().error(message + (_near(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""))
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
