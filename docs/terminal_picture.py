@@ -29,7 +29,7 @@ COLUMNS, ROWS = 120, 40
 FOLDED = (
     (r"^ +[\d.]+ s  (created|the program:)", 3, 4),
     (r"files uploaded", 0, 1),
-    (r"INFO |^Running entrypoint|^there are places|^connecting to|^W&B is off", 0, 0),
+    (r"INFO |^Running entrypoint|^there are places|^connecting to|^loading torch|^W&B is off", 0, 0),
     (r"^epoch +\d|^checkpoint \d", 3, 3),
     (r"^ +\d+ +\d+ +[\d.]+ +[\d.]+%", 2, 2),
     (r"^# (one by one|torch|out of place|time:|stage|Out of|Avg)|^# +\d+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +\d+$", 0, 0),

@@ -190,7 +190,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     assert len(bench.checkpoints("digits")) <= 3
 
 
-def test_the_page_s_train_in_an_empty_folder_trains_on_the_digits_and_shows_its_table(tmp_path: Path) -> None:
+def test_train_as_the_page_gives_it_trains_on_the_digits_in_an_empty_folder_and_shows_its_table(tmp_path: Path) -> None:
     (line,) = re.findall(
         r"^\.venv/bin/python -m (workloads train) +#", (ROOT / "docs" / "training.md").read_text(), re.MULTILINE
     )
