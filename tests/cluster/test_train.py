@@ -90,7 +90,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_ctrl_c_twice_is_answered_at_once_and_leaves_no_process_and_no_folder(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as temporary:  # a short one: the paths of Ray's sockets are limited
         run = bench.start("twice", "--epochs", "20", TMPDIR=temporary)
-        read_until(run, "starting 2 CPU workers", 200)
+        read_until(run, "starting Ray Train for 2 CPU workers", 200)
         run.send_signal(signal.SIGINT)
         read_until(run, "interrupted: ending ", 60)
         run.send_signal(signal.SIGINT)
