@@ -44,14 +44,14 @@ $(CLOUD_STAMP): requirements.txt
 
 $(STAMP): requirements-dev.txt
 	$(supported_python)
-	@$(PYTHON) -m emulator.room packages
+	@$(PYTHON) -m emulator.programs.room packages
 	@$(environment) && echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)" \
 	    && $(PIP_INSTALL) -r $< && rm $(INSTALLING) && touch $@
 
 # What is needed minutes later is looked at first, too.
 room:
 	$(supported_python)
-	@test -e $(STAMP) || $(PYTHON) -m emulator.room packages programs
+	@test -e $(STAMP) || $(PYTHON) -m emulator.programs.room packages programs
 
 demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
 	@$(PY) -m emulator demo
@@ -131,4 +131,4 @@ pin: $(STAMP)  ## resolve the ranges of pyproject.toml into the lock files
 	    workloads/image/requirements-index.in -c requirements-workloads.txt -o workloads/image/requirements-index.txt
 
 clean:  ## delete the environment and .oasis, runs and data included: lists them and asks (YES=1: does not ask)
-	@$(PYTHON) -m emulator.clean $(if $(filter 1,$(YES)),--yes)
+	@$(PYTHON) -m emulator.machine.clean $(if $(filter 1,$(YES)),--yes)

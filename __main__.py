@@ -3,9 +3,11 @@
 import pulumi
 
 from oasis_stack import components as oasis
-from oasis_stack import names, settings, stack_outputs
-from oasis_stack.machine import RDMA_MTU
-from oasis_stack.network_policy import DASHBOARD_PORT
+from oasis_stack import stack_outputs
+from oasis_stack.facts import names
+from oasis_stack.facts.machine import RDMA_MTU
+from oasis_stack.pod_specs.network_policy import DASHBOARD_PORT
+from oasis_stack.settings import settings
 
 READ, WRITE, SEE = (f"roles/storage.{role}" for role in ("objectViewer", "objectUser", "bucketViewer"))
 # One paragraph per component, its wires side by side: the whole on one page. A formatter would give each a line.

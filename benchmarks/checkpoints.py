@@ -25,14 +25,15 @@ from typing import Any
 import torch
 from torchvision.models import convnext_base
 
-from benchmarks import checkpoint_faults, checkpoint_kills
-from benchmarks.machine import machine
+from benchmarks.checkpoint_trials import faults as checkpoint_faults
+from benchmarks.checkpoint_trials import kills as checkpoint_kills
+from benchmarks.harness.machine import machine
 from tests.emulator.google import served
 from workloads import closed_pipe
-from workloads.checkpoint import CheckpointStore
-from workloads.checkpoint_writer import Snapshot, Writer
-from workloads.convnext.snapshot import copied
-from workloads.storage import EMULATOR_VARIABLE, Folder, locate
+from workloads.checkpoints.store import CheckpointStore
+from workloads.checkpoints.writer import Snapshot, Writer
+from workloads.convnext.learning.snapshot import copied
+from workloads.storage.folders import EMULATOR_VARIABLE, Folder, locate
 
 RESULTS = Path(__file__).with_suffix(".json")
 

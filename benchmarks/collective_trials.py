@@ -20,14 +20,15 @@ import torch
 import torch.distributed as dist
 from ray.util.placement_group import placement_group_table
 
-from tests import gloo
-from workloads.nccl import driver, suspects, teams
-from workloads.nccl.collectives import Seat
-from workloads.nccl.measure import Participant, Plan
-from workloads.nccl.measured import Measured
-from workloads.nccl.placement import RankActor
-from workloads.nccl.rank import Layout
-from workloads.nccl.stages import Round, ladder
+from tests.support import gloo
+from workloads.nccl.definitions.collectives import Seat
+from workloads.nccl.definitions.stages import Round, ladder
+from workloads.nccl.ranks import driver, teams
+from workloads.nccl.ranks.measure import Participant, Plan
+from workloads.nccl.ranks.placement import RankActor
+from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.results import suspects
+from workloads.nccl.results.measured import Measured
 
 CPUS = 4
 KILLED_RANKS, SLOW_RANKS = 2, 4

@@ -18,10 +18,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.machine import machine
+from benchmarks.harness.machine import machine
+from benchmarks.harness.trials import Record, Trials
 from benchmarks.platform import spread
-from benchmarks.trials import Record, Trials
-from workloads import closed_pipe, session
+from workloads import closed_pipe
+from workloads.cluster import session
 
 RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/collectives.jsonl"))

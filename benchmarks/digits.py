@@ -17,9 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.machine import machine
+from benchmarks.harness.machine import machine
 from benchmarks.platform import spread
-from emulator.state import CHECKOUT
+from emulator.machine.state import CHECKOUT
 from workloads import closed_pipe
 
 RESULTS = Path(__file__).with_suffix(".json")

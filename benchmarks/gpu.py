@@ -30,12 +30,12 @@ import torch
 import torchvision
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.prepared import CLASSES, Prepared
+from benchmarks.harness.prepared import CLASSES, Prepared
 from workloads import closed_pipe
 from workloads.convnext import config as configuration
-from workloads.convnext import execution, flops
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.loop import Record, Training
+from workloads.convnext.learning import execution, flops
+from workloads.convnext.learning.loop import Record, Training
 from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
 
 RESULTS = Path(__file__).with_suffix(".json")

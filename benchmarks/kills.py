@@ -19,14 +19,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.machine import machine
+from benchmarks.harness.machine import machine
+from benchmarks.harness.trials import Record, Trials
 from benchmarks.platform import spread
-from benchmarks.trials import Record, Trials
-from workloads import closed_pipe, session
-from workloads.convnext import train
+from workloads import closed_pipe
+from workloads.cluster import session
+from workloads.convnext.run import train
 
 if TYPE_CHECKING:
-    from benchmarks.kill_trials import Bench
+    from benchmarks.kill_runs.trials import Bench
 
 RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/kills.jsonl"))
@@ -85,7 +86,8 @@ def measure(given: argparse.Namespace) -> None:
     if not missing:
         return
     place, code = session.prepare(), commit()
-    from benchmarks import kill_trials, kill_work
+    from benchmarks.kill_runs import trials as kill_trials
+    from benchmarks.kill_runs import work as kill_work
 
     with tempfile.TemporaryDirectory(prefix="oasis-kills-") as folder:
         bench = kill_trials.Bench(Path(folder))
@@ -103,7 +105,7 @@ def measure(given: argparse.Namespace) -> None:
 
 def tried(bench: Bench, part: str, number: int, given: argparse.Namespace, expected: str) -> Record:
     """One trial's record, of a failed one too, with the machine's load when it began."""
-    from benchmarks import kill_trials
+    from benchmarks.kill_runs import trials as kill_trials
 
     began, load = time.monotonic(), round(os.getloadavg()[0], 1)
     try:
@@ -121,7 +123,7 @@ def commit() -> str:
 
 def imports(times: int = 3) -> Record:
     """Seconds that one worker's imports alone take here, as a measure for the time from a kill to the next step."""
-    command = [sys.executable, "-c", "import workloads.convnext.worker"]
+    command = [sys.executable, "-c", "import workloads.convnext.run.worker"]
     taken = []
     for _ in range(times):
         began = time.monotonic()
@@ -132,7 +134,7 @@ def imports(times: int = 3) -> Record:
 
 def trial(bench: Bench, part: str, number: int, given: argparse.Namespace, expected: str) -> Record:
     """One trial of a part; `expected` is the final state of a run that nobody kills."""
-    from benchmarks import kill_trials
+    from benchmarks.kill_runs import trials as kill_trials
 
     name, chance = f"{part}-{number}", random.Random(f"{given.seed}/{part}/{number}")
     match part:
@@ -150,7 +152,7 @@ def trial(bench: Bench, part: str, number: int, given: argparse.Namespace, expec
 
 def summary(records: Sequence[Record]) -> Record:
     """The figures of these trials; `wrong` lists every trial that is not as it must be."""
-    from benchmarks.kill_trials import BASELINE_STEPS, INTERVAL_SECONDS
+    from benchmarks.kill_runs.trials import BASELINE_STEPS, INTERVAL_SECONDS
 
     parts = {part: [record for record in records if record["part"] == part] for part in PARTS}
     figures: Record = {"interval_seconds": INTERVAL_SECONDS, "baseline_interval_steps": BASELINE_STEPS}
@@ -195,7 +197,7 @@ def _killed(records: Sequence[Record]) -> Record:
 
 
 def _kills(records: Sequence[Record]) -> Record:
-    from benchmarks.kill_trials import INTERVAL_SECONDS
+    from benchmarks.kill_runs.trials import INTERVAL_SECONDS
 
     kills = [kill for record in records for kill in record["kills"]]
     recovered = sorted(kill["recovered"] for kill in kills)

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import one_gpu_rank, one_gpu_ranks
-from benchmarks.machine import machine
+from benchmarks.harness.machine import machine
+from benchmarks.one_gpu_ranks import rank as one_gpu_rank
+from benchmarks.one_gpu_ranks import start as one_gpu_ranks
 from workloads import closed_pipe
 from workloads.errors import (
     EXIT_INTERRUPTED,
@@ -28,12 +29,15 @@ from workloads.errors import (
     UsageError,
     WorkloadError,
 )
-from workloads.nccl import bandwidth, debug_log, faults, findings, records, report, rows, terminal
-from workloads.nccl.debug_log import Keeper
-from workloads.nccl.findings import Finding
-from workloads.nccl.measured import Measured
-from workloads.nccl.promise import WORDS
-from workloads.nccl.stages import Stage
+from workloads.nccl.definitions import bandwidth
+from workloads.nccl.definitions.stages import Stage
+from workloads.nccl.logs import debug_log, faults
+from workloads.nccl.logs.debug_log import Keeper
+from workloads.nccl.logs.promise import WORDS
+from workloads.nccl.ranks import rows
+from workloads.nccl.results import findings, records, report, terminal
+from workloads.nccl.results.findings import Finding
+from workloads.nccl.results.measured import Measured
 
 RESULTS = Path(__file__).with_suffix(".json")
 LOGS = Path(".oasis/benchmarks/one_gpu")
@@ -73,8 +77,8 @@ examples:
   python -m benchmarks.one_gpu --backend gloo --sizes 1K:1M:4     without a GPU, to see that the command works
 
 with nccl, figures go to benchmarks/one_gpu.json and NCCL's log of each rank to DIR/logs. To test the verdict on them:
-  cat {LOGS}/logs/all_reduce-two-ranks-rank*.log > tests/nccl_logs/one_gpu_sockets.txt
-and an entry of that name in tests/nccl_logs/index.json, with "promised": false and "path": "socket".
+  cat {LOGS}/logs/all_reduce-two-ranks-rank*.log > tests/workloads/nccl/nccl_logs/one_gpu_sockets.txt
+and an entry of that name in tests/workloads/nccl/nccl_logs/index.json, with "promised": false and "path": "socket".
 With gloo, figures are printed, and kept only where --results says.
 
 Ends with 0 if all is well, 5 if a rank died or hung, 6 if a result was wrong, 8 if there is no GPU, 9 if NCCL's logs

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine, memory_kib
-from emulator import lifecycle, processes
-from emulator.state import CHECKOUT, State
+from benchmarks.harness.machine import machine, memory_kib
+from emulator import lifecycle
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT, State
 from workloads import closed_pipe
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -36,8 +37,8 @@ _PROGRAM = """
 import json, time
 begun = time.perf_counter()
 import runpy
-from tests.deployment import deploy
-from tests.stacks import FULL
+from tests.support.deployment import deploy
+from tests.support.stacks import FULL
 seconds = []
 for _ in range(2):
     deployment = deploy(lambda: runpy.run_path("__main__.py", run_name="__main__"), FULL)

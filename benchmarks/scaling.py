@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
+from benchmarks import simulation
 from workloads import closed_pipe
-from workloads.nccl import prediction, published, scaling, simulation
-from workloads.nccl.bandwidth import format_size
-from workloads.nccl.published import Table
-from workloads.nccl.scaling import PUBLISHED, Fabric, Work
+from workloads.nccl.definitions.bandwidth import format_size
+from workloads.nccl.scaling import prediction, published, scaling
+from workloads.nccl.scaling.published import Table
+from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, Work
 
 RESULTS = Path(__file__).with_suffix(".json")
 

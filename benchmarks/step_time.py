@@ -36,13 +36,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.transforms import v2
 
-from benchmarks.prepared import CLASSES, EPOCH_STEPS, Prepared
+from benchmarks.harness.prepared import CLASSES, EPOCH_STEPS, Prepared
 from workloads import closed_pipe
 from workloads.convnext import config as configuration
-from workloads.convnext.augment import DEVIATION, MEAN
 from workloads.convnext.config import Model, TrainConfig
-from workloads.convnext.loop import Record, Training
-from workloads.convnext.model import STAGES
+from workloads.convnext.images.augment import DEVIATION, MEAN
+from workloads.convnext.learning.loop import Record, Training
+from workloads.convnext.learning.model import STAGES
 
 RESULTS = Path(__file__).with_suffix(".json")
 

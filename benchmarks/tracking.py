@@ -22,16 +22,16 @@ from typing import Literal
 
 import torch
 
-from benchmarks.machine import machine
+from benchmarks.harness.machine import machine
 from benchmarks.platform import spread
-from tests.wandb_server import silent
+from tests.support.wandb_server import silent
 from workloads import closed_pipe
 from workloads.convnext import config as configuration
-from workloads.convnext.data import sources
-from workloads.convnext.loop import Training
-from workloads.credentials import Key
-from workloads.journal import Journal
-from workloads.tracking import Follower, Record, Wandb, parse
+from workloads.convnext.images.data import sources
+from workloads.convnext.learning.loop import Training
+from workloads.reporting.credentials import Key
+from workloads.reporting.journal import Journal
+from workloads.reporting.tracking import Follower, Record, Wandb, parse
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -104,7 +104,7 @@ class Blocks:
             os.kill(pid, number)
 
     def _process(self) -> int:
-        return next(pid for pid in _tree(os.getpid()) if b"workloads.wandb_process" in _read(pid, "cmdline"))
+        return next(pid for pid in _tree(os.getpid()) if b"workloads.reporting.wandb_process" in _read(pid, "cmdline"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

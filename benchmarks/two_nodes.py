@@ -21,18 +21,20 @@ import ray
 import torch.distributed as dist
 
 from benchmarks.collective_trials import measured
-from emulator import ray_nodes
-from emulator.deployed_ray import DeployedRay
-from emulator.state import State
-from tests import stub_kubectl
-from workloads import listeners, session
+from emulator.machine.state import State
+from emulator.ray import nodes as ray_nodes
+from emulator.ray.deployed_ray import DeployedRay
+from tests.support import stub_kubectl
+from workloads.cluster import session
+from workloads.doctor import listeners
 from workloads.errors import FabricError
-from workloads.nccl import gate, suspects
+from workloads.nccl import gate
+from workloads.nccl.definitions.stages import ladder
 from workloads.nccl.gate import Question
-from workloads.nccl.measured import Measured
-from workloads.nccl.placement import RankActor
-from workloads.nccl.rank import Layout
-from workloads.nccl.stages import ladder
+from workloads.nccl.ranks.placement import RankActor
+from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.results import suspects
+from workloads.nccl.results.measured import Measured
 
 LAYOUT = Layout(nodes=2, ranks_per_node=2, gpus_per_node=0)
 NODE_BYTES_PER_SECOND, RAIL_BYTES_PER_SECOND = 200_000_000, 100_000_000

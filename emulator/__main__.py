@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from emulator import closed_pipe, control_plane, demo, lifecycle
-from emulator.engine import Result
-from emulator.go_modules import cache_directory
-from emulator.state import CHECKOUT, EmulatorError, State
+from emulator import closed_pipe, demo, lifecycle
+from emulator.engine.commands import Result
+from emulator.kubernetes import control_plane
+from emulator.machine.state import CHECKOUT, EmulatorError, State
+from emulator.programs.go_modules import cache_directory
 
 DESCRIPTION = """\
 The whole platform on one machine: the real Pulumi engine and a real Kubernetes API server against an emulated Google

@@ -19,11 +19,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulator import crds, processes, room
-from emulator.control_plane import STAGES_MODULE
-from emulator.go_modules import TOOLS, cache_directory, go_environment, go_program, is_downloaded, module_directory
-from emulator.plain_pulumi import FOLDER
-from emulator.state import EmulatorError, State
+from emulator.engine.plain_pulumi import FOLDER
+from emulator.kubernetes import crds
+from emulator.kubernetes.control_plane import STAGES_MODULE
+from emulator.machine import processes
+from emulator.machine.state import EmulatorError, State
+from emulator.programs import room
+from emulator.programs.go_modules import (
+    TOOLS,
+    cache_directory,
+    go_environment,
+    go_program,
+    is_downloaded,
+    module_directory,
+)
 
 Report = Callable[[str], None]
 

@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulator import control_plane, lifecycle, processes
-from emulator.engine import STACK
-from emulator.processes import OWNER_VARIABLE
-from emulator.state import CHECKOUT, EmulatorError, State
+from emulator import lifecycle
+from emulator.engine.commands import STACK
+from emulator.kubernetes import control_plane
+from emulator.machine import processes
+from emulator.machine.processes import OWNER_VARIABLE
+from emulator.machine.state import CHECKOUT, EmulatorError, State
 
 Report = Callable[[str], None]
 
@@ -170,7 +172,7 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
         ("another job", f".venv/bin/python -m workloads submit --stack {STACK} -- python3 -c 'print(2 + 2)'"),
         ("end it", "make down"),
     ]
-    lines = [f"  {label:<22} {text}" for label, text in (*rows, ("", ""), *commands)]
+    lines = [f"  {label:<22} {text}".rstrip() for label, text in (*rows, ("", ""), *commands)]
     return "\n".join(["", "== the platform is up", *lines])
 
 

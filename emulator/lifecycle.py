@@ -17,21 +17,17 @@ from typing import Any
 
 import yaml
 
-from emulator import (
-    build,
-    cloud_server,
-    control_plane,
-    deployed_ray,
-    gcp_tables,
-    helm,
-    job_clusters,
-    plain_pulumi,
-    ray_nodes,
-    room,
-)
-from emulator.belongings import content
-from emulator.engine import STACK, Engine, Result, merged, refuse_encryption
-from emulator.state import CHECKOUT, EmulatorError, State, write_atomically
+from emulator import build
+from emulator.engine import plain_pulumi
+from emulator.engine.commands import STACK, Engine, Result, merged, refuse_encryption
+from emulator.gcp import tables as gcp_tables
+from emulator.kubernetes import control_plane, helm
+from emulator.machine.belongings import content
+from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
+from emulator.programs import room
+from emulator.ray import deployed_ray, job_clusters
+from emulator.ray import nodes as ray_nodes
+from emulator.rest import cloud_server
 
 Report = Callable[[str], None]
 
@@ -73,7 +69,9 @@ def started(state: State, report: Report) -> Iterator[Engine]:
         control_plane.start(state)
         cloud_server.start(state)
         if state.process("gke") is None:
-            state.spawn("gke", [sys.executable, "-u", "-m", "emulator.gke"], env={"PYTHONPATH": str(CHECKOUT)})
+            state.spawn(
+                "gke", [sys.executable, "-u", "-m", "emulator.gke.controller"], env={"PYTHONPATH": str(CHECKOUT)}
+            )
         job_clusters.start(state)
         if helm.CHART in state.ended():
             helm.start_operator(state)

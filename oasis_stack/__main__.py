@@ -22,8 +22,8 @@ from oasis_stack.command_line import (
 from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.command_line.pulumi_stack import Stack
 from oasis_stack.command_line.stack_file import StackFileError
-from oasis_stack.problem import SettingsError
-from oasis_stack.settings import from_config, parse
+from oasis_stack.facts.problem import SettingsError
+from oasis_stack.settings.settings import from_config, parse
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

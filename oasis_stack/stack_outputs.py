@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pulumi
 
-from oasis_stack import names, ray_cluster
-from oasis_stack.settings import Settings
+from oasis_stack.components import ray_cluster
+from oasis_stack.facts import names
+from oasis_stack.settings.settings import Settings
 
 
 def cluster_environment(

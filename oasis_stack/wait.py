@@ -21,12 +21,14 @@ from oasis_stack.live_state import (
     NotAnswering,
     Refused,
     Unreachable,
+    WaitError,
     google_says_disabled,
     last_part,
     made_by_gke,
     peered_worker_pools,
+    say,
+    until_none,
 )
-from oasis_stack.polling import WaitError, say, until_none
 
 UNREACHABLE_MINUTES = 5
 """How long a destroy asks a cluster that does not answer at all."""

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from tests.deployment import Deploy
-from tests.deployment import deploy as run_under_mocks
+from tests.support.deployment import Deploy
+from tests.support.deployment import deploy as run_under_mocks
 
 # A runner in the background (nohup, some CI) has Ctrl-C ignored, which every program that a test starts would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,32 +17,37 @@ from oasis_stack.command_line.stack_file import ROOT
 
 PACKAGES = ("oasis_stack", "workloads", "emulator")
 FUNCTION_LINES, CONSTRUCTOR_LINES = 50, 65
+SIBLINGS = 15
+MORE_SIBLINGS = {"oasis_stack/components": 20}
+"""One component a file, side by side as in the wiring diagram."""
 
-SETTINGS = {
-    "settings",
-    "infrastructure_settings",
-    "ray_settings",
-    "setting_rules",
-    "ray_setting_rules",
-    "setting_reader",
-}
-READS_SETTINGS = SETTINGS | {"__main__", "stack_outputs", "command_line.cluster_access", "command_line.plan"}
 
-# Pure parts of workloads: torch or the standard library, so that they are tested without Ray.
-WITHOUT_RAY = {"environment", "checkpoint", "checkpoint_state", "checkpoint_writer", "manifest", "disk", "storage"}
-WITHOUT_RAY |= {"interval", "runs", "run_catalog", "run_table", "tracking", "effective", "doctor"}
-WITHOUT_RAY |= {
-    f"convnext.{part}"
-    for part in ("config", "data", "folder", "shards", "stream", "decoders", "pictures", "pack", "sampling", "augment")
+ORDER = {
+    "oasis_stack": """
+        facts settings live_state wait pod_specs components stack_outputs command_line __main__
+    """,
+    "workloads": """
+        errors environment run_name closed_pipe tables storage reporting cluster command_parser __main__ dry_run
+        checkpoints jobs runs doctor
+        convnext convnext.images convnext.learning
+        nccl.definitions nccl.logs nccl.results nccl.ranks nccl.scaling nccl
+        convnext.run tune
+    """,
+    "emulator": """
+        closed_pipe machine protocol programs kubernetes google gcp rest gke ray engine build lifecycle demo __main__
+    """,
 }
-WITHOUT_RAY |= {f"convnext.{part}" for part in ("model", "flops", "execution", "loop", "meter", "schedule")}
-WITHOUT_RAY |= {f"convnext.{part}" for part in ("snapshot", "reporter", "location", "notice", "report", "standing")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("bandwidth", "collectives", "pattern", "stages", "suspects")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("path", "promise", "verdict", "thresholds", "faults", "xids")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("report", "records", "stored", "plot", "noise", "comparison", "compare")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("published", "gradients", "scaling", "simulation", "observed")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("prediction", "predict", "efficiency_plot", "rank", "rows", "debug_log")}
-WITHOUT_RAY |= {f"nccl.{part}" for part in ("terminal", "findings", "measured", "measure")}
+"""Folders, and the modules beside them in a package, from the ground up: each imports those before it alone."""
+
+WITHOUT_RAY = """
+    errors environment run_name dry_run storage reporting checkpoints runs convnext convnext.images convnext.learning
+    nccl.definitions nccl.logs nccl.results nccl.scaling
+"""
+"""Parts of the workloads that can be read, run and tested without Ray."""
+
+RAY = ("oasis_stack.components.ray_cluster", "oasis_stack.pod_specs.pods", "oasis_stack.pod_specs.ray_cluster")
+
+READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line")
 
 
 @dataclass(frozen=True)
@@ -105,47 +111,72 @@ def ours(found: Module) -> set[str]:
     return {name for name in found.imports() if name in modules()}
 
 
+def part(name: str) -> str:
+    """Where a module stands in `ORDER`: its folder, or its own name if that folder is the package."""
+    path = modules()[name].path.relative_to(ROOT).with_suffix("").parts[1:]
+    return ".".join(path[:-1] or path)
+
+
 def test_the_rules_look_at_something() -> None:
     assert len(components()) >= 14
     assert all(len(within(package)) > 10 for package in PACKAGES)
-    assert READS_SETTINGS - {name.removeprefix("oasis_stack.") for name in modules()} == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_are_imported_in_one_direction(package: str) -> None:
+    order = ORDER[package].split()
+    names = [name for name in within(package) if name != package]
+    assert {part(name) for name in names} == set(order)
+    upwards = {
+        f"{name} imports {other}"
+        for name in names
+        for other in ours(modules()[name]) - {package}
+        if other.partition(".")[0] == package and order.index(part(other)) > order.index(part(name))
+    }
+    assert upwards == set()
+
+
+def test_no_folder_is_a_heap() -> None:
+    modules_of = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in sources()
+        if path.suffix == ".py" and path.name != "__init__.py" and path.parent != ROOT / "tests" / "support"
+    )
+    assert {name: count for name, count in modules_of.items() if count > MORE_SIBLINGS.get(name, SIBLINGS)} == {}
 
 
 def test_the_contract_and_the_hardware_facts_need_only_the_standard_library() -> None:
-    for name in ("workloads.environment", "oasis_stack.machine"):
+    for name in ("workloads.environment", "oasis_stack.facts.machine"):
         assert modules()[name].imported_roots() <= sys.stdlib_module_names, name
 
 
-def test_a_component_imports_no_other_component_and_no_settings() -> None:
-    strangers = set(components()) | {f"oasis_stack.{name}" for name in READS_SETTINGS}
+def test_a_component_imports_no_other_component() -> None:
     for name, found in components().items():
-        assert ours(found) & strangers - {name} == set(), name
+        assert ours(found) & set(components()) - {name} == set(), name
 
 
 def test_what_a_component_uses_imports_no_component_either() -> None:
-    used = {part for found in components().values() for part in ours(found) if part.startswith("oasis_stack.")}
-    for name in used:
+    used = {other for found in components().values() for other in ours(found) if other.startswith("oasis_stack.")}
+    for name in used - {"oasis_stack.components"}:
         assert ours(modules()[name]) & set(components()) == set(), name
 
 
 def test_settings_are_read_by_the_wiring_and_the_command_line_alone() -> None:
-    settings = {f"oasis_stack.{name}" for name in SETTINGS}
-    for name, found in modules().items():
-        if ours(found) & settings:
-            assert name == "__main__" or name.removeprefix("oasis_stack.") in READS_SETTINGS, name
+    for name, found in within("oasis_stack").items():
+        if any(other.startswith("oasis_stack.settings.settings") for other in ours(found)):
+            assert part(name) in READS_SETTINGS, name
 
 
 def test_settings_need_no_cloud_provider() -> None:
-    for name in SETTINGS | {"address_plan", "capacity_rules", "names", "problem", "pod_size"}:
-        found = modules()[f"oasis_stack.{name}"]
-        assert found.imported_roots() & {"pulumi_gcp", "pulumi_kubernetes", "kubernetes"} == set(), name
-        assert ours(found) & set(components()) == set(), name
+    for name, found in within("oasis_stack").items():
+        if name != "oasis_stack" and part(name) in ("facts", "settings"):
+            assert found.imported_roots() & {"pulumi_gcp", "pulumi_kubernetes", "kubernetes"} == set(), name
 
 
-def test_only_the_ray_cluster_knows_the_workloads_and_only_their_contract() -> None:
+def test_only_ray_s_pods_know_the_workloads_and_only_their_contract() -> None:
     for name, found in within("oasis_stack").items():
         theirs = {other for other in ours(found) if other.startswith("workloads")} - {"workloads"}
-        assert theirs <= ({"workloads.environment"} if "ray_" in name else set()), name
+        assert theirs <= ({"workloads.environment"} if name in RAY else set()), name
 
 
 @pytest.mark.parametrize(
@@ -161,9 +192,10 @@ def test_packages_keep_apart(package: str, never: set[str]) -> None:
         assert found.imported_roots() & never == set(), name
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_RAY))
-def test_the_pure_parts_of_the_workloads_need_no_ray(name: str) -> None:
-    assert "ray" not in modules()[f"workloads.{name}"].imported_roots()
+def test_what_needs_no_ray_imports_none() -> None:
+    for name, found in within("workloads").items():
+        if name != "workloads" and part(name) in WITHOUT_RAY.split():
+            assert "ray" not in found.imported_roots(), name
 
 
 def test_no_import_goes_round_in_a_circle() -> None:
@@ -175,8 +207,10 @@ def test_no_import_goes_round_in_a_circle() -> None:
             # What stands inside a function or under TYPE_CHECKING is not imported when the module is.
             found = modules()[name]
             top = [node for node in found.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-            for other in ours(Module(found.name, found.path, found.text, ast.Module(list(top), []))) - set(PACKAGES):
-                visit(other, (*path, name))
+            imported = ours(Module(found.name, found.path, found.text, ast.Module(list(top), [])))
+            for other in imported:
+                if not name.startswith(f"{other}."):  # a folder that a module lies in was imported before it
+                    visit(other, (*path, name))
             done.add(name)
 
     for name in modules():
@@ -257,9 +291,9 @@ SUPPRESSIONS = (
 FORMATTER_OFF = "# f" + "mt: "
 UNFORMATTED = {
     "__main__.py": 1,
-    "tests/test_tune.py": 2,
-    "workloads/nccl/faults.py": 2,
-    "workloads/nccl/thresholds.py": 1,
+    "tests/workloads/test_tune.py": 2,
+    "workloads/nccl/logs/faults.py": 2,
+    "workloads/nccl/results/thresholds.py": 1,
 }
 """Where the formatter may be off, and how often: the wiring diagram, and tables whose rows are read side by side."""
 

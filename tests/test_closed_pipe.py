@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from emulator.state import CHECKOUT, State
-from tests import fake_ray
+from emulator.machine.state import CHECKOUT, State
+from tests.support import fake_ray
 
 COMMANDS = (
     "workloads --help",
@@ -22,7 +22,7 @@ COMMANDS = (
     "workloads bench --dry-run",
     "workloads bench predict --model convnext-base --nodes 1,2,4",
     "workloads doctor",
-    "workloads explain tests/test_faults.py",
+    "workloads explain tests/workloads/nccl/test_faults.py",
     "oasis_stack --help",
     "oasis_stack plan --stack local",
     "emulator --help",
@@ -108,7 +108,7 @@ def test_an_emulator_whose_report_nobody_reads_is_taken_down(tmp_path: Path) -> 
 import sys
 from pathlib import Path
 from emulator import build, closed_pipe, lifecycle
-from emulator.state import State
+from emulator.machine.state import State
 state = State(Path({str(state.directory)!r}))
 build.provide = lambda *_: state.spawn("part", ["sleep", "600"])
 def main():

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from emulator.belongings import content
-from emulator.state import CHECKOUT
-from tests.test_command_line import OUTPUTS
-from tests.waiting import read_until
-from workloads import run_catalog
-from workloads.storage import locate
+from emulator.machine.belongings import content
+from emulator.machine.state import CHECKOUT
+from tests.oasis_stack.test_command_line import OUTPUTS
+from tests.support.waiting import eventually, read_until
+from workloads.runs import catalog as run_catalog
+from workloads.storage.folders import locate
 
 SOURCES = ("Makefile", "requirements.txt", "Pulumi.yaml", "Pulumi.local.yaml", "oasis_stack", "workloads", "emulator")
 
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
 
     assert "answers until Ctrl-C" in said
     assert rest == ""
-    assert not Path("/proc", pid.read_text().strip()).exists()
+    eventually(lambda: not Path("/proc", pid.read_text().strip()).exists())
 
 
 def test_a_plan_whose_reader_leaves_is_no_error_of_makes_and_a_wrong_one_is(checkout: Path) -> None:

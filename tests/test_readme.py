@@ -12,10 +12,10 @@ import pytest
 
 from docs import platform_picture, terminal_picture
 from emulator import demo
-from tests.deployment import Deploy
-from tests.pages import PAGES, ROOT, section
-from tests.program import program
-from tests.stacks import FULL
+from tests.support.deployment import Deploy
+from tests.support.pages import PAGES, ROOT, section
+from tests.support.program import program
+from tests.support.stacks import FULL
 
 OF_THE_SEEDS = {
     *("services.tf", "gcs.tf", "registry.tf", "build.tf", "build.sh"),
@@ -131,7 +131,7 @@ def test_every_command_line_that_a_page_or_the_makefile_gives_is_one() -> None:
     from emulator.__main__ import _parser as of_the_emulator
     from oasis_stack.__main__ import parser as of_the_stack
     from workloads.__main__ import _parser as of_the_workloads
-    from workloads.submit import OWN_COMMANDS
+    from workloads.jobs.submit import OWN_COMMANDS
 
     for words in commands("oasis_stack"):
         of_the_stack().parse_args(words)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from emulator.state import CHECKOUT
-from tests import fake_ray
+from emulator.machine.state import CHECKOUT
+from tests.support import fake_ray
 from workloads import __main__ as command_line
 
 COLUMNS = 80

@@ -21,7 +21,7 @@ from workloads.environment import EnvironmentContractError
 from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
 
 if TYPE_CHECKING:
-    from workloads.session import Place
+    from workloads.cluster.session import Place
 
 EPILOG = """\
 first steps:
@@ -64,8 +64,8 @@ class Command:
 
 
 COMMANDS = {
-    "doctor": Command("workloads.doctor", "check that this place is fit for the workloads", "workloads"),
-    "train": Command("workloads.convnext.train", "train a ConvNeXt image classifier", "torch", explains=True),
+    "doctor": Command("workloads.doctor.command", "check that this place is fit for the workloads", "workloads"),
+    "train": Command("workloads.convnext.run.train", "train a ConvNeXt image classifier", "torch", explains=True),
     "tune": Command(
         "workloads.tune.command", "search hyperparameters, stopping poor trials early", "torch", explains=True
     ),
@@ -74,17 +74,17 @@ COMMANDS = {
     ),
     "bench": Command("workloads.nccl.command", "measure and check collectives between nodes", "torch", explains=True),
     "explain": Command("workloads.nccl.explain", "say what the Xids and NCCL errors of a log mean", "workloads"),
-    "digits": Command("workloads.digits", "write a small data set of real images", "sklearn"),
-    "shards": Command("workloads.convnext.pack", "turn an image folder into tar shards", "numpy"),
-    "submit": Command("workloads.submit", "run any command as a job on a stack's Ray"),
-    "jobs": Command("workloads.jobs", "list, follow and stop jobs", action="list"),
+    "digits": Command("workloads.convnext.images.digits", "write a small data set of real images", "sklearn"),
+    "shards": Command("workloads.convnext.images.pack", "turn an image folder into tar shards", "numpy"),
+    "submit": Command("workloads.jobs.submit", "run any command as a job on a stack's Ray"),
+    "jobs": Command("workloads.jobs.command", "list, follow and stop jobs", action="list"),
     "runs": Command(
-        "workloads.runs",
+        "workloads.runs.command",
         "list, verify, mend and tidy what runs have left in the runs bucket",
         "pyarrow",
         action="list",
     ),
-    "status": Command("workloads.status", "what the stack's Ray has and what runs on it"),
+    "status": Command("workloads.jobs.status", "what the stack's Ray has and what runs on it"),
 }
 
 

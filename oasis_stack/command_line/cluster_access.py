@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from oasis_stack import names
 from oasis_stack.command_line import external_program
 from oasis_stack.command_line.external_program import ProgramError, read, show
 from oasis_stack.command_line.pulumi_stack import Stack
-from oasis_stack.settings import Settings
+from oasis_stack.facts import names
+from oasis_stack.settings.settings import Settings
 
 _RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.networking.k8s.io,services"
 """What people start and `destroy` ends."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from oasis_stack import names
 from oasis_stack.command_line import external_program, stack_file
 from oasis_stack.command_line.external_program import ProgramError, read, succeeds
 from oasis_stack.command_line.pulumi_stack import Stack
+from oasis_stack.facts import names
 
 KEY_RING = "oasis"
 ROTATION = "90d"

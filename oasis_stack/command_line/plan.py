@@ -8,9 +8,9 @@ from datetime import datetime
 from ipaddress import IPv4Network
 from typing import Any
 
-from oasis_stack import capacity_rules
-from oasis_stack.problem import config_key
-from oasis_stack.settings import GpuSettings, Settings
+from oasis_stack.facts import capacity_rules
+from oasis_stack.facts.problem import config_key
+from oasis_stack.settings.settings import GpuSettings, Settings
 
 
 def report(settings: Settings, values: Mapping[str, object]) -> str:

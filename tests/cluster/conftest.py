@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from emulator import ray_nodes
-from emulator.cloud import Cloud
-from emulator.cloud_server import CloudServer
-from emulator.deployed_ray import DeployedRay
-from emulator.state import CHECKOUT, State
-from tests import stub_kubectl
+from emulator.google.cloud import Cloud
+from emulator.machine.state import CHECKOUT, State
+from emulator.ray import nodes as ray_nodes
+from emulator.ray.deployed_ray import DeployedRay
+from emulator.rest.cloud_server import CloudServer
+from tests.support import stub_kubectl
 from workloads.environment import ClusterEnvironment
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emulator import processes, ray_start
-from emulator.state import CHECKOUT, State
-from tests.waiting import eventually
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT, State
+from emulator.ray import start as ray_start
+from tests.support.waiting import eventually
 
 
 @dataclass
@@ -81,7 +82,7 @@ def headed(
         port = State(Path(folder, "ports")).port("gcs")
         own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
         everywhere = {
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray_start.py
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray/start.py
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import autoscaled_nodes
 from tests.cluster.ray_processes import Nodes, headed
-from workloads.convnext import report
-from workloads.storage import locate
+from tests.support import autoscaled_nodes
+from workloads.convnext.run import report
+from workloads.storage.folders import locate
 
 pytestmark = pytest.mark.ray
 

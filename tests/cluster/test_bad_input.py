@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests import namespaces
-from tests.training import CPU, Recorder
+from tests.support import namespaces
+from tests.support.training import CPU, Recorder
 from workloads import __main__ as command_line
-from workloads.checkpoint import CheckpointStore
+from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.config import from_recipe
-from workloads.convnext.data import sources
-from workloads.convnext.loop import Training
-from workloads.storage import locate
+from workloads.convnext.images.data import sources
+from workloads.convnext.learning.loop import Training
+from workloads.storage.folders import locate
 
 pytestmark = pytest.mark.ray
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 COMMANDS = """
 import json, subprocess, sys
-from workloads import session
+from workloads.cluster import session
 commands, size = json.loads(sys.argv[1]), sys.argv[2]
 place = session.prepare()
 import ray

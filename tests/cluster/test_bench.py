@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from emulator.state import CHECKOUT
+from emulator.machine.state import CHECKOUT
 from tests.cluster.conftest import Cluster
-from tests.waiting import eventually, read_until
-from workloads import listeners
-from workloads.nccl import path, records
+from tests.support.waiting import eventually, read_until
+from workloads.doctor import listeners
+from workloads.nccl.logs import path
+from workloads.nccl.results import records
 
 pytestmark = pytest.mark.ray
 
@@ -100,12 +101,12 @@ def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluste
 
 LOGICAL_GPUS = """
 import json, os, sys, tempfile
-from workloads import session
+from workloads.cluster import session
 session.prepare()
 import ray
-from workloads import capacity
-from workloads.nccl import host, placement
-from workloads.nccl.rank import Layout
+from workloads.cluster import capacity
+from workloads.nccl.ranks import host, placement
+from workloads.nccl.ranks.rank import Layout
 
 class Seen:
     def look(self):
@@ -154,15 +155,15 @@ def test_nccl_finds_in_a_rank_what_it_finds_in_a_process_of_torchrun_and_no_mask
 DYING = """
 import json, os, signal, sys, tempfile, time
 from dataclasses import replace
-from workloads import session
+from workloads.cluster import session
 session.prepare()
 import ray
-from tests import gloo
-from workloads.nccl import driver, host, teams
-from workloads.nccl.measure import Sample
-from workloads.nccl.placement import RankActor
-from workloads.nccl.rank import Layout
-from workloads.nccl.stages import Stage
+from tests.support import gloo
+from workloads.nccl.ranks import driver, host, teams
+from workloads.nccl.ranks.measure import Sample
+from workloads.nccl.ranks.placement import RankActor
+from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.definitions.stages import Stage
 
 class Pretended(RankActor):
     '''A rank on a GPU that is not there. Over the ring one of them fails in NCCL's own words, and the other waits.'''
@@ -259,15 +260,15 @@ def test_nccl_s_log_of_a_call_is_no_part_of_its_time_and_that_of_a_rank_that_die
 HANGING = """
 import json, os, signal, tempfile, time
 from dataclasses import replace
-from workloads import session
+from workloads.cluster import session
 session.prepare()
 import ray
-from tests import gloo
+from tests.support import gloo
 from workloads.errors import WorkloadError
-from workloads.nccl import driver, teams
-from workloads.nccl.placement import RankActor
-from workloads.nccl.rank import Layout
-from workloads.nccl.stages import ladder
+from workloads.nccl.ranks import driver, teams
+from workloads.nccl.ranks.placement import RankActor
+from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.definitions.stages import ladder
 
 class Hangs(RankActor):
     '''One of these stops without a word, as a process does whose GPU or disk no longer answers.'''

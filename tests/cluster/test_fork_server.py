@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from emulator import processes
-from emulator.state import CHECKOUT
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
-from tests.waiting import eventually
-from workloads import digits, fork_server
-from workloads.convnext import report
-from workloads.storage import locate
+from tests.support.waiting import eventually
+from workloads.cluster import fork_server
+from workloads.convnext.images import digits
+from workloads.convnext.run import report
+from workloads.storage.folders import locate
 
 pytestmark = pytest.mark.ray
 
@@ -105,7 +106,7 @@ def test_a_fork_sees_the_gpu_that_ray_gives_it(nodes: Nodes) -> None:
 
 UNDER_UV = """
 import os, sys
-from workloads import session
+from workloads.cluster import session
 place = session.prepare()
 import ray
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import Cluster
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 from workloads.errors import FabricError
 
 pytestmark = pytest.mark.ray

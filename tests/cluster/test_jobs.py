@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from emulator import processes, ray_nodes
-from emulator.ray_folder import session_directory
-from tests import stub_kubectl
+from emulator.machine import processes
+from emulator.ray import nodes as ray_nodes
+from emulator.ray.folder import session_directory
 from tests.cluster.conftest import Cluster
-from tests.cutting_proxy import CuttingProxy
-from tests.waiting import eventually, read_until
-from workloads import listeners
+from tests.support import stub_kubectl
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.waiting import eventually, read_until
+from workloads.doctor import listeners
 
 pytestmark = pytest.mark.ray
 

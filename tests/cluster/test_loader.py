@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_train import Bench, descendants, run_python, survivors, until
-from workloads import digits
+from workloads.convnext.images import digits
 from workloads.environment import FORK_VARIABLE
 
 pytestmark = pytest.mark.ray

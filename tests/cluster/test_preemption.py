@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from emulator import processes
-from emulator.state import CHECKOUT
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
-from tests.waiting import eventually
-from workloads import digits, elastic
-from workloads.convnext import report
-from workloads.storage import locate
-from workloads.tracking import parse
+from tests.support.waiting import eventually
+from workloads.cluster import worker_count
+from workloads.convnext.images import digits
+from workloads.reporting.history import history
+from workloads.reporting.tracking import parse
+from workloads.storage.folders import locate
 
 pytestmark = pytest.mark.ray
 
@@ -93,8 +94,8 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
         driver.wait()
 
     # What is committed is the whole truth: a node that goes takes along what it had not reported yet.
-    history = report.history(locate(tmp_path / "runs" / "taken"))
-    by_event = {event: [record for record in history if record["event"] == event] for event in EVENTS}
+    records = history(locate(tmp_path / "runs" / "taken"))
+    by_event = {event: [record for record in records if record["event"] == event] for event in EVENTS}
     notices, resumed = by_event["notice"], by_event["resumed"]
     assert [record["world_size"] for record in resumed] == [2, 2, 1], log.read_text()
     assert len(notices) == 2, log.read_text()
@@ -111,7 +112,7 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
 GATHERING = """
 import json, threading, time
 from ray.util.placement_group import placement_group, remove_placement_group
-from workloads import elastic
+from workloads.cluster import worker_count as elastic
 
 def gather():
     began = time.monotonic()
@@ -129,11 +130,11 @@ print(json.dumps(found))
 
 
 def test_a_place_that_is_about_to_be_free_is_waited_for_and_one_on_a_drained_node_is_not(nodes: Nodes) -> None:
-    seconds = elastic.SETTLE_SECONDS / 2
+    seconds = worker_count.SETTLE_SECONDS / 2
     drain = DRAIN.format(name="worker1", seconds=60)
     freed, drained = json.loads(nodes.python(GATHERING.format(seconds=seconds, drain=drain)))
     assert freed[0] == 3 and freed[1] > seconds - 1
-    assert drained[0] == 2 and drained[1] < elastic.SETTLE_SECONDS
+    assert drained[0] == 2 and drained[1] < worker_count.SETTLE_SECONDS
 
 
 def _command(pid: int) -> str:

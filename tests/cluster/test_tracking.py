@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_train import ROOT, descendants
-from tests.wandb_server import silent
-from workloads import digits
+from tests.support.wandb_server import silent
+from workloads.convnext.images import digits
 
 pytestmark = pytest.mark.ray
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from emulator.cloud import Cloud
-from emulator.cloud_server import CloudServer
-from emulator.http_message import Request
-from tests.waiting import eventually, read_until
-from workloads import digits
-from workloads.checkpoint import CheckpointStore
-from workloads.convnext import report
-from workloads.storage import EMULATOR_VARIABLE, locate
-from workloads.tracking import parse
+from emulator.google.cloud import Cloud
+from emulator.rest.cloud_server import CloudServer
+from emulator.rest.http_message import Request
+from tests.support.waiting import eventually, read_until
+from workloads.checkpoints.store import CheckpointStore
+from workloads.convnext.images import digits
+from workloads.reporting.history import history
+from workloads.reporting.tracking import parse
+from workloads.storage.folders import EMULATOR_VARIABLE, locate
 
 pytestmark = pytest.mark.ray
 
@@ -77,8 +77,8 @@ class Bench:
 
     def resumed(self, run: str) -> list[str | None]:
         """Where each attempt at the run went on, as its stored history has it."""
-        history = report.history(locate(self.directory / "runs" / run))
-        return [record["name"] for record in history if record["event"] == "resumed"]
+        records = history(locate(self.directory / "runs" / run))
+        return [record["name"] for record in records if record["event"] == "resumed"]
 
 
 @pytest.fixture
@@ -211,15 +211,15 @@ def test_train_as_the_page_gives_it_trains_on_the_digits_in_an_empty_folder_and_
 SLOW_DATA = """
 import argparse, dataclasses, json, sys
 from pathlib import Path
-from workloads import session
+from workloads.cluster import session
 place = session.prepare()
-from workloads.convnext import train
+from workloads.convnext.run import train
 parser = argparse.ArgumentParser()
 train.add_train_arguments(parser)
 words = ["--run", "slow", "--data", "gs://data/digits", "--epochs", "1", "--workers", "2"]
 run = dataclasses.replace(train.plan(parser.parse_args(words), place), collective_timeout=float(sys.argv[1]))
 with session.connect(place, cpus=2):
-    from workloads.convnext import driver
+    from workloads.convnext.run import driver
     driver.fit(run)
 print(run.journal.read_text())
 """
@@ -269,9 +269,9 @@ def test_a_torn_image_ends_the_run_once_with_exit_6_and_its_path(bench: Bench) -
 
 
 LEASES = """
-from workloads import session
+from workloads.cluster import session
 place = session.prepare()
-from workloads.convnext import lease
+from workloads.cluster import run_lock as lease
 from workloads.errors import UsageError
 with session.connect(place):
     with lease.hold("/runs/one", "one"):
@@ -294,10 +294,10 @@ def test_a_run_has_one_driver_at_a_time(tmp_path: Path) -> None:
 ABSENT = """
 import dataclasses, json, random, sys
 from pathlib import Path
-from workloads import session
+from workloads.cluster import session
 place = session.prepare()
-from benchmarks import kill_trials, kill_work
-from workloads.convnext.train import IMPORTS
+from benchmarks.kill_runs import trials as kill_trials, work as kill_work
+from workloads.convnext.run.train import IMPORTS
 bench = kill_trials.Bench(Path(sys.argv[1]))
 kill_work.write_images(bench.data)
 with session.connect(place, cpus=2, imports=IMPORTS):
@@ -315,14 +315,14 @@ def test_a_rank_that_stays_away_from_a_collective_costs_its_timeout_and_a_restar
 
 INFEASIBLE = """
 import argparse, dataclasses, sys, time
-from workloads import session
+from workloads.cluster import session
 place = session.prepare()
-from workloads.convnext import train
+from workloads.convnext.run import train
 parser = argparse.ArgumentParser()
 train.add_train_arguments(parser)
 run = train.plan(parser.parse_args(["--run", "big", "--data", "synthetic", "--workers", "3:8"]), place)
 with session.connect(place, cpus=2):
-    from workloads.convnext import driver
+    from workloads.convnext.run import driver
     from workloads.errors import InfeasibleError
     time.sleep(11)  # nodes that have just joined may be followed by others
     began = time.monotonic()
@@ -343,7 +343,7 @@ def test_more_workers_than_a_ray_without_autoscaler_has_are_refused_at_once(tmp_
 
 BUSY = """
 import subprocess, sys
-from workloads import session
+from workloads.cluster import session
 place = session.prepare()
 import ray
 from ray.util.placement_group import placement_group
@@ -367,12 +367,12 @@ def test_workers_whose_places_others_hold_are_waited_for_and_given_up_with_exit_
 GROWING = """
 import json, sys
 from pathlib import Path
-from workloads import session
+from workloads.cluster import session
 place = session.prepare()
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-from benchmarks import kill_trials, kill_work
-from workloads.convnext import driver
+from benchmarks.kill_runs import trials as kill_trials, work as kill_work
+from workloads.convnext.run import driver
 driver.RESIZE_SECONDS = 2.0
 bench = kill_trials.Bench(Path(sys.argv[1]))
 kill_work.write_images(bench.data)

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from emulator.state import CHECKOUT
+from emulator.machine.state import CHECKOUT
 from tests.cluster.conftest import Cluster
 from tests.cluster.test_train import descendants, survivors, until
-from workloads import digits
+from workloads.convnext.images import digits
 
 pytestmark = pytest.mark.ray
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from emulator import build, control_plane, lifecycle
-from emulator.api import Api, ApiError, Body
-from emulator.cloud import Cloud
-from emulator.engine import Engine
-from emulator.state import State
-from tests.waiting import eventually
+from emulator import build, lifecycle
+from emulator.engine.commands import Engine
+from emulator.google.cloud import Cloud
+from emulator.kubernetes import control_plane
+from emulator.kubernetes.api import Api, ApiError, Body
+from emulator.machine.state import State
+from tests.support.waiting import eventually
 
 
 @dataclass(frozen=True)

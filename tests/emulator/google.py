@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from google.auth.compute_engine import _metadata
 
-from emulator import cloud_server
-from emulator.cloud import Cloud
-from emulator.state import State
+from emulator.google.cloud import Cloud
+from emulator.machine.state import State
+from emulator.rest import cloud_server
 
 PROJECT = "test-project"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from emulator import control_plane
-from emulator.cloud import Cloud, Use
-from emulator.engine import Engine
-from emulator.state import State
+from emulator.engine.commands import Engine
+from emulator.google.cloud import Cloud, Use
+from emulator.kubernetes import control_plane
+from emulator.machine.state import State
 
 Body = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import grpc
 from pulumi.runtime.proto import provider_pb2
 
-from emulator.cloud import Cloud
-from emulator.gcp import GcpProvider
-from emulator.wire import decode, encode
+from emulator.gcp.provider import GcpProvider
+from emulator.google.cloud import Cloud
+from emulator.protocol.wire import decode, encode
 
 PROJECT = "test-project"
 

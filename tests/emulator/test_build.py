@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
-from emulator import build, crds, go_modules, room
+from emulator import build
 from emulator.build import PROGRAMS, Program
-from emulator.state import EmulatorError, State
+from emulator.kubernetes import crds
+from emulator.machine.state import EmulatorError, State
+from emulator.programs import go_modules, room
 
 ETCD = PROGRAMS[0]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pulumi.automation.events import EngineEvent
 
-from emulator import engine_events
-from emulator.engine_events import Progress
+from emulator.engine import events as engine_events
+from emulator.engine.events import Progress
 
 URN = "urn:pulumi:local::oasis::oasis:index:Bucket$gcp:storage/bucket:Bucket::runs"
 OLD = {"labels": {"a.b/c": "x", "gone": "y"}, "rules": [{"age": 1}], "key": "[secret]", "location": "us-central1"}

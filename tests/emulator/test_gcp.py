@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
-from emulator import gcp, gcp_rules, gcp_types, gke_records
-from emulator.cloud import Cloud
-from emulator.gcp_rules import PRODUCER
-from emulator.gcp_tables import ROWS
-from emulator.gke_node_shapes import Pool
-from emulator.storage import ObjectStore
-from emulator.wire import UNKNOWN, Secret, plain
+from emulator.gcp import provider as gcp
+from emulator.gcp import rules as gcp_rules
+from emulator.gcp import types as gcp_types
+from emulator.gcp.rules import PRODUCER
+from emulator.gcp.tables import ROWS
+from emulator.gke import records as gke_records
+from emulator.gke.node_shapes import Pool
+from emulator.google.cloud import Cloud
+from emulator.google.storage import ObjectStore
+from emulator.protocol.wire import UNKNOWN, Secret, plain
 from tests.emulator.provider_client import PROJECT, Client, Failed, Held, InvalidInputs
 
 NETWORK = "gcp:compute/network:Network"
@@ -526,9 +529,9 @@ def test_a_fault_is_met_as_often_as_it_says(client: Client, cloud: Cloud) -> Non
 
 
 def test_what_is_not_emulated_is_an_error_that_says_where_to_add_it(client: Client) -> None:
-    with pytest.raises(Failed, match=r"Add a row to emulator/gcp_tables\.py"):
+    with pytest.raises(Failed, match=r"Add a row to emulator/gcp/tables\.py"):
         client.create("gcp:sql/databaseInstance:DatabaseInstance", "d", {})
-    with pytest.raises(Failed, match=r"Add it to emulator/gcp_invokes\.py"):
+    with pytest.raises(Failed, match=r"Add it to emulator/gcp/invokes\.py"):
         client.invoke("gcp:compute/getImage:getImage")
     project = client.invoke("gcp:organizations/getProject:getProject", projectId=PROJECT)
     assert re.fullmatch(r"[1-9]\d{11}", project["number"])

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from emulator import gke_nodes, gke_services
-from emulator.api import ApiError, Body, KindNotServedError
-from emulator.cloud_errors import InUseError
-from emulator.state import CHECKOUT
+from emulator.gke import nodes as gke_nodes
+from emulator.gke import services as gke_services
+from emulator.google.errors import InUseError
+from emulator.kubernetes.api import ApiError, Body, KindNotServedError
+from emulator.machine.state import CHECKOUT
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
-from tests.waiting import eventually
-from workloads import pending
+from tests.support.waiting import eventually
+from workloads.jobs import pending
 
 pytestmark = pytest.mark.emulated
 
@@ -29,7 +30,9 @@ def gke(bare_cluster: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane with GKE's process at work over a cluster with three pools."""
     programs.cloud_with_pools(bare_cluster.cloud)
     environment = {"PYTHONPATH": str(CHECKOUT)}
-    bare_cluster.state.spawn("gke", [sys.executable, "-u", "-m", "emulator.gke"], env=environment, cwd=CHECKOUT)
+    bare_cluster.state.spawn(
+        "gke", [sys.executable, "-u", "-m", "emulator.gke.controller"], env=environment, cwd=CHECKOUT
+    )
     try:
         eventually(lambda: _served(bare_cluster, CLASS["apiVersion"], CLASS["kind"]))
         body = {

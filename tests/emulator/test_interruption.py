@@ -22,10 +22,13 @@ from pathlib import Path
 
 import pytest
 
-from emulator import demo, processes, ray_folder, ray_nodes
-from emulator.go_modules import cache_directory
-from emulator.state import CHECKOUT, State
-from tests.waiting import eventually, read_until
+from emulator import demo
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT, State
+from emulator.programs.go_modules import cache_directory
+from emulator.ray import folder as ray_folder
+from emulator.ray import nodes as ray_nodes
+from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.emulated
 

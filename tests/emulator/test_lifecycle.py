@@ -14,15 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from emulator import demo, job_clusters, lifecycle, processes, ray_dashboard, ray_nodes, room
-from emulator.deployed_ray import DeployedRay
-from emulator.processes import OWNER_VARIABLE
-from emulator.state import CHECKOUT, EmulatorError, State
-from tests import stub_kubectl
+from emulator import demo, lifecycle
+from emulator.machine import processes
+from emulator.machine.processes import OWNER_VARIABLE
+from emulator.machine.state import CHECKOUT, EmulatorError, State
+from emulator.programs import room
+from emulator.ray import dashboard as ray_dashboard
+from emulator.ray import job_clusters
+from emulator.ray import nodes as ray_nodes
+from emulator.ray.deployed_ray import DeployedRay
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
 from tests.emulator.test_build import Usage
-from tests.waiting import eventually
+from tests.support import stub_kubectl
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

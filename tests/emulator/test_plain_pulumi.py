@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from emulator import build, lifecycle
-from emulator.engine import Engine
-from emulator.state import CHECKOUT, EmulatorError, State
+from emulator.engine.commands import Engine
+from emulator.machine.state import CHECKOUT, EmulatorError, State
 
 STACK_FILE = CHECKOUT / "Pulumi.local.yaml"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from emulator import processes
-from emulator.cloud import Cloud
-from emulator.state import CHECKOUT, EmulatorError, State
+from emulator.google.cloud import Cloud
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT, EmulatorError, State
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 DEAF = [
@@ -139,7 +139,7 @@ def test_a_port_that_another_command_has_chosen_and_not_yet_taken_is_not_handed_
         probe.bind(("127.0.0.1", 0))
         wanted = probe.getsockname()[1]
     chosen = f"State(Path({str(tmp_path / 'other')!r})).port('dashboard', preferred={wanted})"
-    script = f"from pathlib import Path\nfrom emulator.state import State\nprint({chosen}, flush=True)\ninput()"
+    script = f"from pathlib import Path\nfrom emulator.machine.state import State\nprint({chosen}, flush=True)\ninput()"
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -181,7 +181,9 @@ def test_nobody_else_can_look_into_the_folder_or_the_cloud(state: State) -> None
 
 
 def test_a_second_command_is_refused_with_the_first_ones_name_and_what_to_do(state: State) -> None:
-    holder = "import sys; from emulator.state import State; from pathlib import Path; s = State(Path(sys.argv[1]))\n"
+    holder = (
+        "import sys; from emulator.machine.state import State; from pathlib import Path; s = State(Path(sys.argv[1]))\n"
+    )
     holder += "with s.lock('make demo'):\n print('held', flush=True)\n sys.stdin.read()"
     first = subprocess.Popen(
         [sys.executable, "-c", holder, str(state.directory)],

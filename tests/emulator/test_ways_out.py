@@ -18,13 +18,13 @@ import pytest
 import yaml
 from ray.autoscaler._private.kuberay.node_provider import worker_delete_patch, worker_replica_patch
 
-from emulator import control_plane
-from emulator.api import Api, ApiError, Body
-from emulator.state import CHECKOUT
-from oasis_stack import admission_policy
+from emulator.kubernetes import control_plane
+from emulator.kubernetes.api import Api, ApiError, Body
+from emulator.machine.state import CHECKOUT
+from oasis_stack.pod_specs import admission_policy
 from tests.emulator.conftest import ControlPlane
-from tests.emulator.test_ray_cluster import Platform, platform_on
-from tests.waiting import eventually
+from tests.emulator.ray.test_ray_cluster import Platform, platform_on
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 

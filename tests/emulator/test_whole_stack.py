@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from emulator import lifecycle, processes
-from emulator.api import Body
-from emulator.cloud import CloudObject
-from emulator.state import CHECKOUT
-from oasis_stack.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
+from emulator import lifecycle
+from emulator.google.cloud import CloudObject
+from emulator.kubernetes.api import Body
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT
+from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
 from tests.emulator.conftest import Emulated, objects
-from tests.waiting import eventually
-from workloads import listeners
+from tests.support.waiting import eventually
+from workloads.doctor import listeners
 
 pytestmark = pytest.mark.emulated
 

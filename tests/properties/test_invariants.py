@@ -14,16 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as some
 
-from oasis_stack import address_plan, capacity_rules
-from oasis_stack.capacity_rules import CapacityEntry
-from oasis_stack.cluster import NODE_ROLES
-from oasis_stack.machine import MACHINES, Machine
-from oasis_stack.problem import SettingsError
-from oasis_stack.settings import Settings, from_config, parse
-from tests.deployment import Deployment
-from tests.deployment import deploy as run_under_mocks
-from tests.program import at, program
-from tests.stacks import FULL
+from oasis_stack.components.cluster import NODE_ROLES
+from oasis_stack.facts import address_plan, capacity_rules
+from oasis_stack.facts.capacity_rules import CapacityEntry
+from oasis_stack.facts.machine import MACHINES, Machine
+from oasis_stack.facts.problem import SettingsError
+from oasis_stack.settings.settings import Settings, from_config, parse
+from tests.support.deployment import Deployment
+from tests.support.deployment import deploy as run_under_mocks
+from tests.support.program import at, program
+from tests.support.stacks import FULL
 
 PARSED = settings(max_examples=100, deadline=None)
 DEPLOYED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from workloads import effective, progress, session
+from workloads import dry_run
+from workloads.cluster import session
 from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, UsageError, WorkloadError
-from workloads.nccl import bandwidth, compare, predict
-from workloads.nccl.stages import ALGORITHMS, LADDERS
+from workloads.nccl.definitions import bandwidth
+from workloads.nccl.definitions.stages import ALGORITHMS, LADDERS
+from workloads.nccl.results import compare
+from workloads.nccl.scaling import predict
+from workloads.reporting import progress
 
 if TYPE_CHECKING:
-    from workloads.nccl.driver import StoppedError
-    from workloads.nccl.measured import Measured
+    from workloads.nccl.ranks.driver import StoppedError
     from workloads.nccl.request import Request
+    from workloads.nccl.results.measured import Measured
 
-IMPORTS = ("workloads.nccl.placement",)
+IMPORTS = ("workloads.nccl.ranks.placement",)
 """What each node imports once for all ranks."""
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
@@ -75,7 +79,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add = out.add_argument
     add("--name", metavar="NAME", help="folder of the results (bench-<time>)")
     add("--results", type=Path, metavar="DIR", help="local folder (.oasis/results; in a job only the runs bucket)")
-    effective.add_dry_run_arguments(parser)
+    dry_run.add_dry_run_arguments(parser)
 
 
 def run_bench(args: argparse.Namespace) -> int:
@@ -94,8 +98,9 @@ def run_bench(args: argparse.Namespace) -> int:
     if not args.dry_run:
         progress.note("loading torch and Ray")
     # Not before `prepare`: they import ray.
-    from workloads.nccl import driver, terminal
+    from workloads.nccl.ranks import driver
     from workloads.nccl.request import resolve
+    from workloads.nccl.results import terminal
 
     if args.dry_run:
         return explain_bench(args, place)
@@ -133,14 +138,14 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
     if args.command:
         raise UsageError(f"bench {args.command} needs no cluster.", "Run it here, without `submit`.")
     request = resolve(args, place)
-    settings = effective.explain(args, add_bench_arguments, request.settings(place))
-    return effective.show(settings, [request.layout.bundle] * request.layout.nodes, "STRICT_SPREAD", args.json)
+    settings = dry_run.explain(args, add_bench_arguments, request.settings(place))
+    return dry_run.show(settings, [request.layout.bundle] * request.layout.nodes, "STRICT_SPREAD", args.json)
 
 
 def _stopped(error: StoppedError, request: Request) -> NoReturn:
     """Show and keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
-    from workloads import storage
-    from workloads.nccl import findings, report, terminal
+    from workloads.nccl.results import findings, report, terminal
+    from workloads.storage import folders as storage
 
     judged = terminal.show_findings(error.measured)
     try:
@@ -159,8 +164,8 @@ def _stopped(error: StoppedError, request: Request) -> NoReturn:
 
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     """Judge, say who is slow, and keep everything; only then fail."""
-    from workloads import storage
-    from workloads.nccl import findings, terminal
+    from workloads.nccl.results import findings, terminal
+    from workloads.storage import folders as storage
 
     judged = terminal.show_findings(measured)
     for folder in map(storage.locate, places):

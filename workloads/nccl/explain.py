@@ -13,8 +13,8 @@ from rich.table import Table
 
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
-from workloads.nccl import faults, path, verdict
-from workloads.nccl.faults import Fault
+from workloads.nccl.logs import faults, path, verdict
+from workloads.nccl.logs.faults import Fault
 
 DESCRIPTION = """\
 What the errors in logs of the kernel, of NCCL or of workers mean, and what to do: each kind once, with the line that

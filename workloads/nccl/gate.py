@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workloads import elastic
+from workloads.cluster import worker_count
 from workloads.environment import ClusterEnvironment
 from workloads.errors import DataIntegrityError, FabricError, WorkloadError
-from workloads.nccl import driver, faults, findings, report, stages, suspects
-from workloads.nccl.collectives import COLLECTIVES
-from workloads.nccl.driver import StoppedError
-from workloads.nccl.failures import HungError
-from workloads.nccl.findings import Finding
-from workloads.nccl.measure import Plan
-from workloads.nccl.measured import Measured
-from workloads.nccl.rank import Layout
-from workloads.nccl.stages import Round
-from workloads.storage import Folder
+from workloads.nccl.definitions import stages
+from workloads.nccl.definitions.collectives import COLLECTIVES
+from workloads.nccl.definitions.stages import Round
+from workloads.nccl.logs import faults
+from workloads.nccl.ranks import driver
+from workloads.nccl.ranks.driver import StoppedError
+from workloads.nccl.ranks.failures import HungError
+from workloads.nccl.ranks.measure import Plan
+from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.results import findings, report, suspects
+from workloads.nccl.results.findings import Finding
+from workloads.nccl.results.measured import Measured
+from workloads.storage.folders import Folder
 
 GPU_SIZES = (64 * 1024**2, 1024**3, 4 * 1024**3)
 """Up to the size from which on thresholds hold; a call of the largest takes milliseconds on a sound fabric."""
@@ -159,7 +162,7 @@ def _said(found: Sequence[Finding], measured: Sequence[Measured], say: Callable[
 def _measure(question: Question, say: Callable[[str], None]) -> list[Measured]:
     layout = Layout(nodes=1, ranks_per_node=question.ranks_per_node, gpus_per_node=question.gpus_per_node)
     least, most = question.least_nodes, question.most_nodes
-    nodes = elastic.gather(layout.bundle, least, most, question.timeout, say, "STRICT_SPREAD")
+    nodes = worker_count.gather(layout.bundle, least, most, question.timeout, say, "STRICT_SPREAD")
     try:
         return driver.run(
             Layout(nodes=nodes, ranks_per_node=layout.ranks_per_node, gpus_per_node=layout.gpus_per_node),

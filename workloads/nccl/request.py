@@ -9,15 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from workloads import run_name
-from workloads.capacity import check_maximum
-from workloads.effective import DEFAULT, Setting, of_ray, of_stack
+from workloads.cluster.capacity import check_maximum
+from workloads.cluster.session import Place
+from workloads.dry_run import DEFAULT, Setting, of_ray, of_stack
 from workloads.errors import InfeasibleError, PlaceError, UsageError
-from workloads.nccl import bandwidth, measure, rows, stages
-from workloads.nccl.collectives import COLLECTIVES
-from workloads.nccl.measure import Plan
-from workloads.nccl.rank import Layout
-from workloads.nccl.stages import Round
-from workloads.session import Place
+from workloads.nccl.definitions import bandwidth, stages
+from workloads.nccl.definitions.collectives import COLLECTIVES
+from workloads.nccl.definitions.stages import Round
+from workloads.nccl.ranks import measure, rows
+from workloads.nccl.ranks.measure import Plan
+from workloads.nccl.ranks.rank import Layout
 
 RANKS_EMBEDDED = 2
 """Without a cluster: the fewest between which there is anything to measure."""

@@ -16,9 +16,10 @@ import traceback
 from pathlib import Path
 
 from workloads import __main__ as command_line
-from workloads import progress, session
-from workloads.convnext.train import IMPORTS
+from workloads.cluster import session
+from workloads.convnext.run.train import IMPORTS
 from workloads.errors import EXIT_INTERRUPTED
+from workloads.reporting import progress
 
 ENDED = "ended"
 """Event of the record that follows a trial's: `exit_code` of its `train`."""

@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from workloads import credentials, effective, progress, session
+from workloads import dry_run
+from workloads.cluster import session
 from workloads.convnext import config as configuration
-from workloads.convnext import location
-from workloads.convnext import report as run_report
+from workloads.convnext.images import location
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
-from workloads.storage import Folder
-from workloads.tracking import WandbMode
+from workloads.reporting import credentials, progress
+from workloads.reporting.history import history
+from workloads.reporting.tracking import WandbMode
+from workloads.storage.folders import Folder
 from workloads.tune import concurrency, preview, report
 from workloads.tune.ledger import METRICS, Epoch, Ledger, Outcome, Trial, measured
 from workloads.tune.planning import Kind, Search, configurations, plan
@@ -69,7 +71,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait of a trial for its place",
     )
-    effective.add_dry_run_arguments(parser, "the trials, every other effective value and where it came from")
+    dry_run.add_dry_run_arguments(parser, "the trials, every other effective value and where it came from")
 
 
 def run_tune(args: argparse.Namespace) -> int:
@@ -139,7 +141,7 @@ def _run(kind: Kind, args: argparse.Namespace) -> int:
 
 def _past(folder: Folder) -> list[Epoch]:
     """What a trial that goes on had reported when its newest checkpoint was committed."""
-    return [measured(record) for record in run_report.history(folder) if record["event"] == "epoch"]
+    return [measured(record) for record in history(folder) if record["event"] == "epoch"]
 
 
 def _search(
@@ -161,7 +163,7 @@ def _search(
         # Import Ray, which `prepare` had to come before.
         import ray
 
-        from workloads.convnext import lease
+        from workloads.cluster import run_lock
         from workloads.tune import processes
         from workloads.tune.asha import Begun
         from workloads.tune.search import PROGRESS_SECONDS, Trials, run
@@ -180,7 +182,7 @@ def _search(
                 "log": str(search.results / trial.name / "train.log"),
             }
 
-        with lease.hold(search.folder.uri, search.name):
+        with run_lock.hold(search.folder.uri, search.name):
             begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
             trials = Trials(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
             kept = processes.start(limit)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from workloads.environment import ClusterEnvironment
 from workloads.errors import InfeasibleError
-from workloads.progress import counted
+from workloads.reporting.progress import counted
 
 
 def embedded(workers: int) -> int:
@@ -53,7 +53,7 @@ def of_cluster(workers: int, environment: ClusterEnvironment | None) -> int:
     """
     import ray
 
-    from workloads import autoscaler
+    from workloads.cluster import autoscaler
 
     if environment is not None and environment.gpus_per_node:
         return of_gpus(workers, environment.gpus_per_node, environment.gpu_max_nodes)

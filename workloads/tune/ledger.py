@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from workloads import run_catalog
 from workloads.errors import DataIntegrityError, UsageError
-from workloads.progress import counted
-from workloads.storage import Folder
+from workloads.reporting.progress import counted
+from workloads.runs import catalog as run_catalog
+from workloads.storage.folders import Folder
 
 PLAN = "search.json"
 OUTCOME = run_catalog.TRIAL

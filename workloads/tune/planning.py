@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from workloads import run_name, session
+from workloads import run_name
+from workloads.cluster import session
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.errors import UsageError
-from workloads.storage import Folder, locate
+from workloads.storage.folders import Folder, locate
 from workloads.tune import space_file
 from workloads.tune.ledger import Plan, Trial
 from workloads.tune.space import Space

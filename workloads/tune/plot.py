@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.markers import TICKLEFT, TICKRIGHT
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from workloads.curve import FAINT, INK, TRAIN
-from workloads.progress import counted
+from workloads.reporting.curve import FAINT, INK, TRAIN
+from workloads.reporting.progress import counted
 from workloads.tune.ledger import Outcome, Plan, Status
 
 COLORS = "viridis"

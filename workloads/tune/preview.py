@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from workloads import effective, progress
-from workloads.convnext import train
-from workloads.effective import Setting
+from workloads import dry_run
+from workloads.cluster.session import Place
+from workloads.convnext.run import preview as run_preview
+from workloads.convnext.run import train
+from workloads.dry_run import Setting
 from workloads.errors import EXIT_OK
-from workloads.session import Place
+from workloads.reporting import progress
 from workloads.tune import report
 from workloads.tune.planning import Search
 
@@ -42,15 +44,15 @@ def show(
     trials = search.plan.trials
     one = _as_train(search, args)
     run = train.plan(one, place)
-    known = {setting.name: setting for setting in effective.of_run(one, run, place)}
+    known = {setting.name: setting for setting in run_preview.of_run(one, run, place)}
     drawn = _drawn(search, args.space)
     if "data" in search.space.varied:
         del known["data-place"]  # there are several
-    found = effective.explain(args, add_arguments, list(known.values()))
-    settings = effective.redacted([drawn.get(setting.name, setting) for setting in found])
+    found = dry_run.explain(args, add_arguments, list(known.values()))
+    settings = dry_run.redacted([drawn.get(setting.name, setting) for setting in found])
     if args.json:
         changes = {"trials": {trial.name: trial.changes for trial in trials}}
-        print(json.dumps(effective.document(settings, run.bundles, run.strategy) | changes, sort_keys=True))
+        print(json.dumps(dry_run.document(settings, run.bundles, run.strategy) | changes, sort_keys=True))
         return EXIT_OK
     progress.note(title(search))
     for trial in trials[:SHOWN]:
@@ -58,7 +60,7 @@ def show(
     if len(trials) > SHOWN:
         progress.note(f"  and {len(trials) - SHOWN} more")
     progress.note("\nof each trial:")
-    return effective.show(settings, run.bundles, run.strategy, as_json=False)
+    return dry_run.show(settings, run.bundles, run.strategy, as_json=False)
 
 
 def _as_train(search: Search, args: argparse.Namespace) -> argparse.Namespace:

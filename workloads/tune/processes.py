@@ -20,9 +20,9 @@ from typing import Any, TextIO
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from workloads import progress
-from workloads.capacity import WAITING
+from workloads.cluster.capacity import WAITING
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK
+from workloads.reporting import progress
 from workloads.tune.child import ENDED
 from workloads.tune.ledger import measured
 

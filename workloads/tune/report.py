@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from workloads import tables
-from workloads.convnext.train import TUNED_FIELDS
+from workloads.convnext.run.train import TUNED_FIELDS
 from workloads.environment import SUBMITTED_VARIABLE
-from workloads.storage import Folder
+from workloads.storage.folders import Folder
 from workloads.tune import plot
 from workloads.tune.ledger import METRICS, Epoch, Outcome, Plan, Trial, ranking
 

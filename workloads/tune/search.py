@@ -29,7 +29,7 @@ from workloads.errors import (
     WorkloadError,
     WorkloadFailedError,
 )
-from workloads.progress import counted
+from workloads.reporting.progress import counted
 from workloads.tune.asha import Begun, ResumedAsha
 from workloads.tune.ledger import Epoch, Outcome, Trial, measured, ranking
 from workloads.tune.trial import TrainProcess

@@ -1,4 +1,4 @@
-"""Search spaces as people write them: a file of fields with values or ranges, and FIELD=VALUE words.
+"""Search spaces as people write them: a file of fields with values or ranges.
 
 Everything is checked against the configuration's own rules, at every listed value and at both ends of every range.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
+from workloads.convnext import fields
 from workloads.convnext.config import TrainConfig
 from workloads.errors import UsageError
-from workloads.tune.space import Changes, Range, Space, Values
+from workloads.tune.space import Range, Space, Values
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """A space file's name ends in one of these, by which `submit` knows that the file has to travel with the job."""
@@ -63,101 +63,56 @@ def parse(content: Any, base: TrainConfig) -> Space:
         raise UsageError(
             "the space file names no field.", "Write one per line, as in `learning_rate: {loguniform: [1e-4, 1e-2]}`."
         )
-    fields: dict[str, Values | Range] = {}
+    domains: dict[str, Values | Range] = {}
     problems = []
     for name, spec in content.items():
         try:
-            fields[name] = _domain(str(name), spec)
-            for value in fields[name].extremes():
+            domains[name] = _domain(str(name), spec)
+            for value in domains[name].extremes():
                 dataclasses.replace(base, **{name: value})
         except UsageError as error:
             problems.append(error.problem.rstrip("."))
     if problems:
         raise UsageError(f"{'; '.join(problems)}.", "Correct the file that --space names.")
-    return Space(fields)
-
-
-def assigned(words: Sequence[str], flags: Sequence[str]) -> Changes:
-    """The fields that `FIELD=VALUE` words give, each value as its field has it.
-
-    Args:
-        words: as they were typed.
-        flags: fields that have a flag of their own, and are given by no other.
-
-    Raises:
-        UsageError: no such field, a value that it does not take, or one that a flag gives.
-    """
-    changes: Changes = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        try:
-            if not equals:
-                raise _wrong(word, "is not FIELD=VALUE")
-            if name in flags:
-                raise _wrong(name, f"has a flag of its own, --{name.replace('_', '-')}")
-            if name in changes:
-                raise _wrong(name, "is given twice")
-            # A word stays one: YAML would read `none` as it is, but `no` and `1:30` as something else.
-            kind = get_type_hints(TrainConfig).get(name)
-            [changes[name]] = _listed(name, [text == "true"] if kind is bool and text in ("true", "false") else [text])
-        except UsageError as error:
-            raise UsageError(f"--set {word}: {error.problem}.", "Write --set FIELD=VALUE.") from error
-    return changes
-
-
-def _listed(name: str, options: list[Any]) -> tuple[Any, ...]:
-    domain = _domain(name, options)
-    return domain.options if isinstance(domain, Values) else ()
+    return Space(domains)
 
 
 def _domain(name: str, spec: Any) -> Values | Range:
-    kind_of = get_type_hints(TrainConfig)
-    if name not in kind_of or name == "recipe":
-        nearest = get_close_matches(name, [field for field in kind_of if field != "recipe"], n=1, cutoff=0.4)
-        hint = f" (did you mean {nearest[0]}?)" if nearest else f"; there are {', '.join(sorted(kind_of))}"
-        raise _wrong(name, f"is no field of the configuration{hint}")
+    field = fields.kind(name)
     if not isinstance(spec, dict):
-        options = spec if isinstance(spec, list) else [spec]
-        return _values(name, kind_of[name], options)
+        return Values(fields.values(name, spec if isinstance(spec, list) else [spec]))
     kind, arguments = next(iter(spec.items()), ("", None))
     if len(spec) != 1 or kind not in KINDS:
         nearest = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
         hint = f" (did you mean {nearest[0]}?)" if nearest and len(spec) == 1 else f"; there are {', '.join(KINDS)}"
-        raise _wrong(name, f"has {json.dumps(spec, default=str)} instead of one kind of range{hint}")
+        raise fields.wrong(name, f"has {json.dumps(spec, default=str)} instead of one kind of range{hint}")
     if kind == "choice":
-        return _values(name, kind_of[name], arguments if isinstance(arguments, list) else [])
-    return _range(name, kind, kind_of[name], _numbers(name, kind, arguments))
-
-
-def _values(name: str, kind: Any, options: list[Any]) -> Values:
-    if not options:
-        raise _wrong(name, "has no values")
-    converted = tuple(_convert(name, kind, option) for option in options)
-    if len(set(converted)) < len(converted):
-        raise _wrong(name, f"has a value twice in {json.dumps(list(converted))}")
-    return Values(converted)
+        return Values(fields.values(name, arguments if isinstance(arguments, list) else []))
+    return _range(name, kind, field, _numbers(name, kind, arguments))
 
 
 def _range(name: str, kind: str, field: Any, numbers: list[float]) -> Values | Range:
     low, high = numbers[:2]
     step = numbers[2] if len(numbers) > 2 else 0.0
     if field not in (int, float):
-        raise _wrong(name, f"is no number, so {kind} does not fit; list its values")
+        raise fields.wrong(name, f"is no number, so {kind} does not fit; list its values")
     if low >= high or (len(numbers) > 2 and not 0 < step <= high - low):
-        raise _wrong(name, f"has {kind} {numbers}; it takes {KINDS[kind]}, low below high and a step between them")
+        raise fields.wrong(
+            name, f"has {kind} {numbers}; it takes {KINDS[kind]}, low below high and a step between them"
+        )
     if kind.startswith("log") and low < (1 if kind == "lograndint" else 5e-324):
-        raise _wrong(name, f"has {kind} {numbers}; it takes {KINDS[kind]}")
+        raise fields.wrong(name, f"has {kind} {numbers}; it takes {KINDS[kind]}")
     if kind == "range":
         count = math.floor((high - low) / step + 1e-9) + 1
-        return _values(name, field, [round(low + number * step, 12) for number in range(count)])
+        return Values(fields.values(name, [round(low + number * step, 12) for number in range(count)]))
     whole = kind.endswith("randint")
     if whole != (field is int):
         fitting = "randint or lograndint" if field is int else "uniform, quniform or loguniform"
-        raise _wrong(
+        raise fields.wrong(
             name, f"is {'a whole' if field is int else 'not a whole'} number, so it takes {fitting}, not {kind}"
         )
     if whole and not (low.is_integer() and high.is_integer()):
-        raise _wrong(name, f"has {kind} {numbers}; its ends are whole numbers")
+        raise fields.wrong(name, f"has {kind} {numbers}; its ends are whole numbers")
     return Range(low, high, kind.startswith("log"), whole, step)
 
 
@@ -168,24 +123,5 @@ def _numbers(name: str, kind: str, arguments: Any) -> list[float]:
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != expected or not all(map(math.isfinite, numbers)):
-        raise _wrong(name, f"has {kind} {json.dumps(arguments, default=str)}; it takes {KINDS[kind]}")
+        raise fields.wrong(name, f"has {kind} {json.dumps(arguments, default=str)}; it takes {KINDS[kind]}")
     return numbers
-
-
-def _convert(name: str, kind: Any, value: Any) -> Any:
-    """The value as the field has it. YAML 1.1 reads `1e-4` as text, since it wants a dot in numbers."""
-    if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number) and (kind is float or number.is_integer()):
-            return kind(number)
-    elif (kind is bool and isinstance(value, bool)) or (kind not in (int, float, bool) and isinstance(value, str)):
-        return value
-    wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
-    raise _wrong(name, f"has {json.dumps(value, default=str)}; it takes {wanted}")
-
-
-def _wrong(name: str, problem: str) -> UsageError:
-    return UsageError(f"{name} {problem}", "")

@@ -1,0 +1,1 @@
+"""Checkpoints under kills and under failing calls."""

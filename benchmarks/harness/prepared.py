@@ -1,0 +1,49 @@
+"""A source of batches that costs nothing: a few, made once and handed out for ever, so that only the step is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images.sampling import Batch, Slot
+
+CLASSES = 1000
+"""As many as ImageNet has."""
+
+EPOCH_STEPS = 1000
+"""Steps that an epoch pretends to have, so that none ends while steps are timed."""
+
+_KEPT = 4
+
+
+class Prepared:
+    """Both splits of a benchmark's data, for one rank."""
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        """Make the batches on `device`, of the configuration's size and seed."""
+        self.classes = tuple(str(number) for number in range(CLASSES))
+        self._size = config.batch_size
+        shape = (config.batch_size, 3, config.image_size, config.image_size)
+        generator = torch.Generator().manual_seed(config.seed)
+        self._kept = [
+            (
+                torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device),
+                torch.randint(0, CLASSES, shape[:1], generator=generator).to(device),
+            )
+            for _ in range(_KEPT)
+        ]
+
+    def __len__(self) -> int:
+        return self._size * EPOCH_STEPS
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images, uint8 [N, 3, S, S], and labels [N], without end."""
+        return cycle(self._kept)
+
+    def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
+        for slot, (images, labels) in zip(slots, self, strict=False):
+            yield Batch(images, labels, slot)

@@ -1,0 +1,1 @@
+"""Training runs that are killed, and what is observed of them."""

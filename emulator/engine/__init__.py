@@ -1,0 +1,1 @@
+"""Pulumi engine runs, their events, and `pulumi` on the PATH."""

@@ -1,0 +1,285 @@
+"""Runs the checkout's Pulumi program under the real engine, with the emulator's providers for the published ones.
+
+The program does not know: the engine finds the providers where it looks for plugins, and reads a copy of the stack's
+config file in which only ports that must be free on this machine differ. The tracked file is never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
+
+STACK = "local"
+
+_PROVIDERS = {"gcp": "10.2.0", "kubernetes": "4.34.2"}
+"""Plugins that the program's SDKs ask for, at the versions of pulumi-gcp and pulumi-kubernetes in the lock file."""
+
+_ENCRYPTION = ("encryptionsalt", "encryptedkey", "secretsprovider")
+"""Top-level keys of a stack file that say how its secrets are encrypted (Pulumi documentation, "Stack settings file
+reference")."""
+
+_CANCEL_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one run of the engine did."""
+
+    changes: Mapping[str, int]
+    """Resources by what happened to them: `create`, `same`, `update`, `delete`, `replace`, ..."""
+    outputs: Mapping[str, Any]
+    """The stack's exports, secrets in the clear; empty after a preview or destroy."""
+    seconds: float
+    """Wall time, the engine's own start included."""
+
+
+class Engine:
+    """One stack of a checkout's program on its emulator."""
+
+    def __init__(
+        self,
+        state: State,
+        report: Callable[[str], None],
+        *,
+        checkout: Path = CHECKOUT,
+        stack: str = STACK,
+        overlay: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        types: Iterable[str] = (),
+        trouble: Callable[[], str] = str,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            state: the emulator's folder, with `pulumi` in its `bin`.
+            report: told one line per finished resource.
+            checkout: where `__main__.py`, Pulumi.yaml and the stack file are.
+            stack: which stack file to read.
+            overlay: config that wins over the file's, by key (`oasis:ray`), objects merged key by key.
+            environment: further variables for the engine and its providers: where the emulated Google answers.
+            types: Google's resource types whose part of the SDK is imported while the engine starts.
+            trouble: asked every second what keeps the run from ever ending; an answer cancels it.
+        """
+        self._state, self._report = state, report
+        self._checkout, self._stack = checkout, stack
+        self._overlay, self._environment = overlay or {}, environment or {}
+        self._types, self._trouble = list(types), trouble
+
+    def up(self, *, refresh: bool = False) -> Result:
+        """Create or update everything. Raises EmulatorError with every resource that failed."""
+        return self._run("up", refresh=refresh)
+
+    def preview(self) -> Result:
+        """What `up` would do."""
+        return self._run("preview")
+
+    def refresh(self) -> Result:
+        """Read every resource's real state into the stack's."""
+        return self._run("refresh")
+
+    def destroy(self) -> Result:
+        """Delete everything that is not kept."""
+        return self._run("destroy")
+
+    def environment(self) -> dict[str, str]:
+        """Variables under which a `pulumi` started by hand works on this stack."""
+        return {
+            "PULUMI_HOME": str(self._folder("home")),
+            "PULUMI_BACKEND_URL": self._backend(),
+            "PULUMI_CONFIG_PASSPHRASE_FILE": str(self._passphrase_file()),
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            "PATH": f"{self._state.path('bin')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+            **_past_proxies(),
+            **self._environment,
+        }
+
+    def _run(self, verb: str, *, refresh: bool = False) -> Result:
+        self._prepare()
+        begun = time.monotonic()
+        request = {
+            "verb": verb,
+            "refresh": refresh,
+            "stack": self._stack,
+            "project": self._project(),
+            "checkout": str(self._checkout),
+            "work_dir": str(self._folder("project")),
+            "types": self._types,
+        }
+        self._report(f"pulumi {verb} of stack {self._stack}; what stays the same has no line")
+        answer = self._ask(request)
+        if "error" in answer:
+            raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}")
+        return Result(changes=answer["changes"], outputs=answer["outputs"], seconds=time.monotonic() - begun)
+
+    def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        paths = dict.fromkeys([str(self._checkout), str(CHECKOUT)])
+        environment = {
+            **os.environ,
+            **self.environment(),
+            **self._state.environment(),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": "1",
+        }
+        environment.pop("PULUMI_CONFIG_PASSPHRASE", None)  # the user's own would win over the emulator's file
+        log = self._state.log("engine")
+        with log.open("ab") as errors:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "emulator.engine.run", json.dumps(request)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+                text=True,
+            )
+        answer: dict[str, Any] = {"error": f"the engine's process ended without an answer; see the end of {log}"}
+        try:
+            with child, self._watched(child) as troubles:
+                for line in child.stdout or ():
+                    content = json.loads(line)
+                    if "line" in content:
+                        self._report(content["line"])
+                    else:
+                        answer = content
+        except BaseException:
+            _cancel(child)
+            raise
+        return {"error": troubles[0]} if troubles else answer
+
+    @contextlib.contextmanager
+    def _watched(self, child: subprocess.Popen[str]) -> Iterator[list[str]]:
+        """Cancel the run as soon as there is trouble; what it was is in the list then."""
+        found: list[str] = []
+        over = threading.Event()
+
+        def watch() -> None:
+            before = False
+            while not over.wait(_LOOK_SECONDS):
+                now = self._trouble()
+                if now and before:  # seen twice: not a process that is being stopped on purpose
+                    found.append(now)
+                    _cancel(child)
+                    return
+                before = bool(now)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield found
+        finally:
+            over.set()
+            watcher.join()
+
+    def _prepare(self) -> None:
+        # The emulator's own lock says that no other engine runs here: a lock that is left is of one that was killed.
+        shutil.rmtree(self._folder("state") / ".pulumi" / "locks", ignore_errors=True)
+        for name, version in _PROVIDERS.items():
+            folder = self._folder("home") / "plugins" / f"resource-{name}-v{version}"
+            _write_script(folder / f"pulumi-resource-{name}", f"emulator.{name}.provider", CHECKOUT)
+        # Dynamic resources: their classes are the program's own, so they are found in its checkout first.
+        dynamic = self._state.path("bin", "pulumi-resource-pulumi-python")
+        _write_script(dynamic, "pulumi.dynamic", self._checkout, CHECKOUT)
+        self._write_stack_file()
+
+    def _write_stack_file(self) -> None:
+        source = self._checkout / f"Pulumi.{self._stack}.yaml"
+        target = self._folder("project") / source.name
+        if not source.exists():
+            raise EmulatorError(
+                f"there is no {source}; the emulator runs a stack that has a config file beside Pulumi.yaml"
+            )
+        refuse_encryption(source)
+        content = yaml.safe_load(source.read_text()) or {}
+        content["config"] = merged(content.get("config") or {}, self._overlay)
+        if target.exists():  # the engine's own addition to its copy
+            before = yaml.safe_load(target.read_text()) or {}
+            content |= {key: before[key] for key in ("encryptionsalt",) if key in before}
+        write_atomically(target, yaml.safe_dump(content, sort_keys=False))
+
+    def _project(self) -> str:
+        return str(yaml.safe_load((self._checkout / "Pulumi.yaml").read_text())["name"])
+
+    def _backend(self) -> str:
+        return f"file://{self._folder('state')}"
+
+    def _passphrase_file(self) -> Path:
+        file = self._state.path("pulumi", "passphrase")
+        if not file.exists():
+            if any(self._folder("state").rglob(f"{self._stack}.json")):
+                raise EmulatorError(
+                    f"{file} is gone, and without it the secrets in the state of stack {self._stack} cannot be read. "
+                    "Put it back, or give the emulated cloud up with `.venv/bin/python -m emulator down`."
+                )
+            write_atomically(file, secrets.token_urlsafe(24), mode=0o600)
+        return file
+
+    def _folder(self, name: str) -> Path:
+        folder = self._state.path("pulumi", name)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+def refuse_encryption(stack_file: Path) -> None:
+    """Raises EmulatorError for a stack file into which a plain `pulumi` wrote its encryption."""
+    content = yaml.safe_load(stack_file.read_text()) or {}
+    if found := [key for key in _ENCRYPTION if key in content]:
+        name, lines = stack_file.name, "the line" if len(found) == 1 else "the lines"
+        raise EmulatorError(
+            f"stack {stack_file.suffixes[0][1:]}: {name} has {' and '.join(found)}, which a plain `pulumi` wrote. The "
+            "emulator encrypts with a passphrase of its own, and nothing can be read with both. Nothing was started or "
+            f"changed. Remove {lines} (`git checkout {name}`, if nothing else in the file is yours), with every "
+            "value `secure:` that was encrypted so, and run this again."
+        )
+
+
+def _cancel(child: subprocess.Popen[str]) -> None:
+    """As Ctrl-C would: the engine finishes what it is at and writes its state; then end whatever is left."""
+    for pid in processes.in_session(child.pid):
+        if processes.command_name(pid) == "pulumi":
+            os.kill(pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=_CANCEL_SECONDS)
+    processes.end(processes.in_session(child.pid), grace_seconds=2.0)
+    child.wait()
+
+
+def _past_proxies() -> dict[str, str]:
+    """Everything of the emulator is on loopback, whatever proxy the user's shell has for the rest."""
+    exempt = [part for part in (os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "").split(",") if part]
+    value = ",".join(dict.fromkeys([*exempt, "127.0.0.1", "localhost"]))
+    return {"NO_PROXY": value, "no_proxy": value}
+
+
+def merged(config: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with what `overlay` says in its place; objects are merged key by key."""
+    result = dict(config)
+    for key, value in overlay.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _write_script(file: Path, module: str, *paths: Path) -> None:
+    path = shlex.quote(os.pathsep.join(dict.fromkeys(map(str, paths))))
+    script = f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} -u -X faulthandler -m {module} "$@"\n'
+    write_atomically(file, script, mode=0o755)

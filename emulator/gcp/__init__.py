@@ -1,0 +1,1 @@
+"""Pulumi's `gcp` provider on the emulated Google Cloud."""

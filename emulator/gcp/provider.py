@@ -1,0 +1,225 @@
+"""Pulumi's `gcp` provider for the emulated cloud: speaks the provider protocol, and leaves the cloud to `calls`.
+
+Run as `python -m emulator.gcp.provider`; it prints its port and serves on loopback until the engine ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf import empty_pb2
+from pulumi.runtime.proto import plugin_pb2, provider_pb2
+
+from emulator.gcp import diff as gcp_diff
+from emulator.gcp import invokes as gcp_invokes
+from emulator.gcp import tables as gcp_tables
+from emulator.gcp import types as gcp_types
+from emulator.gcp.calls import GoogleCloud, UnknownTypeError, row_of
+from emulator.google import faults
+from emulator.google.cloud import Cloud, CloudObject
+from emulator.google.errors import CloudError
+from emulator.google.http_errors import in_googles_words
+from emulator.google.scope import Scope
+from emulator.machine.state import State
+from emulator.protocol.plugin import Provider, serve
+from emulator.protocol.wire import UNKNOWN, Secret, decode, encode, holds_secret, holds_unknown, plain
+
+LATENCY_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATENCY_SECONDS", "0.02"))
+"""How long the emulated Google thinks about each call that changes something."""
+
+# The provider knows only those labels and annotations that its own configuration gave: none, for what it imports
+# (pulumi/pulumi-gcp issue 3044).
+_UNREAD = frozenset({"annotations", "labels", "resourceLabels"})
+
+Request = TypeVar("Request")
+Context = grpc.ServicerContext
+
+
+class GcpProvider(Provider):
+    """One provider process; the engine starts one per operation."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud = cloud
+        self._scope = Scope()
+
+    def Handshake(self, request: Any, context: Context) -> provider_pb2.ProviderHandshakeResponse:
+        return provider_pb2.ProviderHandshakeResponse(accept_secrets=True)
+
+    def GetPluginInfo(self, request: Any, context: Context) -> plugin_pb2.PluginInfo:
+        return plugin_pb2.PluginInfo(version=gcp_types.VERSION)
+
+    def CheckConfig(self, request: Any, context: Context) -> provider_pb2.CheckResponse:
+        return provider_pb2.CheckResponse(inputs=request.news)
+
+    def DiffConfig(self, request: Any, context: Context) -> provider_pb2.DiffResponse:
+        return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_NONE)
+
+    def Configure(self, request: Any, context: Context) -> provider_pb2.ConfigureResponse:
+        given = plain(decode(request.args))
+        self._scope = Scope(**{key: str(given[key]) for key in ("project", "region", "zone") if given.get(key)})
+        return provider_pb2.ConfigureResponse(acceptSecrets=True, supportsPreview=True)
+
+    def Check(self, request: Any, context: Context) -> provider_pb2.CheckResponse:
+        with _answering(context, request.urn):
+            row = row_of(_token(request.urn))
+            given, old = decode(request.news), decode(request.olds)
+            inputs = {key: value for key, value in given.items() if value is not None and key != gcp_diff.DEFAULTS}
+            if row.auto_name and row.auto_name[0] not in inputs:
+                field, longest = row.auto_name
+                named = field in old and field in old.get(gcp_diff.DEFAULTS, [])
+                seed = request.randomSeed or os.urandom(16)
+                logical = request.urn.rsplit("::", 1)[-1]
+                inputs[field] = old[field] if named else gcp_diff.automatic_name(logical, longest, seed)
+                inputs[gcp_diff.DEFAULTS] = [field]
+            own = {key: value for key, value in plain(inputs).items() if key != gcp_diff.DEFAULTS}
+            failures = [
+                provider_pb2.CheckFailure(property=problem.path, reason=problem.message)
+                for problem in gcp_types.problems(_token(request.urn), own)
+            ]
+            return provider_pb2.CheckResponse(inputs=encode(inputs), failures=failures)
+
+    def Diff(self, request: Any, context: Context) -> provider_pb2.DiffResponse:
+        with _answering(context, request.urn):
+            row = row_of(_token(request.urn))
+            old, new = plain(decode(request.old_inputs)), plain(decode(request.news))
+            found = gcp_diff.changes(row, old, new)
+            replaced = [change.path for change in found if change.replaces]
+            outcome = provider_pb2.DiffResponse.DIFF_SOME if found else provider_pb2.DiffResponse.DIFF_NONE
+            return provider_pb2.DiffResponse(
+                changes=outcome,
+                diffs=sorted({change.path.split(".")[0].split("[")[0] for change in found}),
+                replaces=sorted({path.split(".")[0].split("[")[0] for path in replaced}),
+                detailedDiff={change.path: _property_diff(change) for change in found},
+                hasDetailedDiff=True,
+                deleteBeforeReplace=bool(replaced) and _keeps_its_name(row.auto_name, old, new),
+            )
+
+    def Create(self, request: Any, context: Context) -> provider_pb2.CreateResponse:
+        token, given = _token(request.urn), decode(request.properties)
+        inputs = {key: value for key, value in plain(given).items() if key != gcp_diff.DEFAULTS}
+        with _answering(context, request.urn):
+            if request.preview:
+                return provider_pb2.CreateResponse(properties=encode(_foreseen(token, given)))
+            made = self._meeting_faults(token, "create", lambda: self._google().create(token, inputs))
+            return provider_pb2.CreateResponse(id=made.name, properties=encode(_outputs(token, made, given)))
+
+    def Update(self, request: Any, context: Context) -> provider_pb2.UpdateResponse:
+        token, given = _token(request.urn), decode(request.news)
+        old, new = plain(decode(request.old_inputs)), plain(given)
+        with _answering(context, request.urn):
+            google = self._google()
+            if request.preview:
+                found = google.find(token, request.id)
+                if found is None or holds_unknown(new):
+                    return provider_pb2.UpdateResponse(properties=encode({**decode(request.olds), **given}))
+                body = google.body_after(token, found, old, new)
+                foreseen = CloudObject(kind=found.kind, name=found.name, body=body, created=found.created)
+                return provider_pb2.UpdateResponse(properties=encode(_outputs(token, foreseen, given)))
+            made = self._meeting_faults(token, "update", lambda: google.update(token, request.id, old, new))
+            return provider_pb2.UpdateResponse(properties=encode(_outputs(token, made, given)))
+
+    def Read(self, request: Any, context: Context) -> provider_pb2.ReadResponse:
+        token = _token(request.urn)
+        with _answering(context, request.urn):
+            found = self._meeting_faults(token, "read", lambda: self._google().find(token, request.id))
+            if found is None:
+                return provider_pb2.ReadResponse()
+            given = decode(request.inputs)
+            outputs = _outputs(token, found, given or decode(request.properties))
+            if given:
+                inputs = gcp_diff.drifted(plain(given), found.body)
+                inputs = {key: Secret(value) if holds_secret(given[key]) else value for key, value in inputs.items()}
+            else:  # an import: everything that can be given, and that the provider reads back
+                outputs = {key: value for key, value in outputs.items() if key not in _UNREAD}
+                inputs = {key: outputs[key] for key in gcp_types.inputs_of(token) if key in outputs}
+            return provider_pb2.ReadResponse(id=found.name, properties=encode(outputs), inputs=encode(inputs))
+
+    def Delete(self, request: Any, context: Context) -> empty_pb2.Empty:
+        token = _token(request.urn)
+        with _answering(context, request.urn):
+            self._meeting_faults(token, "delete", lambda: self._google().delete(token, request.id))
+            return empty_pb2.Empty()
+
+    def Invoke(self, request: Any, context: Context) -> provider_pb2.InvokeResponse:
+        with _answering(context, request.tok):
+            arguments = plain(decode(request.args))
+            answer = self._meeting_faults(
+                request.tok, "invoke", lambda: gcp_invokes.answer(request.tok, arguments, self._scope)
+            )
+            response = provider_pb2.InvokeResponse()
+            getattr(response, "return").CopyFrom(encode(answer))
+            return response
+
+    def _google(self) -> GoogleCloud:
+        return GoogleCloud(self._cloud, self._scope)
+
+    def _meeting_faults(self, token: str, call: str, action: Callable[[], Request]) -> Request:
+        fault = faults.meet(self._cloud, token, call)
+        faults.before(fault)
+        if call not in ("read", "invoke"):
+            time.sleep(LATENCY_SECONDS)
+        result = action()
+        faults.after(fault)
+        return result
+
+
+def _token(urn: str) -> str:
+    # urn:pulumi:<stack>::<project>::<parent type>$...$<type>::<name>
+    return urn.split("::")[2].rsplit("$", 1)[-1]
+
+
+@contextmanager
+def _answering(context: Context, subject: str) -> Iterator[None]:
+    """Turn what went wrong into the error the engine shows under the resource's name."""
+    try:
+        yield
+    except CloudError as error:
+        _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{in_googles_words(error)}")
+    except (UnknownTypeError, gcp_types.UnknownTypeError, gcp_invokes.UnknownFunctionError, ValueError) as error:
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{subject}: {error}")
+
+
+def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, message)
+    raise AssertionError("abort does not return")
+
+
+def _foreseen(token: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Outputs of an object that is not made yet: what Google computes is unknown."""
+    row = row_of(token)
+    outputs = {key: value for key, value in given.items() if key != gcp_diff.DEFAULTS and key not in row.hidden}
+    for path in (*row.defaults, *row.computed):
+        outputs.setdefault(path.split(".")[0], UNKNOWN)
+    return outputs
+
+
+def _outputs(token: str, found: CloudObject, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The object's outputs, secret where what was given was secret."""
+    known = {*gcp_types.inputs_of(token), *gcp_types.outputs_only(token)} - row_of(token).hidden
+    return {
+        key: Secret(value) if holds_secret(given.get(key)) else value
+        for key, value in found.body.items()
+        if key in known
+    }
+
+
+def _keeps_its_name(auto_name: tuple[str, int] | None, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether old and new object cannot exist at once, because the program gave both the same name."""
+    if auto_name is None or auto_name[0] in new.get(gcp_diff.DEFAULTS, []):
+        return False
+    return old.get(auto_name[0]) == new.get(auto_name[0])
+
+
+def _property_diff(change: gcp_diff.Change) -> provider_pb2.PropertyDiff:
+    kind = f"{change.kind.upper()}{'_REPLACE' if change.replaces else ''}"
+    return provider_pb2.PropertyDiff(kind=provider_pb2.PropertyDiff.Kind.Value(kind), inputDiff=True)
+
+
+if __name__ == "__main__":
+    gcp_types.import_ahead(gcp_tables.ROWS)
+    serve(GcpProvider(Cloud(State.from_environment().directory)))

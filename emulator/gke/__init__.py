@@ -1,0 +1,1 @@
+"""What GKE does to a cluster: nodes, networking and services."""

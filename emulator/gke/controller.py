@@ -1,0 +1,75 @@
+"""What GKE does inside a cluster, as a standing process: its types arrive, nodes come and go, networks become ready.
+
+It sees what the real one sees: the pools and clusters of the emulated cloud, and the objects in the API server. A
+pool's nodes are Node objects that kwok keeps alive; nothing runs on them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from emulator.gke.networking import DeviceNetworks
+from emulator.gke.nodes import Autoscaler
+from emulator.gke.services import LoadBalancers
+from emulator.google.cloud import Cloud
+from emulator.google.errors import CloudError
+from emulator.kubernetes import control_plane, crds
+from emulator.kubernetes.api import Api, ApiError, KindNotServedError, UnreachableError
+from emulator.machine.state import State
+
+INTERVAL_SECONDS = 0.5
+
+COMPUTE_CLASS_SECONDS = 3.0
+"""How much later than the cluster its ComputeClass type arrives; on the real one it is minutes to about an hour."""
+
+
+class ResourceTypes:
+    """GKE's own CRDs: the networking ones with the cluster, ComputeClass some time later."""
+
+    def __init__(self, api: Api, cloud: Cloud) -> None:
+        self._api, self._cloud = api, cloud
+        self._seen: float | None = None
+        self._installed: set[str] = set()
+
+    def step(self) -> None:
+        """Install what is due."""
+        if not self._cloud.list("container/cluster"):
+            self._seen = None
+            return
+        self._seen = self._seen or time.monotonic()
+        self._once("networking", crds.install_networking)
+        if time.monotonic() - self._seen >= COMPUTE_CLASS_SECONDS:
+            self._once("compute class", crds.install_compute_class)
+
+    def _once(self, name: str, install: Callable[[Api], None]) -> None:
+        if name not in self._installed:
+            install(self._api)
+            self._installed.add(name)
+
+
+def main() -> None:
+    """Play GKE until the process is ended."""
+    state = State.from_environment()
+    api, cloud = control_plane.connect(state), Cloud(state.directory)
+    crds.install_kueue(api)
+    types = ResourceTypes(api, cloud)
+    steps = (types.step, Autoscaler(api, cloud).step, DeviceNetworks(api, cloud).step, LoadBalancers(api, cloud).step)
+    while True:
+        begun = time.monotonic()
+        for step in steps:
+            try:
+                step()
+            except KindNotServedError:
+                continue  # a resource type that has not arrived yet has no objects
+            except (ApiError, CloudError, UnreachableError) as error:
+                # Somebody else changed it meanwhile, or the API server is being stopped: the next round sees it anew.
+                print(f"{step.__qualname__}: {error}", file=sys.stderr, flush=True)
+        time.sleep(max(0.05, INTERVAL_SECONDS - (time.monotonic() - begun)))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    main()

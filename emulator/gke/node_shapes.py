@@ -1,0 +1,211 @@
+"""What a node of a GKE node pool looks like to Kubernetes: its labels, taints and what it can allocate. Pure.
+
+Labels and taints: GKE documentation ("Predefined node labels", "About GPUs in GKE", "About flex-start") and
+kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce. What is reserved: reserved.go there, which says what a node
+would allocate that is not there yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from emulator.gcp.machines import GPU_MACHINES
+
+Body = dict[str, Any]
+
+POOL_LABEL = "cloud.google.com/gke-nodepool"
+COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
+GPU = "nvidia.com/gpu"
+
+_EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
+_FIXED = {"a3-ultragpu-8g": (224, 2952), "e2-medium": (2, 4), "e2-small": (2, 2), "n2-highmem-128": (128, 864)}
+_GB_PER_VCPU = {"standard": 4, "highmem": 8, "highcpu": 1}
+_LOCAL_SSD_GB = 375
+
+
+class UnknownMachineError(ValueError):
+    """A machine type whose size the emulator does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """A node pool as the autoscaler sees it."""
+
+    identity: str
+    """Name path in the emulated cloud."""
+    body: Mapping[str, Any]
+    """Its object there."""
+
+    @property
+    def name(self) -> str:
+        return str(self.body["name"])
+
+    @property
+    def cluster(self) -> str:
+        """Name path of its cluster."""
+        return self.identity.partition("/nodePools/")[0]
+
+    @property
+    def zones(self) -> list[str]:
+        return list(self.body.get("nodeLocations") or [self.body["location"]])
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.body.get("nodeConfig") or {}
+
+    @property
+    def machine_type(self) -> str:
+        return str(self.config.get("machineType", "e2-medium"))
+
+    @property
+    def minimum(self) -> int:
+        """Nodes of all zones together that are always there."""
+        scaling = self.body.get("autoscaling")
+        if not scaling:
+            return int(self.body.get("nodeCount") or self.body.get("initialNodeCount") or 0) * len(self.zones)
+        return _either(scaling, "totalMinNodeCount", "minNodeCount", len(self.zones))
+
+    @property
+    def maximum(self) -> int:
+        """Most nodes of all zones together."""
+        scaling = self.body.get("autoscaling")
+        return _either(scaling, "totalMaxNodeCount", "maxNodeCount", len(self.zones)) if scaling else self.minimum
+
+
+def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
+    """The Node object of one more node; `networks` are the GKE Networks of its additional NICs."""
+    vcpus, memory_gb = machine_size(pool.machine_type)
+    capacity = _capacity(pool, vcpus, memory_gb, networks)
+    allocatable = {
+        **capacity,
+        "cpu": f"{vcpus * 1000 - reserved_cpu_millis(vcpus)}m",
+        "memory": f"{capacity_memory_mib(memory_gb) - reserved_memory_mib(memory_gb)}Mi",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels(pool, zone, name)},
+        "spec": {"taints": taints(pool), "providerID": f"gce://{pool.identity.split('/')[1]}/{zone}/{name}"},
+        "status": {"capacity": capacity, "allocatable": allocatable},
+    }
+
+
+def machine_size(machine_type: str) -> tuple[int, int]:
+    """vCPUs and GB of memory (Google Cloud documentation, "Machine families"). Raises UnknownMachineError."""
+    if machine_type in _FIXED:
+        return _FIXED[machine_type]
+    shape = re.fullmatch(r"\w+-(standard|highmem|highcpu)-(\d+)(?:-\w+)?", machine_type)
+    if shape is None:
+        raise UnknownMachineError(f"the emulated GKE does not know the size of machine type {machine_type!r}")
+    vcpus = int(shape[2])
+    return vcpus, vcpus * _GB_PER_VCPU[shape[1]]
+
+
+def reserved_cpu_millis(vcpus: int) -> int:
+    """Of the first core 6 %, of the second 1 %, of the next two 0.5 %, of the rest 0.25 %."""
+    shares = [60.0, 10.0, 5.0, 5.0][:vcpus]
+    return round(sum(shares) + 2.5 * max(0, vcpus - 4))
+
+
+def capacity_memory_mib(memory_gb: int) -> int:
+    """What is left of the machine's memory when the kernel has taken 1/64, 16 MiB, and 64 MiB beyond 3 GiB."""
+    physical = memory_gb * 1024
+    return physical - physical // 64 - 16 - (64 if physical > 3 * 1024 else 0)
+
+
+def reserved_memory_mib(memory_gb: int) -> int:
+    """Of the machine's memory 25 % up to 4 GB, 20 % up to 8, 10 % up to 16, 6 % up to 128, 2 % beyond; 100 MiB more.
+
+    A GB is 1000 MiB here ("duplicating an upstream bug", says reserved.go).
+    """
+    physical, reserved = memory_gb * 1024, 0.0
+    brackets = ((0, 0.25), (4000, 0.20), (8000, 0.10), (16_000, 0.06), (128_000, 0.02), (physical, 0.0))
+    for (start, share), (end, _) in pairwise(brackets):
+        reserved += max(0, min(physical, end) - start) * share
+    return int(reserved) + 100
+
+
+def labels(pool: Pool, zone: str, name: str) -> dict[str, str]:
+    """The pool's own labels and those that GKE adds."""
+    found = {
+        POOL_LABEL: pool.name,
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "node.kubernetes.io/instance-type": pool.machine_type,
+        "topology.kubernetes.io/region": zone.rpartition("-")[0],
+        "topology.kubernetes.io/zone": zone,
+        "cloud.google.com/gke-boot-disk": str(pool.config.get("diskType", "pd-balanced")),
+        "cloud.google.com/gke-os-distribution": "cos",
+        "cloud.google.com/machine-family": pool.machine_type.partition("-")[0],
+    }
+    if gpus := _gpus(pool):
+        found["cloud.google.com/gke-accelerator-count"] = str(gpus[1])
+    return found | pool_labels(pool) | dict(pool.config.get("labels") or {})
+
+
+def pool_labels(pool: Pool) -> dict[str, str]:
+    """The labels that GKE adds to the pool itself, where its API and the provider show them."""
+    config = pool.config
+    found: dict[str, str] = {}
+    if gpus := _gpus(pool):
+        found["cloud.google.com/gke-accelerator"] = gpus[0]
+    if config.get("flexStart"):
+        found["cloud.google.com/gke-flex-start"] = "true"
+    if config.get("spot"):
+        found["cloud.google.com/gke-provisioning"] = "spot"
+        found["cloud.google.com/gke-spot"] = "true"
+    if config.get("maxRunDuration"):
+        found["cloud.google.com/gke-max-run-duration-seconds"] = str(config["maxRunDuration"]).rstrip("s")
+    if config.get("ephemeralStorageLocalSsdConfig"):
+        found["cloud.google.com/gke-ephemeral-storage-local-ssd"] = "true"
+    return found
+
+
+def taints(pool: Pool) -> list[Body]:
+    """The pool's own taints and, with GPUs, the one that GKE adds."""
+    found = [
+        {"key": taint["key"], "value": taint.get("value", ""), "effect": _EFFECTS[taint["effect"]]}
+        for taint in pool.config.get("taints") or []
+    ]
+    if _gpus(pool) and not any(taint["key"] == GPU for taint in found):
+        found.append({"key": GPU, "value": "present", "effect": "NoSchedule"})
+    return found
+
+
+def effective_taints(pool: Pool) -> list[Body]:
+    """All taints as the GKE API spells them."""
+    names = {value: key for key, value in _EFFECTS.items()}
+    return [{**taint, "effect": names[taint["effect"]]} for taint in taints(pool)]
+
+
+def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -> dict[str, str]:
+    config, gpus = pool.config, _gpus(pool)
+    ssds = int((config.get("ephemeralStorageLocalSsdConfig") or {}).get("localSsdCount", 0))
+    disk = ssds * _LOCAL_SSD_GB or int(config.get("diskSizeGb", 100))
+    found = {
+        "cpu": str(vcpus),
+        "memory": f"{capacity_memory_mib(memory_gb)}Mi",
+        "ephemeral-storage": f"{disk}G",
+        "pods": str(pool.body.get("maxPodsPerNode") or 110),
+    }
+    if gpus:
+        found[GPU] = str(gpus[1])
+    # Multi-network pods ask for one of these per interface (gke-networking-api v0.2.0, apis/network/v1).
+    return found | {f"networking.gke.io.networks/{network}.IP": "1" for network in networks}
+
+
+def _gpus(pool: Pool) -> tuple[str, int] | None:
+    machine = GPU_MACHINES.get(pool.machine_type)
+    if machine is not None:
+        return machine.accelerator, machine.gpus
+    attached = next(iter(pool.config.get("guestAccelerators") or []), None)
+    return (str(attached["type"]), int(attached["count"])) if attached else None
+
+
+def _either(scaling: Mapping[str, Any], total: str, per_zone: str, zones: int) -> int:
+    return int(scaling[total]) if scaling.get(total) is not None else int(scaling.get(per_zone) or 0) * zones

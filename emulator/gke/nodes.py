@@ -1,0 +1,249 @@
+"""GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
+
+A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one.
+A pool grows to its maximum at once, unless `faults.json` has its growth (`gke:nodePool/NAME`, call `grow`) fail. What
+became of a pod that waits is an event on it, with the words of kubernetes/autoscaler
+(processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
+(k8s.io/gke-autoscaling/cluster-autoscaler, package events).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from emulator.gke import records as gke_records
+from emulator.gke.fit import fits, free, refusal
+from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, UnknownMachineError, node
+from emulator.google import faults
+from emulator.google.cloud import Cloud
+from emulator.kubernetes.api import Api, Body, KindNotServedError
+
+IDLE_SECONDS = 10.0
+"""How long a node without pods is kept; the real one keeps it for the class's consolidation delay, in minutes."""
+
+_PREFIX = "gke-"
+
+
+class Autoscaler:
+    """The autoscaler of one cluster."""
+
+    def __init__(self, api: Api, cloud: Cloud) -> None:
+        self._api, self._cloud = api, cloud
+        self._idle_since: dict[str, float] = {}
+        self._told: set[str] = set()
+        self._said: dict[str, tuple[str, str]] = {}
+
+    def step(self) -> None:
+        """Add and remove nodes, and write what became of pools and clusters into the emulated cloud."""
+        pools = {
+            found.body["name"]: Pool(identity=found.name, body=found.body)
+            for found in self._cloud.list(gke_records.POOL_KIND)
+        }
+        nodes = [found for found in self._api.list("v1", "Node") if POOL_LABEL in found["metadata"].get("labels", {})]
+        pods = self._without_orphans(self._api.list("v1", "Pod"), nodes)
+        for found in [found for found in nodes if _pool_of(found) not in pools]:
+            self._remove(found)
+            nodes.remove(found)
+        for pool in pools.values():
+            for _ in range(pool.minimum - _count(nodes, pool)):
+                self._add(pool, nodes)
+        self._scale_up(pools, nodes, pods)
+        self._scale_down(pools, nodes, pods)
+        for pool in pools.values():
+            gke_records.record_pool(self._cloud, pool, _count(nodes, pool))
+        gke_records.record_clusters(self._cloud, pools.values())
+
+    def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
+        by_node = _by_node(pods)
+        room = {found["metadata"]["name"]: free(found, by_node[found["metadata"]["name"]]) for found in nodes}
+        for pod in filter(_waits_for_a_node, pods):
+            target = next((found for found in nodes if fits(pod, found, room[found["metadata"]["name"]])), None)
+            if target is None:
+                target, event = self._grow(pod, pools, nodes)
+                self._tell(pod, *event)
+            if target is None:
+                continue
+            name = target["metadata"]["name"]
+            # The scheduler will see to it; until then no second node is added for the same pod.
+            by_node[name].append(pod)
+            room[name] = free(target, by_node[name])
+
+    def _grow(self, pod: Body, pools: dict[str, Pool], nodes: list[Body]) -> tuple[Body | None, tuple[str, str]]:
+        """A new node that holds the pod, if one could be had, and the event's reason and message either way."""
+        reasons: Counter[str] = Counter()
+        for pool in self._candidates(pod, pools):
+            reason = self._obstacle(pod, pool, nodes)
+            if not reason and (fault := faults.meet(self._cloud, f"gke:nodePool/{pool.name}", "grow")):
+                zones = ", ".join(pool.zones)
+                return None, (
+                    "FailedScaleUp",
+                    f"Node scale up in zones {zones} associated with this pod failed: {fault.message}. Pod is at risk "
+                    "of not being scheduled.",
+                )
+            if not reason and (added := self._add(pool, nodes)):
+                count = _count(nodes, pool)
+                message = f"pod triggered scale-up: [{{{pool.name} {count - 1}->{count} (max: {pool.maximum})}}]"
+                return added, ("TriggeredScaleUp", message)
+            reasons[reason] += 1
+        message = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if reason)
+        return None, ("NotTriggerScaleUp", f"pod didn't trigger scale-up: {message}")
+
+    def _obstacle(self, pod: Body, pool: Pool, nodes: list[Body]) -> str:
+        sample = self._shape(pool, "sample", pool.zones[0])
+        if sample is None:
+            return "node(s) of an unknown machine type"
+        obstacle = refusal(pod, sample, free(sample, []))
+        return obstacle or ("max node group size reached" if _count(nodes, pool) >= pool.maximum else "")
+
+    def _tell(self, pod: Body, reason: str, message: str) -> None:
+        """Write an event, once while it says the same."""
+        metadata = pod["metadata"]
+        if self._said.get(metadata["uid"]) == (reason, message):
+            return
+        self._said[metadata["uid"]] = (reason, message)
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        about = {key: metadata[key] for key in ("name", "namespace", "uid")}
+        self._api.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {
+                    "name": f"{metadata['name']}.{secrets.token_hex(8)}",
+                    "namespace": metadata["namespace"],
+                },
+                "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+                "reason": reason,
+                "message": message,
+                "type": "Warning" if reason == "FailedScaleUp" else "Normal",
+                "source": {"component": "cluster-autoscaler"},
+                "firstTimestamp": now[:19] + "Z",
+                "lastTimestamp": now[:19] + "Z",
+                "eventTime": now,
+                "reportingComponent": "cluster-autoscaler",
+                "reportingInstance": "emulator",
+                "action": "ScaleUp",
+                "count": 1,
+            }
+        )
+
+    def _candidates(self, pod: Body, pools: dict[str, Pool]) -> Iterable[Pool]:
+        wanted = (pod["spec"].get("nodeSelector") or {}).get(COMPUTE_CLASS_LABEL)
+        if wanted is None:
+            return pools.values()
+        try:
+            found = self._api.get("cloud.google.com/v1", "ComputeClass", wanted)
+        except KindNotServedError:
+            return []
+        rules = found["spec"].get("priorities", []) if found else []
+        return [pools[name] for rule in rules for name in rule.get("nodepools", []) if name in pools]
+
+    def _scale_down(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
+        busy = {pod["spec"].get("nodeName") for pod in pods if not _is_daemon(pod) and not _is_over(pod)}
+        now = time.monotonic()
+        for found in list(nodes):
+            name = found["metadata"]["name"]
+            if name in busy:
+                self._idle_since.pop(name, None)
+                continue
+            idle = now - self._idle_since.setdefault(name, now)
+            pool = pools[_pool_of(found)]
+            if idle >= IDLE_SECONDS and _count(nodes, pool) > pool.minimum:
+                self._remove(found)
+                nodes.remove(found)
+
+    def _add(self, pool: Pool, nodes: list[Body]) -> Body | None:
+        used = [
+            found["metadata"]["labels"].get("topology.kubernetes.io/zone")
+            for found in nodes
+            if _pool_of(found) == pool.name
+        ]
+        zone = min(pool.zones, key=used.count)
+        cluster = pool.cluster.rpartition("/")[2]
+        group = hashlib.sha256(f"{pool.identity}{zone}".encode()).hexdigest()[:8]
+        body = self._shape(
+            pool, f"{_PREFIX}{cluster}-{pool.name}"[:44].rstrip("-") + f"-{group}-{secrets.token_hex(2)}", zone
+        )
+        if body is None:
+            return None
+        made = self._api.create(body)
+        # A Node is created without its status, as a kubelet would; kwok fills in the rest.
+        self._api.merge(made, {"status": body["status"]}, subresource="status")
+        nodes.append(body)
+        return body
+
+    def _shape(self, pool: Pool, name: str, zone: str) -> Body | None:
+        try:
+            return node(pool, name, zone, self._networks(pool))
+        except UnknownMachineError as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                print(error, file=sys.stderr, flush=True)
+            return None
+
+    def _networks(self, pool: Pool) -> list[str]:
+        extra = pool.body.get("networkConfig", {}).get("additionalNodeNetworkConfigs") or []
+        subnets = {str(pair.get("subnetwork", "")).rpartition("/")[2] for pair in extra}
+        if not subnets:
+            return []
+        try:
+            sets = self._api.list("networking.gke.io/v1", "GKENetworkParamSet")
+            networks = self._api.list("networking.gke.io/v1", "Network")
+        except KindNotServedError:
+            return []
+        ours = {found["metadata"]["name"] for found in sets if found["spec"].get("vpcSubnet") in subnets}
+        return sorted(
+            found["metadata"]["name"]
+            for found in networks
+            if found["spec"].get("parametersRef", {}).get("name") in ours
+        )
+
+    def _remove(self, found: Body) -> None:
+        # Before its pods, or a DaemonSet would put a new one there at once.
+        self._api.delete(found)
+        self._idle_since.pop(found["metadata"]["name"], None)
+
+    def _without_orphans(self, pods: list[Body], nodes: list[Body]) -> list[Body]:
+        """The pods but for those of nodes that are gone, which are deleted: nobody is left who could end them."""
+        names = {found["metadata"]["name"] for found in nodes}
+        orphans = [pod for pod in pods if (pod["spec"].get("nodeName") or "").startswith(_PREFIX)]
+        orphans = [pod for pod in orphans if pod["spec"]["nodeName"] not in names]
+        for pod in orphans:
+            self._api.delete(pod, gracePeriodSeconds=0)
+        return [pod for pod in pods if pod not in orphans]
+
+
+def _pool_of(found: Body) -> str:
+    return str(found["metadata"]["labels"][POOL_LABEL])
+
+
+def _count(nodes: Iterable[Body], pool: Pool) -> int:
+    return sum(_pool_of(found) == pool.name for found in nodes)
+
+
+def _by_node(pods: Iterable[Body]) -> defaultdict[str, list[Body]]:
+    found: defaultdict[str, list[Body]] = defaultdict(list)
+    for pod in pods:
+        if not _is_over(pod) and pod["spec"].get("nodeName"):
+            found[pod["spec"]["nodeName"]].append(pod)
+    return found
+
+
+def _waits_for_a_node(pod: Body) -> bool:
+    if pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"] or _is_daemon(pod):
+        return False
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(entry["type"] == "PodScheduled" and entry.get("reason") == "Unschedulable" for entry in conditions)
+
+
+def _is_daemon(pod: Body) -> bool:
+    return any(owner["kind"] == "DaemonSet" for owner in pod["metadata"].get("ownerReferences", []))
+
+
+def _is_over(pod: Body) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

@@ -1,0 +1,258 @@
+"""What exists in the emulated Google Cloud: objects by (kind, name) with their in-use edges, in one SQLite file.
+
+Several processes share it: Pulumi's provider, the HTTP server, the GKE loop. Every method is one transaction, and
+`with cloud.transaction():` makes one out of several. An object given an end (`expire`) vanishes by itself, late,
+as what Google cleans up does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from emulator.google.errors import AlreadyExistsError, InUseError, NotFoundError
+
+KEPT_KINDS = frozenset(
+    {
+        "artifactregistry/repository",
+        "secretmanager/secret",
+        "secretmanager/version",
+        "serviceusage/service",
+        "serviceusage/serviceIdentity",
+        "storage/bucket",
+    }
+)
+"""Kinds that a destroyed stack may leave behind on purpose: data, and APIs with their agents, which never go."""
+
+OWN_KINDS = frozenset({"emulator/fault", "emulator/identity", "iam/workloadIdentityPool", "resourcemanager/project"})
+"""Kinds that no stack makes: the emulator's own records, and what a project has by itself."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS objects (
+    kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, created TEXT NOT NULL, ends REAL,
+    PRIMARY KEY (kind, name));
+CREATE TABLE IF NOT EXISTS uses (
+    user_kind TEXT NOT NULL, user_name TEXT NOT NULL, used_kind TEXT NOT NULL, used_name TEXT NOT NULL,
+    relation TEXT NOT NULL,
+    PRIMARY KEY (user_kind, user_name, used_kind, used_name),
+    FOREIGN KEY (user_kind, user_name) REFERENCES objects (kind, name) ON DELETE CASCADE,
+    FOREIGN KEY (used_kind, used_name) REFERENCES objects (kind, name) ON DELETE CASCADE);
+CREATE INDEX IF NOT EXISTS uses_by_used ON uses (used_kind, used_name);
+"""
+
+Relation = Literal["blocks", "part-of"]
+"""`blocks`: the used object cannot go while the user exists. `part-of`: the user goes with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """An edge from the object that is being made to one it needs."""
+
+    kind: str
+    """Kind of the object needed."""
+    name: str
+    """Its name path; it must exist when the edge is made."""
+    relation: Relation = "blocks"
+    """What the edge means when either end is deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudObject:
+    """One object as it stood when it was read."""
+
+    kind: str
+    """`<service>/<collection's singular>`: `compute/network`, `storage/bucket`, `container/nodePool`."""
+    name: str
+    """Google's name path, which is also Pulumi's id: `projects/p/global/networks/n`; a bucket's is its bare name."""
+    body: dict[str, Any]
+    """State in the wire names of the Pulumi SDK (camelCase), so that a refresh shows what anyone changed here."""
+    created: str
+    """RFC 3339 time of creation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """Everything that is in the emulated cloud."""
+
+    kept: list[CloudObject]
+    """What a destroyed stack may leave on purpose (`KEPT_KINDS`)."""
+    other: list[CloudObject]
+    """What must be gone after a destroy; empty then."""
+
+
+class Cloud:
+    """The emulated cloud of one checkout. Safe to use from several threads and processes."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open (or make) the cloud in `directory`, the checkout's emulator folder (`OASIS_EMULATOR_DIR`)."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._path = directory / "cloud.sqlite"
+        # Secrets are in it; SQLite gives its log files the mode that this file has.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        self._local = threading.local()
+        with closing(self._open()) as connection:
+            connection.executescript(_SCHEMA)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make one transaction of this thread's calls inside: others see all of it or, after an exception, nothing."""
+        with self._connection():
+            yield
+
+    def create(self, kind: str, name: str, body: Mapping[str, Any], uses: Iterable[Use] = ()) -> CloudObject:
+        """Make an object.
+
+        Raises:
+            AlreadyExistsError: there is one of that name.
+            NotFoundError: an object named in `uses` is missing.
+        """
+        with self._connection() as connection:
+            if self.find(kind, name) is not None:
+                raise AlreadyExistsError(kind, name)
+            created = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            row = (kind, name, json.dumps(dict(body)), created)
+            connection.execute("INSERT INTO objects (kind, name, body, created) VALUES (?, ?, ?, ?)", row)
+            self._connect(connection, kind, name, uses)
+            return self.get(kind, name)
+
+    def put(self, kind: str, name: str, body: Mapping[str, Any], uses: Iterable[Use] | None = None) -> CloudObject:
+        """Make an object, or replace the body of the one there; `uses` replaces its edges unless None."""
+        with self._connection() as connection:
+            if self.find(kind, name) is None:
+                return self.create(kind, name, body, uses or ())
+            connection.execute(
+                "UPDATE objects SET body = ?, ends = NULL WHERE kind = ? AND name = ?",
+                (json.dumps(dict(body)), kind, name),
+            )
+            if uses is not None:
+                connection.execute("DELETE FROM uses WHERE user_kind = ? AND user_name = ?", (kind, name))
+                self._connect(connection, kind, name, uses)
+            return self.get(kind, name)
+
+    def update(self, kind: str, name: str, change: Callable[[dict[str, Any]], None]) -> CloudObject:
+        """Let `change` edit the body in place, with no other writer in between. Raises NotFoundError."""
+        with self._connection():
+            body = self.get(kind, name).body
+            change(body)
+            return self.put(kind, name, body)
+
+    def find(self, kind: str, name: str) -> CloudObject | None:
+        """The object, or None."""
+        with self._connection() as connection:
+            query = "SELECT kind, name, body, created FROM objects WHERE kind = ? AND name = ?"
+            row = connection.execute(query, (kind, name)).fetchone()
+        return _object(row) if row else None
+
+    def get(self, kind: str, name: str) -> CloudObject:
+        """The object. Raises NotFoundError."""
+        found = self.find(kind, name)
+        if found is None:
+            raise NotFoundError(kind, name)
+        return found
+
+    def list(self, kind: str = "", prefix: str = "") -> list[CloudObject]:
+        """Objects of one kind (of every kind if empty) whose name starts with `prefix`, oldest first."""
+        query = (
+            "SELECT kind, name, body, created FROM objects "
+            "WHERE (? = '' OR kind = ?) AND substr(name, 1, length(?)) = ? ORDER BY created, rowid"
+        )
+        with self._connection() as connection:
+            return [_object(row) for row in connection.execute(query, (kind, kind, prefix, prefix))]
+
+    def users(self, kind: str, name: str, relation: Relation = "blocks") -> list[tuple[str, str]]:
+        """(kind, name) of the objects that have an edge of that relation to this one."""
+        query = (
+            "SELECT user_kind, user_name FROM uses WHERE used_kind = ? AND used_name = ? AND relation = ? "
+            "ORDER BY user_kind, user_name"
+        )
+        with self._connection() as connection:
+            return [(row[0], row[1]) for row in connection.execute(query, (kind, name, relation))]
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object and its parts.
+
+        Raises:
+            NotFoundError: there is none.
+            InUseError: it, or one of its parts, is used by an object that is not itself a part.
+        """
+        with self._connection() as connection:
+            self.get(kind, name)
+            parts = self._with_parts(kind, name)
+            blockers = [user for part in parts for user in self.users(*part) if user not in parts]
+            if blockers:
+                raise InUseError(kind, name, blockers)
+            connection.executemany("DELETE FROM objects WHERE kind = ? AND name = ?", parts)
+
+    def expire(self, kind: str, name: str, seconds: float) -> None:
+        """Let an object vanish by itself after `seconds`; until then it blocks what it uses. Raises NotFoundError."""
+        with self._connection() as connection:
+            self.get(kind, name)
+            connection.execute(
+                "UPDATE objects SET ends = ? WHERE kind = ? AND name = ?", (time.time() + seconds, kind, name)
+            )
+
+    def inventory(self) -> Inventory:
+        """Everything there is, what is kept on purpose apart from what a destroy must have removed."""
+        everything = [found for found in self.list() if found.kind not in OWN_KINDS]
+        kept_roots = {(found.kind, found.name) for found in everything if found.kind in KEPT_KINDS}
+        # A grant on a kept bucket lives and dies with the bucket: it is left only if the bucket is.
+        kept = {part for root in kept_roots for part in self._with_parts(*root)}
+        return Inventory(
+            kept=[found for found in everything if (found.kind, found.name) in kept],
+            other=[found for found in everything if (found.kind, found.name) not in kept],
+        )
+
+    def _with_parts(self, kind: str, name: str) -> list[tuple[str, str]]:
+        found = [(kind, name)]
+        for part in found:  # grows while it is walked: parts of parts
+            found += [user for user in self.users(*part, relation="part-of") if user not in found]
+        return found
+
+    def _connect(self, connection: sqlite3.Connection, kind: str, name: str, uses: Iterable[Use]) -> None:
+        for use in uses:
+            self.get(use.kind, use.name)
+            row = (kind, name, use.kind, use.name, use.relation)
+            connection.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?, ?)", row)
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        current: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if current is not None:
+            yield current
+            return
+        with closing(self._open()) as connection:
+            self._local.connection = connection
+            try:
+                # IMMEDIATE: a transaction that reads first and writes later must not fail against another writer.
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("DELETE FROM objects WHERE ends <= ?", (time.time(),))
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            finally:
+                self._local.connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=60, isolation_level=None)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+
+def _object(row: tuple[str, str, str, str]) -> CloudObject:
+    kind, name, body, created = row
+    return CloudObject(kind=kind, name=name, body=json.loads(body), created=created)

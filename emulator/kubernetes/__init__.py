@@ -1,0 +1,1 @@
+"""A real API server, and Pulumi's `kubernetes` provider on it."""

@@ -1,0 +1,88 @@
+"""Keys and certificates of one emulated control plane: valid for 30 days, and never leaving its folder."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from emulator.machine.state import write_atomically
+
+VALID_DAYS = 30
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The certificate authority that clients and the API server trust."""
+
+    key: rsa.RSAPrivateKey
+    certificate: x509.Certificate
+
+
+def write_all(directory: Path) -> None:
+    """Write `ca.crt`, `api-server.*`, `admin.*` (group system:masters) and the signing key of service accounts."""
+    authority = _authority()
+    loopback = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    _issue(directory, "api-server", authority, _name("kube-apiserver"), loopback)
+    _write_key(directory / "service-accounts.key", _key())
+    write_atomically(directory / "ca.crt", _pem(authority.certificate))
+    _issue(directory, "admin", authority, _name("admin", "system:masters"), [])
+
+
+def _issue(directory: Path, file: str, authority: Authority, subject: x509.Name, names: list[x509.GeneralName]) -> None:
+    key = _key()
+    builder = _builder(subject, authority.certificate.subject, key).add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    _write_key(directory / f"{file}.key", key)
+    write_atomically(directory / f"{file}.crt", _pem(builder.sign(authority.key, hashes.SHA256())))
+
+
+def _authority() -> Authority:
+    key, subject = _key(), _name("oasis-emulator")
+    constraint = x509.BasicConstraints(ca=True, path_length=None)
+    builder = _builder(subject, subject, key).add_extension(constraint, critical=True)
+    return Authority(key, builder.sign(key, hashes.SHA256()))
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+    )
+
+
+def _name(common: str, organization: str | None = None) -> x509.Name:
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, common)]
+    if organization:
+        parts.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
+    return x509.Name(parts)
+
+
+def _key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _write_key(file: Path, key: rsa.RSAPrivateKey) -> None:
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    write_atomically(file, text.decode(), mode=0o600)

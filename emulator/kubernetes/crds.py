@@ -1,0 +1,100 @@
+"""The custom resource definitions of an emulated cluster: GKE's networking ones, KubeRay's and Kueue's.
+
+They come from their published Go modules; ComputeClass is written here: Google publishes its types, no manifest.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from emulator.kubernetes.api import Api, ApiError, KindNotServedError
+from emulator.machine.state import CHECKOUT, EmulatorError
+from emulator.programs.go_modules import module_directory
+
+NETWORKING = ("gke-networking", "github.com/GoogleCloudPlatform/gke-networking-api")
+KUBERAY = ("kuberay", "github.com/ray-project/kuberay/ray-operator")
+KUEUE = ("kueue", "sigs.k8s.io/kueue")
+MODULES = (NETWORKING, KUBERAY, KUEUE)
+"""Folder below `tools/` that pins it, and the module with the definitions."""
+
+_SERVED_SECONDS = 120
+
+
+def install_networking(api: Api) -> None:
+    """Network and GKENetworkParamSet, as GKE installs them on a cluster with multi-networking."""
+    source = module_directory(*NETWORKING)
+    names = ("networking.gke.io_networks.yaml", "networking.gke.io_gkenetworkparamsets.yaml")
+    _install(api, [source / "config" / "crds" / name for name in names])
+
+
+def install_kuberay(api: Api) -> None:
+    """What KubeRay's Helm chart brings in its `crds` folder; like Helm, nothing here removes them."""
+    _install(api, kuberay_files())
+
+
+def kuberay_files() -> list[Path]:
+    """The manifests in the `crds` folder of KubeRay's Helm chart."""
+    return sorted((module_directory(*KUBERAY) / "config" / "crd" / "bases").glob("*.yaml"))
+
+
+def install_kueue(api: Api) -> None:
+    """Kueue's kinds, stored as they are sent: the conversion webhook belongs to an operator that does not run."""
+    source = module_directory(*KUEUE)
+    _install(api, sorted((source / "config" / "components" / "crd" / "bases").glob("*.yaml")))
+
+
+def install_port_forward(api: Api, kwok: Path) -> None:
+    """kwok's own kind for where a `kubectl port-forward` to an emulated pod leads.
+
+    Args:
+        api: of the cluster.
+        kwok: folder of kwok's module.
+    """
+    _install(api, [kwok / "kustomize" / "crd" / "bases" / "kwok.x-k8s.io_portforwards.yaml"])
+
+
+def install_compute_class(api: Api) -> None:
+    """ComputeClass, which GKE's autoscaler brings some time after the cluster is there."""
+    _install(api, [CHECKOUT / "emulator" / "crds" / "computeclass.yaml"])
+
+
+def _install(api: Api, files: list[Path]) -> None:
+    definitions: list[dict[str, Any]] = []
+    for file in files:  # the API server digests one while the next is read
+        for body in filter(None, yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)):
+            body.pop("status", None)
+            body["metadata"].pop("creationTimestamp", None)
+            body["spec"].pop("conversion", None)
+            _create(api, body)
+            definitions.append(body)
+    for body in definitions:
+        _wait_until_served(api, body)
+
+
+def _create(api: Api, body: dict[str, Any]) -> None:
+    # A plain POST: server-side apply would track the owner of some ten thousand schema fields, for seconds each.
+    try:
+        api.create(body)
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+
+
+def _wait_until_served(api: Api, definition: dict[str, Any]) -> None:
+    # A definition is called established a moment before its objects have an address.
+    spec, deadline = definition["spec"], time.monotonic() + _SERVED_SECONDS
+    versions = [f"{spec['group']}/{version['name']}" for version in spec["versions"] if version["served"]]
+    while time.monotonic() < deadline:
+        try:
+            for version in versions:
+                api.kind(version, spec["names"]["kind"])
+        except KindNotServedError:
+            time.sleep(0.05)
+        else:
+            return
+    name = definition["metadata"]["name"]
+    raise EmulatorError(f"the API server does not serve {name} after {_SERVED_SECONDS} s; see kube-apiserver's log")

@@ -1,0 +1,1 @@
+"""What this machine keeps: the state's folders, processes and what belongs to the user."""

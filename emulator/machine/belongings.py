@@ -1,0 +1,54 @@
+"""How much a folder of a checkout holds, and how many runs. Needs the standard library alone, as `make clean` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_PARTS = {"checkpoints", "journal", "results"}
+"""A run is any folder with one of these in it (workloads/runs/catalog.py)."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is in a file or folder; a link counts as itself, not as what it leads to."""
+
+    size: int
+    """Bytes of all files."""
+    runs: int
+
+    def __str__(self) -> str:
+        """`1.2 GB`, or `34.1 MB, 2 runs`."""
+        return ", ".join([size_text(self.size), *([runs_text(self.runs)] if self.runs else [])])
+
+
+def content(path: Path) -> Content:
+    """Look at all of it."""
+    if path.is_symlink() or not path.is_dir():
+        return Content(path.lstat().st_size, 0)
+    size = runs = 0
+    for name, folders, files in os.walk(path):
+        folder = Path(name)
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # what runs here goes on while we look
+                size += (folder / file).lstat().st_size
+        # A folder of runs is no run itself, and a run's own folders hold none.
+        within = _PARTS.isdisjoint(folder.relative_to(path).parts)
+        runs += folder != path and within and not _PARTS.isdisjoint(folders)
+    return Content(size, runs)
+
+
+def runs_text(count: int) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: `34.1 MB`."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

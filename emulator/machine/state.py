@@ -1,0 +1,303 @@
+"""The `.oasis` folder of a checkout: ports, lock, logs, and the record of the processes that make up its emulator.
+
+Everything here is per checkout, so that two checkouts on one machine do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from emulator.machine import processes
+from emulator.machine.processes import OWNER_VARIABLE, Process
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""The checkout this code was imported from."""
+
+DIRECTORY_VARIABLE = "OASIS_EMULATOR_DIR"
+"""How a provider process or an operator finds its emulator's folder."""
+
+OWN = frozenset(
+    {
+        *(
+            "bin",
+            "cloud-server.json",
+            "control-plane.json",
+            "emulator-shell",
+            "faults.json",
+            "gcloud",
+            "kubeconfig",
+            "kubernetes",
+        ),
+        *("ports.json", "ports.lock", "processes", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
+        *("cloud.sqlite", "cloud.sqlite-shm", "cloud.sqlite-wal"),
+    }
+)
+"""What is the emulator's own in `.oasis`, and goes with the emulated cloud. All else is what people have made: runs,
+data, results, logs, and the objects in the buckets with what is known of them."""
+
+_INDEX = ("storage.sqlite", "storage.sqlite-shm", "storage.sqlite-wal")
+# Above the range that Ray gives its workers (10002-19999), which it refuses to share, and below Linux's for outgoing
+# connections (32768-60999, ip-sysctl.rst), which could take a port while nobody listens.
+_PORTS = range(20000, 32000)
+_RAYS = range(10002, 20000)
+
+
+class EmulatorError(Exception):
+    """Something the user can act on; its text is shown as it is, without a traceback."""
+
+
+class State:
+    """One emulator's folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.resolve()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.directory.stat().st_mode & 0o777 != 0o700:  # credentials and secrets are in it
+            self.directory.chmod(0o700)
+
+    @classmethod
+    def of_checkout(cls, checkout: Path = CHECKOUT) -> State:
+        return cls(checkout / ".oasis")
+
+    @classmethod
+    def from_environment(cls) -> State:
+        """The folder a provider process was told of."""
+        directory = os.environ.get(DIRECTORY_VARIABLE)
+        if not directory:
+            raise EmulatorError(
+                f"{DIRECTORY_VARIABLE} is not set; this program is started by `python -m emulator`, not by hand"
+            )
+        return cls(Path(directory))
+
+    def path(self, *parts: str) -> Path:
+        """A file or folder below `.oasis`; its parent exists afterwards."""
+        path = self.directory.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def port(self, name: str, preferred: int | None = None) -> int:
+        """The loopback port of that name: chosen free on the first call and the same from then on, until `clear`.
+
+        `preferred` is taken when it is free and not in the range that Ray gives its workers.
+        """
+        with self._held(self.path("ports.lock")):
+            file = self.path("ports.json")
+            ports: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+            if name not in ports:
+                ports[name] = _free_port(preferred, set(ports.values()))
+                write_atomically(file, json.dumps(ports, indent=2))
+            return ports[name]
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which every process of this emulator knows its folder, and is known as belonging to it."""
+        return {DIRECTORY_VARIABLE: str(self.directory), OWNER_VARIABLE: str(self.directory)}
+
+    def spawn(
+        self, name: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Process:
+        """Start a standing process and record it; it writes `logs/<name>.log` and ends with `stop` or `stop_all`."""
+        if (running := self.process(name)) is not None:
+            raise EmulatorError(
+                f"{name} is already running as process {running.pid}; `.venv/bin/python -m emulator down` ends it"
+            )
+        environment = {**os.environ, **self.environment(), **(env or {})}
+        process = processes.start(name, command, self.log(name), environment, cwd or self.directory)
+        write_atomically(self._record(name), json.dumps(process.record()))
+        return process
+
+    def log(self, name: str) -> Path:
+        """Where a process's output goes."""
+        return self.path("logs", f"{name}.log")
+
+    def process(self, name: str) -> Process | None:
+        """The recorded process of that name, if it is running."""
+        process = self.recorded(name)
+        return process if process and process.is_running() else None
+
+    def recorded(self, name: str) -> Process | None:
+        """The recorded process of that name, running or not."""
+        try:
+            return Process(**json.loads(self._record(name).read_text()))
+        except FileNotFoundError:
+            return None
+
+    def processes(self) -> list[Process]:
+        """Recorded processes that are running, oldest first."""
+        return [process for process in self._all() if process.is_running()]
+
+    def ended(self) -> list[str]:
+        """Names of recorded processes that run no more, though nothing stopped them."""
+        return [process.name for process in self._all() if not process.is_running()]
+
+    def stop(self, name: str, *, grace_seconds: float = 5.0) -> None:
+        """End one recorded process and what it started; nothing happens if it is not running."""
+        if (process := self.recorded(name)) is not None:
+            processes.end(processes.session_of(process), grace_seconds)
+        self._record(name).unlink(missing_ok=True)
+
+    def stop_all(self, *, grace_seconds: float = 5.0) -> list[str]:
+        """End every process of this emulator, also one whose record was lost; returns the recorded ones' names."""
+        running = self.processes()
+        pids = [pid for process in reversed(self._all()) for pid in processes.session_of(process)]
+        processes.end(dict.fromkeys([*pids, *processes.owned_by(self.directory)]), grace_seconds)
+        # What they started while they were being ended.
+        processes.end(processes.owned_by(self.directory), grace_seconds)
+        shutil.rmtree(self.path("processes"), ignore_errors=True)
+        return [process.name for process in running]
+
+    def clear(self) -> None:
+        """Forget the emulated cloud, and nothing that people have made. Only with nothing running."""
+        for entry in self.directory.iterdir():
+            # With a point: what `write_atomically` had not renamed yet when it was killed.
+            if entry.name not in OWN and not entry.name.startswith(tuple(f".{name}." for name in OWN)):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def kept(self) -> list[Path]:
+        """What people have made, and `clear` leaves: each bucket, and each other file or folder that holds anything."""
+        entries = [entry for entry in self.directory.iterdir() if entry.name not in {*OWN, *_INDEX, "lock", "buckets"}]
+        entries += self.directory.glob("buckets/*")
+        return sorted(entry for entry in entries if not entry.is_dir() or any(entry.iterdir()))
+
+    @contextlib.contextmanager
+    def lock(self, command: str) -> Iterator[None]:
+        """Held while a command changes this emulator; a second one in the same checkout is refused.
+
+        Raises:
+            EmulatorError: another command holds it; says which, and what to do.
+        """
+        with self.path("lock").open("a+") as file:
+            if not _taken(file):
+                raise EmulatorError(
+                    f"`{self._holder()['command']}` (process {self._holder()['pid']}) is at work in this checkout "
+                    f"({self.directory.parent}), so `{command}` was not started. Wait for it to end, or end it "
+                    "and its emulator with `make down`. A second checkout has its own emulator."
+                )
+            file.truncate(0)
+            file.write(
+                json.dumps({"command": command, "pid": os.getpid(), "started": processes.start_time(os.getpid())})
+            )
+            file.flush()
+            yield
+            file.truncate(0)
+
+    def interrupt_holder(self, patience_seconds: float = 90.0) -> str | None:
+        """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name.
+
+        Args:
+            patience_seconds: more than a demo's command may take to stop its job, and the rest to end after it.
+        """
+        holder = self._holder()
+        pid = int(str(holder["pid"]))
+        known = pid > 0 and pid != os.getpid() and holder["started"] is not None
+        if not known or not self.is_locked() or processes.start_time(pid) != holder["started"]:
+            return None
+        os.kill(pid, signal.SIGINT)
+        deadline = time.monotonic() + patience_seconds
+        while self.is_locked() and processes.start_time(pid) == holder["started"]:
+            if time.monotonic() > deadline:
+                raise EmulatorError(
+                    f"process {pid} (`{holder['command']}`) goes on after {patience_seconds:.0f} s; end it yourself"
+                )
+            time.sleep(0.1)
+        return str(holder["command"])
+
+    def is_locked(self) -> bool:
+        """Whether a command is at work in this checkout, this process included."""
+        with self.path("lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who only ask must not meet each other
+            except BlockingIOError:
+                return True
+            return False
+
+    def _holder(self) -> dict[str, object]:
+        try:
+            return dict(json.loads(self.path("lock").read_text()))
+        except (OSError, ValueError):
+            return {"command": "another command", "pid": 0, "started": None}
+
+    def _all(self) -> list[Process]:
+        names = [file.stem for file in (self.directory / "processes").glob("*.json")]
+        return sorted(filter(None, map(self.recorded, names)), key=lambda process: process.started)
+
+    def _record(self, name: str) -> Path:
+        return self.directory / "processes" / f"{name}.json"  # asking for it makes no folder
+
+    @contextlib.contextmanager
+    def _held(self, path: Path) -> Iterator[None]:
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file in one step, so that a reader or a crash never sees half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.{time.monotonic_ns()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+    temporary.replace(file)
+
+
+def _taken(lock: IO[str]) -> bool:
+    """Whether the lock is ours now. Tried for a moment, as `is_locked` of another process holds it for an instant."""
+    for _ in range(10):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
+
+
+def _free_port(preferred: int | None, taken: set[int]) -> int:
+    candidates = [preferred] if preferred and preferred not in _RAYS else []
+    candidates += random.sample(_PORTS, 200)
+    for port in candidates:
+        if port not in taken and _is_free(port) and _reserve(port):
+            return port
+    raise EmulatorError(f"no free port between {_PORTS.start} and {_PORTS.stop} on 127.0.0.1; end what listens there")
+
+
+def _reserve(port: int) -> bool:
+    """Whether no other command has chosen the port, who may be a minute from listening there; if so, this one has it
+    until it ends."""
+    if port not in _reserved:
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0oasis-port-{port}")  # an abstract name: no file, and gone with the process (unix(7))
+        except OSError:
+            name.close()
+            return False
+        _reserved[port] = name
+    return True
+
+
+_reserved: dict[int, socket.socket] = {}
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Pulumi's provider protocol on the wire, and the launchers of plugins."""

@@ -1,0 +1,1 @@
+"""Real Ray processes in place of the pods that KubeRay asks for."""

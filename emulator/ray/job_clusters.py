@@ -1,0 +1,152 @@
+"""A Ray on loopback for each RayCluster that KubeRay makes for a RayJob, as a standing process.
+
+It starts when the head's pod runs and ends with the RayCluster. Two ways lead to it as to a real one: `kubectl
+port-forward` (kwok's kubelet passes it on) and the operator's requests to the head's Service (`pod_network`).
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from emulator.kubernetes import control_plane, pod_network
+from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError, UnreachableError
+from emulator.kubernetes.pod_network import PodNetwork
+from emulator.machine.state import CHECKOUT, EmulatorError, State
+from emulator.ray import deployed_ray
+from emulator.ray import nodes as ray_nodes
+from emulator.ray.deployed_ray import DeployedRay
+from emulator.rest import cloud_server
+
+INTERVAL_SECONDS = 0.5
+
+DASHBOARD_PORT = 8265
+"""Of a head's pod and of its Service (ray-operator v1.6.2, controllers/ray/utils/constant.go)."""
+
+FOLDER = "ray-jobs"
+"""Where each of these Rays has a folder, named as its RayCluster."""
+
+_BY_RAY_JOB = "ray.io/originated-from-crd=RayJob"
+_TRIES = 100
+
+
+class JobClusters:
+    """The Rays of all RayJobs of one emulator."""
+
+    def __init__(self, state: State, api: Api, network: PodNetwork) -> None:
+        self._state, self._api, self._network = state, api, network
+
+    def step(self) -> None:
+        """Start what is missing, end what nobody wants any more."""
+        wanted = {cluster["metadata"]["name"]: cluster for cluster in self._clusters()}
+        for running in folders(self._state):
+            if running.directory.name not in wanted:
+                self._network.forget(running.directory.name)
+                end(running)
+        for name, cluster in wanted.items():
+            if not self._network.knows(name):
+                self._start(name, cluster)
+
+    def _clusters(self) -> list[Body]:
+        found = self._api.list("ray.io/v1", "RayCluster", labelSelector=_BY_RAY_JOB)
+        return [cluster for cluster in found if "deletionTimestamp" not in cluster["metadata"]]
+
+    def _start(self, name: str, cluster: Body) -> None:
+        namespace = cluster["metadata"]["namespace"]
+        head = f"ray.io/cluster={name},ray.io/node-type=head"
+        pods = self._api.list("v1", "Pod", namespace, labelSelector=head)
+        secret = self._api.get("v1", "Secret", name, namespace) or {}
+        running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+        if not running or "auth_token" not in secret.get("data", {}):
+            return
+        state = State(_parent(self._state) / name)
+        self._take_ports(state)
+        port = state.port("ray-dashboard")
+        token = base64.b64decode(secret["data"]["auth_token"]).decode()
+        stack = deployed_ray.find(control_plane.kubeconfig_file(self._state)).environment
+        deployed, google = DeployedRay(environment=stack, token=token), cloud_server.environment(self._state)
+        url = f"http://127.0.0.1:{port}"
+        ray_nodes.start(state, deployed, google, print, url=url, mounts=self._state.directory)
+        for pod in running:
+            self._forward(pod, port)
+        self._network.learn(name, f"{name}-head-svc.{namespace}", port)
+
+    def _forward(self, pod: Body, port: int) -> None:
+        """What kwok does with `kubectl port-forward` to this pod."""
+        metadata = {key: pod["metadata"][key] for key in ("name", "namespace")}
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        target = {"ports": [DASHBOARD_PORT], "target": {"address": "127.0.0.1", "port": port}}
+        body = {
+            "apiVersion": "kwok.x-k8s.io/v1alpha1",
+            "kind": "PortForward",
+            "metadata": {**metadata, "ownerReferences": [owner]},
+            "spec": {"forwards": [target]},
+        }
+        self._api.apply(body, "kwok", force=True)
+
+    def _take_ports(self, state: State) -> None:
+        """Choose the port that decides which part of Ray's range its workers use: no other Ray's here."""
+        others = [self._state, *(found for found in folders(self._state) if found.directory != state.directory)]
+        used = {ray_nodes.part_of_range(other) for other in others}
+        for _ in range(_TRIES):
+            if ray_nodes.part_of_range(state) not in used:
+                return
+            state.path("ports.json").unlink()  # the next one is drawn anew
+        raise EmulatorError("no part of Ray's port range is free for one more Ray; end other jobs first")
+
+
+def folders(state: State) -> list[State]:
+    """The folder of each Ray that was started for a RayJob."""
+    return [State(path) for path in sorted(_parent(state).glob("*")) if path.is_dir()]
+
+
+def end(running: State) -> None:
+    """End one of these Rays and forget it."""
+    ray_nodes.stop(running)
+    shutil.rmtree(running.directory, ignore_errors=True)
+
+
+def end_all(state: State) -> None:
+    """End every one of them, and first what would start them again."""
+    state.stop(NAME)
+    for running in folders(state):
+        end(running)
+
+
+NAME = "job-clusters"
+"""Of the standing process."""
+
+
+def start(state: State) -> None:
+    """Start the standing process unless it runs."""
+    if state.process(NAME) is None:
+        command = [sys.executable, "-u", "-m", "emulator.ray.job_clusters"]
+        state.spawn(NAME, command, env={"PYTHONPATH": str(CHECKOUT)})
+
+
+def main() -> None:
+    """Look after the Rays of RayJobs until the process is ended."""
+    state = State.from_environment()
+    network = pod_network.serve(state)
+    clusters = JobClusters(state, control_plane.connect(state), network)
+    while True:
+        try:
+            clusters.step()
+        except KindNotServedError:
+            pass  # no KubeRay yet, so no RayCluster
+        except (ApiError, EmulatorError, UnreachableError) as error:
+            print(f"RayJobs: {error}", file=sys.stderr, flush=True)
+        time.sleep(INTERVAL_SECONDS)
+
+
+def _parent(state: State) -> Path:
+    return state.path(FOLDER, "_").parent
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    main()

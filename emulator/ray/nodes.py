@@ -1,0 +1,294 @@
+"""The standing Ray behind the emulated RayCluster: a head and two workers as processes, with the stack's token.
+
+All nodes share 127.0.0.1, because Ray binds a node of any other address, 127.0.0.2 too, to every interface there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from emulator.machine import processes
+from emulator.machine.processes import OWNER_VARIABLE
+from emulator.machine.state import DIRECTORY_VARIABLE, EmulatorError, State
+from emulator.ray import dashboard as ray_dashboard
+from emulator.ray.deployed_ray import DeployedRay
+from emulator.ray.folder import session_directory
+
+WORKERS = ("ray-worker-1", "ray-worker-2")
+"""The nodes that jobs run on: one CPU each, as two gloo ranks need them. The head has none, as in the cloud."""
+
+HEAD = "ray-head"
+
+_MIB = 1024 * 1024
+_ANSWER_SECONDS = 30
+"""How long a dashboard whose nodes all run may take to count them; a busy machine's misses single answers."""
+
+_TELL_SECONDS = 10.0
+"""How often a wait for nodes is told where none of them comes."""
+
+_STARTS = 3
+"""Ray gives parts of itself times to answer in that cannot be set, and that a machine does not keep which is busy with
+something else, such as another demo; the next start finds files and compiled modules in memory."""
+
+_NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each node would offer the whole machine's
+_OBJECT_STORE = 128 * _MIB
+_WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
+_PORTS_PER_NODE = 300
+_MARK = {"OASIS_EMULATOR_PART": "ray"}  # in the environment of every node, and so of every job's command
+_DRIVERS = 1000
+"""Of the head's custom resource `driver`; as many as nobody uses up."""
+
+_RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see ray_start.py
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # `make down` does not wait for jobs
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's Train page
+    "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    "RAY_worker_maximum_startup_concurrency": "12",  # as in the stack, where the head has 4 CPUs
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",  # two ranks on two cores, else their threads fight
+}
+
+
+class _EndedError(EmulatorError):
+    """A node ended while Ray started."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def overrides(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a Ray on loopback cannot have as the stack promises it: GPUs, NICs, mounts, an image. Nothing else differs.
+
+    Args:
+        directory: the emulator's folder.
+        environment: the ConfigMap's data.
+    """
+    return {
+        "OASIS_GPUS_PER_NODE": "0",
+        "OASIS_RDMA_NICS": "0",
+        "OASIS_ACCELERATOR": "",
+        "OASIS_IMAGE": "",
+        "OASIS_DATA_MOUNT": str(_bucket_directory(directory, environment["data_uri"])),
+        "OASIS_RUNS_MOUNT": str(_bucket_directory(directory, environment["runs_uri"])),
+        "OASIS_SCRATCH_MOUNT": str(directory / "scratch"),
+    }
+
+
+def start(
+    state: State,
+    deployed: DeployedRay,
+    environ: Mapping[str, str],
+    report: Callable[[str], None],
+    *,
+    url: str = "",
+    mounts: Path | None = None,
+    worker_cpus: int = 1,
+    timeout_seconds: float = 360.0,
+) -> None:
+    """Start head and workers and return when the dashboard counts them all. Does nothing where they already run.
+
+    Args:
+        state: the emulator's folder; processes are recorded there.
+        deployed: what `find` returned.
+        environ: further variables for every Ray process: where the emulated Google endpoints are.
+        report: told of each step.
+        url: where the dashboard answers, if not where the stack's does.
+        mounts: the emulator's folder, where the buckets are, if `state` is a folder within it.
+        worker_cpus: what each worker offers, whatever the machine has.
+        timeout_seconds: how long all of it may take.
+
+    Raises:
+        EmulatorError: the dashboard's port is taken, a process ended, or not all nodes answered in time; nothing of
+            it is left running.
+    """
+    url = url or deployed.environment["ray_dashboard_url"]
+    names = (HEAD, *WORKERS)
+    if _is_up(state, names, url, deployed.token):
+        return
+    variables = _variables(mounts or state.directory, deployed, environ)
+    deadline = time.monotonic() + timeout_seconds
+    report(f"starting Ray's head on {url} and {len(WORKERS)} workers, which takes 10 to 30 s")
+    for left in reversed(range(_STARTS)):
+        try:
+            _start(state, url, deployed.token, variables, worker_cpus, deadline, report)
+            break
+        except _EndedError as error:
+            if not left or time.monotonic() > deadline:
+                raise
+            report(f"{error.name} ended while it started; starting Ray once more")
+
+
+def _is_up(state: State, names: Sequence[str], url: str, token: str) -> bool:
+    """Whether all of these nodes run and count; a dashboard that is late to answer is asked again."""
+    if not all(state.process(name) for name in names):
+        return False
+    try:
+        _await_nodes(state, names, url, token, time.monotonic() + _ANSWER_SECONDS, lambda _line: None)
+    except EmulatorError:
+        return False
+    return True
+
+
+def _start(
+    state: State,
+    url: str,
+    token: str,
+    variables: Mapping[str, str],
+    worker_cpus: int,
+    deadline: float,
+    report: Callable[[str], None],
+) -> None:
+    stop(state)
+    names = (HEAD, *WORKERS)
+    try:
+        gcs = state.port("ray-gcs")
+        _refuse_taken(urlsplit(url).port or 80, url)
+        for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
+            is_head = name == HEAD
+            command = _head_command(state, url, gcs) if is_head else _worker_command(state, name, gcs, worker_cpus)
+            state.spawn(name, _without_users_ray(variables, command), env=variables)
+        _await_nodes(state, names, url, token, deadline, report)
+    except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
+        stop(state)
+        raise
+
+
+def stop(state: State, *, grace_seconds: float = 5.0) -> None:
+    """End every node and what runs on it, jobs included, and remove Ray's session folders."""
+    recorded = [process for name in (*WORKERS, HEAD) if (process := state.recorded(name))]
+    pids = [pid for process in recorded for pid in processes.session_of(process)]
+    # Ray's processes overwrite the mark in their environment with titles, and are known by their session. A job's
+    # command has a session of its own and keeps the mark, also when the node that started it has died.
+    marked = processes.owned_by(state.directory, **_MARK)
+    processes.end(dict.fromkeys([*pids, *processes.descendants(*pids), *marked]), grace_seconds)
+    for name in (*WORKERS, HEAD):
+        state.stop(name)
+    shutil.rmtree(session_directory(state.directory), ignore_errors=True)
+
+
+def _variables(directory: Path, deployed: DeployedRay, environ: Mapping[str, str]) -> dict[str, str]:
+    changed = overrides(directory, deployed.environment)
+    for name, path in changed.items():
+        if name.endswith("_MOUNT"):
+            Path(path).mkdir(parents=True, exist_ok=True)
+    promised = {f"OASIS_{name.upper()}": value for name, value in deployed.environment.items()}
+    # A pod has neither the deployer's settings nor a kubeconfig.
+    given = {name: value for name, value in environ.items() if not name.startswith(("PULUMI_", "KUBECONFIG"))}
+    return {
+        **given,
+        **promised,
+        **changed,
+        **_RAY_ENVIRONMENT,
+        **_MARK,
+        "RAY_AUTH_TOKEN": deployed.token,
+        **_path(environ),
+    }
+
+
+def _path(environ: Mapping[str, str]) -> dict[str, str]:
+    """A job's `python` is the one that has Ray, as it is in a container."""
+    path = environ.get("PATH") or os.environ.get("PATH") or os.defpath
+    return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), path])}
+
+
+def _without_users_ray(variables: Mapping[str, str], command: list[str]) -> list[str]:
+    """The command without what the user's shell says about another Ray, another stack or the user's W&B account."""
+    ours = {*variables, DIRECTORY_VARIABLE, OWNER_VARIABLE}
+    foreign = [name for name in os.environ if name.startswith(("RAY_", "OASIS_", "WANDB_", "PYTHON"))]
+    return ["env", *(f"--unset={name}" for name in foreign if name not in ours), *command]
+
+
+def _head_command(state: State, url: str, gcs: int) -> list[str]:
+    return [
+        *_ray_start(state, HEAD),
+        "--head",
+        f"--port={gcs}",
+        "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={urlsplit(url).port or 80}",
+        f"--ray-client-server-port={state.port('ray-client')}",
+        "--num-cpus=0",
+        f"--resources={json.dumps({'driver': _DRIVERS})}",
+    ]
+
+
+def _worker_command(state: State, name: str, gcs: int, cpus: int) -> list[str]:
+    return [*_ray_start(state, name), f"--address=127.0.0.1:{gcs}", f"--num-cpus={cpus}"]
+
+
+def _ray_start(state: State, name: str) -> list[str]:
+    directory = session_directory(state.directory) / name.removeprefix("ray-")
+    directory.mkdir(parents=True, exist_ok=True)
+    ports = worker_ports(state, name)
+    # -P: this folder has modules named like the standard library's.
+    return [
+        *(sys.executable, "-P", str(Path(__file__).with_name("start.py"))),
+        *("--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1"),
+        f"--temp-dir={directory}",
+        f"--memory={_NODE_MEMORY}",
+        f"--object-store-memory={_OBJECT_STORE}",
+        f"--dashboard-agent-listen-port={state.port(f'{name}-agent')}",
+        *(f"--min-worker-port={ports.start}", f"--max-worker-port={ports.stop - 1}"),
+    ]
+
+
+def worker_ports(state: State, name: str) -> range:
+    """Ports of a node's workers: its own, as two nodes that share an address would hand out the same ones.
+
+    Which part of Ray's range it is depends on a port that is this emulator's, so that two emulators rarely meet.
+    """
+    nodes = (HEAD, *WORKERS)
+    place = part_of_range(state) * len(nodes) + nodes.index(name)
+    return _WORKER_PORTS[place * _PORTS_PER_NODE :][:_PORTS_PER_NODE]
+
+
+def part_of_range(state: State) -> int:
+    """Which part of Ray's range of worker ports is this Ray's."""
+    return state.port("ray-gcs") % (len(_WORKER_PORTS) // (_PORTS_PER_NODE * len((HEAD, *WORKERS))))
+
+
+def _bucket_directory(directory: Path, uri: str) -> Path:
+    return directory / "buckets" / urlsplit(uri).netloc
+
+
+def _refuse_taken(port: int, url: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EmulatorError(
+                f"Ray's dashboard cannot have {url}: {error.strerror}. End what listens on port {port}, or set "
+                "oasis:ray.dashboard_port to a free one."
+            ) from None
+
+
+def _await_nodes(
+    state: State, names: Sequence[str], url: str, token: str, deadline: float, report: Callable[[str], None]
+) -> None:
+    said, said_at = 0, time.monotonic()
+    while (alive := ray_dashboard.nodes_alive(url, token)) != len(names):
+        if alive != said or time.monotonic() - said_at >= _TELL_SECONDS:
+            said, said_at = alive, time.monotonic()
+            report(f"{alive} of Ray's {len(names)} nodes are up; waiting for the others")
+        ended = [name for name in names if not state.process(name)]
+        if ended or time.monotonic() > deadline:
+            name = ended[0] if ended else HEAD
+            how = f"{name} ended" if ended else "not every Ray node answered in time"
+            message = f"{how}. Its log is {state.log(name)}; it ends with:\n{_tail(state.log(name))}"
+            raise _EndedError(message, name) if ended else EmulatorError(message)
+        time.sleep(0.25)
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(nothing)"

@@ -1,0 +1,1 @@
+"""HTTP servers of the emulated Google Cloud."""

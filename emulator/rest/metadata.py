@@ -1,0 +1,208 @@
+"""The metadata server: who a program on this machine is in the emulated Google, and its access tokens.
+
+On GKE with Workload Identity a pod's `default` account is its Kubernetes service account; here it is the one set by
+`set_identity`, for every program that asks. Paths: Google Cloud documentation, "About VM metadata".
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from emulator.google.cloud import Cloud
+from emulator.google.http_errors import Refused
+from emulator.google.scope import project_number
+from emulator.rest.http_message import Request, Response, Route, as_json, dispatch
+
+_ROOT = "/computeMetadata/v1/"
+_LIFETIME = 3600
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform", "https://www.googleapis.com/auth/userinfo.email")
+_FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who asks."""
+
+    project: str
+    """Project id."""
+    zone: str
+    """Zone in which the caller pretends to run."""
+    principal: str = ""
+    """IAM principal of the caller (`principal://...`, `serviceAccount:...`); empty: an operator, who may do all."""
+    email: str = ""
+    """Account's e-mail address as the server gives it; empty: the project's workload pool, as on GKE."""
+
+
+def set_identity(cloud: Cloud, identity: Identity) -> None:
+    """Say who every program is that asks this metadata server."""
+    cloud.put("emulator/identity", "default", asdict(identity))
+
+
+def identity(cloud: Cloud) -> Identity:
+    """Who asks: what `set_identity` said, else an operator in the first project."""
+    said = cloud.find("emulator/identity", "default")
+    if said:
+        return Identity(**said.body)
+    projects = cloud.list("resourcemanager/project")
+    project = str(projects[0].body["projectId"]) if projects else "emulated-project"
+    return Identity(project=project, zone="us-central1-b")
+
+
+class Tokens:
+    """Access tokens of one emulator: they carry their end and a signature, so that a restart does not void them."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        file = cloud.directory / "token-key"
+        try:
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+                stream.write(secrets.token_bytes(32))
+        except FileExistsError:
+            pass
+        self._key = file.read_bytes()
+
+    def issue(self) -> str:
+        """A new token, good for an hour."""
+        ends = str(int(time.time()) + _LIFETIME)
+        return f"ya29.emulated.{ends}.{self._signature(ends)}"
+
+    def require(self, request: Request) -> None:
+        """Refuse a request without a token of ours that is still good."""
+        _, _, token = request.headers.get("Authorization", "").partition("Bearer ")
+        parts = token.split(".")
+        good = len(parts) == 4 and hmac.compare_digest(parts[3], self._signature(parts[2])) and parts[2].isdigit()
+        if not good or int(parts[2]) < time.time():
+            raise Refused(
+                401,
+                "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other "
+                "valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project.",
+                "authError",
+            )
+
+    def sign(self, text: str) -> str:
+        """A signature of a text, URL-safe."""
+        digest = hmac.new(self._key, text.encode(), hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+    def _signature(self, ends: str) -> str:
+        return self.sign(f"token {ends}")
+
+
+class MetadataServer:
+    """Answers `/` and `/computeMetadata/v1/...`."""
+
+    def __init__(self, cloud: Cloud, tokens: Tokens) -> None:
+        self._cloud = cloud
+        self._tokens = tokens
+        self._routes = [
+            Route("GET", "/", self._ping),
+            Route("GET", _ROOT + "instance/service-accounts/{account}/token", self._token),
+            Route("GET", _ROOT + "instance/service-accounts/{account}/identity", self._identity_token),
+            Route("GET", _ROOT + "{path...}", self._value),
+        ]
+
+    def answer(self, request: Request) -> Response | None:
+        """The answer, or None for a path of another API."""
+        if request.path.startswith("/computeMetadata/") and request.headers.get("Metadata-Flavor") != "Google":
+            return Response(
+                status=403, body=b"Missing required header: Metadata-Flavor: Google\n", headers=dict(_FLAVOR)
+            )
+        return dispatch(self._routes, request)
+
+    def _ping(self, request: Request) -> Response:
+        return Response(body=b"computeMetadata/\n", headers={"Content-Type": "application/text", **_FLAVOR})
+
+    def _token(self, request: Request, account: str) -> Response:
+        self._require_account(account)
+        token = {"access_token": self._tokens.issue(), "expires_in": _LIFETIME, "token_type": "Bearer"}
+        return as_json(token, headers=_FLAVOR)
+
+    def _identity_token(self, request: Request, account: str) -> Response:
+        me = self._require_account(account)
+        if not request.query.get("audience"):
+            return Response(status=400, body=b"non-empty audience parameter required\n", headers=dict(_FLAVOR))
+        now = int(time.time())
+        claims = {
+            "aud": request.query["audience"],
+            "email": _email(me),
+            "exp": now + _LIFETIME,
+            "iat": now,
+            "iss": "https://accounts.google.com",
+            "sub": project_number(me.project),
+        }
+        # Signed with this emulator's own key: whoever checks it against Google's keys refuses it.
+        signed = ".".join(_base64url(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, claims))
+        return _text(f"{signed}.{self._tokens.sign(signed)}")
+
+    def _value(self, request: Request, path: str) -> Response:
+        found: Any = self._tree(identity(self._cloud))
+        for segment in filter(None, path.split("/")):
+            if not isinstance(found, Mapping) or segment not in found:
+                return Response(status=404, body=b"not found\n", headers=dict(_FLAVOR))
+            found = found[segment]
+        if not isinstance(found, Mapping):
+            return _text(str(found))
+        if request.query.get("recursive", "").lower() == "true":
+            return as_json(_camel(found), headers=_FLAVOR)
+        if not request.path.endswith("/"):
+            return Response(status=301, headers={"Location": f"{request.path}/", **_FLAVOR})
+        return _text("".join(f"{key}/\n" if isinstance(below, Mapping) else f"{key}\n" for key, below in found.items()))
+
+    def _tree(self, me: Identity) -> dict[str, Any]:
+        number = project_number(me.project)
+        clusters = self._cloud.list("container/cluster", f"projects/{me.project}/")
+        attributes = {}
+        if clusters:
+            body = clusters[-1].body
+            attributes = {"cluster-name": body["name"], "cluster-location": body["location"]}
+        account = {"aliases": "default", "email": _email(me), "scopes": "\n".join(_SCOPES)}
+        return {
+            "instance": {
+                "attributes": attributes,
+                "hostname": f"emulated.{me.zone}.c.{me.project}.internal",
+                "id": project_number(f"{me.project}/instance"),
+                "name": "emulated",
+                "service-accounts": {"default": account, _email(me): account},
+                "zone": f"projects/{number}/zones/{me.zone}",
+            },
+            "project": {"numeric-project-id": number, "project-id": me.project},
+            "universe": {"universe-domain": "googleapis.com"},
+        }
+
+    def _require_account(self, account: str) -> Identity:
+        me = identity(self._cloud)
+        if account not in ("default", _email(me)):
+            raise Refused(404, f"there is no service account {account!r} on this machine", "notFound")
+        return me
+
+
+def _email(me: Identity) -> str:
+    return me.email or f"{me.project}.svc.id.goog"
+
+
+def _text(text: str) -> Response:
+    return Response(body=text.encode(), headers={"Content-Type": "application/text", **_FLAVOR})
+
+
+def _base64url(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).decode().rstrip("=")
+
+
+def _camel(value: Any) -> Any:
+    # As the server does for JSON: service-accounts becomes serviceAccounts; values under attributes keep their keys.
+    if not isinstance(value, Mapping):
+        return value.split("\n") if "\n" in str(value) else value
+    return {_camel_key(key): item if key == "attributes" else _camel(item) for key, item in value.items()}
+
+
+def _camel_key(key: str) -> str:
+    first, *rest = key.split("-")
+    return key if "@" in key or "." in key else first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,119 @@
+"""The shapes of Cloud Storage's JSON API: resources, preconditions, byte ranges, listings with a delimiter."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from emulator.google.cloud import CloudObject
+from emulator.google.http_errors import Refused
+from emulator.google.scope import project_number
+from emulator.google.storage_index import ObjectFacts, Preconditions
+from emulator.rest.http_message import Request
+
+
+def demands(query: Mapping[str, str], prefix: str = "if") -> Preconditions:
+    """The preconditions in a request's parameters."""
+
+    def number(name: str) -> int | None:
+        return int(query[name]) if name in query else None
+
+    return Preconditions(
+        generation=number(f"{prefix}GenerationMatch"),
+        not_generation=number(f"{prefix}GenerationNotMatch"),
+        metageneration=number(f"{prefix}MetagenerationMatch"),
+    )
+
+
+def grouped(names: list[str], prefix: str, delimiter: str, trailing: bool) -> list[tuple[str, bool]]:
+    """(name, whether it is a prefix that stands for all names under it), in order."""
+    result: dict[tuple[str, bool], None] = {}
+    for name in names:
+        head, found, rest = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
+        if not found:
+            result[(name, False)] = None
+            continue
+        result[(prefix + head + found, True)] = None
+        if trailing and not rest:
+            result[(name, False)] = None
+    return list(result)
+
+
+def byte_range(header: str, size: int) -> tuple[int, int, int]:
+    """First byte, last byte and status of the answer. Raises Refused (416)."""
+    found = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
+    if not found or found.group(0) == "bytes=-":
+        return 0, size - 1, 200
+    first, last = found[1], found[2]
+    if not first:
+        start, end = max(size - int(last), 0), size - 1
+    else:
+        start, end = int(first), min(int(last), size - 1) if last else size - 1
+    if start >= size:
+        raise Refused(416, "The requested range cannot be satisfied.", "requestedRangeNotSatisfiable")
+    return start, end, 206
+
+
+def etag(facts: ObjectFacts) -> str:
+    """Changes with the content and with the metadata."""
+    return base64.b64encode(f"{facts.generation}/{facts.metageneration}".encode()).decode()
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def bucket_resource(request: Request, found: CloudObject) -> dict[str, Any]:
+    """A bucket as the API shows it."""
+    body, kept = found.body, found.body.get("softDeletePolicy", {}).get("retentionDurationSeconds", 604800)
+    return {
+        "kind": "storage#bucket",
+        "id": found.name,
+        "name": found.name,
+        "selfLink": f"http://{request.host}/storage/v1/b/{found.name}",
+        "projectNumber": project_number(str(body.get("project", ""))),
+        "location": str(body.get("location", "")).upper(),
+        "storageClass": body.get("storageClass", "STANDARD"),
+        "labels": body.get("labels", {}),
+        "metageneration": "1",
+        "etag": "CAE=",
+        "timeCreated": found.created,
+        "updated": found.created,
+        "hierarchicalNamespace": body.get("hierarchicalNamespace", {"enabled": False}),
+        "iamConfiguration": {
+            "uniformBucketLevelAccess": {"enabled": bool(body.get("uniformBucketLevelAccess"))},
+            "publicAccessPrevention": body.get("publicAccessPrevention", "inherited"),
+        },
+        "softDeletePolicy": {"retentionDurationSeconds": str(kept)},
+    }
+
+
+def object_resource(request: Request, bucket: str, name: str, facts: ObjectFacts) -> dict[str, Any]:
+    """An object as the API shows it."""
+    path = f"{bucket}/o/{quote(name, safe='')}"
+    here = f"http://{request.host}"  # a client follows these links, and must not leave the machine
+    generation = str(facts.generation)
+    shown = {
+        "kind": "storage#object",
+        "id": f"{bucket}/{name}/{generation}",
+        "selfLink": f"{here}/storage/v1/b/{path}",
+        "mediaLink": f"{here}/download/storage/v1/b/{path}?generation={generation}&alt=media",
+        "bucket": bucket,
+        "name": name,
+        "generation": generation,
+        "metageneration": str(facts.metageneration),
+        "contentType": facts.content_type,
+        "storageClass": "STANDARD",
+        "size": str(facts.size),
+        "crc32c": facts.crc32c,
+        "etag": etag(facts),
+        "timeCreated": _time(facts.generation / 1e6),
+        "updated": _time(facts.modified / 1e9),
+    }
+    if facts.md5:
+        shown["md5Hash"] = facts.md5
+    return shown | ({"metadata": dict(facts.metadata)} if facts.metadata else {})

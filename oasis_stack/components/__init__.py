@@ -1,0 +1,63 @@
+"""Every component with its arguments: what the wiring diagram, or a program of your own, builds a stack from."""
+
+from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
+from oasis_stack.components.bucket import Bucket, BucketArgs
+from oasis_stack.components.cluster import Cluster, ClusterArgs
+from oasis_stack.components.compute_class import ComputeClass, ComputeClassArgs
+from oasis_stack.components.control_plane import EncryptionKey
+from oasis_stack.components.cpu_pool import PoolArgs
+from oasis_stack.components.device_network import DeviceNetworks, DeviceNetworksArgs
+from oasis_stack.components.iam import BucketGrant, RepositoryGrant, WorkloadIdentity, WorkloadIdentityArgs
+from oasis_stack.components.image_build import ImageBuild, ImageBuildArgs, Peering
+from oasis_stack.components.internal_address import InternalAddress, InternalAddressArgs
+from oasis_stack.components.kuberay import KubeRay, KubeRayArgs
+from oasis_stack.components.network import Network, NetworkArgs
+from oasis_stack.components.node_pool import AdditionalNetwork, GpuNodePool, GpuNodePoolArgs
+from oasis_stack.components.project_services import ProjectServices, ProjectServicesArgs
+from oasis_stack.components.ray_cluster import RayCluster, RayClusterArgs
+from oasis_stack.components.rdma_network import RdmaNetwork, RdmaNetworkArgs
+from oasis_stack.components.secret import ApiKeySecret, ApiKeySecretArgs
+from oasis_stack.facts.pod_size import PodSize
+from oasis_stack.pod_specs.pods import GpuGroup
+
+__all__ = [
+    "AdditionalNetwork",
+    "ApiKeySecret",
+    "ApiKeySecretArgs",
+    "ArtifactRegistry",
+    "ArtifactRegistryArgs",
+    "Bucket",
+    "BucketArgs",
+    "BucketGrant",
+    "Cluster",
+    "ClusterArgs",
+    "ComputeClass",
+    "ComputeClassArgs",
+    "DeviceNetworks",
+    "DeviceNetworksArgs",
+    "DockerHub",
+    "EncryptionKey",
+    "GpuGroup",
+    "GpuNodePool",
+    "GpuNodePoolArgs",
+    "ImageBuild",
+    "ImageBuildArgs",
+    "InternalAddress",
+    "InternalAddressArgs",
+    "KubeRay",
+    "KubeRayArgs",
+    "Network",
+    "NetworkArgs",
+    "Peering",
+    "PodSize",
+    "PoolArgs",
+    "ProjectServices",
+    "ProjectServicesArgs",
+    "RayCluster",
+    "RayClusterArgs",
+    "RdmaNetwork",
+    "RdmaNetworkArgs",
+    "RepositoryGrant",
+    "WorkloadIdentity",
+    "WorkloadIdentityArgs",
+]

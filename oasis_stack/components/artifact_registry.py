@@ -1,0 +1,261 @@
+"""Six repositories: for images and for Python packages each a local one, a mirror of the public index, and both as one.
+
+The virtual ones ask the local one first, so that nobody can put a public package in the place of a private one. Local
+ones hold what was made here and may be kept; the others hold copies, and go. Replaced when changed: id, location,
+format, mode, upstream (hashicorp/terraform-provider-google 2026-08-21, resource_artifact_registry_repository.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import pulumi
+import pulumi_gcp as gcp
+
+from oasis_stack.components.adoption import keep_or_adopt
+from oasis_stack.facts import names
+
+Format = Literal["DOCKER", "PYTHON"]
+
+LOCAL_PRIORITY, REMOTE_PRIORITY = 20, 10
+"""The higher one is asked first (saltysoup/oasis-temp, infra/base/registry.tf)."""
+
+DAY_SECONDS = 24 * 60 * 60
+
+MADE_HERE_DAYS = 180
+"""Age at which an image or a package that was made here is deleted, unless it is one of the newest or in use."""
+
+COPY_DAYS = 30
+"""Age at which a copy of something public is deleted, unless it is one of the newest; who asks again gets a new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerHub:
+    """A login at Docker Hub."""
+
+    username: str
+    """Docker ID."""
+    password_secret: str
+    """Full name of the secret version that holds an access token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactRegistryArgs:
+    """What the repositories need to know."""
+
+    project: str
+    """Project id."""
+    project_number: pulumi.Input[str]
+    """Number by which Google knows the project: part of its service agent's address."""
+    region: str
+    """Location; image streaming works only from the region of the nodes."""
+    prefix: str
+    """First part of the repositories' ids, which must be found again to be adopted."""
+    labels: Mapping[str, str]
+    """Labels, for the bill."""
+    keep: bool
+    """Whether a destroy leaves the two local repositories and what is in them."""
+    adopt: bool
+    """Whether to take over existing local repositories of these ids."""
+    keep_untagged_days: int
+    """Age at which an image that lost its tag is deleted; too short removes layers that a running pod still pulls."""
+    keep_versions: int
+    """How many of the newest versions of each image and package are kept, whatever their age."""
+    docker_hub: DockerHub | None
+    """Login for public images; None, and Docker Hub refuses with 429 once the shared address has fetched enough."""
+    in_use: str
+    """Image of the Ray pods, which is kept whatever its age; another one than they have, and theirs may go."""
+
+
+class ArtifactRegistry(pulumi.ComponentResource):
+    """Registers six Artifact Registry repositories: Docker and Python, each local, remote and virtual; with a login at
+    Docker Hub also Artifact Registry's service agent and its use of the secret."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("artifactregistry.googleapis.com",)
+
+    image_repository: pulumi.Output[str]
+    docker_index: pulumi.Output[str]
+    docker_mirror: pulumi.Output[str]
+    python_index_url: pulumi.Output[str]
+    repository_id: pulumi.Output[str]
+    docker_index_id: pulumi.Output[str]
+    docker_mirror_id: pulumi.Output[str]
+    python_index_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: ArtifactRegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:ArtifactRegistry", name, None, opts)
+        images, image_mirror, image_index = self._triple(name, args, "DOCKER")
+        _, _, package_index = self._triple(name, args, "PYTHON")
+        host = f"{args.region}-{{}}.pkg.dev/{args.project}/"
+        self.image_repository = pulumi.Output.concat(host.format("docker"), images.repository_id)
+        self.docker_index = pulumi.Output.concat(host.format("docker"), image_index.repository_id)
+        self.docker_mirror = pulumi.Output.concat(host.format("docker"), image_mirror.repository_id)
+        self.python_index_url = pulumi.Output.concat(
+            "https://", host.format("python"), package_index.repository_id, "/simple/"
+        )
+        self.repository_id = images.repository_id
+        self.docker_index_id = image_index.repository_id
+        self.docker_mirror_id = image_mirror.repository_id
+        self.python_index_id = package_index.repository_id
+        self.register_outputs(
+            {
+                "image_repository": self.image_repository,
+                "docker_index": self.docker_index,
+                "docker_mirror": self.docker_mirror,
+                "python_index_url": self.python_index_url,
+                "repository_id": self.repository_id,
+                "docker_index_id": self.docker_index_id,
+                "docker_mirror_id": self.docker_mirror_id,
+                "python_index_id": self.python_index_id,
+            }
+        )
+
+    def _triple(
+        self, name: str, args: ArtifactRegistryArgs, format_: Format
+    ) -> tuple[gcp.artifactregistry.Repository, gcp.artifactregistry.Repository, gcp.artifactregistry.Repository]:
+        """The local, the remote and the virtual repository of one format."""
+        kind = format_.lower()
+        local_id = names.repository(args.prefix, kind)
+        local = gcp.artifactregistry.Repository(
+            f"{name}-{kind}",
+            project=args.project,
+            location=args.region,
+            repository_id=local_id,
+            format=format_,
+            mode="STANDARD_REPOSITORY",
+            cleanup_policies=[
+                *local_policies(format_, args.keep_untagged_days, args.keep_versions),
+                *kept_in_use(args.in_use, f"{args.region}-{kind}.pkg.dev/{args.project}/{local_id}/"),
+            ],
+            labels=dict(args.labels),
+            opts=keep_or_adopt(
+                self,
+                args.keep,
+                f"projects/{args.project}/locations/{args.region}/repositories/{local_id}" if args.adopt else None,
+            ),
+        )
+        login = args.docker_hub if format_ == "DOCKER" else None
+        remote = gcp.artifactregistry.Repository(
+            f"{name}-{kind}-remote",
+            project=args.project,
+            location=args.region,
+            repository_id=names.repository(args.prefix, f"{kind}-remote"),
+            format=format_,
+            mode="REMOTE_REPOSITORY",
+            remote_repository_config=upstream(format_, login),
+            cleanup_policies=copies_policies(args.keep_versions),
+            labels=dict(args.labels),
+            # Google tries the login when it makes the repository.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._secret_grants(name, args, login)),
+        )
+        virtual = gcp.artifactregistry.Repository(
+            f"{name}-{kind}-virtual",
+            project=args.project,
+            location=args.region,
+            repository_id=names.repository(args.prefix, f"{kind}-virtual"),
+            format=format_,
+            mode="VIRTUAL_REPOSITORY",
+            virtual_repository_config={
+                "upstream_policies": [
+                    {"id": "local", "repository": local.id, "priority": LOCAL_PRIORITY},
+                    {"id": "remote", "repository": remote.id, "priority": REMOTE_PRIORITY},
+                ]
+            },
+            labels=dict(args.labels),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return local, remote, virtual
+
+    def _secret_grants(self, name: str, args: ArtifactRegistryArgs, login: DockerHub | None) -> list[pulumi.Resource]:
+        """Artifact Registry's service agent may read the token (Artifact Registry documentation, "Configure remote
+        repository authentication to Docker Hub")."""
+        if login is None:
+            return []
+        child = pulumi.ResourceOptions(parent=self)
+        agent = gcp.projects.ServiceIdentity(
+            f"{name}-agent", project=args.project, service="artifactregistry.googleapis.com", opts=child
+        )
+        _, owner, _, secret, *_ = login.password_secret.split("/")
+        grant = gcp.secretmanager.SecretIamMember(
+            f"{name}-docker-hub",
+            project=owner,
+            secret_id=secret,
+            role="roles/secretmanager.secretAccessor",
+            member=pulumi.Output.format(
+                "serviceAccount:service-{0}@gcp-sa-artifactregistry.iam.gserviceaccount.com", args.project_number
+            ),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[agent]),
+        )
+        return [grant]
+
+
+def upstream(format_: Format, login: DockerHub | None) -> gcp.artifactregistry.RepositoryRemoteRepositoryConfigArgsDict:
+    """The public index that a remote repository mirrors."""
+    if format_ == "PYTHON":
+        return {"python_repository": {"public_repository": "PYPI"}}
+    config: gcp.artifactregistry.RepositoryRemoteRepositoryConfigArgsDict = {
+        "docker_repository": {"public_repository": "DOCKER_HUB"}
+    }
+    if login is not None:
+        config["upstream_credentials"] = {
+            "username_password_credentials": {
+                "username": login.username,
+                "password_secret_version": login.password_secret,
+            }
+        }
+    return config
+
+
+Policy = gcp.artifactregistry.RepositoryCleanupPolicyArgsDict
+
+Condition = gcp.artifactregistry.RepositoryCleanupPolicyConditionArgsDict
+
+
+def copies_policies(keep_versions: int) -> list[Policy]:
+    """Of a remote repository: old copies go."""
+    return [_newest(keep_versions), _delete("old", {"tag_state": "ANY", "older_than": f"{COPY_DAYS * DAY_SECONDS}s"})]
+
+
+def local_policies(format_: Format, keep_untagged_days: int, keep_versions: int) -> list[Policy]:
+    """Of a local repository: what is old goes, and images that lost their tag before that.
+
+    What one policy keeps, no other deletes (Google Cloud documentation, "Cleanup policy overview"). The newest are
+    counted for each image and package; the layer cache of an image is one of its versions.
+    """
+    policies = [
+        _newest(keep_versions),
+        _delete("old", {"tag_state": "ANY", "older_than": f"{MADE_HERE_DAYS * DAY_SECONDS}s"}),
+    ]
+    if format_ == "DOCKER":
+        lost: Condition = {"tag_state": "UNTAGGED", "older_than": f"{keep_untagged_days * DAY_SECONDS}s"}
+        policies.append(_delete("untagged", lost))
+    return policies
+
+
+def kept_in_use(image: str, repository: str) -> list[Policy]:
+    """What keeps the image that the stack runs, however many were built after it; nothing for one from elsewhere.
+
+    Args:
+        image: reference by tag, by digest, or by both.
+        repository: address of the repository, with a slash at the end.
+    """
+    if not image.startswith(repository):
+        return []
+    named, _, digest = image.removeprefix(repository).partition("@")
+    tag = named.partition(":")[2]
+    ways: dict[str, Condition] = {}
+    if tag:
+        ways["tag"] = {"tag_state": "TAGGED", "tag_prefixes": [tag]}
+    if digest:  # the name of the version in a Docker repository; a tag may have been moved to another one
+        ways["digest"] = {"version_name_prefixes": [digest]}
+    return [{"id": f"keep-{name}-in-use", "action": "KEEP", "condition": one} for name, one in ways.items()]
+
+
+def _newest(keep_versions: int) -> Policy:
+    return {"id": "keep-newest", "action": "KEEP", "most_recent_versions": {"keep_count": keep_versions}}
+
+
+def _delete(name: str, condition: Condition) -> Policy:
+    return {"id": f"delete-{name}", "action": "DELETE", "condition": condition}

@@ -1,0 +1,263 @@
+"""A private regional GKE cluster, its CPU node pools, and the account that all of its nodes run as.
+
+Replaced when changed: name, location, network, subnet, control plane range, secondary ranges, pods per node, data plane
+(hashicorp/terraform-provider-google 2026-08-21, resource_container_cluster.go, ForceNew); everything else in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import pulumi
+import pulumi_gcp as gcp
+import pulumi_kubernetes as kubernetes
+
+from oasis_stack.components import control_plane
+from oasis_stack.components.cpu_pool import PoolArgs, node_config
+
+TIMEOUTS = pulumi.CustomTimeouts(create="60m", update="90m", delete="60m")
+"""An upgrade of a regional control plane alone takes up to an hour."""
+
+NODE_ROLES = {"": "roles/container.defaultNodeServiceAccount", "-streaming": "roles/serviceusage.serviceUsageConsumer"}
+"""The grants on the project, by what their logical names end in. Logs and metrics of nodes have no smaller resource to
+be granted on; image streaming asks an API of the project in its name, and without the second role pods that stream fail
+(GKE documentation, "Use Image streaming", requirements; terraform-google-modules/terraform-google-kubernetes-engine
+issue 2251)."""
+
+PODS_PER_NODE = 110
+"""GKE's default, for which it takes a /24 of the pods' range per node; the address plan counts on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterArgs:
+    """What the cluster needs to know."""
+
+    project: str
+    """Project id."""
+    project_number: pulumi.Input[str]
+    """Project number, in the name of GKE's own service agent."""
+    region: str
+    """Region of the control plane, which runs in three of its zones."""
+    node_locations: Sequence[str]
+    """Zones of the nodes; GPU nodes need the zone of their RDMA VPC."""
+    network_id: pulumi.Input[str]
+    """VPC of the nodes' first interface."""
+    subnet_id: pulumi.Input[str]
+    """Subnet of that VPC in the region."""
+    pods_range_name: pulumi.Input[str]
+    """Secondary range of the pods."""
+    services_range_name: pulumi.Input[str]
+    """Secondary range of the Services."""
+    control_plane_range: str
+    """A /28 of its own for the control plane's private endpoint."""
+    endpoint: Literal["dns", "ip"]
+    """`dns`: reached by a Google name, guarded by IAM. `ip`: by a public address, from authorised networks alone."""
+    authorized_networks: Mapping[str, str]
+    """With `ip`, the networks that may connect: CIDR to what it is. Empty, and nobody outside the VPC can."""
+    release_channel: str
+    """How early GKE upgrades."""
+    minimum_version: str
+    """Lowest control plane version; too low a one lacks what the GPU pools ask for, and their creation is refused."""
+    maintenance_exclusion: tuple[str, str | None] | None
+    """First and last moment, as RFC 3339 in UTC, in which GKE upgrades neither minor versions nor nodes; no last one:
+    until the support of the cluster's version ends."""
+    pools: Mapping[str, PoolArgs]
+    """CPU pools by role. At least one that is always on: GKE's own pods need it, and flex-start is refused without."""
+    node_account_id: str
+    """Id of the nodes' service account, 6 to 30 characters, unique in the project."""
+    readable_repositories: Mapping[str, pulumi.Input[str]]
+    """Artifact Registry repositories of the region that nodes pull images from, by a short name."""
+    secrets_encryption_key: control_plane.EncryptionKey | None
+    """Cloud KMS key for Kubernetes Secrets; None: Google's own encryption."""
+    deletion_protection: bool
+    """Whether the cluster is protected: a destroy fails before it deletes anything, until this is false and applied."""
+    labels: Mapping[str, str]
+    """Labels of cluster and nodes, for the bill."""
+
+
+class Cluster(pulumi.ComponentResource):
+    """Registers the GKE cluster, its CPU node pools, their service account with its grants, and the provider for it."""
+
+    APIS: ClassVar[tuple[str, ...]] = (
+        "compute.googleapis.com",
+        "container.googleapis.com",
+        "containerfilesystem.googleapis.com",
+        "iam.googleapis.com",
+        "logging.googleapis.com",
+        "monitoring.googleapis.com",
+    )
+
+    cluster_name: pulumi.Output[str]
+    endpoint: pulumi.Output[str]
+    kubeconfig: pulumi.Output[str]
+    node_service_account: pulumi.Output[str]
+
+    def __init__(self, name: str, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:Cluster", name, None, opts)
+        account, grants = self._node_account(name, args)
+        cluster = self._cluster(name, args, account, grants)
+        pools = [self._pool(name, role, pool, args, cluster, account) for role, pool in args.pools.items()]
+        self.cluster_name = cluster.name
+        self.endpoint = control_plane.server(cluster, args.endpoint)
+        authority = cluster.master_auth.apply(lambda auth: auth.cluster_ca_certificate)
+        self.kubeconfig = pulumi.Output.secret(
+            pulumi.Output.all(cluster.name, self.endpoint, authority).apply(
+                lambda known: control_plane.kubeconfig(known[0], known[1], known[2] if args.endpoint == "ip" else None)
+            )
+        )
+        self.node_service_account = account.email
+        self.provider = kubernetes.Provider(
+            name,
+            kubeconfig=self.kubeconfig,
+            # The cluster is who it is: another way to reach it must not replace everything inside.
+            cluster_identifier=cluster.id,
+            # An `up` may end between making an object and noting it; the next one would be refused (pulumi-kubernetes
+            # 4.34, `upsertExistingObjects`).
+            upsert_existing_objects=True,
+            # Changed in place: a replaced ConfigMap is gone for a moment, in which no pod that names it starts.
+            enable_config_map_mutable=True,
+            # What runs in the cluster needs nodes to start on, and its controllers need them to end it.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=pools),
+        )
+        self.register_outputs(
+            {
+                "cluster_name": self.cluster_name,
+                "endpoint": self.endpoint,
+                "kubeconfig": self.kubeconfig,
+                "node_service_account": self.node_service_account,
+            }
+        )
+
+    def _cluster(
+        self, name: str, args: ClusterArgs, account: gcp.serviceaccount.Account, grants: list[pulumi.Resource]
+    ) -> gcp.container.Cluster:
+        return gcp.container.Cluster(
+            name,
+            project=args.project,
+            location=args.region,
+            node_locations=list(args.node_locations),
+            network=args.network_id,
+            subnetwork=args.subnet_id,
+            networking_mode="VPC_NATIVE",
+            ip_allocation_policy={
+                "cluster_secondary_range_name": args.pods_range_name,
+                "services_secondary_range_name": args.services_range_name,
+            },
+            default_max_pods_per_node=PODS_PER_NODE,
+            # Both at creation or never: nodes with further networks need them.
+            datapath_provider="ADVANCED_DATAPATH",
+            enable_multi_networking=True,
+            private_cluster_config=control_plane.private_cluster(args.endpoint, args.control_plane_range),
+            control_plane_endpoints_config=control_plane.endpoints(args.endpoint),
+            master_authorized_networks_config=control_plane.authorized(args.endpoint, args.authorized_networks),
+            workload_identity_config={"workload_pool": f"{args.project}.svc.id.goog"},
+            enable_shielded_nodes=True,
+            database_encryption=control_plane.secrets_encryption(args.secrets_encryption_key),
+            # Said outright: with Cloud DNS, a default that may come, name servers are no pods (`network_policy`).
+            dns_config={"cluster_dns": "KUBE_DNS"},
+            addons_config={"gcs_fuse_csi_driver_config": {"enabled": True}},
+            logging_config={"enable_components": ["SYSTEM_COMPONENTS", "WORKLOADS"]},
+            # DCGM: utilisation, memory, NVLink and errors of every GPU.
+            monitoring_config={
+                "enable_components": ["SYSTEM_COMPONENTS", "POD", "DCGM"],
+                "managed_prometheus": {"enabled": True},
+            },
+            cost_management_config={"enabled": True},
+            release_channel={"channel": args.release_channel},
+            min_master_version=args.minimum_version,
+            maintenance_policy=control_plane.maintenance(args.maintenance_exclusion),
+            # For pools that GKE would make by itself; ours say so themselves.
+            node_pool_defaults={"node_config_defaults": {"insecure_kubelet_readonly_port_enabled": "FALSE"}},
+            resource_labels=dict(args.labels),
+            deletion_protection=args.deletion_protection,
+            # GKE makes no cluster without a pool, and the one it makes cannot be changed without a new cluster.
+            remove_default_node_pool=True,
+            initial_node_count=1,
+            node_config=node_config(account.email, None, {}),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                # No value says so, but a node without these roles writes no logs and pulls no image.
+                depends_on=grants,
+                custom_timeouts=TIMEOUTS,
+                # A successor has the same /28 for its control plane, which two clusters of a network cannot share.
+                delete_before_replace=True,
+                # The provider's own refusal comes in the middle of a destroy, when the workloads are gone already.
+                protect=args.deletion_protection,
+                # Of that first pool. Once it is gone the provider reads another pool's nodes here; compared with what
+                # was asked for, any difference would mean a new cluster.
+                ignore_changes=["initialNodeCount", "nodeConfig"],
+            ),
+        )
+
+    def _node_account(self, name: str, args: ClusterArgs) -> tuple[gcp.serviceaccount.Account, list[pulumi.Resource]]:
+        child = pulumi.ResourceOptions(parent=self)
+        account = gcp.serviceaccount.Account(
+            f"{name}-nodes",
+            project=args.project,
+            account_id=args.node_account_id,
+            display_name="Nodes of the GKE cluster",
+            opts=child,
+        )
+        grants: list[pulumi.Resource] = [
+            gcp.projects.IAMMember(
+                f"{name}-nodes{suffix}",
+                project=args.project,
+                role=role,
+                member=account.member,
+                opts=child,
+            )
+            for suffix, role in NODE_ROLES.items()
+        ]
+        for short, repository in args.readable_repositories.items():
+            grants.append(
+                gcp.artifactregistry.RepositoryIamMember(
+                    f"{name}-nodes-{short}",
+                    project=args.project,
+                    location=args.region,
+                    repository=repository,
+                    role="roles/artifactregistry.reader",
+                    member=account.member,
+                    opts=child,
+                )
+            )
+        if args.secrets_encryption_key is not None:
+            grants.append(
+                control_plane.key_grant(self, name, args.project, args.project_number, args.secrets_encryption_key)
+            )
+        return account, grants
+
+    def _pool(
+        self,
+        name: str,
+        role: str,
+        pool: PoolArgs,
+        args: ClusterArgs,
+        cluster: gcp.container.Cluster,
+        account: gcp.serviceaccount.Account,
+    ) -> gcp.container.NodePool:
+        return gcp.container.NodePool(
+            f"{name}-{role}",
+            project=args.project,
+            cluster=cluster.name,
+            location=args.region,
+            node_locations=list(args.node_locations),
+            # Per zone, where the autoscaler's numbers are for all zones together.
+            initial_node_count=-(-pool.min_nodes // len(args.node_locations)),
+            autoscaling={
+                "total_min_node_count": pool.min_nodes,
+                "total_max_node_count": pool.max_nodes,
+                "location_policy": "BALANCED",
+            },
+            management={"auto_repair": True, "auto_upgrade": True},
+            upgrade_settings={"max_surge": 1, "max_unavailable": 0},
+            network_config={"enable_private_nodes": True},
+            node_config=node_config(account.email, pool, args.labels),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                custom_timeouts=TIMEOUTS,
+                # GKE counts anew when it scales, and another count here would mean another pool.
+                ignore_changes=["initialNodeCount", "nodeCount"],
+            ),
+        )

@@ -1,0 +1,101 @@
+"""The NICs of a GPU node as Kubernetes objects: one GKE Network and its GKENetworkParamSet per NIC beyond the first.
+
+The order is the contract: Network `rdma-<i>` is RDMA subnet `i`, the i-th RDMA NIC of the pool, and eth(2+i) of a pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pulumi
+import pulumi_kubernetes as kubernetes
+
+from oasis_stack import wait
+from oasis_stack.facts import names
+
+API_VERSION = "networking.gke.io/v1"
+KINDS = ("networks.networking.gke.io", "gkenetworkparamsets.networking.gke.io")
+
+SERVED_MINUTES = 20
+"""GKE installs these two with multi-networking, while the cluster is made."""
+
+DELETE_TIMEOUT = "20m"
+"""A Network goes once no pod uses it, a parameter set once no Network does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceNetworksArgs:
+    """What the device networks need to know; VPCs and subnets by name, as GKE looks them up in the cluster's region."""
+
+    gvnic_network_name: pulumi.Input[str]
+    """VPC of the second gVNIC; the cluster's own VPC is refused for a device."""
+    gvnic_subnet_name: pulumi.Input[str]
+    """Its subnet; one subnet serves one parameter set only."""
+    rdma_network_name: pulumi.Input[str]
+    """VPC with the RoCE network profile."""
+    rdma_subnet_names: Sequence[pulumi.Input[str]]
+    """Its subnets in NIC order; two swapped, and NCCL joins rails that do not meet."""
+    kubeconfig: pulumi.Input[str]
+    """Kubeconfig of the cluster, as JSON, through which the arrival of the two kinds is watched."""
+
+
+class DeviceNetworks(pulumi.ComponentResource):
+    """Registers a GKENetworkParamSet and a Network for the second gVNIC and for each RDMA NIC."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
+
+    network_names: list[pulumi.Output[str]]
+
+    def __init__(self, name: str, args: DeviceNetworksArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:DeviceNetworks", name, None, opts)
+        served = wait.CustomResourcesServed(
+            name, args.kubeconfig, KINDS, SERVED_MINUTES, pulumi.ResourceOptions(parent=self)
+        )
+        gvnic, *rdma = names.device_networks(len(args.rdma_subnet_names))
+        self.network_names = [
+            self._pair(gvnic, args.gvnic_network_name, args.gvnic_subnet_name, "NetDevice", served),
+            *(
+                self._pair(network, args.rdma_network_name, subnet, "RDMA", served)
+                for network, subnet in zip(rdma, args.rdma_subnet_names, strict=True)
+            ),
+        ]
+        self.register_outputs({"network_names": self.network_names})
+
+    def _pair(
+        self, name: str, vpc: pulumi.Input[str], subnet: pulumi.Input[str], device_mode: str, served: pulumi.Resource
+    ) -> pulumi.Output[str]:
+        """One parameter set and the Network on it; the name comes from the Network, so that its users wait for it."""
+        timeouts = pulumi.CustomTimeouts(delete=DELETE_TIMEOUT)
+        parameters = kubernetes.apiextensions.CustomResource(
+            name,
+            api_version=API_VERSION,
+            kind="GKENetworkParamSet",
+            metadata={"name": name},
+            spec=parameter_set_spec(vpc, subnet, device_mode),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[served], custom_timeouts=timeouts),
+        )
+        network = kubernetes.apiextensions.CustomResource(
+            name,
+            api_version=API_VERSION,
+            kind="Network",
+            metadata={"name": name},
+            spec=network_spec(name),
+            # The set's finalizer holds it until no Network refers to it: so the Network is made last and goes first.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[parameters], custom_timeouts=timeouts),
+        )
+        return network.urn.apply(lambda _: name)
+
+
+def parameter_set_spec(vpc: pulumi.Input[str], subnet: pulumi.Input[str], device_mode: str) -> dict[str, Any]:
+    """Spec of a GKENetworkParamSet (GoogleCloudPlatform/gke-networking-api, gkenetworkparamset_types.go)."""
+    return {"vpc": vpc, "vpcSubnet": subnet, "deviceMode": device_mode}
+
+
+def network_spec(name: str) -> dict[str, Any]:
+    """Spec of the Network on the parameter set of the same name (gke-networking-api, network_types.go)."""
+    return {
+        "type": "Device",
+        "parametersRef": {"group": "networking.gke.io", "kind": "GKENetworkParamSet", "name": name},
+    }

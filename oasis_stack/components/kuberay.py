@@ -1,0 +1,74 @@
+"""The KubeRay operator from its own Helm chart: GKE's add-on brings a version that a stack cannot choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pulumi
+import pulumi_kubernetes as kubernetes
+
+from oasis_stack.components.chart_definitions import ChartDefinitions
+
+CHART = "kuberay-operator"
+
+TIMEOUT_SECONDS = 900
+"""How long Helm waits for the operator: on a new cluster the system pool may have to grow first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubeRayArgs:
+    """What the operator's release needs to know."""
+
+    namespace: str
+    """Namespace of the operator; the Ray namespace's network policies let it in from here only."""
+    repository: str
+    """Address of the Helm repository that has the chart."""
+    version: str
+    """Chart version, which is the operator's; token authentication of the RayCluster needs 1.5.1 or later."""
+    system_pool_labels: Mapping[str, str]
+    """Labels of the nodes it runs on; nodes that can vanish (Spot, flex-start) would take the operator with them."""
+    kubeconfig: pulumi.Input[str]
+    """Kubeconfig of the cluster, as JSON, by which the chart's resource types are brought to its version."""
+
+
+class KubeRay(pulumi.ComponentResource):
+    """Registers the resource types of KubeRay and the Helm release of its operator, with its namespace."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
+
+    release_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: KubeRayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:KubeRay", name, None, opts)
+        definitions = ChartDefinitions(
+            name, args.kubeconfig, args.repository, CHART, args.version, pulumi.ResourceOptions(parent=self)
+        )
+        release = kubernetes.helm.v3.Release(
+            name,
+            name=CHART,
+            chart=CHART,
+            skip_crds=True,
+            version=args.version,
+            namespace=args.namespace,
+            create_namespace=True,
+            repository_opts={"repo": args.repository},
+            values=chart_values(args.version, args.system_pool_labels),
+            atomic=True,
+            timeout=TIMEOUT_SECONDS,
+            # The operator ends where a type that it watches is not served.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[definitions]),
+        )
+        self.release_name = release.name.apply(str)
+        self.register_outputs({"release_name": self.release_name})
+
+
+def chart_values(version: str, system_pool_labels: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the chart, where they are not its defaults."""
+    return {
+        "image": {"repository": "quay.io/kuberay/operator", "tag": f"v{version}"},
+        # The chart's 512Mi is for a handful of objects; an operator that runs out of memory stops every scale-up.
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+        "nodeSelector": dict(system_pool_labels),
+    }

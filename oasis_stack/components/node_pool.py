@@ -1,0 +1,196 @@
+"""GPU nodes in one provisioning mode: a pool that rests at no nodes and grows when a pod selects its compute class.
+
+Replaced when changed: networks, GPUs, local SSDs, mode, run duration, reservation, placement, node account
+(hashicorp/terraform-provider-google 2026-08-21, resource_container_node_pool.go and node_config.go, ForceNew); machine
+type, boot disk, limits, labels and taints in place. A pool at rest has no node to lose by either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pulumi
+import pulumi_gcp as gcp
+
+from oasis_stack.facts.capacity_rules import CapacityEntry, PoolRules, pool_rules
+from oasis_stack.facts.machine import Machine
+
+TIMEOUTS = pulumi.CustomTimeouts(create="30m", update="60m", delete="60m")
+"""A deletion first drains whatever runs, up to an hour."""
+
+BOOT_DISK_GB = 100
+"""Images and pods live on the local SSDs, the boot disk holds the system alone (saltysoup/oasis-temp, infra/base)."""
+
+COMPUTE_CLASS_KEY = "cloud.google.com/compute-class"
+"""Label and taint by which a pool joins a class (Google Cloud documentation, "About custom compute classes")."""
+
+GKE_LABELS = (
+    "cloud.google.com/gke-accelerator",
+    "cloud.google.com/gke-ephemeral-storage-local-ssd",
+    "cloud.google.com/gke-flex-start",
+    "cloud.google.com/gke-max-run-duration-seconds",
+    "cloud.google.com/gke-provisioning",
+    "cloud.google.com/gke-spot",
+)
+"""Labels that GKE puts on such pools by itself (kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce; Google
+Cloud documentation, "About flex-start provisioning mode"). The provider reports every label of a pool, but only our
+taints (hashicorp/terraform-provider-google 2026-08-21, node_config.go, flattenTaints)."""
+
+UPGRADES: gcp.container.NodePoolUpgradeSettingsArgsDict = {"strategy": "SURGE", "max_surge": 0, "max_unavailable": 1}
+"""One node at a time, and none added: there is no spare capacity to add one from."""
+
+RESERVATION_KEY = "compute.googleapis.com/reservation-name"
+
+CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
+"""The scope that leaves every decision to the roles of the node account."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditionalNetwork:
+    """The VPC and subnet of one further NIC."""
+
+    network: pulumi.Input[str]
+    """VPC name."""
+    subnetwork: pulumi.Input[str]
+    """Subnet name, in the cluster's region."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuNodePoolArgs:
+    """What a GPU pool needs to know."""
+
+    project: str
+    """Project id."""
+    cluster_name: pulumi.Input[str]
+    """GKE cluster."""
+    region: str
+    """Location of the cluster."""
+    zone: str
+    """The one zone of the nodes: it must offer the machine and be that of the RDMA VPC."""
+    machine: Machine
+    """Hardware of a node."""
+    entry: CapacityEntry
+    """Way of getting nodes, and how many; `capacity_rules.problems` must have found nothing wrong with it."""
+    driver_version: str
+    """NVIDIA driver that GKE installs, LATEST or DEFAULT; too old for the image's CUDA, and no job starts."""
+    compute_class: str
+    """Class that the pool belongs to; pods that select another one never come here."""
+    node_service_account: pulumi.Input[str]
+    """Email of the account the nodes run as; its grants must exist before the first node."""
+    additional_networks: Sequence[AdditionalNetwork]
+    """Networks of the further NICs in interface order: the gVNIC, then RDMA NIC 0, 1, ...; empty without RDMA NICs."""
+    labels: Mapping[str, str]
+    """Labels of the nodes' machines and disks, for the bill."""
+
+
+class GpuNodePool(pulumi.ComponentResource):
+    """Registers one GKE node pool."""
+
+    APIS: ClassVar[tuple[str, ...]] = (
+        "compute.googleapis.com",
+        "container.googleapis.com",
+        "containerfilesystem.googleapis.com",
+    )
+
+    pool_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: GpuNodePoolArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:GpuNodePool", name, None, opts)
+        rules = pool_rules(args.machine, args.entry)
+        pool = gcp.container.NodePool(
+            name,
+            project=args.project,
+            cluster=args.cluster_name,
+            location=args.region,
+            node_locations=[args.zone],
+            # Never a node at `up`: if it cannot be had it leaves a broken pool behind, and if it can, it is paid for.
+            initial_node_count=0,
+            autoscaling={
+                "total_min_node_count": 0,
+                "total_max_node_count": args.entry.max_nodes,
+                "location_policy": rules.location_policy,
+            },
+            management={"auto_repair": rules.auto_repair, "auto_upgrade": rules.auto_upgrade},
+            upgrade_settings=UPGRADES if rules.surge_upgrades else None,
+            placement_policy=None if rules.placement_type is None else {"type": rules.placement_type},
+            network_config=network_config(args.additional_networks),
+            node_config=node_config(args, rules),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                custom_timeouts=TIMEOUTS,
+                ignore_changes=[
+                    # Counted anew by GKE whenever it scales; a difference in the first would mean another pool.
+                    "initialNodeCount",
+                    "nodeCount",
+                    # Added by GKE; an update would try in vain to take them away, every time.
+                    *(f'nodeConfig.labels["{key}"]' for key in GKE_LABELS),
+                    *([] if rules.surge_upgrades else ["upgradeSettings"]),
+                ],
+            ),
+        )
+        self.pool_name = pool.name
+        self.register_outputs({"pool_name": self.pool_name})
+
+
+def node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePoolNodeConfigArgsDict:
+    """A GPU node. GKE taints it `nvidia.com/gpu` by itself; a Spot taint would add nothing to the class's own."""
+    machine = args.machine
+    config: gcp.container.NodePoolNodeConfigArgsDict = {
+        "machine_type": machine.name,
+        "image_type": "COS_CONTAINERD",
+        "disk_type": machine.boot_disk_type,
+        "disk_size_gb": BOOT_DISK_GB,
+        "ephemeral_storage_local_ssd_config": {"local_ssd_count": machine.local_ssds},
+        "guest_accelerators": [
+            {
+                "type": machine.accelerator,
+                "count": machine.gpus,
+                # Installed with the node, so that no driver DaemonSet has to win a race against the first pod.
+                "gpu_driver_installation_config": {"gpu_driver_version": args.driver_version},
+            }
+        ],
+        "gvnic": {"enabled": True},
+        "gcfs_config": {"enabled": True},
+        "service_account": args.node_service_account,
+        "oauth_scopes": [CLOUD_PLATFORM],
+        "workload_metadata_config": {"mode": "GKE_METADATA"},
+        "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": True},
+        "kubelet_config": {"insecure_kubelet_readonly_port_enabled": "FALSE"},
+        "metadata": {"disable-legacy-endpoints": "true"},
+        "resource_labels": dict(args.labels),
+        # The label lets the class find the pool; the taint keeps every pod that did not ask for a GPU away.
+        "labels": {COMPUTE_CLASS_KEY: args.compute_class},
+        "taints": [{"key": COMPUTE_CLASS_KEY, "value": args.compute_class, "effect": "NO_SCHEDULE"}],
+        "spot": rules.spot,
+        "reservation_affinity": reservation_affinity(rules),
+    }
+    if rules.flex_start:
+        config["flex_start"] = True
+    if rules.max_run_duration is not None:
+        config["max_run_duration"] = rules.max_run_duration
+    return config
+
+
+def network_config(
+    additional_networks: Sequence[AdditionalNetwork],
+) -> gcp.container.NodePoolNetworkConfigArgsDict:
+    """Private nodes, and their further NICs in the order given: the order is the interface's number."""
+    config: gcp.container.NodePoolNetworkConfigArgsDict = {"enable_private_nodes": True}
+    if additional_networks:
+        config["additional_node_network_configs"] = [
+            {"network": nic.network, "subnetwork": nic.subnetwork} for nic in additional_networks
+        ]
+    return config
+
+
+def reservation_affinity(rules: PoolRules) -> gcp.container.NodePoolNodeConfigReservationAffinityArgsDict:
+    """Which reservation the nodes use up: the named one, or expressly none, which flex-start demands."""
+    if rules.reservation is None:
+        return {"consume_reservation_type": rules.consume_reservation_type}
+    return {
+        "consume_reservation_type": rules.consume_reservation_type,
+        "key": RESERVATION_KEY,
+        "values": [rules.reservation],
+    }

@@ -1,0 +1,1 @@
+"""Facts about machines, names, addresses and capacity, without a cloud provider."""

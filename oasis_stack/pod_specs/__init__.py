@@ -1,0 +1,1 @@
+"""Kubernetes objects as plain data: Ray pods, mounts, network and admission policies."""

@@ -1,0 +1,128 @@
+"""What Kubernetes' roles and the Pod Security level `baseline` leave open around Ray's service account. Pure.
+
+Who has the account's token (Ray's autoscaler, and whoever takes it over) may patch any field of a RayCluster by the
+role that KubeRay writes (ray-operator v1.6.2, controllers/ray/common/rbac.go), and so its pods' templates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oasis_stack.pod_specs import gib
+
+AUTOSCALER = "autoscaler"
+"""Container that KubeRay adds to a head (ray-operator v1.6.2, controllers/ray/common/pod.go)."""
+
+INITIAL = "object.spec.?initContainers.orValue([])"
+
+Spec = dict[str, Any]
+
+
+def policies(namespace: str, service_account: str) -> dict[str, Any]:
+    """Spec of every ValidatingAdmissionPolicy, by name. CEL's two-variable comprehensions need Kubernetes 1.33."""
+    return {
+        "oasis-ray-account": _account(namespace, service_account),
+        "oasis-ray-pods": _pods(namespace, service_account),
+    }
+
+
+def binding(policy: str) -> Any:
+    """Spec of the binding by which a policy holds, everywhere that it matches."""
+    return {"policyName": policy, "validationActions": ["Deny"]}
+
+
+def _account(namespace: str, service_account: str) -> Spec:
+    """The account changes nothing in the whole cluster, whatever its roles say, but what Ray's autoscaler must (ray
+    2.60, _private/kuberay/node_provider.py, `worker_replica_patch` and `worker_delete_patch`)."""
+    is_patch = (
+        "request.operation == 'UPDATE'",
+        "request.resource.group == 'ray.io'",
+        "request.resource.resource == 'rayclusters'",
+        "request.?subResource.orValue('') == ''",
+    )
+    parts = (
+        ("{}.metadata", "!(key in ['generation', 'managedFields', 'resourceVersion'])"),
+        ("{}.spec", "key != 'workerGroupSpecs'"),
+    )
+    group = _kept("group", "!(key in ['replicas', 'scaleStrategy'])")
+    groups = f"{{}}.spec.?workerGroupSpecs.orValue([]).map(group, {group})"
+    unchanged = [*(_kept(part, wanted) for part, wanted in parts), groups]
+    return {
+        "matchConstraints": {
+            "resourceRules": [{"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"], "resources": ["*/*"]}]
+        },
+        "matchConditions": [
+            {
+                "name": "account",
+                "expression": f"request.userInfo.username == 'system:serviceaccount:{namespace}:{service_account}'",
+            }
+        ],
+        "validations": [
+            _rule(
+                " && ".join(
+                    (*is_patch, *(f"{part.format('object')} == {part.format('oldObject')}" for part in unchanged))
+                ),
+                "Ray's account changes nothing but replicas and scaleStrategy of a RayCluster's worker groups",
+            )
+        ],
+    }
+
+
+def _pods(namespace: str, service_account: str) -> Spec:
+    """Pods of the namespace, whoever makes them: Ray's account and no other, its token for the autoscaler alone, and
+    nobody root (the Ray image lets its user become that by sudo) but gIB's own image before the pod begins."""
+    without_token = (
+        "[object.spec.containers[0]]",  # Ray's, by whatever name
+        f"object.spec.containers.filter(each, each.name != '{AUTOSCALER}')",
+        INITIAL,
+    )
+    mounted = " + ".join(
+        f"{containers}.map(each, each.?volumeMounts.orValue([]).map(mount, mount.name))" for containers in without_token
+    )
+    not_root = (
+        f"{containers}.all(each, each.?securityContext.?runAsNonRoot.orValue(true)"
+        " && !each.?securityContext.?allowPrivilegeEscalation.orValue(true))"
+        for containers in ("object.spec.containers", f"{INITIAL}.filter(each, each.image != '{gib.IMAGE}')")
+    )
+    return {
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+            ],
+        },
+        "variables": [
+            {
+                "name": "tokens",
+                "expression": "object.spec.?volumes.orValue([]).filter(volume, volume.?projected.?sources.orValue([])"
+                ".exists(source, has(source.serviceAccountToken))).map(volume, volume.name)",
+            }
+        ],
+        "validations": [
+            _rule(
+                f"object.spec.serviceAccountName == '{service_account}'",
+                f"pods here run as service account {service_account}: set serviceAccountName",
+            ),
+            _rule(
+                f"({mounted}).all(names, !names.exists(name, name in variables.tokens))",
+                f"only the container {AUTOSCALER} has a Kubernetes token: set automountServiceAccountToken to false",
+            ),
+            _rule(
+                "!object.spec.?shareProcessNamespace.orValue(false)",
+                "containers that see each other's processes see each other's tokens: no shareProcessNamespace",
+            ),
+            _rule(
+                " && ".join(("object.spec.?securityContext.?runAsNonRoot.orValue(false)", *not_root)),
+                "nobody is root: set runAsNonRoot to true, and allowPrivilegeEscalation to false in each container",
+            ),
+        ],
+    }
+
+
+def _kept(place: str, wanted: str) -> str:
+    """A map without those of its keys for which `wanted` is false."""
+    return f"{place}.transformMap(key, value, {wanted}, value)"
+
+
+def _rule(expression: str, message: str) -> dict[str, str]:
+    return {"expression": expression, "message": message, "reason": "Forbidden"}

@@ -1,0 +1,86 @@
+"""The RayCluster object: authentication, autoscaler, head and worker groups. Pure.
+
+`replicas` of a worker group belongs to Ray's autoscaler, so no group here has it; `AUTOSCALED` says how that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oasis_stack.pod_specs.pods import API_MOUNT, CONTAINER_SECURITY
+
+AUTOSCALED = {"pulumi.com/patchForce": "true"}
+"""Annotation with which an update wins the list of worker groups back from Ray's autoscaler, and does not fail.
+
+The list has one owner (no list type in ray-operator v1.6.2, config/crd/bases/ray.io_rayclusters.yaml), and once the
+autoscaler has scaled, that is the autoscaler. After an update `replicas` reads 0 until it writes again; no worker goes:
+with an autoscaler KubeRay deletes only the workers that it names (v1.6.2, controllers/ray/raycluster_controller.go,
+reconcilePods), and Ray counts the pods that exist (ray 2.60, kuberay/cloud_provider.py, _initialize_scale_request).
+Ignoring changes of `replicas` is no way out: the provider ignores no path through a list (pulumi-kubernetes 4.34,
+provider/pkg/await/await.go, handleSSAIgnoreFields)."""
+
+DRIVER_SLOTS = 1000
+"""Units of the head's resource `driver`: what must run on the head asks for one, never for CPUs, which it has not."""
+
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A GPU node takes many minutes to come, and nothing else bounds the wait for it (default 60).
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
+    # Unset, a rank that never reports holds all others for ever.
+    "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "600",
+    # The patch prints every line of a training worker twice.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # Runs appear in the dashboard's Train tab.
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+    # Spot leaves 15 seconds in all (default 5 between looks).
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
+}
+"""Settings that Ray reads in a job's driver and hands on to its workers (ray 2.60, train/v2/_internal/constants.py)."""
+
+
+def pod_environment(config_map: str, variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables of every Ray container: Ray's settings, and `variables`, each with its key of the ConfigMap."""
+    settings: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in RAY_ENVIRONMENT.items()]
+    return settings + [
+        {"name": name, "valueFrom": {"configMapKeyRef": {"name": config_map, "key": key}}}
+        for name, key in variables.items()
+    ]
+
+
+def ray_cluster_spec(
+    ray_version: str, idle_timeout_seconds: int, head: dict[str, Any], groups: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Spec of the RayCluster from the head's pod template and the worker groups."""
+    return {
+        "rayVersion": ray_version,
+        "authOptions": {"mode": "token"},
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": {
+            "version": "v2",
+            "idleTimeoutSeconds": idle_timeout_seconds,
+            # The operator's default of 512Mi is what Ray's own autoscaler is killed at.
+            "resources": {kind: {"cpu": "500m", "memory": "1Gi"} for kind in ("requests", "limits")},
+            "securityContext": CONTAINER_SECURITY,
+            "volumeMounts": [API_MOUNT],
+        },
+        "headGroupSpec": {
+            "serviceType": "ClusterIP",
+            "rayStartParams": {"dashboard-host": "0.0.0.0"},
+            # Not in rayStartParams, which KubeRay refuses beside it, and where JSON would have to survive a shell.
+            "resources": {"CPU": "0", "driver": str(DRIVER_SLOTS)},
+            "template": head,
+        },
+        "workerGroupSpecs": groups,
+    }
+
+
+def worker_group(name: str, max_workers: int, template: dict[str, Any]) -> dict[str, Any]:
+    """A group that Ray's autoscaler sizes between 0 and `max_workers`; its CPUs and GPUs are the container's limits."""
+    return {
+        "groupName": name,
+        "minReplicas": 0,
+        "maxReplicas": max_workers,
+        "rayStartParams": {},
+        "template": template,
+    }

@@ -1,0 +1,1 @@
+"""A stack file's settings: read, checked, and given as frozen dataclasses."""

@@ -1,0 +1,86 @@
+"""The oracle of `benchmarks.kills` and its verdicts: they must be able to see what they say is not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import kills
+from benchmarks.kill_runs import trials as kill_trials
+from benchmarks.kill_runs import work as kill_work
+from benchmarks.kill_runs.observation import Observation
+from benchmarks.kill_runs.trials import Bench
+from workloads.convnext.images.data import sources
+from workloads.convnext.learning.loop import Record, Training
+
+
+class Nothing:
+    """Neither reports nor saves."""
+
+    def record(self, record: Record) -> None:
+        return None
+
+    def after_step(self, training: Training) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a real training of one epoch wrote of itself."""
+    bench = Bench(tmp_path_factory.mktemp("bench"))
+    kill_work.write_images(bench.data)
+    kill_work.FOLDERS[:] = [bench.directory / "observed"]
+    config = bench.config(epochs=1)
+    device = torch.device("cpu")
+    kill_work.Observed(config, *sources(config, bench.data, device), device).run(Nothing())
+    (file,) = kill_work.FOLDERS[0].iterdir()
+    return file
+
+
+def exactness(folder: Path, lines: list[dict[str, Any]]) -> tuple[int, int]:
+    folder.mkdir(exist_ok=True)
+    (folder / "1-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = Observation(folder).exactness(1, kill_work.IMAGES)
+    return found["missing"], found["repeated"]
+
+
+def test_the_oracle_counts_images_by_what_is_in_them_and_sees_each_that_is_missing_or_repeated(
+    observed: Path, tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in observed.read_text().splitlines()]
+    assert sorted(number for line in lines for number in line["seen"]) == list(range(kill_work.IMAGES))
+    assert exactness(tmp_path, lines) == (0, 0)
+    assert exactness(tmp_path, lines[:-1]) == (64, 0)
+    twice = {**lines[3], "seen": lines[2]["seen"]}
+    assert exactness(tmp_path, [*lines[:3], twice, *lines[4:]]) == (64, 64)
+
+
+def test_what_an_attempt_did_and_the_next_did_again_counts_once(observed: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in observed.read_text().splitlines()]
+    again = [{**line, "attempt": line["attempt"] + 1, "time": line["time"] + 9} for line in lines[4:]]
+    assert exactness(tmp_path, [*lines[:6], *again]) == (0, 0)
+    assert exactness(tmp_path, [*lines[:3], *again]) == (64, 0)  # it went on further than was done
+
+
+@pytest.mark.parametrize(
+    ("change", "right"),
+    [
+        ({}, True),
+        ({"kills": [{"redone_seconds": 1.04, "longest_step": 0.05}]}, True),
+        ({"kills": [{"redone_seconds": 1.06, "longest_step": 0.05}]}, False),
+        ({"equal": False}, False),
+        ({"orphans": 1}, False),
+        ({"missing": 1}, False),
+        ({"repeated": 1}, False),
+        ({"beyond_timeout": 10.5}, False),
+        ({"continued": 9}, False),
+        ({"failed": "TimeoutError: not within 90 s"}, False),
+    ],
+)
+def test_each_thing_lost_makes_a_trial_wrong(change: dict[str, Any], right: bool) -> None:
+    record = {"orphans": 0, "missing": 0, "repeated": 0, "drivers_killed": 10, "continued": 10, **change}
+    assert kills.right(record, kill_trials.INTERVAL_SECONDS) == right

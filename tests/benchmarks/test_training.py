@@ -1,0 +1,152 @@
+"""The benchmarks of a training step run, and count what they say they count."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import gpu, step_time
+from benchmarks.harness.prepared import CLASSES, Prepared
+from oasis_stack.command_line.stack_file import ROOT
+from tests.support import bare_machine
+from tests.support.training import CPU
+from tests.support.waiting import eventually
+from workloads.convnext import config as configuration
+from workloads.convnext.learning.model import build
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """As the benchmark has it."""
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("recipe", [False, True])
+def test_three_loops_take_turns_on_the_same_model_and_images(recipe: bool) -> None:
+    config = step_time.configured("nano", 32, 8, recipe)
+    assert bool(config.mixup) == recipe
+    work = step_time.Work(config, recipe, Prepared(config, CPU), CPU)
+    ours = build("nano", CLASSES, seed=0)
+    for built in (step_time.timm_model(work), step_time.torchvision_model(work)):
+        assert sorted(p.numel() for p in built.parameters()) == sorted(p.numel() for p in ours.parameters())
+    rounds = [step_time.measured(work, steps=2) for _ in range(2)]
+    assert [set(one) for one in rounds] == [{"oasis", "timm", "torchvision"}] * 2
+    assert all(seconds > 0 for one in rounds for seconds in one.values())
+
+
+def test_ratios_are_of_one_round_and_their_median_is_kept() -> None:
+    rounds = [{"oasis": 1.0, "timm": 2.0}, {"oasis": 2.0, "timm": 2.0}, {"oasis": 1.0, "timm": 1.5}]
+    figures = step_time.compared(rounds)
+    assert figures["ratio to ours"]["timm"] == {"median": 1.5, "least": 1.0, "most": 2.0}
+    assert figures["seconds per step"]["oasis"] == {"median": 1.0, "least": 1.0, "most": 2.0}
+
+
+def test_a_setting_of_the_gpu_benchmark_is_measured_and_split_by_kind() -> None:
+    config = next(iter(gpu.settings(smoke=True, batch_sizes=[]).values()))
+    figures = gpu.measured(config, windows=2, steps=2)
+    assert figures["images per second"]["median"] > 0
+    assert 0 < figures["MFU of that"] < 1
+    assert 0 <= figures["milliseconds per step idle"] < figures["milliseconds per step"]
+    kinds = {"matrix products", "depthwise", "layer norm", "elementwise", "optimiser"}
+    assert set(figures["milliseconds per step by kind"]) == kinds
+    assert set(gpu.settings(smoke=False, batch_sizes=[64])) == {f"base, {mode}, 64" for mode in gpu.MODES}
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes", "kernel", "kind"),
+    [
+        ("aten::convolution_backward", [[8, 24, 8, 8], [8, 24, 8, 8], [24, 1, 7, 7]], "cudnn::dgrad2d", "depthwise"),
+        ("aten::cudnn_convolution", [[8, 3, 32, 32], [24, 3, 4, 4]], "sm90_xmma_fprop", "matrix products"),
+        ("aten::addmm", [[96], [512, 24], [24, 96]], "nvjet_tst_128x256", "matrix products"),
+        ("CompiledFunction", [], "triton_per_fused_native_layer_norm_3", "layer norm"),
+        ("CompiledFunction", [], "triton_poi_fused_gelu_5", "elementwise"),
+        # The depthwise convolution's bias, and a change of layout before it: neither convolves.
+        ("CompiledFunction", [], "triton_poi_fused__to_copy_convolution_2", "elementwise"),
+        ("aten::convolution", [[8, 24, 8, 8], [24, 1, 7, 7]], "triton_poi_fused_convolution_mul_4", "elementwise"),
+        ("CompiledFunction", [], "triton_per_fused_convolution_native_layer_norm_backward_8", "layer norm"),
+        ("CompiledFunction", [], "triton_tem_fused_addmm_gelu_6", "matrix products"),
+        ("aten::native_layer_norm_backward", [], "GammaBetaBackward", "layer norm"),
+        ("aten::_fused_adamw_", [], "multi_tensor_apply_kernel", "optimiser"),
+        ("aten::_foreach_lerp_", [], "multi_tensor_apply_kernel", "optimiser"),
+        ("aten::gelu_backward", [[8, 8, 8, 96]], "vectorized_elementwise_kernel", "elementwise"),
+    ],
+)
+def test_a_kernel_is_counted_to_what_launched_it(
+    operation: str, shapes: list[list[int]], kernel: str, kind: str
+) -> None:
+    assert gpu.kind(operation, shapes, kernel) == kind
+
+
+def test_a_gpu_is_idle_where_no_kernel_runs_though_two_run_at_a_time_or_the_program_names_a_span() -> None:
+    def event(begun: float, ended: float, device: str = "CUDA", named: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(
+            time_range=SimpleNamespace(start=begun, end=ended),
+            device_type=SimpleNamespace(name=device),
+            is_user_annotation=named,
+        )
+
+    kernels = [event(1000, 4000), event(3000, 5000), event(3500, 3600), event(9000, 10000)]
+    others = [event(0, 20000, "CPU"), event(0, 20000, named=True)]
+    assert gpu.busy([*others, *reversed(kernels)], on_gpu=True) == 5.0 / gpu.PROFILED_STEPS
+
+
+def smoke(results: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m benchmarks.gpu --smoke` with few steps, where no package is installed that it needs not."""
+    bare = bare_machine.variables(results.parent, "torch", "torchvision", "scipy")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--windows", "1", "--steps", "1", *words]
+    # Time: no trial of each instruction set, and no pool of processes that import torch.
+    quick = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    quick |= {"TORCHINDUCTOR_CACHE_DIR": str(results.parent / "cache")}
+    return subprocess.run(
+        [*command, "--results", str(results)],
+        cwd=ROOT,
+        env=bare | quick | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path) -> None:
+    results = tmp_path / "gpu.json"
+    done = smoke(results, CXX="/nonexistent")
+    assert done.returncode == 5, done.stderr
+    settings = json.loads(results.read_text())["settings"]
+    assert settings["nano, fp32, 32"]["images per second"]["median"] > 0
+    assert "torch.compile does not work here" in settings["nano, fp32+compile, 32"]["failed"]
+    assert "images per second" not in settings["nano, fp32+compile, 32"]
+    # A mode alone is measured again, and what another command has kept stays.
+    assert smoke(results, "--modes", "fp32").returncode == 0
+    assert json.loads(results.read_text())["settings"].keys() == settings.keys()
+
+
+def test_each_setting_is_kept_when_it_is_measured_though_the_next_one_never_ends(tmp_path: Path) -> None:
+    results = tmp_path / "gpu.json"
+    words = ["--smoke", "--windows", "1", "--steps", "1", "--results", str(results)]
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, start_new_session=True)
+    try:
+        eventually(results.exists, 120)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert list(json.loads(results.read_text())["settings"]) == ["nano, fp32, 32"]
+
+
+def test_what_does_not_fit_is_a_result_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    config = dataclasses.replace(configuration.digits_laptop(), image_size=32, batch_size=4)
+    monkeypatch.setattr("workloads.convnext.learning.execution.autocast", exhausted)
+    assert "do not fit the memory" in gpu.measured(config, windows=1, steps=1)["does not fit"]

@@ -1,0 +1,181 @@
+"""The rendered worker command as a container runs it, on a real Ray: bash as first process of its own PID namespace.
+
+The kernel keeps from such a process every signal that it has no handler for, so what ends a pod must reach Ray itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from emulator.machine import processes
+from emulator.machine.state import State
+from emulator.ray import start as ray_start
+from tests.oasis_stack.components.test_ray_cluster import (
+    as_kuberay_starts_it,
+    environment,
+    gib_folder,
+    gpu_container,
+    gpu_group,
+    pod,
+    spec,
+    worker_groups,
+)
+from tests.support.deployment import Deploy
+from tests.support.waiting import eventually
+
+__all__ = ["gib_folder"]
+
+pytestmark = pytest.mark.ray
+
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray/start.py
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+AT_WORK = {"RUNNING", "IDLE"}
+"""States of a node that Ray gives work; in the others it is drained or gone. Nodes that have gone are still told of."""
+
+WATCH_SECONDS = 180
+"""How long the states of the nodes are watched at most."""
+
+# Prints a line for each change of what the GCS knows of the other nodes: time, state, end of the drain.
+WATCHER = """
+import sys, time
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
+
+client, before = GcsClient(address=sys.argv[1]), None
+while True:
+    reply = autoscaler_pb2.GetClusterStatusReply()
+    reply.ParseFromString(client.get_cluster_status())
+    nodes = reply.cluster_resource_state.node_states
+    now = [autoscaler_pb2.NodeStatus.Name(node.status) for node in nodes if "driver" not in node.total_resources]
+    if now != before:
+        print(time.time(), *now, flush=True)
+        before = now
+    time.sleep(0.05)
+"""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A standing Ray head on loopback."""
+
+    address: str
+    folder: Path
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """Ray's head, outside the workers' PID namespaces as it is in another pod."""
+    with tempfile.TemporaryDirectory(prefix="oasis-drain-", dir="/tmp") as folder:  # a socket's path has 107 characters
+        port = State(Path(folder, "ports")).port("gcs")
+        variables = {**os.environ, **LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        found = Head(f"127.0.0.1:{port}", Path(folder), variables)
+        options = ["--head", f"--port={port}", "--num-cpus=0", "--resources", json.dumps({"driver": 1})]
+        options += ["--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}/head", "--block"]
+        with _started([sys.executable, "-P", ray_start.__file__, *options], variables, Path(folder, "head.log")):
+            eventually(lambda: _listens(port), seconds=60)
+            yield found
+
+
+@pytest.mark.parametrize("group", ["cpu", "gpu"])
+def test_the_signal_that_ends_a_pod_starts_the_drain_within_a_second_and_the_worker_ends_within_its_grace(
+    deploy: Deploy, head: Head, gib_folder: Path, tmp_path: Path, group: str
+) -> None:
+    worker = pod(worker_groups(spec(deploy, gpu=gpu_group(spot=True)))[group])
+    container = gpu_container(deploy, gib_folder) if group == "gpu" else worker["containers"][0]
+    options = f"--address={head.address} --num-cpus=1 --node-ip-address=127.0.0.1 --object-store-memory=80000000"
+    command = as_kuberay_starts_it(container, f"{options} --temp-dir={head.folder}/{group}")
+    variables = {**head.environment, **environment(worker["containers"][0]), "PATH": _path_with_ray(tmp_path)}
+    variables.pop("LD_LIBRARY_PATH", None)  # the plugin's and the driver's, which are not on this machine
+    log = tmp_path / "worker.log"
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *_as_root()]
+
+    with _watching(head) as watcher, _started([*namespace, *command], variables, log) as outside:
+        _until(watcher, lambda states: bool(states & AT_WORK))
+        first = _first_process(outside)
+        told = time.time()
+        os.kill(first, signal.SIGTERM)  # as the kubelet has the container runtime do
+        draining = _until(watcher, lambda states: not states & AT_WORK)
+        eventually(lambda: processes.start_time(first) is None, seconds=worker["terminationGracePeriodSeconds"])
+
+    assert draining - told < 1.0, log.read_text()
+
+
+def _path_with_ray(folder: Path) -> str:
+    """A PATH whose `ray` is the real one, allowed a second node on loopback."""
+    ray = folder / "bin" / "ray"
+    ray.parent.mkdir()
+    ray.write_text(f'#!/bin/bash\nshift\nexec {sys.executable} -P {ray_start.__file__} "$@"\n')
+    ray.chmod(0o755)
+    return f"{ray.parent}{os.pathsep}{os.defpath}"
+
+
+def _as_root() -> list[str]:
+    return [] if os.getuid() == 0 else ["--map-root-user"]
+
+
+def _first_process(unshare: subprocess.Popen[bytes]) -> int:
+    """What is process 1 in there, by its number out here."""
+    (child,) = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
+    assert Path(f"/proc/{child}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1"
+    return int(child)
+
+
+@contextlib.contextmanager
+def _watching(head: Head) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WATCHER, head.address]
+    with subprocess.Popen(command, env=head.environment, stdout=subprocess.PIPE, text=True) as watcher:
+        end = threading.Timer(WATCH_SECONDS, watcher.kill)
+        end.start()
+        try:
+            yield watcher
+        finally:
+            end.cancel()
+            watcher.kill()
+
+
+def _until(watcher: subprocess.Popen[str], holds: Callable[[set[str]], bool]) -> float:
+    """When the states of the workers were first such that it holds."""
+    lines: list[str] = []
+    for line in watcher.stdout or ():
+        lines.append(line)
+        seen, *now = line.split()
+        if holds(set(now)):
+            return float(seen)
+    raise AssertionError(f"the workers were never in such states, but in these: {''.join(lines)}")
+
+
+@contextlib.contextmanager
+def _started(command: list[str], variables: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, env=variables, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield child
+    finally:
+        everything = [*processes.in_session(child.pid), *processes.descendants(child.pid)]
+        processes.end(dict.fromkeys([child.pid, *everything]), grace_seconds=3.0)
+        child.wait()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,52 @@
+"""Freshly enabled APIs, asked as the program's wait asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from oasis_stack.live_state import google_says_disabled
+from tests.emulator.google import PROJECT, Google, lead_clients_to, served
+from tests.support.waiting import eventually
+
+API_SECONDS = 5.0
+"""How long this Google takes to know that an API is on: longer than one question takes on a busy machine."""
+
+ASKED = (
+    "artifactregistry.googleapis.com",
+    "cloudbuild.googleapis.com",
+    "cloudresourcemanager.googleapis.com",
+    "compute.googleapis.com",
+    "container.googleapis.com",
+    "iam.googleapis.com",
+    "secretmanager.googleapis.com",
+    "storage.googleapis.com",
+)
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OASIS_EMULATOR_API_SECONDS", str(API_SECONDS))
+        with served(tmp_path_factory.mktemp("google")) as google:
+            yield google
+
+
+@pytest.mark.thorough
+def test_an_api_says_that_it_is_disabled_until_it_has_been_on_for_a_while(
+    google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead_clients_to(google, monkeypatch)
+    assert not google_says_disabled("serviceusage.googleapis.com", PROJECT)  # on in every project
+
+    def disabled() -> set[str]:
+        return {api for api in ASKED if google_says_disabled(api, PROJECT)}
+
+    for api in ("secretmanager.googleapis.com", "storage.googleapis.com"):  # on in every test's Google
+        google.cloud.delete("serviceusage/service", f"{PROJECT}/{api}")
+    assert disabled() == set(ASKED)
+    for api in ASKED:
+        google.cloud.put("serviceusage/service", f"{PROJECT}/{api}", {"service": api})
+        assert google_says_disabled(api, PROJECT)
+    eventually(lambda: not disabled(), 30)

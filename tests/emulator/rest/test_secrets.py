@@ -1,0 +1,91 @@
+"""The emulated Secret Manager under its real client, with the metadata server's credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import google_crc32c
+import pytest
+import requests
+from google.api_core import exceptions
+from google.cloud import secretmanager_v1
+
+from emulator.google.cloud import Use
+from emulator.google.scope import project_number
+from emulator.rest.metadata import Identity, set_identity
+from tests.emulator.google import PROJECT, Google, lead_clients_to, served
+
+SECRET = f"projects/{PROJECT}/secrets/wandb"
+MEMBER = (
+    "principal://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p.svc.id.goog/subject/ns/r/sa/r"
+)
+Client = secretmanager_v1.SecretManagerServiceClient
+Payload = secretmanager_v1.SecretPayload
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    with served(tmp_path_factory.mktemp("google")) as google:
+        yield google
+
+
+@pytest.fixture
+def client(google: Google, monkeypatch: pytest.MonkeyPatch) -> Client:
+    lead_clients_to(google, monkeypatch)
+    for found in google.cloud.list("secretmanager/secret"):
+        google.cloud.delete(found.kind, found.name)
+    google.cloud.put(
+        "resourcemanager/project", f"projects/{PROJECT}", {"projectId": PROJECT, "number": project_number(PROJECT)}
+    )
+    google.cloud.put("secretmanager/secret", SECRET, {"secretId": "wandb", "replication": {"auto": {}}})
+    set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b"))
+    return Client(transport="rest", client_options={"api_endpoint": f"http://{google.host}"})
+
+
+def test_a_version_that_was_added_is_read_back_as_latest_with_its_checksum(client: Client) -> None:
+    assert client.get_secret(name=SECRET).name == f"projects/{project_number(PROJECT)}/secrets/wandb"
+    with pytest.raises(exceptions.NotFound, match="has no versions"):
+        client.access_secret_version(name=f"{SECRET}/versions/latest")
+    for value in (b"old", b"k\xc3\xa9y\x00"):
+        added = client.add_secret_version(
+            parent=SECRET, payload=Payload(data=value, data_crc32c=google_crc32c.value(value))
+        )
+    assert added.name.endswith("/versions/2")
+    latest = client.access_secret_version(name=f"{SECRET}/versions/latest")
+    assert latest.payload.data == b"k\xc3\xa9y\x00"
+    assert latest.payload.data_crc32c == google_crc32c.value(latest.payload.data)
+    by_number = client.access_secret_version(name=f"projects/{project_number(PROJECT)}/secrets/wandb/versions/1")
+    assert by_number.payload.data == b"old"
+    assert [version.name.rsplit("/", 1)[-1] for version in client.list_secret_versions(parent=SECRET)] == ["2", "1"]
+    assert [secret.name for secret in client.list_secrets(parent=f"projects/{PROJECT}")] == [
+        client.get_secret(name=SECRET).name
+    ]
+
+
+def test_a_spoilt_payload_is_refused_and_not_stored(client: Client) -> None:
+    with pytest.raises(exceptions.BadRequest, match="Checksum mismatch"):
+        client.add_secret_version(parent=SECRET, payload=Payload(data=b"key", data_crc32c=1))
+    assert not list(client.list_secret_versions(parent=SECRET))
+
+
+def test_a_workload_reads_only_what_it_was_granted(client: Client, google: Google) -> None:
+    client.add_secret_version(parent=SECRET, payload=Payload(data=b"key"))
+    set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b", principal=MEMBER))
+    with pytest.raises(exceptions.Forbidden, match=r"secretmanager\.versions\.access"):
+        client.access_secret_version(name=f"{SECRET}/versions/latest")
+    part = Use(kind="secretmanager/secret", name=SECRET, relation="part-of")
+    for role in ("roles/secretmanager.viewer", "roles/secretmanager.secretAccessor"):
+        grant = {"member": MEMBER, "role": role}
+        with pytest.raises(exceptions.Forbidden):
+            client.access_secret_version(name=f"{SECRET}/versions/latest")
+        google.cloud.put("secretmanager/iamMember", f"{SECRET}/{role}/{MEMBER}", grant, [part])
+    assert client.access_secret_version(name=f"{SECRET}/versions/latest").payload.data == b"key"
+    with pytest.raises(exceptions.Forbidden):
+        client.access_secret_version(name=f"projects/{PROJECT}/secrets/other/versions/latest")
+
+
+def test_without_a_token_nothing_is_said(client: Client, google: Google) -> None:
+    client.add_secret_version(parent=SECRET, payload=Payload(data=b"key"))
+    answer = requests.get(f"http://{google.host}/v1/{SECRET}/versions/latest:access", timeout=10)
+    assert answer.status_code == 401
+    assert "payload" not in answer.text and "wandb" not in answer.text

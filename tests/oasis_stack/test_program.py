@@ -1,0 +1,475 @@
+"""The whole program under mocks: what it registers, how that follows the settings, and what it tells people."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pulumi
+import pytest
+
+from emulator.gcp.tables import ROWS
+from emulator.gcp.types import inputs_of
+from oasis_stack import components
+from oasis_stack.command_line.stack_file import ROOT
+from oasis_stack.facts.problem import config_key
+from oasis_stack.pod_specs.pods import MAX_RUN_VARIABLE
+from oasis_stack.settings.reader import known_keys
+from oasis_stack.settings.settings import Settings
+from tests.support.deployment import Deploy, Deployment, Registered
+from tests.support.deployment import deploy as run_under_mocks
+from tests.support.program import at, program
+from tests.support.setting_examples import (
+    ALONE,
+    BUCKET,
+    CLUSTER,
+    EXAMPLES,
+    GPU_GROUP,
+    IMAGES,
+    KMS_KEY,
+    LADDER,
+    NOT_IN_THE_CLOUD,
+    SUBNET,
+)
+from tests.support.stacks import FULL, changed
+from workloads.environment import ClusterEnvironment
+
+SECRET_KEYS = frozenset({"oasis:wandb_api_key"})
+
+EXPORTS = {
+    *(field.name for field in fields(ClusterEnvironment)),
+    *("kubeconfig", "get_credentials_command", "gpu_compute_class", "docker_index"),
+    *("image_build_worker_pool", "image_builder", "image_build_bucket"),
+}
+
+# Arguments whose change means a new cluster, or a new network under it: `ForceNew` in
+# hashicorp/terraform-provider-google (2026-08-21), resource_container_cluster.go, resource_compute_network.go and
+# resource_compute_subnetwork.go.
+REPLACING: dict[tuple[str, str], tuple[str, ...]] = {
+    ("gcp:container/cluster:Cluster", "cluster"): (
+        *("name", "project", "location", "network", "subnetwork", "networkingMode", "datapathProvider"),
+        *("enableMultiNetworking", "defaultMaxPodsPerNode", "privateClusterConfig.masterIpv4CidrBlock"),
+        *("ipAllocationPolicy.clusterSecondaryRangeName", "ipAllocationPolicy.servicesSecondaryRangeName"),
+        *("ipAllocationPolicy.stackType", "enableAutopilot", "enableKubernetesAlpha", "clusterIpv4Cidr"),
+    ),
+    ("gcp:compute/network:Network", "network"): ("name", "project", "autoCreateSubnetworks", "networkProfile"),
+    ("gcp:compute/subnetwork:Subnetwork", "network-nodes"): (
+        *("name", "project", "region", "network", "ipCidrRange", "purpose"),
+        *("secondaryIpRanges[0].rangeName", "secondaryIpRanges[1].rangeName"),
+        *("secondaryIpRanges[0].ipCidrRange", "secondaryIpRanges[1].ipCidrRange"),
+    ),
+}
+
+MAY_REPLACE = {"project", "region", "name", "network.primary_block", "network.pods_block"}
+"""The few settings that may: where the cluster is, and the ranges under it."""
+
+
+def everything_changed(but: set[str]) -> dict[str, Any]:
+    """Every example at once, but for some settings."""
+    config = changed("oasis:gpu.capacity", LADDER)
+    for key, example in EXAMPLES.items():
+        if key not in but | ALONE and not key.startswith("gpu.capacity"):
+            config = changed(config_key(key), example.value, config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def full() -> Deployment:
+    """The stack with every component, by its defaults."""
+    return run_under_mocks(program, FULL)
+
+
+@pytest.fixture(scope="module")
+def other() -> Deployment:
+    """The same with every setting changed."""
+    return run_under_mocks(program, everything_changed(but=set()), secrets=SECRET_KEYS)
+
+
+_RENDER = """
+import json
+from tests.support.deployment import deploy
+from tests.support.program import program
+from tests.support.stacks import FULL
+
+deployment = deploy(program, FULL)
+resources = sorted((vars(found) for found in deployment), key=lambda found: (found["type"], found["name"]))
+print(json.dumps([resources, deployment.exports], default=sorted))
+"""
+
+
+@pytest.mark.thorough
+def test_what_is_registered_does_not_depend_on_the_order_of_sets() -> None:
+    def rendered(seed: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", _RENDER],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    first, second = (json.loads(rendered(seed)) for seed in "01")
+    assert len(first[0]) > 100
+    assert first == second
+
+
+def test_preview_shows_what_an_update_does(deploy: Deploy, full: Deployment) -> None:
+    preview = deploy(program, FULL, preview=True)
+
+    def outline(deployment: Deployment) -> dict[tuple[str, str], tuple[Any, ...]]:
+        return {
+            (found.type, found.name): (
+                *(found.parent, frozenset(found.inputs), found.retain_on_delete, found.import_id),
+                # A preview does not ask Google for the project's number, so nothing hangs on that answer.
+                frozenset(urn for urn in found.dependencies if "::services-" not in urn),
+            )
+            for found in deployment
+        }
+
+    assert outline(preview) == outline(full)
+    assert set(preview.exports) == set(full.exports)
+
+
+def test_every_setting_has_an_example() -> None:
+    keys = set(known_keys(Settings))
+    leaves = {key for key in keys if not any(longer.startswith((f"{key}.", f"{key}[")) for longer in keys)}
+
+    assert leaves == set(EXAMPLES) | NOT_IN_THE_CLOUD
+
+
+@pytest.mark.parametrize("key", sorted(set(EXAMPLES) - ALONE))
+def test_every_setting_reaches_the_resource_it_names(key: str, full: Deployment, other: Deployment) -> None:
+    example = EXAMPLES[key]
+
+    assert at(other.get(*example.resource), example.path) == example.shown
+    before = [found for found in full if (found.type, found.name) == example.resource]
+    assert not before or at(before[0], example.path) != example.shown
+
+
+def test_another_machine_type_reaches_its_pools_and_has_no_rdma(deploy: Deploy) -> None:
+    example = EXAMPLES["gpu.machine_type"]
+    stack = deploy(program, changed("oasis:gpu.machine_type", example.value))
+
+    assert at(stack.get(*example.resource), example.path) == example.shown
+    assert not stack.of_type("oasis:index:RdmaNetwork") + stack.of_type("oasis:index:DeviceNetworks")
+    assert not at(stack.get(*example.resource), "networkConfig.additionalNodeNetworkConfigs")
+    assert (stack.exports["rdma_nics"], stack.exports["gpus_per_node"]) == ("0", "1")
+
+
+def test_the_exports_are_exactly_the_documented_ones(full: Deployment, other: Deployment) -> None:
+    assert set(full.exports) == set(other.exports) == EXPORTS
+
+
+def test_the_config_map_says_what_the_exports_say(full: Deployment, other: Deployment) -> None:
+    for stack in (full, other):
+        data = stack.get("kubernetes:core/v1:ConfigMap", "ray").inputs["data"]
+        assert data == {name: stack.exports[name] for name in data}
+        read = ClusterEnvironment.from_mapping(data)
+        assert read == ClusterEnvironment.from_mapping(stack.exports)
+        assert read.gpus_per_node == 8
+
+
+def test_secrets_stay_wrapped_and_go_nowhere_else(other: Deployment) -> None:
+    holders = [(found, key) for found in other for key, value in found.inputs.items() if "hunter2" in str(value)]
+
+    assert [(found.name, key) for found, key in holders] == [("wandb-value", "secretDataWo")]
+    found, key = holders[0]
+    assert key in found.secret_inputs
+    assert not any("hunter2" in str(value) for value in other.exports.values())
+    assert not any("hunter2" in str(found.outputs) for found in other)
+
+
+def test_the_kubeconfig_is_a_secret_wherever_it_goes(full: Deployment) -> None:
+    assert full.secret_exports == {"kubeconfig"}
+    readers = [(found, key) for found in full for key in found.inputs if key == "kubeconfig"]
+    assert len(readers) >= 3
+    assert all(key in found.secret_inputs for found, key in readers)
+    assert "token" not in str(full.exports["kubeconfig"])
+
+
+def replaced(before: Deployment, after: Deployment) -> set[tuple[str, str]]:
+    """Logical name and path of every difference that means a new cluster, or a new network under it."""
+    return {
+        (resource[1], path)
+        for resource, paths in REPLACING.items()
+        for path in paths
+        if at(before.get(*resource), path) != at(after.get(*resource), path)
+    }
+
+
+def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment, deploy: Deploy) -> None:
+    # The zone is looked at below: another one of the same region has no H200. A key must be in the cluster's region.
+    rest = everything_changed(but=MAY_REPLACE | {"zone", "wandb_api_key"})
+    key = KMS_KEY.replace(str(EXAMPLES["region"].value), FULL["oasis:region"])
+
+    assert replaced(full, deploy(program, changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
+
+
+@pytest.mark.thorough
+def test_another_zone_of_the_region_does_not_replace_the_cluster(deploy: Deploy) -> None:
+    config = changed("oasis:gpu.machine_type", "g2-standard-12")
+    before, after = (
+        deploy(program, changed("oasis:zone", zone, config)) for zone in ("us-central1-a", "us-central1-b")
+    )
+
+    assert at(before.get(*CLUSTER), "nodeLocations") != at(after.get(*CLUSTER), "nodeLocations")
+    assert replaced(before, after) == set()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("key", "differences"),
+    [
+        ("project", {"project"}),
+        ("region", {"location"}),
+        (
+            "network.primary_block",
+            {"privateClusterConfig.masterIpv4CidrBlock", "ipAllocationPolicy.servicesSecondaryRangeName"},
+        ),
+        ("network.pods_block", {"ipAllocationPolicy.clusterSecondaryRangeName"}),
+    ],
+)
+def test_a_new_place_or_range_does_replace_it(
+    key: str, differences: set[str], full: Deployment, deploy: Deploy
+) -> None:
+    config = changed(config_key(key), EXAMPLES[key].value)
+    stack = deploy(program, changed("oasis:zone", EXAMPLES["zone"].value, config) if key == "region" else config)
+
+    found = {path for name, path in replaced(full, stack) if name == CLUSTER[1]}
+    # Project and region also stand in the paths of network and subnet.
+    assert found - {"network", "subnetwork"} == differences
+    # The old one goes first: it holds the ranges, and the control plane's /28, that its successor takes.
+    assert stack.get(*CLUSTER).delete_before_replace
+    assert stack.get(*SUBNET).delete_before_replace
+
+
+def test_wrong_settings_end_the_program_before_it_registers_anything(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[str] = []
+
+    def remember(self: pulumi.Resource, kind: str, name: str, *_: object, **__: object) -> None:
+        registered.append(f"{kind} {name}")
+
+    monkeypatch.setattr(pulumi.Resource, "__init__", remember)
+    # RunError is the one exception whose text Pulumi shows without a traceback.
+    with pytest.raises(pulumi.RunError, match="oasis:zone"):
+        deploy(program, changed("oasis:zone", "us-central1-f"))
+    assert [one for one in registered if "pulumi:pulumi:Stack" not in one] == []
+
+
+def components_of(stack: Deployment) -> list[Registered]:
+    return [found for found in stack if found.type.startswith("oasis:index:")]
+
+
+@pytest.mark.parametrize("stack", ["full", "other"])
+def test_every_resource_has_a_component_for_a_parent(stack: str, request: pytest.FixtureRequest) -> None:
+    deployment: Deployment = request.getfixturevalue(stack)
+    parents = {component.urn for component in components_of(deployment)}
+
+    assert {found.name for found in deployment if found.parent not in parents} == {
+        component.name for component in components_of(deployment)
+    }
+
+
+def test_a_component_gives_exactly_the_outputs_it_declares(full: Deployment, other: Deployment) -> None:
+    for stack in (full, other):
+        for found in components_of(stack):
+            declared = vars(getattr(components, found.type.rpartition(":")[2]))["__annotations__"]
+            assert set(found.outputs) == {name for name in declared if name != "APIS"}, found.type
+
+
+def test_every_api_that_a_component_or_resource_needs_is_enabled(full: Deployment, other: Deployment) -> None:
+    for stack in (full, other):
+        enabled = {found.inputs["service"] for found in stack.of_type("gcp:projects/service:Service")}
+        assert {ROWS[found.type].api for found in stack if found.type.startswith("gcp:")} - {""} <= enabled
+        for found in components_of(stack):
+            assert set(getattr(components, found.type.rpartition(":")[2]).APIS) <= enabled, found.type
+
+
+def test_everything_in_google_cloud_comes_after_the_apis(full: Deployment, other: Deployment) -> None:
+    for stack in (full, other):
+        services = {found.urn for found in stack.of_type("gcp:projects/service:Service")}
+        for found in stack:
+            if found.type.startswith("gcp:") and found.urn not in services:
+                assert services <= stack.created_before(found), found.name
+
+
+# What is deleted first, and what it would otherwise be missing or in the way of. Deletion is creation in reverse.
+DELETED_FIRST = [
+    (("kubernetes:ray.io/v1:RayCluster", "ray"), ("pulumi-python:dynamic/wait:WorkloadsGone", "ray")),
+    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:helm.sh/v3:Release", "kuberay")),
+    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:core/v1:Namespace", "ray")),
+    # Users' Ray objects, which only the waiter knows, have pods on GPU nodes.
+    (
+        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
+        ("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class"),
+    ),
+    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:networking.gke.io/v1:Network", "rdma-3")),
+    (
+        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
+        ("kubernetes:networking.gke.io/v1:GKENetworkParamSet", "rdma-3"),
+    ),
+    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("gcp:container/nodePool:NodePool", "gpu-spot")),
+    (
+        ("kubernetes:ray.io/v1:RayCluster", "ray"),
+        ("gcp:storage/bucketIAMMember:BucketIAMMember", "identity-runs-objectUser"),
+    ),
+    (
+        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
+        ("kubernetes:admissionregistration.k8s.io/v1:ValidatingAdmissionPolicyBinding", "oasis-ray-account"),
+    ),
+    (("kubernetes:ray.io/v1:RayCluster", "ray"), ("kubernetes:networking.gke.io/v1:Network", "rdma-0")),
+    (("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class"), ("gcp:container/nodePool:NodePool", "gpu-spot")),
+    (
+        ("kubernetes:networking.gke.io/v1:Network", "rdma-3"),
+        ("kubernetes:networking.gke.io/v1:GKENetworkParamSet", "rdma-3"),
+    ),
+    (
+        ("kubernetes:networking.gke.io/v1:GKENetworkParamSet", "rdma-3"),
+        ("gcp:container/nodePool:NodePool", "gpu-flex-start"),
+    ),
+    (("kubernetes:helm.sh/v3:Release", "kuberay"), ("gcp:container/nodePool:NodePool", "cluster-system")),
+    # Made in the opposite order: GKE refuses flex-start in a cluster without a pool that is always on.
+    (("gcp:container/nodePool:NodePool", "gpu-flex-start"), ("gcp:container/nodePool:NodePool", "cluster-system")),
+    (("gcp:container/nodePool:NodePool", "gpu-spot"), ("gcp:container/cluster:Cluster", "cluster")),
+    (("gcp:container/nodePool:NodePool", "gpu-spot"), ("gcp:compute/subnetwork:Subnetwork", "rdma-rdma-7")),
+    (("gcp:container/cluster:Cluster", "cluster"), ("pulumi-python:dynamic/wait:NetworkFree", "network")),
+    (("pulumi-python:dynamic/wait:NetworkFree", "network"), ("gcp:compute/subnetwork:Subnetwork", "network-nodes")),
+    (("gcp:compute/subnetwork:Subnetwork", "network-nodes"), ("gcp:compute/network:Network", "network")),
+]
+
+
+@pytest.mark.parametrize("pair", DELETED_FIRST, ids=lambda pair: f"{pair[0][1]} before {pair[1][1]}")
+def test_destroy_goes_in_an_order_that_works(pair: tuple[tuple[str, str], tuple[str, str]], full: Deployment) -> None:
+    first, then = full.get(*pair[0]), full.get(*pair[1])
+
+    assert full.is_before(then, first)
+
+
+def test_labels_are_on_everything_that_takes_some(other: Deployment) -> None:
+    taking = {
+        (found, key)
+        for found in {found.type for found in other if found.type.startswith("gcp:")}
+        for key in {"labels", "resourceLabels"} & inputs_of(found).keys()
+    }
+    assert {kind.rpartition(":")[2] for kind, _ in taking} >= {"Bucket", "Cluster", "GlobalAddress", "Secret"}
+    unlabelled = {
+        (kind, found.name)
+        for kind, key in taking
+        for found in other.of_type(kind)
+        if found.inputs.get(key) != {"team": "vision"}
+    }
+    assert unlabelled == set()
+    pools = other.of_type("gcp:container/nodePool:NodePool")
+    assert all(at(pool, "nodeConfig.resourceLabels") == {"team": "vision"} for pool in pools)
+
+
+def test_nothing_is_public_by_default(full: Deployment) -> None:
+    for found in full:
+        assert "0.0.0.0/0" not in json.dumps(found.inputs, default=str) or found.name == "google", found.name
+        assert "allUsers" not in json.dumps(found.inputs, default=str)
+        assert found.type not in ("kubernetes:core/v1:Service", "kubernetes:networking.k8s.io/v1:Ingress")
+    assert at(full.get("gcp:container/cluster:Cluster", "cluster"), "privateClusterConfig.enablePrivateNodes") is True
+
+
+def test_a_stack_without_gpus_has_nothing_that_is_for_gpus(deploy: Deploy) -> None:
+    bare = {key: FULL[key] for key in ("gcp:project", "oasis:region", "oasis:zone")}
+
+    stack = deploy(program, bare)
+
+    assert {found.type.rpartition(":")[2] for found in components_of(stack)} == {
+        *("ProjectServices", "Network", "ArtifactRegistry", "Bucket", "Cluster", "WorkloadIdentity"),
+        *("KubeRay", "RayCluster"),
+    }
+    read = ClusterEnvironment.from_mapping(stack.exports)
+    assert (read.machine_type, read.gpus_per_node, read.gpu_max_nodes, read.wandb_secret) == ("", 0, 0, "")
+    assert len(at(stack.get("kubernetes:ray.io/v1:RayCluster", "ray"), "spec.workerGroupSpecs")) == 1
+
+
+@pytest.mark.thorough
+def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs(deploy: Deploy) -> None:
+    for ladder, seconds in ((LADDER, "86400"), ([LADDER[0], LADDER[2]], None)):
+        stack = deploy(program, changed("oasis:gpu.capacity", ladder))
+
+        (container,) = at(stack.get("kubernetes:ray.io/v1:RayCluster", "ray"), f"{GPU_GROUP}.template.spec.containers")
+        known = {one["name"]: one.get("value") for one in container["env"]}
+        assert known.get(MAX_RUN_VARIABLE) == seconds
+
+
+@pytest.mark.thorough
+def test_a_stack_without_cpu_workers_has_no_pool_for_them(deploy: Deploy) -> None:
+    stack = deploy(program, changed("oasis:ray.cpu_workers_max", 0, changed("oasis:cluster.cpu_pool.max_nodes", 0)))
+
+    assert "cluster-cpu" not in {pool.name for pool in stack.of_type("gcp:container/nodePool:NodePool")}
+
+
+def test_jobs_may_read_data_write_runs_read_one_secret_and_one_index_and_no_more(full: Deployment) -> None:
+    grants = {
+        (found.inputs.get("bucket") or found.inputs.get("secretId") or found.inputs["repository"], found.inputs["role"])
+        for found in full
+        if str(found.inputs.get("member", "")).startswith("principal://")
+    }
+
+    assert grants == {
+        ("some-project-oasis-data", "roles/storage.objectViewer"),
+        ("some-project-oasis-data", "roles/storage.bucketViewer"),
+        ("some-project-oasis-runs", "roles/storage.objectUser"),
+        ("some-project-oasis-runs", "roles/storage.bucketViewer"),
+        ("projects/some-project/secrets/oasis-wandb", "roles/secretmanager.secretAccessor"),
+        ("oasis-python-virtual", "roles/artifactregistry.reader"),
+    }
+
+
+def test_renaming_a_checkpoint_folder_is_one_step_in_the_bucket_that_has_checkpoints(full: Deployment) -> None:
+    buckets = {found.name: at(found, "hierarchicalNamespace.enabled") for found in full.of_type(BUCKET)}
+
+    assert (buckets["data"], buckets["runs"]) == (False, True)
+
+
+def test_the_exports_name_what_was_made(full: Deployment) -> None:
+    host = "us-central1-docker.pkg.dev/some-project"
+    told = {name: full.exports[name] for name in ("data_uri", "runs_uri", "image_repository", "docker_index")}
+
+    assert told == {
+        "data_uri": "gs://some-project-oasis-data",
+        "runs_uri": "gs://some-project-oasis-runs",
+        "image_repository": f"{host}/oasis-docker",
+        "docker_index": f"{host}/oasis-docker-virtual",
+    }
+    assert full.exports["python_index_url"].endswith("-python.pkg.dev/some-project/oasis-python-virtual/simple/")
+    assert full.exports["wandb_secret"] == "projects/some-project/secrets/oasis-wandb"
+    assert full.exports["image_build_bucket"] == "some-project-oasis-build"
+    assert full.exports["image_build_worker_pool"].endswith("/workerPools/build-1a2b3c4")
+    assert full.exports["image_builder"].startswith("oasis-image-builder@")
+    assert full.exports["gpu_compute_class"] == "h200"
+
+
+def test_the_dashboard_answers_where_the_exports_say(full: Deployment, other: Deployment) -> None:
+    assert full.exports["ray_dashboard_url"] == "http://127.0.0.1:8265"
+    assert re.search(r" port-forward service/oasis-head-svc 8265:8265$", full.exports["ray_dashboard_command"])
+    assert other.exports["ray_dashboard_command"] == ""
+    assert other.exports["ray_dashboard_url"] == "http://10.64.0.99:9443"
+    assert at(other.get("kubernetes:core/v1:Service", "ray"), "spec.loadBalancerIP") == "10.64.0.99"
+
+
+def test_the_command_for_credentials_fits_the_endpoint(full: Deployment, other: Deployment) -> None:
+    assert full.exports["get_credentials_command"].endswith("--project some-project --dns-endpoint")
+    assert other.exports["get_credentials_command"].endswith("--location us-east4 --project my-project")
+
+
+def test_an_image_without_a_registry_comes_from_a_repository_of_the_stack_that_streams(
+    full: Deployment, other: Deployment
+) -> None:
+    repository, _, image = full.exports["image"].removeprefix("us-central1-docker.pkg.dev/some-project/").partition("/")
+    assert image == "rayproject/ray:2.60.0-py312-cu128"
+    [found] = [it for it in full.of_type(IMAGES[0]) if it.inputs["repositoryId"] == repository]
+    # GKE documentation, "Use Image streaming", requirements: a virtual repository is pulled whole on each GPU node.
+    assert found.inputs["mode"] in ("STANDARD_REPOSITORY", "REMOTE_REPOSITORY")
+    assert other.exports["image"] == EXAMPLES["ray.image"].value

@@ -1,0 +1,68 @@
+"""Several gloo ranks in processes of their own, for what a collective does between them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from workloads.cluster import process_group
+from workloads.nccl.definitions.collectives import COLLECTIVES, Seat
+from workloads.nccl.ranks.measure import Participant, Plan
+
+Answer = TypeVar("Answer")
+
+_listeners: list[socket.socket] = []
+"""In a rank's process: the meeting point, which rank 0 keeps."""
+
+
+def plan(op: str = "all_reduce", dtype: str = "float", iterations: int = 2, blocking: bool = False) -> Plan:
+    """A short one."""
+    return Plan(
+        collective=COLLECTIVES[op],
+        dtype=dtype,
+        warmup=1,
+        iterations=iterations,
+        seconds=0.1,
+        blocking=blocking,
+        links=False,
+        average=False,
+        timeout_seconds=30,
+    )
+
+
+def together(ranks: int, work: Callable[[Seat], Answer], seconds: float = 120.0) -> list[Answer]:
+    """Run the same work in as many processes as there are ranks, in one process group; their answers, by rank.
+
+    Args:
+        ranks: how many.
+        work: a function of a module, as it is pickled.
+        seconds: how long it may take.
+    """
+    with process_group.listen("127.0.0.1") as listener:
+        pool = ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn"), _take, (listener,))
+        with pool:
+            futures = [pool.submit(_one, Seat(rank=rank, ranks=ranks, stride=1), work) for rank in range(ranks)]
+            return [future.result(timeout=seconds) for future in futures]
+
+
+def _take(listener: socket.socket) -> None:
+    _listeners.append(listener)
+
+
+def _one(seat: Seat, work: Callable[[Seat], Answer]) -> Answer:
+    torch.set_num_threads(1)
+    listener = _listeners.pop()
+    port = listener.getsockname()[1]
+    if seat.rank:
+        listener.close()
+    participant = Participant(seat, torch.device("cpu"), plan())
+    participant.join("127.0.0.1", port, None if seat.rank else listener)
+    try:
+        return work(seat)
+    finally:
+        participant.leave()

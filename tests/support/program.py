@@ -1,0 +1,28 @@
+"""Runs the wiring diagram under mocks, and looks into what it registered by dotted paths."""
+
+from __future__ import annotations
+
+import runpy
+from typing import Any
+
+from oasis_stack.command_line.stack_file import ROOT
+from tests.support.deployment import Registered
+
+
+def program() -> None:
+    """`__main__.py`, as Pulumi runs it."""
+    runpy.run_path(str(ROOT / "__main__.py"))
+
+
+def at(resource: Registered, path: str) -> Any:
+    """What stands at `spec.groups[1].name` of the inputs, or an option as `@protect`; None where nothing does."""
+    if path.startswith("@"):
+        return getattr(resource, path[1:])
+    here: Any = resource.inputs
+    for step in path.replace("[", ".[").split("."):
+        if step.startswith("["):
+            index = int(step[1:-1])
+            here = here[index] if isinstance(here, list) and index < len(here) else None
+        else:
+            here = here.get(step) if isinstance(here, dict) else None
+    return here

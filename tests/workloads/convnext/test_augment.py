@@ -1,0 +1,239 @@
+"""Alterations of training images: keyed by image and epoch alone, with targets that say what is in the picture."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from workloads.convnext import config as configuration
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images.augment import (
+    DEVIATION,
+    MEAN,
+    QUANTILES,
+    DeviceAugmentation,
+    beta_quantiles,
+    keyed,
+    loader_transform,
+)
+from workloads.convnext.images.data import ResidentImages
+from workloads.convnext.images.sampling import order, slots
+
+CPU = torch.device("cpu")
+RECIPE = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25}
+"""The ConvNeXt paper's, arXiv 2201.03545, table 5."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """As a worker has it; two threads on two busy cores wait for each other."""
+    torch.set_num_threads(1)
+
+
+def small(**changes: Any) -> TrainConfig:
+    """No alteration but the named."""
+    values = {"augmentation": "none", "label_smoothing": 0.0, "mixup": 0.0, **changes}
+    return dataclasses.replace(configuration.digits_laptop(), **values)
+
+
+def black_and_white(count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Class 0 is black, class 1 white: how much of each is in a picture can be measured."""
+    labels = torch.arange(count) % 2
+    images = (labels * 255).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, side, side)
+    return images, labels
+
+
+def whiteness(pixels: Tensor) -> Tensor:
+    """Normalised pixels back to 0 for black and 1 for white, [N, 3, H, W]."""
+    mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
+    return (pixels * deviation + mean) / 255
+
+
+# On the device
+
+
+def test_nothing_asked_for_is_normalisation_alone_as_torchvision_does_it() -> None:
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    augment = DeviceAugmentation(small(), 3, CPU)
+    pixels, targets = augment(images, torch.tensor([0, 2, 1, 2]), torch.arange(4), 0)
+    expected = v2.functional.normalize(images.float(), list(MEAN), list(DEVIATION))
+    torch.testing.assert_close(pixels, expected)
+    assert torch.equal(pixels, augment.normalise(images))
+    assert pixels.is_contiguous(memory_format=torch.channels_last)
+    assert targets.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]]
+
+
+def test_smoothed_targets_give_the_loss_that_torch_gives_with_label_smoothing() -> None:
+    labels, logits = torch.tensor([0, 2, 1, 2]), torch.randn(4, 3)
+    augment = DeviceAugmentation(small(label_smoothing=0.1), 3, CPU)
+    _, targets = augment(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), labels, torch.arange(4), 0)
+    ours = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    theirs = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_a_target_says_how_much_of_each_class_is_in_the_mixed_picture(mixup: float, cutmix: float) -> None:
+    images, labels = black_and_white(2000, side=32)
+    augment = DeviceAugmentation(small(mixup=mixup, cutmix=cutmix), 2, CPU)
+    pixels, targets = augment(images, labels, torch.arange(2000), epoch=1)
+    white = whiteness(pixels)
+    torch.testing.assert_close(white.mean((1, 2, 3)), targets[:, 1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(targets.sum(1), torch.ones(2000))
+    # Pairs mix with each other alike: what one has of the other, the other has of it.
+    torch.testing.assert_close(targets[0::2, 0], targets[1::2, 1])
+    flat = (white.amax((1, 2, 3)) - white.amin((1, 2, 3))) < 1e-4
+    mixed = (targets[:, 1] - labels).abs() > 1e-3
+    if not cutmix:
+        assert flat.all()
+        # Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1)); 1,000 pairs have drawn.
+        share = targets[0::2, 0]
+        assert share.mean() == pytest.approx(0.5, abs=0.05)
+        assert share.var() == pytest.approx(1 / (4 * (2 * mixup + 1)), rel=0.1)
+    elif not mixup:
+        assert (((white < 1e-4) | (white > 1 - 1e-4)).all(dim=1)).all()
+        # The border cuts a box of share u = s^2 down to (s - s^2/4)^2 on average; with u even over 0 to 1, to 0.321.
+        assert (targets[:, 1] - labels).abs().mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.03)
+    else:
+        assert 0.4 < flat[mixed].float().mean() < 0.6
+
+
+@pytest.mark.parametrize("parameter", [0.1, 0.8, 1.0, 5.0])
+def test_the_shares_have_the_beta_distributions_moments(parameter: float) -> None:
+    table = beta_quantiles(parameter, CPU).double()
+    assert len(table) == QUANTILES
+    assert (table.diff() >= 0).all()
+    assert table.mean() == pytest.approx(0.5, abs=1e-4)
+    assert table.var() == pytest.approx(1 / (4 * (2 * parameter + 1)), rel=1e-3)
+
+
+@pytest.mark.thorough
+def test_erasing_takes_one_rectangle_of_the_asked_size_from_the_asked_share_of_images() -> None:
+    images = torch.full((2000, 3, 64, 64), 255, dtype=torch.uint8)
+    augment = DeviceAugmentation(small(random_erasing=0.25), 2, CPU)
+    pixels, targets = augment(images, torch.zeros(2000, dtype=torch.int64), torch.arange(2000), epoch=0)
+    assert (targets[:, 0] == 1).all()
+    gone = (pixels == 0).all(1)  # the mean colour, which no white pixel has
+    erased = gone.any(2).any(1)
+    assert erased.float().mean() == pytest.approx(0.25, abs=0.03)
+    masks = gone[erased]
+    rows, columns, area = masks.any(2).sum(1), masks.any(1).sum(1), masks.sum((1, 2))
+    assert torch.equal(area, rows * columns)
+    assert (area > 0.015 * 64 * 64).all()
+    assert (area < 0.35 * 64 * 64).all()
+    assert 0.25 < (rows / columns).min() < 0.4
+    assert 2.5 < (rows / columns).max() < 4
+    # Every part of the picture is as likely to go, but for the border that fewer rectangles reach.
+    often = gone[erased].float().mean(0)
+    assert often[16:48, 16:48].min() > 0.05
+    assert pixels[~erased].unique().numel() == 3
+
+
+def test_a_step_is_altered_alike_whatever_the_number_of_workers_and_parts() -> None:
+    config = small(**RECIPE, seed=5)
+    images = torch.randint(0, 256, (61, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.randint(0, 7, (61,))
+    augment = DeviceAugmentation(config, 7, CPU)
+
+    def altered(world_size: int, accumulate: int, epoch: int) -> dict[int, tuple[Tensor, Tensor]]:
+        found = {}
+        for rank in range(world_size):
+            for slot in slots(order(61, 5, epoch), 23, rank, world_size, accumulate):
+                pixels, targets = augment(images[slot.indices], labels[slot.indices], slot.indices, epoch)
+                for row in range(int(slot.weights.sum())):
+                    found[int(slot.indices[row])] = (pixels[row], targets[row])
+        return found
+
+    alone = altered(1, 1, epoch=2)
+    assert sorted(alone) == list(range(61))
+    for world_size, accumulate in [(2, 1), (4, 1), (1, 3), (2, 2)]:
+        for image, (pixels, targets) in altered(world_size, accumulate, epoch=2).items():
+            assert torch.equal(pixels, alone[image][0]), (world_size, accumulate, image)
+            assert torch.equal(targets, alone[image][1]), (world_size, accumulate, image)
+    other_epoch = altered(1, 1, epoch=3)
+    assert sum(torch.equal(other_epoch[image][0], alone[image][0]) for image in alone) < 10
+
+
+def test_the_device_is_never_waited_for() -> None:
+    # A tensor of the meta device has no values: whatever looked at one to decide would fail.
+    meta = torch.device("meta")
+    augment = DeviceAugmentation(small(**RECIPE), 10, meta)
+    images = torch.empty(7, 3, 32, 32, dtype=torch.uint8, device=meta)
+    labels, indices = (torch.empty(7, dtype=torch.int64, device=meta) for _ in range(2))
+    pixels, targets = augment(images, labels, indices, epoch=0)
+    assert (pixels.shape, targets.shape) == ((7, 3, 32, 32), (7, 10))
+
+
+# In the loader
+
+
+def noise(width: int, height: int) -> Image.Image:
+    levels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(levels)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"augmentation": "crop-flip"}, {"augmentation": "shift"}, {"randaugment": 9}, {"randaugment": 30}],
+    ids=str,
+)
+def test_a_picture_is_altered_by_image_and_epoch_alone_and_validation_is_left_alone(changes: dict[str, Any]) -> None:
+    config = small(resident=False, **changes)
+    picture, transform = noise(50, 40), loader_transform(config, train=True)
+    first = [keyed(transform, picture, index, seed=1, epoch=1) for index in range(20)]
+    torch.rand(100)  # whatever else draws meanwhile
+    assert all(torch.equal(first[index], keyed(transform, picture, index, 1, 1)) for index in reversed(range(20)))
+    for seed, epoch in ((1, 2), (2, 1)):
+        again = [keyed(transform, picture, index, seed, epoch) for index in range(20)]
+        assert sum(torch.equal(one, other) for one, other in zip(first, again, strict=True)) < 10
+    assert len({one.numpy().tobytes() for one in first}) > 8
+    assert all(one.shape == (3, 32, 32) and one.dtype == torch.uint8 for one in first)
+
+    plain = loader_transform(config, train=False)
+    assert torch.equal(keyed(plain, picture, 0, 1, 1), keyed(plain, picture, 1, 2, 3))
+
+
+def test_the_loader_leaves_the_callers_random_numbers_as_they_were() -> None:
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    config = small(resident=False, augmentation="crop-flip", randaugment=9)
+    keyed(loader_transform(config, train=True), noise(50, 40), 0, 0, 0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_stronger_randaugment_changes_more() -> None:
+    gradient = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
+
+    def change(magnitude: int) -> float:
+        config = small(resident=False, image_size=64, randaugment=magnitude)
+        transform, plain = loader_transform(config, True), loader_transform(config, False)(gradient).float()
+        altered = [keyed(transform, gradient, index, 0, 0).float() for index in range(100)]
+        return float(torch.stack([(one - plain).abs().mean() for one in altered]).mean())
+
+    assert change(0) == 0
+    assert 1 < change(3) < change(15) < change(30)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"augmentation": "crop-flip"}, {"augmentation": "shift", "randaugment": 9}], ids=str
+)
+def test_a_resident_image_is_altered_alike_whichever_batch_it_falls_into(changes: dict[str, Any]) -> None:
+    images = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8)
+    config = small(seed=3, **changes)
+    source = ResidentImages(images, torch.zeros(32, dtype=torch.int64), ["a"], config, train=True)
+    visit = torch.arange(32)
+    whole = next(source.batches(slots(visit, 32, 0, 1), epoch=5)).images
+    parts = [batch.images for rank in (0, 1) for batch in source.batches(slots(visit, 8, rank, 2), epoch=5)]
+    indices = [slot.indices for rank in (0, 1) for slot in slots(visit, 8, rank, 2)]
+    assert torch.equal(torch.cat(parts), whole[torch.cat(indices)])
+    assert not torch.equal(whole, next(source.batches(slots(visit, 32, 0, 1), epoch=6)).images)
+    held_out = ResidentImages(images, torch.zeros(32, dtype=torch.int64), ["a"], config, train=False)
+    assert torch.equal(next(held_out.batches(slots(visit, 32, 0, 1), epoch=5)).images, images)

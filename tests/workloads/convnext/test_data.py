@@ -1,0 +1,524 @@
+"""Image folders and tar shards: what they give, alike in any process, and what is said of each thing wrong in them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from oasis_stack.command_line.stack_file import ROOT
+from tests.support.waiting import eventually
+from workloads.convnext import config as configuration
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images import pack
+from workloads.convnext.images.data import sources, stores
+from workloads.convnext.images.location import SYNTHETIC
+from workloads.convnext.images.pack import Picture, write_split
+from workloads.convnext.images.pictures import decode
+from workloads.convnext.images.sampling import Batch, Source, slots
+from workloads.convnext.images.shards import CLASS_NAMES, ShardPictures, index_path
+from workloads.convnext.images.stream import StreamedImages
+from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """As a worker has it; two threads on two busy cores wait for each other."""
+    torch.set_num_threads(1)
+
+
+def small(**changes: Any) -> TrainConfig:
+    """Four images of 32 pixels a step, streamed and not altered."""
+    values = {"batch_size": 4, "augmentation": "none", "resident": False, "loader_workers": 0, **changes}
+    return dataclasses.replace(configuration.digits_laptop(), **values)
+
+
+def encoded(number: int, kind: str = "PNG", side: int = 40) -> bytes:
+    """A picture of noise, another for each number."""
+    levels = np.random.default_rng(number).integers(0, 256, (side - 4, side, 3), dtype=np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(levels).save(content, format=kind)
+    return content.getvalue()
+
+
+def image_folder(root: Path, counts: dict[str, dict[str, int]]) -> Path:
+    """`counts` is split -> class -> images."""
+    for split, classes in counts.items():
+        for name, count in classes.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                (root / split / name / f"{number}.png").write_bytes(encoded(number))
+    return root
+
+
+def shard_folder(root: Path, labels: list[int], per_shard_megabytes: float = 0.015) -> Path:
+    """A training split of so many pictures, and a validation split of one."""
+    pictures = [Picture(f"picture{number:03d}", ".png", encoded(number), label) for number, label in enumerate(labels)]
+    write_split(pictures, root / "train", per_shard_megabytes)
+    write_split([Picture("only", ".jpg", encoded(99, "JPEG"), 0)], root / "val")
+    return root
+
+
+def tar(file: Path, members: dict[str, bytes]) -> Path:
+    """A tar with these members and no index."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file
+
+
+def everything(source: Source, batch_size: int = 4, epoch: int = 0) -> tuple[Tensor, Tensor]:
+    """All images and labels of a split, in order."""
+    visit = torch.arange(len(source))
+    batches = list(source.batches(slots(visit, batch_size, 0, 1), epoch))
+    real = [batch.slot.weights > 0 for batch in batches]
+    images = torch.cat([batch.images[kept] for batch, kept in zip(batches, real, strict=True)])
+    return images, torch.cat([batch.labels[kept] for batch, kept in zip(batches, real, strict=True)])
+
+
+def refusal(kind: type[WorkloadError], root: Path, **changes: Any) -> str:
+    """What is said about data that must not be accepted, before or while it is read."""
+    # Not pytest.raises, which would keep the frames, and so the loader's processes, for the rest of the test.
+    try:
+        train, val = sources(small(**changes), root, CPU)
+        everything(train)
+        everything(val)
+    except kind as error:
+        assert error.remedy
+        return str(error)
+    raise AssertionError(f"{root} was accepted")
+
+
+# What is read
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_folder_gives_its_images_and_labels_resident_or_streamed(tmp_path: Path, resident: bool) -> None:
+    root = image_folder(tmp_path, {"train": {"cat": 5, "dog": 3}, "val": {"dog": 2}})
+    (root / "train" / "cat" / "notes.txt").write_text("no image")
+    (root / "train" / "cat" / "._0.png").write_bytes(b"what macOS leaves behind")
+    (root / "train" / ".cache").mkdir()
+    train, val = sources(small(resident=resident), root, CPU)
+    images, labels = everything(train)
+    assert images.shape == (8, 3, 32, 32)
+    assert images.dtype == torch.uint8
+    assert labels.tolist() == [0] * 5 + [1] * 3
+    assert val.classes == train.classes == ("cat", "dog")
+    assert everything(val)[1].tolist() == [1, 1]
+    assert torch.equal(images[5:7], everything(val)[0])
+
+
+def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = image_folder(tmp_path / "images", {"train": {"cat": 5, "dog": 3}, "val": {"dog": 2}})
+    parser = argparse.ArgumentParser()
+    pack.add_shards_arguments(parser)
+    to = tmp_path / "shards"
+    words = ["--from", str(folder), "--to", str(to), "--shard-megabytes", "0.01"]
+    assert pack.run_shards(parser.parse_args(words)) == 0
+    assert "8 images in 4 shards" in capsys.readouterr().out
+    assert sorted(file.name for file in (to / "val").iterdir()) == ["00000.tar", "00000.tar.index.json"]
+    with tarfile.open(to / "val" / "00000.tar") as archive:
+        assert sorted(archive.getnames()) == ["dog/0.cls", "dog/0.png", "dog/1.cls", "dog/1.png"]
+    assert stores(to)[0].classes == ("cat", "dog")
+
+    def pictures(root: Path) -> list[tuple[bytes, int]]:
+        return sorted((store.read(at), int(label)) for store in stores(root) for at, label in enumerate(store.labels))
+
+    assert pictures(to) == pictures(folder)
+    with pytest.raises(UsageError, match="exists already"):
+        pack.run_shards(parser.parse_args(words))
+    with pytest.raises(UsageError, match="--shard-megabytes is 0, but must be above 0"):
+        pack.run_shards(parser.parse_args([*words[:-1], "0"]))
+    with pytest.raises(UsageError, match=f"{to / 'val'} holds no folder 'train'"):
+        pack.run_shards(parser.parse_args(["--from", str(to / "val"), "--to", str(tmp_path / "x")]))
+
+
+def test_an_index_is_reckoned_where_none_lies_and_says_the_same(tmp_path: Path) -> None:
+    root = shard_folder(tmp_path, [0, 1, 2, 0, 1, 2, 2])
+    written = {file.name: file.read_bytes() for file in (root / "train").glob("*.json")}
+    assert len(written) == 3
+    with_index = everything(sources(small(), root, CPU)[0])
+    for file in (root / "train").glob("*.json"):
+        file.unlink()
+    without = everything(sources(small(), root, CPU)[0])
+    assert torch.equal(with_index[0], without[0])
+    assert with_index[1].tolist() == without[1].tolist() == [0, 1, 2, 0, 1, 2, 2]
+    assert {file.name: file.read_bytes() for file in (root / "train").glob("*.json")} == written
+
+
+def test_shards_as_others_write_them_are_read(tmp_path: Path) -> None:
+    members = {
+        "./a.b/n01.JPEG": encoded(1, "JPEG"),
+        "./a.b/n01.json": b"{}",
+        "./a.b/n01.cls": b"1\n",
+        f"{'long/' * 40}n02.png": encoded(2),
+        f"{'long/' * 40}n02.seg.png": b"a mask, which is no picture of ours",
+        f"{'long/' * 40}n02.cls": b"0",
+    }
+    tar(tmp_path / "train" / "imagenet-000000.tar", members)
+    tar(tmp_path / "val" / "imagenet-000000.tar", {"x.png": encoded(3), "x.cls": b"1"})
+    (tmp_path / CLASS_NAMES).write_text("tench\ngoldfish\n")
+    train, val = sources(small(batch_size=2), tmp_path, CPU)
+    images, labels = everything(train)
+    assert (train.classes, labels.tolist(), everything(val)[1].tolist()) == (("tench", "goldfish"), [1, 0], [1])
+    with Image.open(io.BytesIO(encoded(2))) as picture:
+        expected = np.array(picture.resize((32, 32), Image.Resampling.BILINEAR))
+    # torch and Pillow round differently.
+    assert (images[1].int() - torch.tensor(expected).permute(2, 0, 1)).abs().max() <= 1
+
+
+@pytest.mark.parametrize("layout", ["folder", "shards"])
+def test_loader_processes_give_what_the_training_process_gives_epoch_after_epoch(tmp_path: Path, layout: str) -> None:
+    root = (
+        image_folder(tmp_path, {"train": {"a": 4, "b": 3}, "val": {"a": 1}})
+        if layout == "folder"
+        else shard_folder(tmp_path, [0, 0, 0, 0, 1, 1, 1])
+    )
+    altered = {"augmentation": "crop-flip", "randaugment": 9}
+    here, _ = sources(small(**altered), root, CPU)
+    there, _ = sources(small(**altered, loader_workers=2), root, CPU)
+    first = everything(there, epoch=1)
+    # An epoch that is given up in its middle, as by a run that ends, leaves nothing behind for the next.
+    given_up = there.batches(slots(torch.arange(7), 2, 0, 1), 5)
+    next(given_up)
+    second = everything(there, epoch=2)
+    assert torch.equal(first[0], everything(here, epoch=1)[0])
+    assert torch.equal(second[0], everything(here, epoch=2)[0])
+    assert not torch.equal(first[0], second[0])
+    assert first[1].tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_an_epoch_that_resumes_in_its_middle_goes_on_with_the_same_pictures(tmp_path: Path) -> None:
+    train, _ = sources(small(augmentation="crop-flip"), shard_folder(tmp_path, [0, 1] * 6), CPU)
+    visit = torch.randperm(12)
+    whole = list(train.batches(slots(visit, 4, 0, 1), epoch=3))
+    rest = list(train.batches(slots(visit[4:], 4, 0, 1), epoch=3))
+    assert [torch.equal(one.images, other.images) for one, other in zip(whole[1:], rest, strict=True)] == [True, True]
+
+
+# Odd pictures
+
+
+def saved(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    content = io.BytesIO()
+    picture.save(content, format=kind, **options)
+    return content.getvalue()
+
+
+def odd_pictures() -> Iterator[tuple[str, bytes, tuple[int, int, int]]]:
+    """Name, bytes, and the colour that a person sees in its first pixel."""
+    red, half = Image.new("RGB", (8, 8), (200, 40, 40)), Image.new("RGBA", (8, 8), (200, 0, 0, 128))
+    yield "grey", saved(Image.new("L", (8, 8), 77)), (77, 77, 77)
+    yield "bilevel", saved(Image.new("1", (8, 8), 1)), (255, 255, 255)
+    yield "palette", saved(red.quantize(4)), (200, 40, 40)
+    yield "16-bit grey", saved(Image.fromarray(np.full((8, 8), 77 * 257, dtype=np.uint16))), (77, 77, 77)
+    yield "alpha", saved(half), (227, 127, 127)
+    yield "grey and alpha", saved(Image.new("LA", (8, 8), (10, 0))), (255, 255, 255)
+    yield "transparent palette", saved(Image.new("P", (8, 8), 0), transparency=0), (255, 255, 255)
+    yield "transparent colour", saved(red, transparency=(200, 40, 40)), (255, 255, 255)
+    yield "CMYK", saved(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100), (255, 0, 0)
+    yield "grey JPEG", saved(Image.new("L", (8, 8), 77), "JPEG", quality=100), (77, 77, 77)
+
+
+ODD = {name: (content, colour) for name, content, colour in odd_pictures()}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ODD)
+def test_a_picture_of_any_mode_becomes_the_rgb_that_a_person_sees(tmp_path: Path, name: str) -> None:
+    content, colour = ODD[name]
+    suffix = ".jpg" if content[:2] == b"\xff\xd8" else ".png"
+    write_split([Picture("odd", suffix, content, 0)], tmp_path / "train")
+    picture = decode(ShardPictures(tmp_path / "train", None), 0)
+    assert picture.mode == "RGB"
+    seen = picture.getpixel((0, 0))
+    assert isinstance(seen, tuple)
+    assert max(abs(one - other) for one, other in zip(seen, colour, strict=True)) <= 2
+
+
+# What is wrong
+
+
+def test_a_missing_or_empty_place_is_a_usage_error(tmp_path: Path) -> None:
+    assert f"the data path {tmp_path / 'none'} does not exist" in refusal(UsageError, tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "holds no folder 'train'" in refusal(UsageError, tmp_path / "empty")
+    (tmp_path / "bare" / "train").mkdir(parents=True)
+    assert "holds no classes" in refusal(UsageError, tmp_path / "bare")
+    few = image_folder(tmp_path / "few", {"train": {"cat": 3}, "val": {"cat": 1}})
+    assert "batch_size is 4, but /data has 3 training images" in refusal(UsageError, few, data="/data")
+    both = image_folder(tmp_path / "both", {"train": {"cat": 3}, "val": {"cat": 1}})
+    tar(both / "train" / "0.tar", {"x.png": encoded(0), "x.cls": b"0"})
+    assert "holds both shards and class folders" in refusal(UsageError, both)
+
+
+def test_resident_images_that_do_not_fit_are_refused_in_one_sentence() -> None:
+    # More than a process of 64 bits can address, so that no machine begins to fill its memory with them.
+    with pytest.raises(UsageError) as caught:
+        sources(small(data=SYNTHETIC, image_size=1 << 18), None, CPU)
+    assert str(caught.value).startswith(
+        "the images of synthetic, all of them decoded to 262144 x 262144 pixels, do not"
+    )
+    assert "resident=false" in caught.value.remedy
+
+
+def test_a_class_without_images_or_unknown_to_training_is_named(tmp_path: Path) -> None:
+    empty = image_folder(tmp_path / "c", {"train": {"cat": 3, "dog": 0}, "val": {"cat": 1}})
+    assert f"class 'dog' has no images in {empty}/train/dog" in refusal(DataIntegrityError, empty)
+    stranger = image_folder(tmp_path / "s", {"train": {"cat": 4}, "val": {"cow": 1}})
+    assert "classes that train/ lacks: cow" in refusal(DataIntegrityError, stranger)
+    gap = shard_folder(tmp_path / "gap", [0, 1, 3, 3])
+    assert f"class '2' has no images in {gap}/train" in refusal(DataIntegrityError, gap)
+    from_one = shard_folder(tmp_path / "one", [1, 2, 3, 999_999_999])
+    assert "class '0' has no images" in refusal(DataIntegrityError, from_one)
+    named = shard_folder(tmp_path / "named", [0, 1, 1, 0])
+    (named / CLASS_NAMES).write_text("cat\ndog\ncow\n")
+    assert "class 'cow' has no images" in refusal(DataIntegrityError, named)
+
+
+@pytest.mark.parametrize("damage", ["empty", "no image", "PNG cut short", "JPEG cut short", "bomb"])
+@pytest.mark.parametrize("changes", [{"resident": True}, {}, {"loader_workers": 1}], ids=str)
+def test_an_image_that_does_not_decode_is_named(tmp_path: Path, damage: str, changes: dict[str, Any]) -> None:
+    root = image_folder(tmp_path, {"train": {"a": 4}, "val": {"a": 1}})
+    torn = root / "train" / "a" / "2.png"
+    bomb = bytearray(torn.read_bytes())
+    bomb[16:24] = (60_000).to_bytes(4, "big") * 2  # width and height in the header
+    contents = {
+        "empty": b"",
+        "no image": b"no image at all",
+        "PNG cut short": torn.read_bytes()[:900],
+        "JPEG cut short": encoded(2, "JPEG")[:-200],
+        "bomb": bytes(bomb),
+    }
+    torn.write_bytes(contents[damage])
+    message = refusal(DataIntegrityError, root, **changes)
+    assert message.startswith(f"{torn} cannot be decoded (")
+    assert f"{len(contents[damage])} bytes" in message
+
+
+def test_an_image_that_does_not_decode_is_named_with_its_shard(tmp_path: Path) -> None:
+    root = tmp_path
+    tar(root / "train" / "0.tar", {"a.png": encoded(0), "a.cls": b"0", "b.jpg": encoded(1)[:70], "b.cls": b"0"})
+    tar(root / "val" / "0.tar", {"a.png": encoded(0), "a.cls": b"0"})
+    message = refusal(DataIntegrityError, root, batch_size=1)
+    assert message.startswith(f"{root}/train/0.tar: b.jpg cannot be decoded")
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        (
+            {"a.png": b"x", "a.cls": b"0", "b.png": b"x", "c.png": b"x"},
+            "b (and 1 more) has an image but no label (.cls)",
+        ),
+        ({"a.png": b"x", "a.cls": b"0", "b.cls": b"0"}, "b has a label but no image"),
+        ({"a.png": b"x", "a.cls": b"cat"}, "a.cls holds b'cat', not the number of a class"),
+        ({"a.png": b"x", "a.cls": b""}, "a.cls holds b'', not the number of a class"),
+        ({"a.png": b"x", "a.cls": b"-1"}, "a.cls holds b'-1', not the number of a class"),
+        ({"a.png": b"x", "a.cls": b"9" * 30}, "a.cls holds b'99999999999999999999', not the number of a class"),
+        ({"a.png": b"x", "a.jpg": b"x", "a.cls": b"0"}, "has more than one .jpg of a"),
+        ({"readme.txt": b"x"}, "0.tar holds no images"),
+        ({}, "0.tar holds no images"),
+    ],
+)
+def test_a_shard_whose_members_do_not_fit_together_is_refused(
+    tmp_path: Path, members: dict[str, bytes], said: str
+) -> None:
+    shard = tar(tmp_path / "train" / "0.tar", members)
+    message = refusal(DataIntegrityError, tmp_path)
+    assert str(shard) in message
+    assert said in message
+    assert not index_path(shard).exists()
+
+
+def test_labels_that_are_no_class_are_named_with_their_picture(tmp_path: Path) -> None:
+    labels = {f"{number}.cls": b"%d" % (number % 2) for number in range(4)}
+    tar(tmp_path / "train" / "0.tar", {**{f"{number}.png": encoded(number) for number in range(4)}, **labels})
+    tar(tmp_path / "val" / "0.tar", {"v.png": encoded(0), "v.cls": b"2"})
+    message = refusal(DataIntegrityError, tmp_path)
+    assert f"{tmp_path}/val/0.tar: v.png has label 2, but there are only 2 classes" in message
+    (tmp_path / CLASS_NAMES).write_text("cat\n")
+    assert "train/0.tar: 1.png has label 1, but there are only 1 classes" in refusal(DataIntegrityError, tmp_path)
+
+
+def test_a_shard_that_is_cut_short_anywhere_is_refused_with_and_without_an_index(tmp_path: Path) -> None:
+    root = shard_folder(tmp_path, [0, 1, 0], per_shard_megabytes=1)
+    (shard,) = (root / "train").glob("*.tar")
+    whole, index = shard.read_bytes(), index_path(shard).read_bytes()
+    with tarfile.open(shard) as archive:
+        second = archive.getmembers()[2]
+    end = max(at for at in range(512, len(whole) + 1, 512) if whole[at - 512 : at].strip(b"\0"))
+    # In a picture, in a header, between two members, and before the end marker.
+    cuts = [second.offset_data + 100, second.offset + 100, second.offset, end]
+    for cut in cuts:
+        shard.write_bytes(whole[:cut])
+        index_path(shard).write_bytes(index)
+        assert f"{shard} has {cut} bytes, but its index describes {len(whole)}" in refusal(DataIntegrityError, root)
+        index_path(shard).unlink()
+        message = refusal(DataIntegrityError, root)
+        assert f"{shard} is" in message
+        assert "cut short" in message
+    for content in (b"", b"no tar at all" * 100):
+        shard.write_bytes(content)
+        assert "is no tar, or is cut short" in refusal(DataIntegrityError, root)
+
+
+def test_a_damaged_index_is_refused_and_deleting_it_is_enough(tmp_path: Path) -> None:
+    root = shard_folder(tmp_path, [0, 1, 0, 1], per_shard_megabytes=1)
+    (index,) = (root / "train").glob("*.json")
+    whole = index.read_bytes()
+    fields = json.loads(whole)
+    damaged = [
+        b"",
+        whole[:-40],
+        b"[]",
+        b"\xff" + whole,
+        whole.replace(str(fields["offsets"][1]).encode(), str(fields["offsets"][1] + 512).encode()),
+        json.dumps({**fields, "labels": [0, 1, 0]}).encode(),
+        json.dumps({**fields, "version": 2}).encode(),
+        json.dumps({**fields, "extra": 1}).encode(),
+    ]
+    for content in damaged:
+        index.write_bytes(content)
+        message = refusal(DataIntegrityError, root)
+        assert f"{index} is no index of version 1, or is damaged. Delete it" in message
+    index.unlink()
+    assert everything(sources(small(), root, CPU)[0])[1].tolist() == [0, 1, 0, 1]
+    assert index.read_bytes() == whole
+
+
+def test_data_that_changes_or_vanishes_while_it_is_read_is_said(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path / "f", {"train": {"a": 4}, "val": {"a": 1}})
+    train, _ = sources(small(), folder, CPU)
+    (folder / "train" / "a" / "1.png").unlink()
+    with pytest.raises(DataIntegrityError, match=r"a/1.png is gone"):
+        everything(train)
+    (folder / "train" / "a" / "1.png").mkdir()
+    with pytest.raises(PlaceError, match=r"a/1.png cannot be read: Is a directory"):
+        everything(train)
+    root = shard_folder(tmp_path / "s", [0, 1, 0, 1], per_shard_megabytes=1)
+    train, _ = sources(small(), root, CPU)
+    (shard,) = (root / "train").glob("*.tar")
+    os.truncate(shard, 9000)  # in the second picture
+    with pytest.raises(DataIntegrityError, match=r"00000.tar: picture001.png is cut short"):
+        everything(train)
+    shard.unlink()
+    with pytest.raises(DataIntegrityError, match=r"00000.tar is gone"):
+        everything(train)
+
+
+class Deadly:
+    """A store whose 31st picture kills the loader process that reads it."""
+
+    classes: tuple[str, ...] = ("a",)
+    labels = np.zeros(40, dtype=np.int64)
+
+    def __init__(self) -> None:
+        self._parent = os.getpid()
+
+    def read(self, index: int) -> bytes:
+        if index == 30 and os.getpid() != self._parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encoded(index)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+
+def _said_when_a_process_dies() -> tuple[str, str]:
+    try:
+        everything(StreamedImages(Deadly(), small(loader_workers=1), train=True))
+    except PlaceError as error:
+        return error.problem, error.remedy
+    raise AssertionError("nothing was noticed")
+
+
+@pytest.mark.thorough
+def test_a_loader_process_that_is_killed_ends_the_run_with_what_to_do() -> None:
+    # In a thread, as Ray Train calls the training function: torch's handler of dead children is the main thread's, and
+    # one that an earlier test has left there would raise out of turn.
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            problem, remedy = thread.submit(_said_when_a_process_dies).result(60)
+        gc.collect()
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    assert "a process that decodes images has died" in problem
+    assert "larger /dev/shm" in remedy
+
+
+DECODING = """
+import multiprocessing, sys, time
+from pathlib import Path
+import torch
+from tests.workloads.convnext.test_data import CPU, everything, small, sources
+train, _ = sources(small(loader_workers=2), Path(sys.argv[1]), CPU)
+everything(train)
+print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+time.sleep(600)
+"""
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.thorough
+def test_loader_processes_end_with_a_rank_that_is_killed_and_share_what_their_server_has_imported(
+    tmp_path: Path,
+) -> None:
+    root = image_folder(tmp_path, {"train": {"a": 4}, "val": {"a": 1}})
+    rank = subprocess.Popen([sys.executable, "-c", DECODING, str(root)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert rank.stdout is not None
+        decoders = [int(word) for word in rank.stdout.readline().split()]
+        (server,) = {_parent(pid) for pid in decoders}
+        assert len(decoders) == 2 and server != rank.pid and _parent(server) == rank.pid
+        assert "libtorch" in Path(f"/proc/{server}/maps").read_text()
+    finally:
+        rank.kill()
+        rank.communicate()
+    try:
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (server, *decoders)))
+    finally:
+        for pid in (server, *decoders):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_synthetic_images_need_no_place_and_differ_by_class() -> None:
+    train, val = sources(small(data=SYNTHETIC, batch_size=400), None, CPU)
+    assert (len(train), len(val)) == (1600, 256)
+    batch: Batch = next(train.batches(slots(torch.arange(20), 20, 0, 1), 0))
+    assert (batch.images.shape, batch.images.dtype, batch.labels.tolist()) == (
+        (20, 3, 32, 32),
+        torch.uint8,
+        [*range(10)] * 2,
+    )
+    apart = (batch.images[:10].float() - batch.images[10:].float()).abs().mean()
+    mixed = (batch.images[:10].float() - batch.images[10:].roll(1, 0).float()).abs().mean()
+    assert apart < mixed

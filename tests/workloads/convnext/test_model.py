@@ -1,0 +1,161 @@
+"""The model: torchvision's, with stochastic depth drawn per image; and how it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config as inductor
+from torch import Tensor, nn
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+from tests.support.training import CPU, small
+from workloads.convnext.learning import execution
+from workloads.convnext.learning.model import STAGES, AveragedWeights, Block, StochasticDepth, build, parameter_groups
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """As a worker has it."""
+    torch.set_num_threads(1)
+
+
+def grown(model: nn.Module) -> nn.Module:
+    """Layer scales begin at 1e-6, where a block that computes nonsense would go unnoticed."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("layer_scale"):
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(images).square().sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("variant", "parameters"),
+    [("tiny", 28_589_128), ("small", 50_223_688), ("base", 88_591_464), ("large", 197_767_336)],
+)
+def test_the_variants_have_the_parameters_that_torchvision_publishes(variant: Any, parameters: int) -> None:
+    with torch.device("meta"):
+        model = build(variant, classes=1000, seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_the_model_computes_what_torchvisions_computes_with_its_weights() -> None:
+    widths, depths = STAGES["nano"]
+    stages = [CNBlockConfig(*stage) for stage in zip(widths, (*widths[1:], None), depths, strict=True)]
+    theirs, ours = grown(ConvNeXt(stages, num_classes=10)), build("nano", classes=10, seed=0)
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(4, 3, 64, 64)
+    assert torch.allclose(ours(images), theirs(images), atol=1e-5)
+    expected, got = gradients(theirs, images), gradients(ours, images)
+    assert expected.keys() == got.keys()
+    for name, gradient in expected.items():
+        assert torch.allclose(got[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max())), name
+
+
+def test_weights_and_gradients_are_channels_last() -> None:
+    model = build("nano", classes=10, seed=0)
+    model(torch.randn(2, 3, 64, 64)).sum().backward()
+    kernels = [parameter for parameter in model.parameters() if parameter.dim() == 4]
+    assert len(kernels) == 9
+    for kernel in kernels:
+        assert kernel.grad is not None
+        assert kernel.stride() == kernel.grad.stride()
+        assert kernel.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_stochastic_depth_skips_the_stated_share_and_keeps_the_mean() -> None:
+    model = build("nano", classes=10, seed=0)
+    depth = StochasticDepth(model, 0.4, seed=3, device=CPU)
+    depth.draw(torch.arange(20_000), epoch=2)
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    kept = torch.stack([block.keep.flatten() for block in blocks if block.keep is not None])
+    assert kept.shape == (5, 20_000)
+    assert (kept == 0).float().mean(1).tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.4], abs=0.012)
+    assert kept.mean(1).tolist() == pytest.approx([1] * 5, abs=0.02)
+    depth.draw(torch.tensor([7, 3]), epoch=2)
+    assert [block.keep.flatten().tolist() for block in blocks if block.keep is not None] == kept[:, [7, 3]].tolist()
+    depth.draw(torch.arange(20_000), epoch=3)
+    assert not torch.equal(torch.stack([block.keep.flatten() for block in blocks if block.keep is not None]), kept)
+
+
+def test_a_skipped_block_is_the_identity_in_training_and_runs_in_evaluation() -> None:
+    block = Block(8, 1.0, 0.0)
+    images = torch.randn(2, 8, 6, 6)
+    block.keep = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+    out = block(images)
+    assert torch.equal(out[0], images[0])
+    assert not torch.allclose(out[1], images[1], atol=1e-3)
+    assert not torch.allclose(block.eval()(images)[0], images[0], atol=1e-3)
+
+
+def test_only_matrices_and_kernels_decay() -> None:
+    model = build("nano", classes=10, seed=0)
+    decayed, others = (group["params"] for group in parameter_groups(model, 0.05))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert len(decayed) + len(others) == len(names)
+    assert {names[id(parameter)].rsplit(".", 1)[1] for parameter in decayed} == {"weight"}
+    assert all("layer_scale" in names[id(p)] or p.dim() == 1 for p in others)
+
+
+def test_the_average_follows_the_weights_and_takes_their_place_only_for_a_while() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 0.0)
+    average = AveragedWeights(model, 0.5)
+    nn.init.constant_(model.weight, 8.0)
+    average.update(step=1000)
+    with average.in_place():
+        assert model.weight.item() == 4.0
+    assert model.weight.item() == 8.0
+    assert average.state()[0].item() == 4.0
+    # Early on the average would still be the initial weights: its decay begins at 2/11.
+    average.update(step=1)
+    assert average.state()[0].item() == pytest.approx(8 - 4 * 2 / 11)
+
+
+@pytest.mark.thorough
+def test_without_a_compiler_the_model_runs_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _, _ = execution.executable(small(), 10, CPU, 2)
+    monkeypatch.setattr(inductor.cpp, "cxx", ("/nowhere/c++",))
+    monkeypatch.setattr(inductor, "force_disable_caches", True)
+    with pytest.warns(UserWarning, match="force_disable_caches"):
+        model, depth, notes = execution.executable(small(compile=True, drop_path=0.1), 10, CPU, 2)
+    assert len(notes) == 1
+    assert notes[0].startswith("torch.compile does not work here (InductorError: InvalidCxxCompiler: No working C++")
+    assert notes[0].endswith("; the model runs eager")
+    assert depth is not None
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model.eval()(images), plain.eval()(images))
+
+
+@pytest.mark.thorough
+def test_a_compiled_model_computes_what_an_eager_one_computes() -> None:
+    config = small(compile=True, drop_path=0.5)
+    images = torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    captured = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        captured.append(graph)
+        return graph.forward
+
+    # Everything but Inductor's own code, which takes most of a minute to build.
+    with torch.compiler.set_stance("default", force_backend=backend):
+        model, depth, notes = execution.executable(config, 10, CPU, 4)
+        assert (notes, len(captured)) == ([], 9), "four sizes of blocks, five other parts"
+        assert depth is not None
+        assert model.state_dict().keys() == build("nano", classes=10, seed=0).state_dict().keys()
+        depth.draw(torch.arange(4), epoch=1)
+        compiled = gradients(grown(model), images)
+        assert len(captured) == 9, "another step compiled again"
+        with execution.eager(config):
+            eager = gradients(model, images)
+            model.eval()(images[:3])
+        assert len(captured) == 9, "evaluation compiled"
+    for name, gradient in eager.items():
+        assert torch.allclose(compiled[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max())), name

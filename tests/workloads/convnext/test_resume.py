@@ -1,0 +1,118 @@
+"""What a run goes on from, and which failures it goes on after."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision
+
+from tests.support.training import on_two_ranks
+from workloads.checkpoints import manifest
+from workloads.checkpoints import state as checkpoint_state
+from workloads.checkpoints.store import Checkpoint, CheckpointStore
+from workloads.convnext.run import trainer, worker
+from workloads.errors import AuthError, DataIntegrityError, PlaceError, UsageError, WorkloadError
+from workloads.reporting.journal import Journal
+from workloads.reporting.tracking import parse
+from workloads.storage.folders import locate
+
+
+class Damaged(CheckpointStore):
+    """A store that does not get the bytes of step 2."""
+
+    def load(self, name: str, identity: Mapping[str, Any]) -> Checkpoint:
+        if manifest.step_of(name) == 2:
+            raise DataIntegrityError("a shard has another hash.", "")
+        return super().load(name, identity)
+
+
+def agreed(folder: str) -> tuple[str | None, list[str]]:
+    """What this rank of two goes on from; to rank 1, the newest checkpoint is damaged."""
+    said: list[str] = []
+    kind = Damaged if dist.get_rank() == 1 else CheckpointStore
+    found = worker.agree(kind(locate(folder), keep=2), {}, dist.get_rank(), 2, said.append)
+    return found.name if found else None, said
+
+
+def test_what_another_rank_could_not_read_is_kept_and_what_is_damaged_is_not(tmp_path: Path) -> None:
+    store = CheckpointStore(locate(tmp_path), keep=1)
+    first = store.save({"step": 1}, 1, {}, {}).name
+    second, third = (store.write({"step": step}, step, {}, {}, threading.Event()).name for step in (2, 3))
+    (tmp_path / third / checkpoint_state.STRUCTURE).write_bytes(b"other bytes")
+    assert (found := store.newest({}, lambda _: None, {second})) and found.name == first
+    assert store.collect(first) == [third]
+    assert store.committed() == [first, second]
+    # Neither does the next save remove itself, though it is older than the one that is kept.
+    earlier = store.save({"step": 1}, 1, {}, {}).name
+    assert set(store.committed()) == {earlier, second}
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(tmp_path: Path) -> None:
+    store = CheckpointStore(locate(tmp_path), keep=2)
+    names = [store.save({"step": step}, step, {}, {}).name for step in (1, 2)]
+    ((first, said), _), ((second, _), _) = on_two_ranks(partial(agreed, str(tmp_path)))
+    assert first == second == names[0]
+    assert said == [f"checkpoint {names[1]} is passed over: rank 1 cannot read it: a shard has another hash."]
+
+
+def test_where_no_checkpoint_is_good_for_every_rank_the_run_does_not_begin_anew(tmp_path: Path) -> None:
+    store = CheckpointStore(locate(tmp_path), keep=2)
+    name = store.save({"step": 1}, 1, {}, {}).name
+    with pytest.raises(DataIntegrityError, match="verifies for every reader"):
+        store.newest({}, print, {name})
+
+
+@pytest.mark.parametrize("error", [PlaceError("no mount.", "Wait."), AuthError("no token.", "Wait.")])
+def test_what_may_pass_ends_a_run_that_has_trained_nothing_and_no_other(tmp_path: Path, error: WorkloadError) -> None:
+    controller = trainer.Controller(tmp_path / "journal.jsonl")
+    with pytest.raises(type(error)):
+        controller.after_exception(None, {1: error})
+    controller.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
+    controller.after_exception(None, {1: error})
+    told = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert told[-1]["text"].startswith(f"lost rank 1 ({error.problem.rstrip('.')}); going on from the newest")
+    with pytest.raises(UsageError):
+        controller.after_exception(None, {1: UsageError("no such model.", "Name another.")})
+
+
+def test_why_a_rank_was_lost_is_told_in_whole_words(tmp_path: Path) -> None:
+    controller = trainer.Controller(tmp_path / "journal.jsonl")
+    words = [f"word-{number}" for number in range(99)]
+    controller.after_exception(None, {1: RuntimeError("Traceback\n" + " ".join(words))})
+    told = json.loads((tmp_path / "journal.jsonl").read_text())["text"]
+    shown = told.removeprefix("lost rank 1 (").removesuffix(" ...); going on from the newest checkpoint").split()
+    assert shown == words[: len(shown)] and len(shown) > 20
+
+
+def test_a_journal_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    place = tmp_path / "results"
+    place.write_text("a file, where a folder should be")
+    controller = trainer.Controller(place / "journal.jsonl")
+    controller.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
+    controller.after_exception(None, {1: RuntimeError("killed")})
+    place.unlink()
+    controller.after_report(None, [{"records": [{"event": "step", "step": 2}]}], None)
+    told = parse((place / "journal.jsonl").read_text())
+    assert [record["step"] for record in told if record["event"] == "step"] == [1, 2]
+
+
+def test_a_run_does_not_grow_without_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "journal.jsonl"
+    policy: Any = object.__new__(trainer.Scaling)
+    policy._journal = Journal(journal)
+    monkeypatch.setattr(trainer.ray, "wait", lambda *_, **__: ([], []))
+    worker_asked: Any = SimpleNamespace()
+    policy._growth = trainer._Growth(worker_asked, worker_asked, worker_asked, until=time.monotonic() - 1)
+    assert isinstance(policy._grown(policy._growth), NoopDecision)
+    assert policy._growth is None
+    assert "growing is left for later" in journal.read_text()

@@ -1,0 +1,302 @@
+"""The command `train` up to where Ray comes in: its flags, and what it makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.__main__ import main
+from workloads.checkpoints import state as checkpoint_state
+from workloads.checkpoints.store import CheckpointStore
+from workloads.cluster import session
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images import location
+from workloads.convnext.run import train
+from workloads.environment import DATA_MOUNT, ClusterEnvironment
+from workloads.errors import PlaceError, UsageError
+from workloads.storage.folders import locate
+
+FLAGS = {
+    *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
+    *("--storage", "--results", "--wandb", "--wandb-key-file", "--address", "--timeout", "--dry-run", "--json"),
+    *("--set", "--require-fabric", "--no-require-fabric"),
+}
+"""The whole surface: a flag more is a decision, not an accident."""
+
+
+def options(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def cluster(**changes: Any) -> ClusterEnvironment:
+    values = {field.name: 0 if field.type == "int" else "" for field in dataclasses.fields(ClusterEnvironment)}
+    return ClusterEnvironment.from_mapping({**values, **changes})
+
+
+def test_the_flags_are_these_and_each_tuned_one_is_a_field_of_the_configuration() -> None:
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    assert {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"} == FLAGS
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert set(train.TUNED_FIELDS) <= fields
+    assert {"--" + name.replace("_", "-") for name in train.TUNED_FIELDS} <= FLAGS
+
+
+def test_a_flag_changes_its_field_and_leaves_the_recipe_alone() -> None:
+    laptop = session.Place(address=None, environment=None)
+    run = train.plan(options("--run", "a", "--epochs", "3", "--batch-size", "32", "--learning-rate", "0.01"), laptop)
+    recipe = train.configuration.digits_laptop()
+    assert run.config == dataclasses.replace(recipe, epochs=3, batch_size=32, learning_rate=0.01)
+    assert (run.workers, run.gpus_per_node) == (train.CPU_WORKERS, 0)
+    assert run.folder.uri.endswith("/.oasis/runs/a")
+
+
+def test_the_place_decides_workers_and_storage() -> None:
+    gpus = cluster(gpus_per_node=8, gpu_max_nodes=2, runs_uri="gs://oasis-runs")
+    run = train.plan(
+        options("--run", "a", "--recipe", "imagenet_a3_ultra"), session.Place(address="h", environment=gpus)
+    )
+    assert (run.least_workers, run.workers, run.gpus_per_node, run.gpu_max_nodes) == (8, 8, 8, 2)
+    assert run.folder.uri == "gs://oasis-runs/a"
+    assert (run.strategy, run.bundles[0], len(run.bundles)) == ("PACK", {"GPU": 1, "CPU": 1}, 8)
+
+
+@pytest.mark.parametrize(("given", "least", "most"), [("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2)])
+def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: int) -> None:
+    run = train.plan(options("--workers", given), session.Place(address=None, environment=None))
+    assert (run.least_workers, run.workers) == (least, most)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--run", "Big Run"), "--run is 'Big Run'; a name has up to 63 of"),
+        (("--run", "../up"), "--run is '../up'"),
+        (("--workers", "0"), "--workers is 0; it is a number or MIN:MAX, from 1 to 64"),
+        (("--workers", "65"), "--workers is 65"),
+        (("--workers", "4:2"), "--workers is 4:2"),
+        (("--workers", "1:"), "--workers is 1:;"),
+        (("--workers", "many"), "--workers is many"),
+        (("--storage", "s3://bucket"), "is neither gs://BUCKET/PATH nor a local path"),
+        (("--recipe", "imagenet"), "there is no recipe 'imagenet'; there are digits_laptop, imagenet_a3_ultra"),
+        (("--model", "huge"), "model is 'huge' but must be one of"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        train.plan(options(*flags), session.Place(address=None, environment=None))
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "remedy"),
+    [
+        (None, "The embedded Ray did not start: The current node timed out.", "with less running beside it"),
+        ("10.0.0.1:6379", "No Ray answers at 10.0.0.1:6379: The current node timed out.", "leave --address out"),
+    ],
+)
+def test_a_ray_that_is_not_up_in_time_is_told_in_one_message(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, said: str, remedy: str
+) -> None:
+    def slow(**_options: object) -> None:
+        raise Exception("The current node timed out.\nMore of it.")  # ray 2.60, _private/node.py: raised as it is here
+
+    monkeypatch.setattr("ray.init", slow)
+    with pytest.raises(PlaceError) as caught, session.connect(session.Place(address=address, environment=None)):
+        pass
+    assert caught.value.problem == said
+    assert remedy in caught.value.remedy
+
+
+def test_a_data_name_is_below_the_mount_and_a_path_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OASIS_DATA_MOUNT", raising=False)
+    assert str(location.data_folder("digits")) == f"{DATA_MOUNT}/digits"
+    monkeypatch.setenv("OASIS_DATA_MOUNT", "/mnt/elsewhere")
+    assert str(location.data_folder("digits")) == "/mnt/elsewhere/digits"
+    assert str(location.data_folder("/srv/digits")) == "/srv/digits"
+    assert location.data_folder("synthetic") is None
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place without a stack and without Ray, in which an embedded Ray is never reached."""
+    for name in [name for name in os.environ if name.startswith(("OASIS_", "RAY_", "WANDB_"))]:
+        monkeypatch.delenv(name)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr(session, "connect", refuse)
+    monkeypatch.setattr(session, "prepare", lambda address: session.Place(address=address, environment=None))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_bad_data_storage_and_recipe_are_answered_before_ray_starts(
+    laptop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*flags: str) -> tuple[int, str]:
+        code = main(["train", "--wandb", "off", *flags])
+        return code, capsys.readouterr().err
+
+    (laptop / "halves" / "train").mkdir(parents=True)
+    (laptop / "a-file").touch()
+    (laptop / "whole" / "train").mkdir(parents=True)
+    (laptop / "whole" / "val").mkdir()
+    for flags, code, message in [
+        (("--data", "/nonexistent"), 2, "the data path /nonexistent does not exist."),
+        (("--data", str(laptop / "a-file")), 2, "a-file is no folder."),
+        (("--data", str(laptop / "halves")), 2, "halves holds no folder 'val'."),
+        (("--recipe", "imagenet"), 2, "there is no recipe 'imagenet'"),
+        (("--data", "synthetic", "--storage", str(laptop / "a-file")), 8, "a-file"),
+        (("--data", str(laptop / "whole"), "--storage", "/proc"), 8, "/proc"),
+        (("--data", str(laptop / "whole"), "--results", str(laptop / "a-file")), 8, "cannot write results to"),
+        (("--data", str(laptop / "whole"), "--results", "/proc"), 8, "Name another folder with --results"),
+    ]:
+        found, said = refused(*flags)
+        assert (found, message in said) == (code, True), (flags, said)
+    with pytest.raises(AssertionError, match="Ray was started"):  # nothing is wrong with these
+        refused("--data", str(laptop / "whole"))
+
+
+def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = f"{tmp_path}/scratch/imagenet"
+    assert location.check_data(elsewhere, here=False) == (
+        f"{elsewhere} cannot be seen from here; whether it is there, the workers will say"
+    )
+    monkeypatch.setenv("OASIS_DATA_MOUNT", str(tmp_path))  # a mount that this machine has shows what is not in it
+    with pytest.raises(UsageError, match="does not exist"):
+        location.check_data("imagenet", here=False)
+
+
+def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--data", "/nonexistent", "--workers", "1:3", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing was started" in said
+    assert main(["train", "--dry-run", "--json"]) == 0
+    place = json.loads(capsys.readouterr().out)["settings"]["data-place"]["value"]
+    assert place == str(laptop / ".oasis" / "data" / "digits")  # where the run itself writes and reads them
+    assert "asked of Ray: 3 x [1 CPU], placed SPREAD" in said
+    assert list(laptop.iterdir()) == []
+
+
+def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ray_starts(
+    laptop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = train.configuration.from_recipe("digits_laptop", data="synthetic", epochs=2)
+    folder = locate(laptop / ".oasis/runs/a")
+    store = CheckpointStore(folder.child("checkpoints"), 2)
+
+    def again(*flags: str) -> int:
+        capsys.readouterr()
+        return main(["train", "--run", "a", "--data", "synthetic", "--wandb", "off", *flags])
+
+    def saved(step: int, epoch: int) -> str:
+        return store.save({}, step, config.identity, {"epoch": epoch}).name
+
+    saved(10, 1)
+    for flags in (("--model", "tiny"), ("--seed", "1"), ("--set", "ema_decay=0")):
+        assert again(*flags) == 2
+        assert "belong to another run" in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="Ray was started"):
+        again("--epochs", "2")
+    newest = saved(20, 2)
+    with pytest.raises(AssertionError, match="Ray was started"):  # no end has been written down
+        again("--epochs", "2")
+    summary = {"run": "a", "model": "nano", "data": "synthetic", "steps": 20, "val/accuracy": 0.5, "val/images": 9}
+    folder.child("results").write("summary.json", json.dumps(summary).encode())
+    assert again("--epochs", "2") == 0
+    said = capsys.readouterr().out
+    assert "all epochs (2) of run a are complete; raise --epochs to train on" in said
+    assert "run a is complete: validation accuracy 50.00% on 9 images after 20 steps" in said
+    assert (laptop / ".oasis/results/a/curve.png").exists()
+    with pytest.raises(AssertionError, match="Ray was started"):
+        again("--epochs", "3")
+    folder.child("checkpoints", newest).write(checkpoint_state.STRUCTURE, b"rot")
+    with pytest.raises(AssertionError, match="Ray was started"):  # the workers pass it over, and train on
+        again("--epochs", "2")
+
+
+@pytest.mark.thorough
+def test_what_runs_beside_the_workers_imports_no_torch() -> None:
+    # Half a gigabyte for each of them: driver, Ray Train's controller, lease.
+    modules = "driver", "trainer", "lease", "train_group"
+    script = f"import sys; {'; '.join(f'import workloads.convnext.{name}' for name in modules)}"
+    script += "; print(sorted(set(sys.modules) & {'torch', 'torchvision'}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_environment_is_as_before_when_a_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workloads.convnext.run import driver
+
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "7")
+    monkeypatch.delenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", raising=False)
+    run = train.plan(options(), session.Place(address=None, environment=None))
+    before = dict(os.environ)
+    with driver._settings(dataclasses.replace(run, collective_timeout=5)):
+        assert os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] == "5"
+        assert os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "7"
+    assert dict(os.environ) == before
+
+
+def test_a_run_may_fail_as_often_as_it_gets_on(tmp_path: Path) -> None:
+    from ray.train.v2._internal.execution.failure_handling import FailureDecision
+    from ray.train.v2.api.exceptions import WorkerGroupError
+
+    from workloads.checkpoints import manifest
+    from workloads.convnext.run import trainer
+    from workloads.storage.folders import locate
+
+    folder = locate(tmp_path)
+    retries = trainer.Retries(folder)
+    lost = WorkerGroupError("lost", {0: RuntimeError("killed")})
+    for step in range(1, 8):
+        manifest.commit(folder.child(manifest.new_name(step)), {"step": step, "files": {}})
+        assert [retries.make_decision(lost) for _ in range(trainer.FAILURES)] == [FailureDecision.RETRY] * 3
+    assert retries.make_decision(lost) == FailureDecision.RAISE
+
+
+def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+    from ray.train.v2._internal.execution.failure_handling import FailureDecision
+    from ray.train.v2.api.exceptions import ControllerError
+
+    from workloads.checkpoints import manifest
+    from workloads.convnext.run import trainer
+    from workloads.storage.folders import locate
+
+    folder = locate(tmp_path)
+    retries = trainer.Retries(folder)
+    late = ControllerError(WorkerGroupStartupTimeoutError(2))
+    assert [retries.make_decision(late) for _ in range(3)] == [FailureDecision.RETRY] * 3
+    manifest.commit(folder.child(manifest.new_name(1)), {"step": 1, "files": {}})
+    decisions = [retries.make_decision(late) for _ in range(4)]
+    assert decisions == [FailureDecision.RETRY] * 3 + [FailureDecision.RAISE]
+    assert trainer.Retries(folder).make_decision(ControllerError(RuntimeError("a bug"))) == FailureDecision.RAISE
+
+
+def test_the_end_of_a_nodes_run_duration_is_reckoned_from_its_start(tmp_path: Path) -> None:
+    from workloads.convnext.run import notice
+
+    uptime = tmp_path / "uptime"
+    uptime.write_text("1000.50 7.25\n")
+    assert notice.run_until({}, uptime) is None
+    assert notice.run_until({"OASIS_MAX_RUN_SECONDS": "0"}, uptime) is None
+    ends = notice.run_until({"OASIS_MAX_RUN_SECONDS": "604800"}, uptime)
+    assert ends is not None
+    assert abs(ends - (time.time() + 604800 - 1000.5)) < 5

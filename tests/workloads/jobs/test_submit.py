@@ -1,0 +1,480 @@
+"""Submission from a laptop: finding the stack, the way to its dashboard, and a job followed over a bad connection."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray._private import ray_constants
+
+from tests.support import fake_ray, stub_kubectl
+from tests.support.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
+from tests.support.loopback import Reply
+from tests.support.stub_kubectl import OUTPUTS
+from workloads import __main__ as command_line
+from workloads.errors import PlaceError
+from workloads.jobs import follow, submit, working_dir
+
+
+@pytest.fixture
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    """A stack whose dashboard answers at its URL, and a kubectl that knows it."""
+    with fake_ray.standing(tmp_path, monkeypatch) as found:
+        yield found
+
+
+def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.exit_code = 42
+    assert command_line.main(["submit", "--", "python3", "hello world.py"]) == 42
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
+    assert ray.submitted["entrypoint"] == "python3 'hello world.py'"
+    assert ray.submitted["entrypoint_resources"] == {"driver": 0.01}
+    assert not ray.submitted.get("entrypoint_num_cpus")
+
+
+def test_an_exit_code_of_another_program_is_not_taken_for_one_of_ours(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.exit_code = 3
+    for command, own in ((["ls"], True), (["bench"], False)):
+        ray.submitted.clear()
+        assert command_line.main(["submit", "--", *command]) == 3
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert "ended with exit code 3" in last and ("its command's own" in last) is own
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, pytest.param(0.5, marks=pytest.mark.thorough)])
+def test_a_connection_that_breaks_loses_no_line_and_repeats_none(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
+    follower = follow.Follower(_jobs(ray), "x")
+    ray.broken = share
+    assert follow.exit_code(follower.run()) == 0
+    assert capsys.readouterr().out.splitlines() == ray.lines
+
+
+def test_our_own_commands_take_the_package_along_and_report_as_json(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.lines = [json.dumps({"event": "note", "text": "hello from the job"})]
+    assert command_line.main(["submit", "--", "bench", "--nodes", "2"]) == 0
+    assert "hello from the job" in capsys.readouterr().out.splitlines()
+    assert ray.submitted["entrypoint"] == "python -m workloads bench --nodes 2"
+    assert ray.submitted["runtime_env"]["env_vars"]["OASIS_PROGRESS"] == "json"
+    assert ray.submitted["runtime_env"]["working_dir"].startswith("gcs://")
+
+
+def test_a_detached_job_leaves_its_id_on_stdout_and_how_to_attach_on_stderr(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["submit", "--detach", "--context", "far away", "--", "sleep", "100"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.split() == [ray.submitted["submission_id"]]
+    assert f"jobs attach {printed.out.strip()} --context 'far away'" in printed.err
+
+
+def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job(
+    ray: FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "project"
+    wanted = ["job.py", "src/data/loader.py", "kept.tar"]
+    unwanted = [".git/HEAD", ".env", "a.ckpt", "data/1.jpg", "my-venv/pyvenv.cfg", "my-venv/bin/python", "src/b.pt"]
+    unwanted += ["ignored/c.txt", "own.bin"]
+    for name in (*wanted, *unwanted):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    (folder / ".gitignore").write_text("ignored\n")
+    environment = tmp_path / "env.yaml"
+    environment.write_text("env_vars: {A: b}\nexcludes: ['*.bin', '!kept.tar']\n")
+    arguments = ["--working-dir", str(folder), "--runtime-env", str(environment), "--env", "C=d=e"]
+    assert command_line.main(["submit", *arguments, "--", "python", "job.py"]) == 0
+    variables = ray.submitted["runtime_env"]["env_vars"]
+    assert (variables["A"], variables["C"]) == ("b", "d=e")
+    assert _uploaded(ray) == {*wanted, ".gitignore"}
+    said = capsys.readouterr().err
+    assert "4 files" in said and "left out: .env, .git, a.ckpt, data, ignored, my-venv, own.bin" in said
+
+
+def test_a_working_directory_that_is_too_large_is_refused_with_the_names_of_what_makes_it_large(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(working_dir, "LIMIT_BYTES", 5_000)
+    (tmp_path / "images").mkdir()
+    for name in ("images/1.jpg", "images/2.jpg", "video.mp4"):
+        (tmp_path / name).write_bytes(bytes(2_000))
+    assert command_line.main(["submit", "--working-dir", str(tmp_path), "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "images 4.0 kB, video.mp4 2.0 kB" in said and ".rayignore" in said
+    assert not ray.submitted and not ray.packages
+
+
+def test_the_limit_is_what_ray_s_jobs_api_takes() -> None:
+    assert ray_constants.DASHBOARD_CLIENT_MAX_SIZE == working_dir.LIMIT_BYTES
+
+
+def test_a_file_that_one_of_our_commands_names_travels_with_it(ray: FakeRay, tmp_path: Path) -> None:
+    space, key = tmp_path / "space.yaml", tmp_path / "key"
+    for file in (space, key):
+        file.write_text("lr: [0.1]\n")
+    assert command_line.main(["submit", "--", "tune", f"--space={space}", str(space), "--key-file", str(key)]) == 0
+    words = ray.submitted["entrypoint"].split()
+    assert words[4:] == ["--space=arguments/space.yaml", "arguments/space.yaml", "--key-file", str(key)]
+    assert {"arguments/space.yaml", "workloads/jobs/submit.py", "workloads/convnext/learning/model.py"} <= _uploaded(
+        ray
+    )
+    assert not any("key" in name.split("/") for name in _uploaded(ray))
+
+
+def test_what_the_command_takes_is_asked_for_by_ray_s_own_parameters(ray: FakeRay) -> None:
+    arguments = ["--entrypoint-num-cpus", "2", "--resources", '{"GPU": 1, "memory": 1e9}']
+    assert command_line.main(["submit", *arguments, "--", "true"]) == 0
+    asked = {name: value for name, value in ray.submitted.items() if name.startswith("entrypoint_") and value}
+    assert asked == {"entrypoint_num_cpus": 2, "entrypoint_num_gpus": 1, "entrypoint_memory": 1_000_000_000}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--entrypoint-resources", '{"CPU": 1000}'],
+        ["--num-gpus", "9"],
+        ["--num-cpus", "201"],
+        ["--resources", '{"driver": 1, "CPU": 1}'],
+        ["--ray-job", "--resources", '{"TPU": 1}'],
+    ],
+)
+def test_what_no_node_can_ever_have_is_refused_at_once(
+    ray: FakeRay, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command_line.main(["submit", *arguments, "--", "true"]) == 3
+    said = capsys.readouterr().err
+    assert "worker group cpu: up to 4 x 8 CPU" in said and "worker group gpu: up to 2 x 200 CPU, 8 GPU" in said
+    assert not ray.submitted and not stub_kubectl.ray_jobs(tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_wait_for_a_node_says_why_and_ends_with_the_exit_code_for_capacity(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
+    pod = {
+        "metadata": {"name": "gpu-1", "uid": "1", "labels": {"ray.io/group": "gpu"}},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
+    at = replace(OUTPUTS, ray_dashboard_url=ray.url)
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at, TOKEN, pods=[pod]))
+    monkeypatch.setattr(follow, "_SILENCE_SECONDS", 0)
+    ray.pending, ray.exit_code, ray.message = 3, -1, "configured by RAY_JOB_START_TIMEOUT_SECONDS."
+    assert command_line.main(["submit", "--num-gpus", "8", "--", "true"]) == 4
+    assert "0/2 nodes are available" in capsys.readouterr().err
+
+
+def test_an_answer_to_a_submission_that_was_lost_is_not_a_second_submission(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, lost = FakeRay.answer, []
+
+    def lose_one(fake: FakeRay, method: str, path: str, body: bytes) -> Reply:
+        answered = answer(fake, method, path, body)
+        if method == "POST" and path == "/api/jobs/" and not lost:
+            lost.append(path)
+            return None
+        return answered
+
+    monkeypatch.setattr(FakeRay, "answer", lose_one)
+    assert command_line.main(["submit", "--", "true"]) == 0
+    assert lost
+
+
+def test_where_the_url_does_not_answer_a_port_forward_on_loopback_is_made_and_ended(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = replace(OUTPUTS, ray_dashboard_url="http://127.0.0.1:1")
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, dead, TOKEN, ray.port))
+    assert command_line.main(["submit", "--", "true"]) == 0
+    [forward] = stub_kubectl.forwards(tmp_path)
+    assert not Path(f"/proc/{forward}").exists()
+
+
+def test_somebody_else_s_ray_at_the_url_is_passed_by(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FakeRay()
+    other.token = "another"
+    try:
+        at_other = replace(OUTPUTS, ray_dashboard_url=other.url)
+        monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at_other, TOKEN, ray.port))
+        assert command_line.main(["submit", "--", "true"]) == 0
+    finally:
+        other.close()
+    assert ray.submitted and not other.submitted
+
+
+def test_a_refused_token_is_an_authentication_failure(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ray.token = "renewed"
+    assert command_line.main(["submit", "--", "true"]) == 7
+    assert "refuses the stack's token" in capsys.readouterr().err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in stub_kubectl.forwards(tmp_path))
+
+
+def test_a_secret_that_may_not_be_read_and_a_cluster_without_a_stack_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, OUTPUTS, token=""))
+    assert command_line.main(["jobs", "list"]) == 7
+    assert "is forbidden" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, None, TOKEN))
+    assert command_line.main(["jobs", "list"]) == 8
+    assert "pulumi up" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert command_line.main(["status"]) == 8
+    assert "kubectl is not installed" in capsys.readouterr().err
+
+
+def test_with_a_stack_kubectl_must_point_at_the_same_cluster(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = replace(OUTPUTS, ray_dashboard_url=ray.url)
+    pulumi = tmp_path / "pulumi"
+
+    def outputs(values: dict[str, Any]) -> None:
+        pulumi.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(values)}\nEND\n")
+        pulumi.chmod(0o755)
+
+    outputs({**vars(at), "gpus_per_node": 8.0, "kubeconfig": "[secret]"})
+    assert command_line.main(["submit", "--stack", "dev", "--", "true"]) == 0
+    outputs({**vars(at), "cluster_name": "the-other-one"})
+    assert command_line.main(["submit", "--stack", "dev", "--", "true"]) == 2
+    assert "get_credentials_command --stack dev" in capsys.readouterr().err
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """What `submit --dry-run --json` says: each setting with its origin, the rest as it is."""
+    capsys.readouterr()
+    assert command_line.main(["submit", "--dry-run", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return found | {name: (one["value"], one["origin"]) for name, one in found["settings"].items()}
+
+
+def test_a_dry_run_says_what_a_job_would_use_and_who_says_so_and_submits_nothing(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Whoever may read the ConfigMap, and not the token, may ask.
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, replace(OUTPUTS, ray_dashboard_url=ray.url), token=""))
+    words = ["--", "train", "--recipe", "imagenet_a3_ultra", "--workers", "16", "--run", "first"]
+    found = dry_run(capsys, *words)
+    told = "the stack's ConfigMap oasis-environment"
+    assert (found["recipe"], found["workers"]) == (
+        ("imagenet_a3_ultra", "flag --recipe"),
+        ("16", "flag --workers"),
+    )
+    assert (found["require-fabric"], found["storage"]) == ((True, told), ("gs://test-runs/first", told))
+    assert (found["model"][1], found["rdma-nics"]) == ("recipe imagenet_a3_ultra", (8, told))
+    assert found["address"] == ("RayCluster oasis", "where the job runs")
+    assert found["request"] == {"bundles": [{"CPU": 1, "GPU": 1}] * 16, "strategy": "PACK"}
+    pulumi = tmp_path / "pulumi"
+    pulumi.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(vars(OUTPUTS))}\nEND\n")
+    pulumi.chmod(0o755)
+    found = dry_run(capsys, "--stack", "dev", "--ray-job", *words)
+    assert (found["storage"], found["rdma-nics"]) == (("gs://test-runs/first", "stack dev"), (8, "stack dev"))
+    assert found["address"] == ("a cluster of its own", "where the job runs")
+    assert command_line.main(["submit", "--dry-run", *words]) == 0
+    printed = capsys.readouterr()
+    assert "not submitted: `python -m workloads train --recipe" in printed.err and "0.01 driver" in printed.err
+    assert "asked of Ray: 16 x [1 GPU, 1 CPU], placed PACK\nnothing was started" in printed.out
+    assert not ray.submitted and not ray.packages and not stub_kubectl.ray_jobs(tmp_path)
+
+
+def test_a_dry_run_of_each_command_of_ours_and_of_any_other_program_has_the_stack_s_values(
+    tmp_path: Path, ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("batch_size: [16, 64]\n")
+    commands = {
+        "train": ["train"],
+        "tune": ["tune", "--samples", "2", "--space", str(space)],
+        "sweep": ["sweep", "--space", str(space)],
+        "bench": ["bench", "--nodes", "4"],
+    }
+    assert set(commands) == {name for name, command in command_line.COMMANDS.items() if command.explains}
+    assert set(commands) < set(submit.OWN_COMMANDS)
+    told = "the stack's ConfigMap oasis-environment"
+    for name, command in commands.items():
+        found = dry_run(capsys, "--", *command)
+        assert found["gpus-per-node"] == (8, told)
+        assert sum(bundle["GPU"] for bundle in found["request"]["bundles"]) == (32 if name == "bench" else 8)
+        assert len(found.get("trials", ())) == (2 if "--space" in command else 0)
+    for command, entrypoint in (
+        (["python3", "a b.py"], "python3 'a b.py'"),
+        (["digits", "--to", "gs://x"], "python -m workloads digits --to gs://x"),
+    ):
+        found = dry_run(capsys, "--", *command)
+        assert (found["entrypoint"], found["gpus-per-node"]) == ((entrypoint, "the command"), (8, told))
+        assert found["request"]["bundles"] == [{"driver": 0.01}]
+    assert not ray.submitted
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["train", "--workers", "0"], 2, "--workers is 0"),
+        (["bench", "--nodes", "5"], 3, "5"),
+        (["bench", "predict"], 2, "bench predict needs no cluster"),
+        (["tune", "--space", "/nowhere.yaml"], 2, "/nowhere.yaml cannot be read"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_job_would_refuse(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    assert command_line.main(["submit", "--dry-run", "--", *words]) == code
+    assert said in capsys.readouterr().err
+    assert not ray.submitted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no command"),
+        (["--"], "no command"),
+        (["--working-dir", "/nowhere", "--", "true"], "/nowhere"),
+        (["--runtime-env", "/nowhere.yaml", "--", "true"], "/nowhere.yaml"),
+        (["--entrypoint-resources", "driver=1", "--", "true"], "driver=1"),
+        (["--entrypoint-resources", '{"driver": "1"}', "--", "true"], "--resources"),
+        (["--num-cpus", "-1", "--", "true"], "--num-cpus is -1"),
+        (["--num-cpus", "1", "--resources", '{"CPU": 1}', "--", "true"], "asked for by --num-cpus and by --resources"),
+        (["--env", "1A=b", "--", "true"], "1A=b"),
+        (["--env", "NOT_SET_ANYWHERE", "--", "true"], "NOT_SET_ANYWHERE"),
+        (["--ray-job", "--start-timeout", "0", "--", "true"], "--start-timeout is 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_submitted(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert command_line.main(["submit", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert not ray.submitted
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "env_vars: [A]", "\x00"])
+def test_a_runtime_environment_that_is_none_is_refused(
+    ray: FakeRay, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "env.yaml").write_text(text)
+    assert command_line.main(["submit", "--runtime-env", str(tmp_path / "env.yaml"), "--", "true"]) == 2
+    assert "env.yaml" in capsys.readouterr().err
+    assert not ray.submitted
+
+
+@pytest.mark.parametrize("form", ["file", "flag"])
+def test_a_secret_is_refused_wherever_it_is_named_and_its_value_is_not_shown(
+    ray: FakeRay, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "env.yaml").write_text("env_vars: {EPOCHS: '3', WANDB_API_KEY: hidden}\n")
+    source = "--runtime-env" if form == "file" else "--env"
+    value = str(tmp_path / "env.yaml") if form == "file" else "WANDB_API_KEY=hidden"
+    assert command_line.main(["submit", source, value, "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "variable WANDB_API_KEY looks like a secret" in said and "hidden" not in said
+    assert not ray.submitted
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "said"),
+    [
+        ("train --recpie x", "train", "unrecognized arguments: --recpie x; did you mean --recipe?"),
+        ("tune --space a --trials 3", "tune", "unrecognized arguments: --trials 3"),
+        ("submit --nothing -- train", "submit", "unrecognized arguments: --nothing"),
+        ("jobs list --stak local", "jobs list", "unrecognized arguments: --stak local; did you mean --stack?"),
+        ("jobs --stak=local", "jobs list", "unrecognized arguments: --stak=local; did you mean --stack?"),
+        ("runs gc --kep 3", "runs gc", "did you mean --keep?"),
+        ("bench compare a b --other", "bench compare", "unrecognized arguments: --other"),
+        ("trian --recipe x", "", "(choose from 'doctor', 'train', "),
+        ("trian", "", "did you mean train?"),
+        ("--nothing train", "", "unrecognized arguments: --nothing"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_usage_of_the_command_that_was_typed(
+    words: str, usage: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words.split())
+    text = capsys.readouterr().err
+    assert text.startswith(f"usage: python -m workloads {usage} ".replace("  ", " "))
+    assert f"python -m workloads {usage}".strip() + ": error: " in text
+    assert said in text
+
+
+def test_jobs_without_an_action_lists_them(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["jobs"], ["jobs", "--context", "test"]):
+        assert command_line.main(words) == 0
+        assert "on the stack's cluster" in capsys.readouterr().out
+
+
+def test_the_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in command_line.COMMANDS)
+    assert all(f"{code} " in text for code in (0, 2, 3, 4, 5, 6, 7, 8, 130))
+
+
+def _uploaded(ray: FakeRay) -> set[str]:
+    [package] = ray.packages
+    return {name for name in zipfile.ZipFile(io.BytesIO(package)).namelist() if not name.endswith("/")}
+
+
+def _jobs(ray: FakeRay) -> follow.Jobs:
+    from workloads.cluster.stack import Stack
+    from workloads.jobs.dashboard import Dashboard
+
+    environment = replace(OUTPUTS, ray_dashboard_url=ray.url, ray_dashboard_command="")
+    return follow.Jobs(Dashboard(Stack(environment=environment, token=TOKEN, kubectl=("kubectl",))))
+
+
+@pytest.mark.thorough
+def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.deaf = True
+    monkeypatch.setattr(follow, "STOP_SECONDS", 0.5)
+    press_ctrl_c_once(monkeypatch)
+    assert command_line.main(["submit", "--", "sleep", "100"]) == 130
+    assert ray.stopped
+    assert "it has not stopped" in capsys.readouterr().err
+    assert command_line.main(["jobs", "stop", ray.submitted["submission_id"]]) == 5
+    assert "has not stopped within" in capsys.readouterr().err
+
+
+def test_a_dashboard_that_is_gone_while_a_job_stops_is_not_waited_for_longer(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "STOP_SECONDS", 0.5)
+    jobs = _jobs(ray)
+    jobs.stop("x")
+    ray.broken = 1.0
+    with pytest.raises(PlaceError, match="out of reach for"):
+        follow.Follower(jobs, "x").run()
+
+
+def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from workloads.cluster.stack import Stack
+
+    assert TOKEN not in repr(Stack(environment=OUTPUTS, token=TOKEN, kubectl=("kubectl",)))
+    assert command_line.main(["submit", "--", "bench"]) == 0
+    printed = capsys.readouterr()
+    assert ray.submitted["entrypoint"] == "python -m workloads bench"
+    assert TOKEN not in printed.out + printed.err + json.dumps(ray.submitted)
+    assert TOKEN not in os.environ.values()

@@ -1,0 +1,303 @@
+"""What a benchmark leaves behind: files that read back as what was measured, and say so where they do not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.bench_results import conditions, measured, run, timing
+from workloads import __main__ as command_line
+from workloads.errors import DataIntegrityError, UsageError
+from workloads.nccl.definitions.bandwidth import Row
+from workloads.nccl.definitions.stages import Link, Stage
+from workloads.nccl.results import plot, records, report
+from workloads.nccl.results.measured import Measured
+from workloads.nccl.results.report import Remarks
+from workloads.nccl.results.suspects import Suspect
+from workloads.storage.folders import locate
+
+REMARKS = Remarks(
+    verdicts={
+        "all": {
+            "path": "gib-host",
+            "algorithm": "NVLSTree",
+            "protocol": "SIMPLE",
+            "channels": 16,
+            "plugin": "gIB",
+            "problems": [
+                {"severity": "error", "problem": "mlx5_3 of host-1 has no GPUDirect.", "remedy": "Restart it."}
+            ],
+        }
+    },
+    judgements={"all": {"verdict": "fail", "reasons": ["busbw 99 is below 340"]}},
+)
+
+
+def two_nodes() -> list[Measured]:
+    """A ladder of two nodes, with a link and logs in its last stage."""
+    *others, last = run(2)
+    return [*others, replace(last, links=(Link(ranks=(0, 8), seconds=1e-3),), logs={0: "zero\n", 15: "fifteen\n"})]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results that no test changes."""
+    folder = tmp_path_factory.mktemp("written")
+    report.write([locate(folder)], two_nodes(), REMARKS)
+    return folder
+
+
+def approximately(row: Row) -> Any:
+    """A row's numbers, to be compared with those that went through microseconds and back."""
+    times = (row.out_of_place, row.in_place)
+    return pytest.approx(
+        [
+            value
+            for one in times
+            for alone in [one.blocking]
+            for value in (
+                one.seconds,
+                *one.rank_seconds,
+                *((alone.p50, alone.p95, alone.p99, alone.max) if alone else ()),
+            )
+        ]
+    )
+
+
+def test_every_form_of_the_results_is_written_and_a_log_for_each_stage_and_rank(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    *_, last = two_nodes()
+    names = report.write([locate(here), locate(there)], [last], REMARKS)
+    logs = {f"logs/all_reduce-nodes-0-1-ring-rank{rank}.log" for rank in (0, 15)}
+    assert set(names) == {f"all_reduce.{form}" for form in ("txt", "jsonl", "csv", "png", "svg")} | logs
+    for name in names:
+        assert (here / name).read_bytes() == (there / name).read_bytes() != b""
+    assert (here / "logs" / "all_reduce-nodes-0-1-ring-rank15.log").read_text() == "fifteen\n"
+
+
+@pytest.mark.thorough
+def test_two_collectives_have_files_of_their_own(tmp_path: Path) -> None:
+    stage = Stage(name="all", nodes=(0, 1))
+    found = [measured(stage, conditions(2, op)) for op in ("all_reduce", "all_gather")]
+    report.write([locate(tmp_path)], found)
+    for op in ("all_reduce", "all_gather"):
+        (only,) = records.read((tmp_path / f"{op}.jsonl").read_bytes(), op).measured
+        assert only.conditions.op == op
+
+
+def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:
+    content = (written / "all_reduce.jsonl").read_bytes()
+    head = json.loads(content.splitlines()[0])
+    assert (head["schema"], head["kind"], head["ranks"], head["machine_type"]) == (
+        "oasis.collective/3",
+        "environment",
+        16,
+        "a3-ultragpu-8g",
+    )
+    assert head["image"] == "repository/ray@sha256:1" and head["node_of_rank"] == [0] * 8 + [1] * 8
+    results = records.read(content, "here")
+    assert results.remarks == REMARKS
+    for before, after in zip(two_nodes(), results.measured, strict=True):
+        assert (after.stage, after.conditions, after.links, dict(after.logs)) == (
+            before.stage,
+            before.conditions,
+            before.links,
+            {},
+        )
+        for old, new in zip(before.rows, after.rows, strict=True):
+            assert (new.op, new.size, new.count, new.dtype, new.redop, new.root, new.factor) == (
+                *(old.op, old.size, old.count, old.dtype),
+                *(old.redop, old.root, old.factor),
+            )
+            assert approximately(new) == approximately(old).expected
+
+
+def test_who_is_slow_and_why_stages_are_missing_are_kept_with_the_numbers(tmp_path: Path) -> None:
+    slow = Suspect(kind="node", number=1, ratio=2.5, text="node 1 (b) is slow alone: 2.5 times the time of the others")
+    why = "Rank 3 of 'all', on node 1 (b) died: lost"
+    remarks = Remarks(suspects=(slow,), stopped=why)
+    report.write([locate(tmp_path)], two_nodes()[:2], remarks)
+    results = records.read((tmp_path / "all_reduce.jsonl").read_bytes(), "here")
+    assert results.remarks == remarks
+    assert (tmp_path / "all_reduce.txt").read_text().endswith(f"# slow: {slow.text}\n# stopped before its end: {why}\n")
+
+
+def test_logs_of_stages_without_a_result_are_kept_alone(tmp_path: Path) -> None:
+    assert report.write_logs([locate(tmp_path)], "all_reduce", {"all, ring": {0: "a\n", 3: "b\n"}}) == [
+        f"logs/all_reduce-all-ring-rank{rank}.log" for rank in (0, 3)
+    ]
+    assert (tmp_path / "logs" / "all_reduce-all-ring-rank3.log").read_text() == "b\n"
+
+
+def test_what_cannot_be_checked_in_place_is_null_and_empty_and_reads_back(tmp_path: Path) -> None:
+    one = measured(Stage(name="all", nodes=(0, 1)), conditions(2, "all_to_all"))
+    row = replace(one.rows[0], in_place=timing(1e-3, 16, blocking=False, wrong=None))
+    report.write([locate(tmp_path)], [replace(one, rows=(row,))])
+    (read,) = records.read((tmp_path / "all_to_all.jsonl").read_bytes(), "here").measured
+    assert read.rows[0].in_place.wrong is None and read.rows[0].in_place.blocking is None
+    out, into = csv.DictReader(io.StringIO((tmp_path / "all_to_all.csv").read_text()))
+    assert (out["wrong"], into["wrong"], into["blocking_p99_us"]) == ("0", "", "")
+
+
+def test_the_csv_has_the_table_s_numbers(written: Path) -> None:
+    lines = list(csv.DictReader(io.StringIO((written / "all_reduce.csv").read_text())))
+    found = two_nodes()
+    assert len(lines) == 2 * sum(len(one.rows) for one in found)
+    last, row = lines[-1], found[-1].rows[-1]
+    assert (last["stage"], last["forced_algorithm"], last["place"], last["size"]) == (
+        *("nodes 0+1, ring", "RING"),
+        *("in_place", str(row.size)),
+    )
+    assert float(last["busbw"]) == pytest.approx(row.busbw(row.in_place), abs=1e-3)
+    assert float(last["time_us"]) == pytest.approx(row.in_place.seconds * 1e6, abs=1e-3)
+    assert {line["path"] for line in lines if line["stage"] == "all"} == {"gib-host"}
+
+
+def test_the_table_for_people_has_every_stage_with_its_verdict_and_judgement(written: Path) -> None:
+    text = (written / "all_reduce.txt").read_text()
+    parts = text.split("# stage: ")[1:]
+    assert [part.splitlines()[0] for part in parts] == ["node 0", "node 1", "all", "nodes 0+1, ring"]
+    assert "# all_reduce: 2 nodes, 16 ranks, nccl, NVIDIA H200 (a3-ultragpu-8g)" in parts[2]
+    assert "slowest rank (nccl-tests -a 3)" in parts[2]
+    assert "gib-host (algorithm NVLSTree, protocol SIMPLE, channels 16, plugin gIB)" in parts[2]
+    assert "# error: mlx5_3 of host-1 has no GPUDirect. Restart it." in parts[2]
+    assert "fail: busbw 99 is below 340" in parts[2]
+    assert "Verdict" not in parts[0] and "1 node, 8 ranks" in parts[0]
+    average = replace(conditions(), average=True)
+    assert any("mean over the ranks (nccl-tests -a 1)" in line for line in average.lines())
+
+
+def test_a_file_that_is_cut_off_anywhere_is_known_for_one(written: Path) -> None:
+    content = (written / "all_reduce.jsonl").read_bytes()
+    ends = [place for place, byte in enumerate(content) if byte == ord("\n")]
+    for end in (*ends[:3], *ends[-3:-1]):
+        for cut in (end, end + 1, end + 20):
+            with pytest.raises(DataIntegrityError, match=r"r\.jsonl is cut off: line \d+") as refusal:
+                records.read(content[:cut], "r.jsonl")
+            assert "runs bucket" in refusal.value.remedy
+    records.read(content, "r.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda lines: [], UsageError, "not a file of bench results"),
+        (lambda lines: ["<html>", *lines[1:]], UsageError, "not a file of bench results"),
+        (lambda lines: ["[]"], UsageError, "not a file of bench results"),
+        (
+            lambda lines: [lines[0].replace("tive/3", "tive/1"), *lines[1:]],
+            UsageError,
+            "oasis.collective/1; this version",
+        ),
+        (lambda lines: [*lines[:3], "{", *lines[4:]], DataIntegrityError, "line 4: it is not JSON"),
+        (lambda lines: [*lines[:3], *lines[4:]], DataIntegrityError, "it counts"),
+        (
+            lambda lines: [*lines[:2], lines[2].replace('"size"', '"sise"'), *lines[3:]],
+            DataIntegrityError,
+            "line 3: KeyErr",
+        ),
+        (
+            lambda lines: [*lines[:2], lines[2].replace('"row"', '"raw"'), *lines[3:]],
+            DataIntegrityError,
+            "line 3: ValueErr",
+        ),
+        (lambda lines: [lines[0], lines[2], *lines[2:]], DataIntegrityError, "line 2: IndexError"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_line_and_what_to_do(
+    written: Path, change: Any, error: type[Exception], words: str
+) -> None:
+    lines = (written / "all_reduce.jsonl").read_text().splitlines()
+    with pytest.raises(error) as refusal:
+        records.read("\n".join(change(lines)).encode(), "r.jsonl")
+    assert words in str(refusal.value)
+
+
+@pytest.mark.thorough
+def test_the_pictures_are_a_png_and_an_svg_that_change_with_the_figures_alone(written: Path, tmp_path: Path) -> None:
+    assert (written / "all_reduce.png").read_bytes().startswith(b"\x89PNG\r\n")
+    svg = (written / "all_reduce.svg").read_bytes()
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    again, changed = tmp_path / "again", tmp_path / "changed"
+    report.write([locate(again)], two_nodes(), REMARKS)
+    assert (again / "all_reduce.svg").read_bytes() == svg
+    *others, last = two_nodes()
+    slower = replace(last.rows[-1], in_place=timing(1.0, 16))
+    report.write([locate(changed)], [*others, replace(last, rows=(*last.rows[:-1], slower))])
+    assert (changed / "all_reduce.svg").read_bytes() != svg
+
+
+def test_a_stage_has_a_line_and_many_of_a_kind_share_one() -> None:
+    assert [line.label for line in plot.lines(run(2))] == ["node 0", "node 1", "all", "nodes 0+1, ring"]
+    many = plot.lines(run(4))
+    assert [line.label for line in many] == [
+        "a node alone: median and range of 4",
+        "2 nodes, ring: median and range of 6",
+        "all",
+        "all, ring",
+    ]
+    assert [len(line.stages) for line in many] == [4, 6, 1, 1]
+
+
+def test_the_legend_names_what_can_be_told_apart() -> None:
+    """matplotlib writes each text of an SVG into a comment beside its outlines."""
+    (*_, last) = found = run(2)
+    for stages, named in (([last], set()), (found, {"node 0", "node 1", "all", "nodes 0+1, ring"})):
+        svg = plot.draw("all_reduce", "here", stages)["svg"].decode()
+        texts = {comment.partition(" -->")[0] for comment in svg.split("<!-- ")[1:]}
+        assert {"out of place", "in place"} <= texts
+        assert texts & {one.stage.name for one in found} == named
+
+
+def test_reference_lines_are_drawn_only_where_they_hold() -> None:
+    def heights(one: Measured) -> list[float]:
+        return [reference.gigabytes_per_second for reference in plot.references([one])]
+
+    alone, both = Stage(name="node 0", nodes=(0,)), Stage(name="all", nodes=(0, 1))
+    assert 480 in heights(measured(alone, conditions(1))) and 400 not in heights(measured(alone, conditions(1)))
+    assert 400 in heights(measured(both, conditions(2))) and 480 not in heights(measured(both, conditions(2)))
+    assert plot.references(run(2)) == plot.references([*run(2), *run(2)])
+    for elsewhere in (
+        conditions(2, "all_gather"),
+        replace(conditions(2, backend="gloo"), machine_type="a3-ultragpu-8g"),
+        replace(conditions(2), machine_type="somebody-elses-machine"),
+        replace(conditions(2), machine_type=""),
+    ):
+        assert heights(measured(both, elsewhere)) == []
+
+
+def test_one_rank_has_no_bus_and_is_drawn_all_the_same() -> None:
+    one = measured(Stage(name="all", nodes=(0,)), conditions(1, backend="gloo", gpus=2))
+    alone = replace(
+        one,
+        conditions=conditions(1, backend="gloo", gpus=1),
+        rows=tuple(replace(row, factor=0.0) for row in one.rows[:1]),
+    )
+    assert plot.draw("all_reduce", "here", [alone])["png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["compare", "{}/whole", "{}"], 6, "cut.jsonl is cut off"),
+        (["compare", "{}/gone.jsonl", "{}"], 2, "There is no file"),
+        (["compare", "{}/whole", "{}/metrics"], 2, "holds no results"),
+        (["predict", "--from", "{}/cut.jsonl"], 6, "cut.jsonl is cut off"),
+    ],
+)
+def test_what_is_no_whole_file_of_results_is_one_message_and_the_right_exit_code(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    content = (written / "all_reduce.jsonl").read_bytes()
+    for name, kept in (("whole/all_reduce", content), ("cut", content[:-30]), ("metrics/journal", b"{}\n")):
+        (tmp_path / f"{name}.jsonl").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_bytes(kept)
+    assert command_line.main(["bench", *(word.format(tmp_path) for word in words)]) == code
+    assert said in capsys.readouterr().err

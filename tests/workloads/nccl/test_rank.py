@@ -1,0 +1,194 @@
+"""One rank of the benchmark: on the device that the layout says, and in a process group that stays on one interface."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+from torch.cuda import nccl
+
+from tests.support import gloo, namespaces
+from workloads.errors import PlaceError
+from workloads.nccl.definitions.collectives import Seat
+from workloads.nccl.logs import debug_log
+from workloads.nccl.ranks import host
+from workloads.nccl.ranks.placement import RankActor
+from workloads.nccl.ranks.rank import Layout
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that says it has GPUs, the third of which Ray gave to this rank."""
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["3"]}, get_node_id=lambda: "0123456789")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+
+
+def test_a_layout_on_cpus_is_measured_on_cpus_with_gloo_though_the_machine_has_gpus(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=0)
+    rank = RankActor(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log={})
+    found = rank.arrive()
+    joined = rank.join(*rank.open(), 0)
+    try:
+        assert dist.get_backend() == "gloo"
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+        assert rank.measure(4096, in_place=False).wrong == 0
+    finally:
+        rank.leave()
+    assert (found["backend"], joined["device"], joined["accelerator"]) == ("gloo", "cpu", "")
+    assert found["pid"] == os.getpid() and "NCCL_DEBUG_FILE" not in os.environ
+    assert joined["room"] > 4096
+    assert "nccl" not in found["versions"]
+    assert host.describe("gloo")["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize(("visible", "index"), [("", 3), ("0,1,2,3", 3), ("5,3", 1)])
+def test_a_rank_s_gpu_is_the_one_that_ray_gave_it_counted_among_the_visible_ones(
+    gpus: None, monkeypatch: pytest.MonkeyPatch, visible: str, index: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert host.assigned_gpu() == index
+
+
+def test_a_rank_that_sees_one_gpu_of_eight_is_refused_before_nccl_crawls(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(PlaceError, match=r"needs 8 GPUs on node .*/01234567; torch sees 1 .*CUDA_VISIBLE_DEVICES=3"):
+        host.check_gpus(8)
+    host.check_gpus(1)
+
+
+def test_the_version_of_nccl_is_that_of_the_library_which_is_loaded() -> None:
+    major, minor, patch = (int(part) for part in host.nccl_version().split("."))
+    assert (major, minor, patch) == nccl.version()[:3]  # nothing here puts another one before torch's own
+
+
+def test_another_gib_on_a_node_is_another_version(tmp_path: Path) -> None:
+    plugin = tmp_path / "libnccl-net.so"
+    assert host.plugin_digest(plugin) == ""
+    plugin.write_bytes(b"one")
+    first = host.plugin_digest(plugin)
+    plugin.write_bytes(b"two")
+    assert len(first) == 12 and host.plugin_digest(plugin) != first
+
+
+def test_a_rank_of_nccl_is_told_where_its_log_is_kept_before_nccl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    (log,) = debug_log.Keeper().open(1, debug_log.PATH)
+    for name in log:
+        monkeypatch.setenv(name, "")  # restored afterwards
+    layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=1)
+    RankActor(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log)
+    assert os.environ["NCCL_DEBUG_FILE"].startswith(f"/proc/{os.getpid()}/fd/")
+    assert os.environ["NCCL_DEBUG"] == "INFO"
+
+
+def test_a_log_outlives_who_writes_it_and_has_no_name_that_could_be_left_behind() -> None:
+    keeper = debug_log.Keeper()
+    first, second = (log["NCCL_DEBUG_FILE"] for log in keeper.open(2, debug_log.PATH))
+    # as NCCL opens it, and as a rank may end
+    writer = "import os, sys; log = open(sys.argv[1], 'w'); log.write('a\\nb\\n'); log.flush(); os.abort()"
+    assert subprocess.run([sys.executable, "-c", writer, second], check=False).returncode == -signal.SIGABRT
+    assert keeper.read() == ["", "a\nb\n"]
+    assert not Path(first).resolve().exists()
+    assert len(keeper.open(3, debug_log.CHOICES)) == 3
+    assert keeper.read() == [""] * 3
+
+
+PROGRAM = """
+import os, sys, torch
+from tests.support import gloo
+from workloads.cluster import process_group
+from workloads.nccl.definitions.collectives import Seat
+from workloads.nccl.ranks.measure import Participant
+rank, address = int(sys.argv[1]), sys.argv[2]
+listener = process_group.listen(address) if rank == 0 else None
+if listener:
+    print(listener.getsockname()[1], flush=True)
+port = listener.getsockname()[1] if listener else int(sys.stdin.readline())
+participant = Participant(Seat(rank=rank, ranks=2, stride=1), torch.device("cpu"), gloo.plan())
+participant.join(address, port, listener)
+sample = participant.measure(1 << 16, in_place=True)
+participant.leave()
+print(os.environ["GLOO_SOCKET_IFNAME"], sample.wrong, sample.seconds > 0)
+"""
+
+
+@pytest.mark.thorough
+def test_two_ranks_measure_between_two_network_namespaces_over_the_interface_that_joins_them() -> None:
+    with contextlib.ExitStack() as stack:
+        first, second, address, interface = stack.enter_context(_two_networks())
+        ranks = []
+        for rank, inside in enumerate((first, second)):
+            command = [*inside, sys.executable, "-c", PROGRAM, str(rank), address]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            stack.callback(process.kill)
+            ranks.append(process)
+        assert ranks[0].stdout is not None
+        port = ranks[0].stdout.readline()
+        said = [ranks[1].communicate(port, timeout=60), ranks[0].communicate(timeout=60)]
+        assert [out.split() for out, _ in said] == [[interface, "0", "True"]] * 2, said
+
+
+@contextlib.contextmanager
+def _two_networks() -> Iterator[tuple[list[str], list[str], str, str]]:
+    """Words before a command that runs it in one of two network namespaces, the first one's address, the interface.
+
+    Where this machine lets nobody make them, or lacks util-linux or iproute2, both are its own, and the interface is
+    the loopback one.
+    """
+    new = namespaces.apart("net")
+    if not new or not all(map(shutil.which, ("nsenter", "ip"))):
+        yield [], [], "127.0.0.1", "lo"
+        return
+    with contextlib.ExitStack() as stack:
+        holders: list[subprocess.Popen[str]] = []
+
+        def hold(command: list[str]) -> list[str]:
+            holder = subprocess.Popen(
+                [*command, "sh", "-c", "echo; read end"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            stack.callback(holder.communicate)
+            stack.callback(holder.kill)
+            holders.append(holder)
+            assert holder.stdout is not None
+            user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+            return ["nsenter", f"--target={holder.pid}", *user, "--net"] if holder.stdout.readline() else []
+
+        first = hold(new)
+        second = hold([*first, "unshare", "--net"]) if first else []
+        if not second:
+            yield [], [], "127.0.0.1", "lo"
+            return
+        other = str(holders[1].pid)
+        for inside, words in (
+            (first, ["link", "add", "joined", "type", "veth", "peer", "name", "joined", "netns", other]),
+            (first, ["address", "add", "10.77.0.1/24", "dev", "joined"]),
+            (second, ["address", "add", "10.77.0.2/24", "dev", "joined"]),
+            *((inside, ["link", "set", name, "up"]) for inside in (first, second) for name in ("lo", "joined")),
+        ):
+            subprocess.run([*inside, "ip", *words], check=True, capture_output=True)
+        yield first, second, "10.77.0.1", "joined"

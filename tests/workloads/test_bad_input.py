@@ -1,0 +1,124 @@
+"""The command `train` as a user types it, given what cannot be trained: how it ends before a Ray is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from emulator.machine.state import CHECKOUT
+from tests.support import loopback, namespaces
+from tests.support.loopback import Reply, Request
+from workloads.storage.folders import EMULATOR_VARIABLE
+
+MOUNT = """
+mount -t tmpfs -o size=4k tmpfs "$1" && head -c 4096 /dev/zero > "$1/file" && mount -o remount,%s "$1" || exit 99
+disk=$1; shift; "$@"; code=$?
+find "$disk" -type f > files
+exit $code
+"""
+MOUNTS = {"full": MOUNT % "rw", "read-only": MOUNT % "ro"}
+"""What a shell does around the command, in a namespace of mounts of its own; `files` is what the disk then holds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that is wrong."""
+
+    flags: str
+    code: int
+    said: str
+    """The one message: what was wrong with which value, and what to do."""
+    mounted: str = ""
+    """What is mounted on the folder `disk`."""
+
+
+CASES = {
+    "a missing data path": Case("--data {here}/none", 2, "the data path {here}/none does not exist. Name another"),
+    "a file as data path": Case("--data {here}/file", 2, "the data path {here}/file is no folder. Name another"),
+    "an empty data path": Case("--data {here}/empty", 2, "there is nothing at {here}/empty. Name another place with"),
+    "data without a split": Case("--data {here}/half", 2, "{here}/half holds no folder 'val'. Lay it out as train/"),
+    "an unknown recipe": Case("--recipe digit_laptop", 2, "there is no recipe 'digit_laptop'; there are digits_laptop"),
+    "an unknown model": Case("--model huge", 2, "model is 'huge' but must be one of nano, tiny"),
+    "an unknown field": Case("--set bach_size=3", 2, "bach_size"),
+    "no batch at all": Case("--batch-size 0", 2, "batch_size is 0 but must be at least 1"),
+    "more workers than images in a batch": Case("--batch-size 4 --workers 8", 2, "--workers is 8; it is a number or"),
+    "a storage that is a file": Case(
+        "--storage {here}/file", 8, "cannot list {here}/file/first/checkpoints: Not a directory"
+    ),
+    "a full disk": Case(
+        *("--storage {here}/disk", 8, "cannot write probe to {here}/disk/first/write-test: No space left on device. "),
+        mounted="full",
+    ),
+    "a read-only disk": Case(
+        *("--storage {here}/disk", 8, "cannot write probe to {here}/disk/first/write-test: Read-only file system. "),
+        mounted="read-only",
+    ),
+    "a read-only bucket": Case(
+        "--storage gs://runs", 7, "ray lacks storage.objects.create access. The account needs roles/storage.objectUser"
+    ),
+    "a full disk for results": Case(
+        *("--results {here}/disk", 8, "cannot write results to {here}/disk/first: No space left on device. Name"),
+        mounted="full",
+    ),
+    "a read-only disk for results": Case(
+        *("--results {here}/disk", 8, "cannot write results to {here}/disk/first: Read-only file system. Name another"),
+        mounted="read-only",
+    ),
+}
+
+
+def refused(request: Request) -> Reply:
+    """A bucket whose objects may be read, of which there are none."""
+    if request.method == "GET":
+        return 404, {"error": {"code": 404, "message": "No such object"}}
+    message = "ray lacks storage.objects.create access"
+    errors = [{"domain": "global", "reason": "forbidden", "message": message}]
+    return 403, {"error": {"code": 403, "message": message, "errors": errors}}
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_be_trained_ends_with_one_message_its_exit_code_and_nothing_written(
+    name: str, tmp_path: Path
+) -> None:
+    case, here, apart = CASES[name], tmp_path, namespaces.apart("mount")
+    if case.mounted and not apart:  # a disk that nobody can write to is all that such a machine has
+        flag = case.flags.partition(" ")[0]
+        what = "results" if flag == "--results" else "probe"
+        case = Case(f"{flag} /proc", case.code, f"cannot write {what} to /proc")
+    for folder in ("empty", "disk", "half/train", "whole/train", "whole/val", "runs/first/checkpoints"):
+        (here / folder).mkdir(parents=True)
+    (here / "file").touch()
+    (here / "runs" / "first" / "checkpoints" / "kept").write_bytes(b"an earlier checkpoint")
+    before = contents(here)
+
+    places = {"--data": "whole", "--storage": "runs", "--results": "results"}
+    flags = case.flags.format(here=here).split()
+    usual = [word for flag, folder in places.items() if flag not in flags for word in (flag, str(here / folder))]
+    command = [sys.executable, "-m", "workloads", "train", "--run", "first", *usual, *flags]
+    if case.mounted:
+        command = [*apart, "sh", "-c", MOUNTS[case.mounted], "sh", str(here / "disk"), *command]
+    foreign = ("OASIS_", "RAY_", "WANDB_")
+    with loopback.answering(refused) as url:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        variables |= {"PYTHONPATH": str(CHECKOUT), EMULATOR_VARIABLE: url}
+        done = subprocess.run(
+            command, cwd=here, env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    assert (done.returncode, done.stdout) == (case.code, ""), done
+    problem, remedy = done.stderr.splitlines()
+    assert problem.startswith("error: ") and case.said.format(here=here) in f"{problem} {remedy}"
+    if case.mounted:
+        before[here / "files"] = f"{here}/disk/file\n".encode()
+    assert contents(here) == before

@@ -1,0 +1,185 @@
+"""`--dry-run`: every value and where it came from, nothing secret among them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.stub_kubectl import OUTPUTS
+from workloads import __main__ as command_line
+from workloads import dry_run
+from workloads.cluster import session
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.run import preview, train
+from workloads.dry_run import Setting
+
+CANARY = "c0ffee" * 6 + "cafe"
+LAPTOP = session.Place(address=None, environment=None)
+
+
+def settings(*words: str, place: session.Place = LAPTOP) -> dict[str, Setting]:
+    """What `train` with these words would use, by name."""
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    args = parser.parse_args(words)
+    args.words = words
+    return {
+        found.name: found
+        for found in dry_run.explain(
+            args, train.add_train_arguments, preview.of_run(args, train.plan(args, place), place)
+        )
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_stack_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "OASIS_DATA_MOUNT", "OASIS_FORK_WORKERS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_each_value_says_whether_a_flag_the_recipe_or_a_default_gave_it() -> None:
+    found = settings("--run", "a", "--epochs", "3", "--timeout", "1800")
+    expected = {
+        "run": ("a", "flag --run"),
+        "recipe": ("digits_laptop", "default"),
+        "epochs": (3, "flag --epochs"),
+        # As the default, and yet typed.
+        "timeout": (1800.0, "flag --timeout"),
+        "batch-size": (64, "recipe digits_laptop"),
+        "weight-decay": (0.05, "recipe digits_laptop"),
+        "workers": (2, "default"),
+        "address": ("embedded, on 127.0.0.1", "default"),
+        "forked-workers": (True, "default"),
+        "data-place": (str(Path(".oasis/data/digits").absolute()), "scikit-learn's, written there by the run"),
+        "wandb": ("auto", "default"),
+        "wandb-key": ("none", "no file, variable or secret"),
+    }
+    assert {name: (found[name].value, found[name].origin) for name in expected} == expected
+    assert found["storage"].origin == "default"
+    assert str(found["storage"].value).endswith("/.oasis/runs/a")
+
+
+def test_every_flag_and_every_field_of_the_recipe_is_there_once() -> None:
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    flags = {name.replace("_", "-") for name in vars(parser.parse_args([]))} - {"dry-run", "json"}
+    fields = {field.name.replace("_", "-") for field in dataclasses.fields(TrainConfig)}
+    found = list(settings())
+    assert len(found) == len(set(found))
+    assert flags | fields <= set(found)
+
+
+def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_none_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OASIS_DATA_MOUNT", "/mnt/data")
+    monkeypatch.setenv("OASIS_FORK_WORKERS", "0")
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    words = ("--recipe", "imagenet_a3_ultra", "--run", "a")
+    pod = settings(*words, place=session.Place(address="10.0.0.1:6379", environment=OUTPUTS))
+    expected = {
+        "workers": (8, "variable OASIS_GPUS_PER_NODE"),
+        "address": ("10.0.0.1:6379", "variable RAY_ADDRESS"),
+        "forked-workers": (False, "variable OASIS_FORK_WORKERS"),
+        "data-place": ("/mnt/data/imagenet", "variable OASIS_DATA_MOUNT"),
+        "gpu-max-nodes": (4, "variable OASIS_GPU_MAX_NODES"),
+        "storage": ("gs://test-runs/a", "variable OASIS_RUNS_URI"),
+        "results": (str(Path(".oasis/results/a").absolute()), "default"),
+        "wandb-key": ("[redacted]", "variable WANDB_API_KEY"),
+    }
+    assert {name: (pod[name].value, pod[name].origin) for name in expected} == expected
+    stack = replace(OUTPUTS, wandb_secret="projects/p/secrets/s")
+    client = settings(*words, place=session.Place(address="RayCluster x", environment=stack, told_by="stack dev"))
+    expected = {
+        "workers": (8, "stack dev"),
+        "address": ("RayCluster x", "where the job runs"),
+        "forked-workers": (False, "default: tried on no GPU yet; OASIS_FORK_WORKERS=1 in the job turns it on"),
+        "data-place": ("/data/imagenet", "default mount"),
+        "gpu-max-nodes": (4, "stack dev"),
+        "storage": ("gs://test-runs/a", "stack dev"),
+        "results": (".oasis/results/a", "default"),
+        "wandb-key": ("in Secret Manager, projects/p/secrets/s", "stack dev"),
+    }
+    assert {name: (client[name].value, client[name].origin) for name in expected} == expected
+
+
+def test_a_key_s_place_is_shown_and_never_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text(CANARY)
+    with_file = settings("--wandb-key-file", str(tmp_path / "key"))
+    assert with_file["wandb-key"].value == f"in file {tmp_path / 'key'}"
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", CANARY[::-1])
+    # A secret in a place where nobody expects one is struck out all the same.
+    found = settings("--data", f"gs://{CANARY}/x", "--storage", f"/tmp/{CANARY[::-1]}")
+    assert (found["wandb-key"].value, found["wandb-key"].origin) == ("[redacted]", "variable WANDB_API_KEY")
+    for as_json in (False, True):
+        dry_run.show(list(found.values()), [{"CPU": 1}], "SPREAD", as_json)
+    shown = capsys.readouterr().out
+    assert CANARY not in shown and CANARY[::-1] not in shown
+    assert "gs://[redacted]/x" in shown and "/tmp/[redacted]" in shown
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    cleaned = dry_run.redacted([Setting("index", "https://me:secret@example.com/simple", "default")], {})
+    assert cleaned[0].value == "https://[redacted]@example.com/simple"
+
+
+def test_the_request_of_ray_is_told_with_the_values(capsys: pytest.CaptureFixture[str]) -> None:
+    found = list(settings().values())
+    bundles = [{"GPU": 8, "CPU": 8}, {"GPU": 8, "CPU": 8}]
+    assert dry_run.show(found, bundles, "PACK", as_json=False) == 0
+    text = capsys.readouterr().out
+    assert "asked of Ray: 2 x [8 GPU, 8 CPU], placed PACK" in text
+    assert len([line for line in text.splitlines() if line.endswith("recipe digits_laptop")]) > 10
+    assert dry_run.show(found, bundles, "PACK", as_json=True) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["request"] == {"bundles": bundles, "strategy": "PACK"}
+    assert document["settings"]["seed"] == {"value": 0, "origin": "recipe digits_laptop"}
+
+
+def test_a_terminal_gets_a_table_with_the_whole_of_each_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    # What looks like markup is a value, and stays.
+    value = "gs://a-bucket/[red]runs[0]/with-a-name-that-is-longer-than-its-column"
+    for columns in ("200", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        dry_run.show([Setting("storage", value, "flag --storage")], [], "PACK", as_json=False)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+        table, request = plain.split("asked of Ray: ")
+        assert "where it came from" in table
+        assert max(map(len, table.splitlines())) <= int(columns)
+        rows = [line.removeprefix("storage").replace("flag --storage", "").strip() for line in table.splitlines()[1:]]
+        assert "".join(rows) == value
+        assert request.startswith("nothing, placed PACK")
+
+
+def test_a_dry_run_prints_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # another test of this process may have imported ray
+    words = [
+        "train",
+        "--dry-run",
+        "--json",
+        "--storage",
+        str(tmp_path / "runs"),
+        "--results",
+        str(tmp_path / "results"),
+    ]
+    assert command_line.main([*words, "--seed", "7", "--wandb", "off"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["seed"] == {"value": 7, "origin": "flag --seed"}
+    assert document["settings"]["wandb-key"]["value"] == "not looked for"
+    assert document["request"]["bundles"] == [{"CPU": 1}] * 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,280 @@
+"""`python -m workloads runs`: what it says of a place, that damage is found, and that tidying harms no run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.emulator.google import served
+from tests.support import stub_kubectl
+from tests.support.storage_places import storage_place
+from workloads import __main__ as command_line
+from workloads.checkpoints import manifest
+from workloads.checkpoints.store import CheckpointStore
+from workloads.runs import catalog as run_catalog
+from workloads.storage.folders import EMULATOR_VARIABLE, Folder, locate
+from workloads.tune import ledger
+
+IDENTITY = {"model": "nano"}
+
+
+def train(place: Folder, run: str, epochs: int, of: int = 3, kept: int = 9) -> list[str]:
+    """What a run of so many of its epochs leaves; names of its checkpoints."""
+    config = {"epochs": of, "keep_checkpoints": 2}
+    store = CheckpointStore(place.child(run, "checkpoints"), keep=kept)
+    for epoch in range(1, epochs + 1):
+        facts = {"epoch": epoch, "world_size": 2, "config": config}
+        store.save({"weights": torch.full((1000,), float(epoch))}, epoch * 10, IDENTITY, facts)
+        place.child(run, "journal").write(f"{epoch}.jsonl", b"{}\n")
+    return store.committed()
+
+
+def spoil(place: Folder, run: str, name: str) -> None:
+    place.child(run, "checkpoints", name).write("shard-000.pt", b"rot")
+
+
+def steps(place: Folder, run: str) -> list[int]:
+    found = CheckpointStore(place.child(run, "checkpoints"), keep=2)
+    return [int(name[:9]) for name in found.committed()]
+
+
+class Command:
+    """The command line on one place."""
+
+    def __init__(self, place: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+        self._place, self._capsys = place, capsys
+        self.output = self.errors = ""
+
+    def __call__(self, action: str, *words: str) -> int:
+        self._capsys.readouterr()
+        code = command_line.main(["runs", action, "--storage", self._place.uri, *words])
+        self.output, self.errors = self._capsys.readouterr()
+        return code
+
+    def rows(self, action: str, *words: str) -> list[dict[str, Any]]:
+        self(action, "--json", *words)
+        return json.loads(self.output)
+
+
+@pytest.fixture(params=["local"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    with storage_place(request.param, tmp_path, monkeypatch) as folder:
+        yield folder
+
+
+@pytest.fixture
+def runs(place: Folder, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(place, capsys)
+
+
+ON_BOTH = pytest.mark.parametrize("place", ["local", "gs"], indirect=True)
+
+
+def test_a_place_with_nothing_in_it_says_so(runs: Command) -> None:
+    assert runs("list") == 0
+    assert runs.output == ""
+    assert "nothing" in runs.errors
+    assert runs.rows("list") == []
+    assert runs("show", "a") == 2
+    assert "there are none at all" in runs.errors
+
+
+@ON_BOTH
+def test_list_tells_the_newest_step_the_size_the_age_and_what_is_complete(place: Folder, runs: Command) -> None:
+    train(place, "whole", 3)
+    train(place, "sweep/trial-1", 2)
+    place.child("bench", "results").write("summary.json", b"{}")
+    place.child("other").write("file", b"not a run")
+    rows = {row["run"]: row for row in runs.rows("list")}
+    assert {name: (row["status"], row["step"], row["checkpoints"]) for name, row in rows.items()} == {
+        "whole": ("complete", 30, 3),
+        "sweep/trial-1": ("unfinished", 20, 2),
+        "bench": ("results only", None, 0),
+    }
+    listed = {name: entry for name in rows for entry in [place.child(name).entries()]}
+    assert {name: row["bytes"] for name, row in rows.items()} == {
+        name: sum(entry.size for entry in entries) for name, entries in listed.items()
+    }
+    assert all(abs(time.time() - row["modified"]) < 60 for row in rows.values())
+    assert runs.errors == ""
+    assert runs("list") == 0
+    assert "sweep/trial-1" in runs.output
+    assert runs.errors == f"runs in {place.uri}\n"
+
+
+def test_show_tells_of_checkpoints_journal_and_results(place: Folder, runs: Command) -> None:
+    names = train(place, "a", 2)
+    place.child("a", "results").write("summary.json", b"{}")
+    place.child("a", "checkpoints", "000000099-0123456789abcde").write("shard-000.pt", b"x")
+    rows = runs.rows("show", "a")
+    assert [(row["checkpoint"], row["committed"]) for row in rows[:3]] == [
+        (names[0], True),
+        (names[1], True),
+        ("000000099-0123456789abcde", False),
+    ]
+    assert (rows[1]["epoch"], rows[1]["workers"], rows[2]["verdict"]) == (2, 2, "no COMMIT")
+    assert [row["object"] for row in rows[3:]] == ["journal/1.jsonl", "journal/2.jsonl", "results/summary.json"]
+    assert runs("show", "a") == 0
+    assert "unfinished" in runs.output
+
+
+@ON_BOTH
+def test_verify_finds_one_flipped_byte_and_repair_lets_a_good_one_lead(place: Folder, runs: Command) -> None:
+    names = train(place, "a", 3)
+    train(place, "b", 1)
+    assert runs("verify") == 0
+    spoil(place, "a", names[2])
+    assert runs("verify", "b") == 0
+    assert runs("verify") == 6
+    assert "1 of 4 checkpoints damaged" in runs.errors
+    assert [row["verdict"] == "good" for row in runs.rows("verify", "a")] == [True, True, False]
+    # Without a terminal to ask on, nothing is changed.
+    assert runs("repair", "a") == 2
+    assert steps(place, "a") == [10, 20, 30]
+    assert runs("repair", "a", "--yes") == 0
+    assert f"{names[1]} leads" in runs.errors
+    assert steps(place, "a") == [10, 20]
+    assert place.child("a", "checkpoints", names[2]).read("shard-000.pt") == b"rot"
+    assert runs("verify") == 0
+    assert runs("repair", "a", "--yes") == 0
+
+
+def test_a_checkpoint_that_its_trainer_removes_after_the_listing_is_no_damage(
+    place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = train(place, "a", 3)
+    read = manifest.read
+
+    def overtaken(folder: Folder) -> dict[str, Any]:
+        for name in gone:
+            manifest.discard(place.child("a", "checkpoints", name))
+        return read(folder)
+
+    monkeypatch.setattr(manifest, "read", overtaken)
+    gone = names[:1]
+    assert [(row["checkpoint"], row["verdict"]) for row in runs.rows("verify")] == [
+        (name, "good") for name in names[1:]
+    ]
+    assert runs("verify") == 0
+    gone = names[:2]
+    assert [row["checkpoint"] for row in runs.rows("show", "a") if "checkpoint" in row] == names[2:]
+    # The whole of the listing is gone, since newer ones were written.
+    later = train(place, "b", 3)
+    [known] = [run for run in run_catalog.runs(place) if run.name == "b"]
+    train(place, "b", 3)
+    for name in later:
+        manifest.discard(place.child("b", "checkpoints", name))
+    gone = []
+    assert (known.problems(), known.status()) == ({}, "complete")
+    # What is committed and not whole is damaged, as ever.
+    place.child("a", "checkpoints", names[2]).delete(manifest.MANIFEST)
+    assert runs("verify") == 6
+    assert [row["verdict"] for row in runs.rows("verify", "a") if "MANIFEST" in row["verdict"]]
+
+
+def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = train(place, "a", 2)
+    spoil(place, "a", names[1])
+    for answer, left in (("n", [10, 20]), ("y", [10])):
+        keyboard, stdin = os.openpty()
+        os.write(keyboard, f"{answer}\n".encode())
+        with os.fdopen(stdin) as terminal:
+            monkeypatch.setattr(sys, "stdin", terminal)
+            assert runs("repair", "a") == 0
+        os.close(keyboard)
+        assert steps(place, "a") == left
+
+
+def test_repair_changes_nothing_where_no_checkpoint_is_good(place: Folder, runs: Command) -> None:
+    for name in train(place, "a", 2):
+        spoil(place, "a", name)
+    assert runs("repair", "a", "--yes") == 6
+    assert "Nothing was changed" in runs.errors
+    assert steps(place, "a") == [10, 20]
+
+
+@ON_BOTH
+def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_ones(
+    place: Folder, runs: Command
+) -> None:
+    names = train(place, "a", 5)
+    spoil(place, "a", names[4])
+    orphan = "000000099-0123456789abcde"
+    place.child("a", "checkpoints", orphan).write("shard-000.pt", b"half")
+    # The orphan is young, so it may be a save in progress; the damaged newest counts for nothing.
+    superfluous = [names[1], names[0]]
+    assert [row["checkpoint"] for row in runs.rows("gc")] == superfluous
+    assert "nothing was, without --yes" in runs.errors
+    assert [row["checkpoint"] for row in runs.rows("gc", "--orphan-hours", "0")] == [orphan, *superfluous]
+    assert steps(place, "a") == [10, 20, 30, 40, 50]
+    assert runs("gc", "a", "--yes", "--orphan-hours", "0") == 0
+    assert place.child("a", "checkpoints").names() == names[2:]
+    assert runs.rows("gc", "--orphan-hours", "0") == []
+    assert [row["checkpoint"] for row in runs.rows("gc", "--keep", "1")] == [names[2]]
+    assert runs("gc", "--keep", "0") == 2
+
+
+def test_gc_removes_no_checkpoint_of_a_run_whose_others_are_all_damaged(place: Folder, runs: Command) -> None:
+    names = train(place, "a", 4)
+    for name in names[1:]:
+        spoil(place, "a", name)
+    assert runs("gc", "--yes") == 0
+    assert steps(place, "a") == [10, 20, 30, 40]
+    assert runs("repair", "a", "--yes") == 0
+    assert steps(place, "a") == [10]
+
+
+def test_the_place_is_the_stacks_runs_bucket_with_kubectl_or_in_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path / "google") as google:
+        google.make_bucket("test-runs")
+        monkeypatch.setenv(EMULATOR_VARIABLE, f"http://{google.host}")
+        train(locate("gs://test-runs"), "a", 1)
+        with monkeypatch.context() as laptop:
+            laptop.setenv("PATH", stub_kubectl.install(tmp_path, stub_kubectl.OUTPUTS, "a-token"))
+            assert command_line.main(["runs", "list", "--json"]) == 0
+        assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a"]
+        for name, value in vars(stub_kubectl.OUTPUTS).items():
+            monkeypatch.setenv(f"OASIS_{name.upper()}", str(value))
+        assert command_line.main(["runs", "list", "--json"]) == 0
+        assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a"]
+
+
+def test_without_kubectl_the_message_names_the_way_to_runs_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command_line.main(["runs", "list"]) == 8
+    assert "--storage .oasis/runs" in capsys.readouterr().err
+    assert command_line.main(["runs", "list", "--storage", "x", "--stack", "dev"]) == 2
+
+
+def test_it_needs_neither_torch_nor_ray(tmp_path: Path) -> None:
+    train(locate(tmp_path), "a", 1)
+    program = (
+        "import sys; sys.modules.update(torch=None, ray=None); from workloads.__main__ import main;"
+        "sys.exit(sum(main(['runs', action, '--storage', sys.argv[1]]) for action in ('list', 'verify', 'gc')))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+def test_a_trial_that_its_search_stopped_is_not_unfinished(tmp_path: Path) -> None:
+    place = locate(tmp_path)
+    for run in ("s/s-000", "s/s-001"):
+        train(place, run, epochs=1)
+    place.child("s/s-000").write(ledger.OUTCOME, b'{"status": "stopped"}')
+    found = run_catalog.runs(place)
+    assert dict(zip([run.name for run in found], run_catalog.statuses(found), strict=True)) == {
+        "s/s-000": "stopped early",
+        "s/s-001": "unfinished",
+    }

@@ -1,0 +1,550 @@
+"""Searches up to where Ray comes in: spaces, trials, rungs, outcomes, what is left behind and what it says."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.cluster import session
+from workloads.convnext import config, fields
+from workloads.convnext.images import location
+from workloads.convnext.run import train
+from workloads.environment import SUBMITTED_VARIABLE
+from workloads.errors import (
+    AuthError,
+    CapacityError,
+    DataIntegrityError,
+    InfeasibleError,
+    PlaceError,
+    UsageError,
+    WorkloadFailedError,
+)
+from workloads.storage.folders import locate
+from workloads.tune import command, concurrency, planning, plot, preview, report, space, space_file
+from workloads.tune.asha import Begun, ResumedAsha
+from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, ranking
+from workloads.tune.search import Trials
+
+BASE = config.digits_laptop()
+LAPTOP = session.Place(address=None, environment=None)
+
+
+def parsed(**fields: Any) -> space.Space:
+    return space_file.parse(fields, BASE)
+
+
+def options(tmp_path: Path, kind: str, content: str, *flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    {"tune": command.add_tune_arguments, "sweep": command.add_sweep_arguments}[kind](parser)
+    file = tmp_path / "space.yaml"
+    file.write_text(content)
+    places = ("--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
+    words = ["--space", str(file), *places, *flags]
+    return parser.parse_args(words, argparse.Namespace(words=words))
+
+
+def a_plan(count: int = 4, **changes: Any) -> Plan:
+    trials = [Trial(name=f"s-{index:03d}", changes={"learning_rate": 0.001 * (index + 1)}) for index in range(count)]
+    values: dict[str, Any] = {"kind": "tune", "base": {"epochs": 9}, "space": {}, "metric": "val/accuracy"}
+    values |= {"search_seed": 0, "grace_epochs": 1, "reduction": 3, "trials": trials}
+    return Plan(**values | changes)
+
+
+def epoch(number: float, accuracy: float, loss: float = 1.0) -> Epoch:
+    return {"epoch": number, "val/accuracy": accuracy, "val/loss": loss}
+
+
+def test_every_kind_of_range_draws_what_its_field_takes_and_nothing_outside_it() -> None:
+    drawn = parsed(
+        learning_rate={"loguniform": ["1e-4", 1e-2]},  # YAML reads 1e-4 without a dot as text
+        drop_path={"uniform": [0, 0.3]},
+        weight_decay={"quniform": [0.01, 0.1, 0.03]},
+        batch_size={"lograndint": [16, 256]},
+        seed={"randint": [0, 3]},
+        augmentation=["none", "shift"],
+        label_smoothing={"range": [0, 0.3, 0.1]},
+        epochs=8,
+        clip_norm={"choice": [0, 1]},
+    ).sample(300, seed=1)
+    columns = {name: [trial[name] for trial in drawn] for name in drawn[0]}
+    for name, low, high in (("learning_rate", 1e-4, 1e-2), ("drop_path", 0, 0.3), ("weight_decay", 0.01, 0.1)):
+        assert low <= min(columns[name]) < max(columns[name]) <= high
+    assert 0.35 < sum(rate < 1e-3 for rate in columns["learning_rate"]) / 300 < 0.65  # half the decades, half the draws
+    assert set(columns["weight_decay"]) == {0.01, 0.03, 0.06, 0.09}
+    assert (min(columns["batch_size"]) >= 16, max(columns["batch_size"]) <= 255) == (True, True)
+    assert set(columns["seed"]) == {0, 1, 2}
+    assert set(columns["label_smoothing"]) == {0.0, 0.1, 0.2, 0.3}
+    assert set(columns["epochs"]) == {8}
+    assert {type(value) for value in columns["clip_norm"]} == {float}
+    assert {type(value) for value in columns["batch_size"]} == {int}
+
+
+def test_the_same_seed_draws_the_same_trials_however_many_and_in_whatever_order_the_file_has_them() -> None:
+    rate, batch = {"loguniform": [1e-4, 1e-2]}, [32, 64]
+    few = parsed(learning_rate=rate, batch_size=batch).sample(5, seed=3)
+    assert parsed(batch_size=batch, learning_rate=rate).sample(9, seed=3)[:5] == few
+    assert parsed(learning_rate=rate, batch_size=batch).sample(5, seed=4) != few
+
+
+def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
+    both = parsed(batch_size=[32, 64], seed={"range": [0, 2, 1]}, epochs=3)
+    assert both.varied == ["batch_size", "seed"]
+    assert both.fixed == {"epochs": 3}
+    expected = [{"batch_size": size, "seed": seed, "epochs": 3} for size in (32, 64) for seed in (0, 1, 2)]
+    assert both.grid() == expected
+    assert sorted(map(json.dumps, both.sample(6, 0))) == sorted(map(json.dumps, expected))
+    with pytest.raises(UsageError, match="has 6 different trials; 7 were asked for"):
+        both.sample(7, 0)
+    with pytest.raises(UsageError, match="10,001 trials; 10,000 are the most"):
+        parsed(seed={"range": [0, 10_000, 1]}).grid()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rates": [1]}, "learning_rates is no field of the configuration (did you mean learning_rate?)."),
+        ({"recipe": ["digits_laptop"]}, "recipe is no field of the configuration"),
+        ({"epochs": []}, "epochs has no values"),
+        ({"epochs": [1, 2, 1.0]}, "epochs has a value twice in"),
+        ({"epochs": [2.5]}, "epochs has 2.5; it takes a whole number"),
+        ({"compile": ["yes"]}, 'compile has "yes"; it takes true or false'),
+        ({"model": [3]}, "model has 3; it takes a word"),
+        ({"model": ["huge"]}, "model is 'huge' but must be one of nano"),
+        ({"model": {"uniform": [0, 1]}}, "model is no number, so uniform does not fit"),
+        ({"learning_rate": {"loguniforn": [1, 2]}}, "(did you mean loguniform?)"),
+        ({"learning_rate": {"uniform": [0.1, 0.2], "choice": [1]}}, "instead of one kind of range"),
+        ({"learning_rate": {"uniform": [0.2, 0.1]}}, "low below high"),
+        ({"learning_rate": {"uniform": [0.1]}}, "it takes [low, high]"),
+        ({"learning_rate": {"uniform": 3}}, "it takes [low, high]"),
+        ({"learning_rate": {"loguniform": [0, 0.1]}}, "low above 0"),
+        ({"learning_rate": {"uniform": [0.1, 20]}}, "learning_rate is 20.0 but must be between 0 and 10"),
+        ({"learning_rate": {"randint": [1, 5]}}, "not a whole number, so it takes uniform, quniform or loguniform"),
+        ({"epochs": {"uniform": [1, 5]}}, "epochs is a whole number, so it takes randint or lograndint"),
+        ({"epochs": {"randint": [1.5, 5]}}, "its ends are whole numbers"),
+        ({"epochs": {"range": [1, 5, 9]}}, "a step between them"),
+        ({"epochs": [0], "seed": [-1]}, "epochs is 0 but must be at least 1; seed is -1 but must be"),
+        ({}, "names no field"),
+    ],
+)
+def test_a_wrong_space_is_refused_by_field_with_what_is_allowed(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(**fields)
+    assert message in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "flags", "message"),
+    [
+        ("tune", "[1", (), "cannot be read: while parsing"),
+        ("tune", "- 1", (), "names no field"),
+        ("tune", "epochs: [1, 2]", (), "epochs cannot be varied by tune"),
+        ("tune", "seed: [1, 2]", ("--samples", "0"), "--samples is 0"),
+        ("tune", "seed: [1, 2]", ("--reduction", "1"), "--reduction is 1"),
+        ("sweep", "learning_rate: {uniform: [0.1, 0.2]}", (), "learning_rate: a sweep runs every combination"),
+        ("sweep", "seed: [1, 2]", ("--run", "Big"), "--run is 'Big'"),
+        ("sweep", "seed: [1, 2]", ("--run", "a" * 60), "--run has 60 letters"),
+        ("sweep", "batch_size: [8, 64]", ("--workers", "9"), "a batch of 8 images can be shared by 1 to 8"),
+        ("sweep", "seed: [1, 2]", ("--concurrency", "0"), "--concurrency is 0"),
+        ("sweep", "seed: [1, 2]", ("--recipe", "digit"), "did you mean digits_laptop"),
+    ],
+)
+def test_what_no_search_can_have_is_refused_before_anything_starts(
+    tmp_path: Path, kind: Any, content: str, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        planning.plan(kind, options(tmp_path, kind, content, *flags), LAPTOP)
+    assert message.lower() in str(caught.value).lower()
+    assert list(tmp_path.iterdir()) == [tmp_path / "space.yaml"]
+
+
+@pytest.mark.parametrize("kind", ["tune", "sweep"])
+def test_a_dry_run_shows_the_trials_and_each_value_of_theirs_with_its_origin(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OASIS_DATA_MOUNT", raising=False)
+    drawn = "{loguniform: [1e-4, 0.01]}" if kind == "tune" else "[0.001, 0.01]"
+    content = f"learning_rate: {drawn}\nbatch_size: 128\nepochs: 4\n"
+    # The recipe's own batch is too small for so many, and the space's epochs are those that count.
+    flags = ("--run", "s", "--workers", "100", "--epochs", "7", *(("--samples", "30") if kind == "tune" else ()))
+    args = options(tmp_path, kind, content, *flags)
+    explain = {"tune": command.explain_tune, "sweep": command.explain_sweep}[kind]
+    capsys.readouterr()
+    assert explain(args, LAPTOP) == 0
+    shown = capsys.readouterr().out
+    count = 30 if kind == "tune" else 2
+    assert shown.startswith(f"{kind} s: {count} trials over learning_rate\n  s-000: learning_rate 0.00")
+    assert ("  and 10 more\n" in shown) == (count > preview.SHOWN)
+    assert shown.endswith("\nasked of Ray: 100 x [1 CPU], placed SPREAD\nnothing was started\n")
+    args.json = True
+    assert explain(args, LAPTOP) == 0
+    found = json.loads(capsys.readouterr().out)
+    space = f"space {tmp_path / 'space.yaml'}"
+    expected = {
+        "run": ("s", "flag --run"),
+        "recipe": ("digits_laptop", "default"),
+        "workers": ("100", "flag --workers"),
+        "epochs": (4, space),
+        "batch-size": (128, space),
+        "learning-rate": ('loguniform ["1e-4", 0.01]' if kind == "tune" else "choice [0.001, 0.01]", space),
+        "weight-decay": (0.05, "recipe digits_laptop"),
+        "metric": ("val/accuracy", "default"),
+        "storage": (str(tmp_path / "runs" / "s"), "flag --storage"),
+        "results": (str(tmp_path / "results" / "s"), "flag --results"),
+        "data-place": (str(Path(".oasis/data/digits").absolute()), "scikit-learn's, written there by the run"),
+    }
+    settings = {name: (one["value"], one["origin"]) for name, one in found["settings"].items()}
+    assert {name: settings[name] for name in expected} == expected
+    assert ("grace-epochs" in settings, "set" in settings) == (kind == "tune", False)
+    assert len(found["trials"]) == count and found["trials"]["s-001"]["batch_size"] == 128
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "results").exists()
+
+
+def test_any_field_without_a_flag_can_be_set_in_words() -> None:
+    words = ["drop_path=1e-1", "clip_norm=0", "compile=true", "augmentation=none", "keep_checkpoints=2"]
+    given = fields.assigned(words, train.TUNED_FIELDS)
+    assert given == {
+        "drop_path": 0.1, "clip_norm": 0.0, "compile": True, "augmentation": "none", "keep_checkpoints": 2
+    }  # fmt: skip
+    trial = Trial(name="s-000", changes=given)
+    words = report.assignments(trial)
+    assert words[::2] == ["--set"] * 5
+    assert fields.assigned(words[1::2], train.TUNED_FIELDS) == given
+    for word, said in (
+        ("drop_path", "is not FIELD=VALUE"),
+        ("epochs=3", "epochs has a flag of its own, --epochs"),
+        ("drop_paths=1", "did you mean drop_path"),
+        ("compile=1", "it takes true or false"),
+        ("keep_checkpoints=2.5", "it takes a whole number"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            fields.assigned([word], train.TUNED_FIELDS)
+
+
+def test_the_space_to_copy_is_one() -> None:
+    found = space_file.parse(space_file.read(Path(space.__file__).with_suffix(".yaml")), BASE)
+    assert found.varied == ["learning_rate", "batch_size", "drop_path", "seed"]
+    assert found.fixed == {"warmup_epochs": 2.0}
+    assert found.logarithmic == {"learning_rate"}
+    assert len(found.sample(20, seed=0)) == 20
+
+
+def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None:
+    for name, message in (("space.txt", "must end in one of .yaml"), ("absent.yaml", "No such file")):
+        with pytest.raises(UsageError, match=message):
+            space_file.read(tmp_path / name)
+
+
+def test_the_best_trial_s_command_trains_what_the_trial_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = "learning_rate: {loguniform: [1e-4, 1e-2]}\nbatch_size: [32, 64]\nmodel: nano\n"
+    content += "drop_path: [0, 0.1]\ncompile: [true, false]\naugmentation: [none, shift]"
+    args = options(tmp_path, "tune", content, "--samples", "6", "--epochs", "3", "--data", "/elsewhere", "--run", "s")
+    search = planning.plan("tune", args, LAPTOP)
+    assert [trial.name for trial in search.plan.trials] == [f"s-{index:03d}" for index in range(6)]
+    found = report.Report(
+        name="s",
+        plan=search.plan,
+        outcomes=[],
+        varied=search.space.varied,
+        logarithmic=frozenset(),
+        repeat=search.train,
+    )
+    for trial in search.plan.trials:
+        words = report.command(found, Outcome(trial=trial, status="complete")).split()
+        assert words[:4] == ["python", "-m", "workloads", "train"]
+        parser = argparse.ArgumentParser()
+        train.add_train_arguments(parser)
+        run = train.plan(parser.parse_args(words[4:]), LAPTOP)
+        assert run.config == dataclasses.replace(BASE, epochs=3, data="/elsewhere", **trial.changes)
+        assert (run.workers, run.name) == (1, f"{trial.name}-again")
+        with monkeypatch.context() as job:
+            job.setenv(SUBMITTED_VARIABLE, "--stack dev --ray-job")
+            submitted = report.command(found, Outcome(trial=trial, status="complete")).split()
+        assert submitted == [*words[:3], "submit", "--stack", "dev", "--ray-job", "--", *words[3:]]
+
+
+def ended(trial: Trial, status: Any = "complete", *epochs: Epoch, **more: Any) -> Outcome:
+    return Outcome(trial=trial, status=status, epochs=list(epochs), **more)
+
+
+def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_another_search(tmp_path: Path) -> None:
+    ledger, plan = Ledger(locate(tmp_path / "s")), a_plan()
+    assert ledger.open(plan, retry_failed=False) == {}
+    good = ended(plan.trials[0], "complete", epoch(1, 0.5), epoch(2, math.nan, math.inf), exit_code=0)
+    ledger.close(good)
+    ledger.close(ended(plan.trials[2], "failed", exit_code=6, problem="torn"))
+    again = ledger.open(plan, retry_failed=False)
+    assert set(again) == {"s-000", "s-002"}
+    assert again["s-000"].epochs[0] == good.epochs[0] and math.isnan(again["s-000"].epochs[1]["val/accuracy"])
+    assert set(ledger.open(plan, retry_failed=True)) == {"s-000"}
+    assert set(ledger.open(a_plan(6), retry_failed=False)) == {"s-000", "s-002"}  # more samples of the same space
+    for other, said in (
+        (a_plan(6, metric="val/loss"), "metric differ"),
+        (a_plan(6, base={"epochs": 3}), "base differ"),
+        (a_plan(2), "it has 6 trials, 2 asked for"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            ledger.open(other, retry_failed=False)
+    for torn in (tmp_path / "s" / "s-000" / OUTCOME, tmp_path / "s" / PLAN):
+        torn.write_text(torn.read_text()[:40])
+        with pytest.raises(DataIntegrityError, match="is damaged"):
+            ledger.open(a_plan(6), retry_failed=False)
+
+
+class Tune:
+    """What Ray Tune does with a searcher, without the actors."""
+
+    def __init__(self, tmp_path: Path, plan: Plan, limit: int, **begun: Any) -> None:
+        self.said: list[str] = []
+        ledger = Ledger(locate(tmp_path / "s"))
+        values: dict[str, Any] = {"outcomes": ledger.open(plan, retry_failed=False), "pasts": {}}
+        self.begun = Begun(plan=plan, ledger=ledger, **values | begun)
+        self.storage = ledger.folder
+        self.trials = Trials(
+            self.begun, limit, lambda trial: {"arguments": ["--run", trial.name]}, self.said.append, self.check
+        )
+
+    def check(self, trial: Trial) -> None:
+        """As a search looks at its place."""
+        location.check_storage(self.storage)
+
+    def start(self, trial_id: str) -> str:
+        """Name of the trial that is given out, or what is said instead."""
+        given = self.trials.suggest(trial_id)
+        return given["trial"] if isinstance(given, dict) else str(given)
+
+
+def test_a_search_says_which_of_its_trials_wait_for_a_place_and_which_train(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(), limit=3)
+    assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "s-002"]
+    words = "waiting for 1 worker with 1 CPU: 0 of them up"
+    for trial_id in ("a", "b"):
+        tune.trials.on_trial_result(trial_id, {"at": 0.0, "waits": words})
+    tune.trials.on_trial_result("b", {"at": 0.5, "waits": ""})
+    tune.trials.on_trial_complete("c", {"at": 1.0, "exit_code": 0, **epoch(1, 0.9)})
+    assert f"s-000 {words}, s-001 in epoch 0.5" in tune.said[-1]
+
+
+def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(), limit=2)
+    assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "None"]
+    tune.trials.on_trial_result("b", {"at": 1.0, **epoch(1, 0.7)})
+    tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": 6, "problem": "torn.png cannot be decoded."})
+    assert tune.start("c") == "s-002"
+    tune.trials.on_trial_complete("b", {"at": 2.0, **epoch(2, 0.8)})  # stopped at a rung: no exit code
+    tune.trials.on_trial_complete("c", error=True)
+    assert tune.start("d") == "s-003"
+    tune.trials.on_trial_result("d", {"at": 1.0, **epoch(1, 0.6)})
+    tune.trials.on_trial_result("d", {"at": 1.0, **epoch(1, 0.9)})  # told again after a restart
+    tune.trials.on_trial_complete("d", {"at": 1.0, "exit_code": 0, "problem": ""})
+    assert tune.start("e") == "FINISHED"
+    states = {name: (outcome.status, outcome.exit_code) for name, outcome in tune.trials.outcomes.items()}
+    assert states == {
+        "s-000": ("failed", 6), "s-001": ("stopped", None), "s-002": ("failed", 5), "s-003": ("complete", 0)
+    }  # fmt: skip
+    assert tune.trials.outcomes["s-003"].epochs == [epoch(1, 0.9)]
+    assert "trial s-000 failed: torn.png cannot be decoded." in tune.said
+    assert tune.said[-1].startswith("4 of 4 trials ended, 1 complete, 2 failed, 1 stopped, best s-003")
+    again = Tune(tmp_path, a_plan(5), limit=2)
+    assert [again.start("a"), again.start("b")] == ["s-004", "None"]
+
+
+def test_a_trial_without_a_place_waits_for_others_and_ends_the_search_only_when_there_are_none(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(2), limit=2)
+    assert [tune.start("a"), tune.start("b")] == ["s-000", "s-001"]
+    late = {"at": 0.0, "exit_code": 4, "problem": "Not there within 5 s."}
+    tune.trials.on_trial_complete("b", late)
+    assert tune.start("c") == "None"
+    tune.trials.on_trial_complete("a", {"at": 9.0, "exit_code": 0, **epoch(9, 0.9)})
+    assert tune.start("c") == "s-001"
+    tune.trials.on_trial_complete("c", late)
+    assert tune.start("d") == "FINISHED"
+    assert isinstance(tune.trials.verdict, CapacityError)
+    assert list(tune.trials.outcomes) == ["s-000"]
+
+
+def test_trials_that_all_fail_alike_are_not_all_tried(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(20), limit=1)
+    for number in range(8):
+        assert tune.start(str(number)) == f"s-{number:03d}"
+        tune.trials.on_trial_complete(str(number), {"at": 0.0, "exit_code": 2, "problem": "no data"})
+    assert tune.start("8") == "FINISHED"
+    assert isinstance(tune.trials.verdict, WorkloadFailedError)
+
+
+@pytest.mark.parametrize(("exit_code", "kind"), [(3, InfeasibleError), (7, AuthError), (8, PlaceError)])
+def test_what_is_wrong_with_the_place_ends_the_search_and_is_no_trial_s_fault(
+    tmp_path: Path, exit_code: int, kind: type
+) -> None:
+    tune = Tune(tmp_path, a_plan(3), limit=2)
+    assert [tune.start("a"), tune.start("b")] == ["s-000", "s-001"]
+    (tmp_path / "no-folder").touch()
+    tune.storage = locate(tmp_path / "no-folder")
+    tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": exit_code, "problem": "the bucket is gone."})
+    assert tune.start("c") == "None"
+    tune.trials.on_trial_complete("b", {"at": 9.0, "exit_code": 0, **epoch(9, 0.9)})  # what runs may end
+    assert tune.start("c") == "FINISHED"
+    assert type(tune.trials.verdict) is kind
+    assert list(tune.trials.outcomes) == ["s-001"]
+
+
+def test_a_trial_that_calls_a_place_bad_which_is_in_order_has_failed_and_the_others_go_on(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, a_plan(9), limit=1)
+    dead = {"at": 0.2, "exit_code": 8, "problem": "a process that decodes images has died."}
+    assert tune.start("a") == "s-000"
+    tune.trials.on_trial_complete("a", dead)
+    assert (tune.trials.verdict, tune.start("b")) == (None, "s-001")
+    assert "trial s-000 failed: a process that decodes images has died." in tune.said
+    again = Tune(tmp_path, a_plan(9), limit=1)  # the same search, later: it does not fall over the same trial
+    assert {name: outcome.exit_code for name, outcome in again.trials.outcomes.items()} == {"s-000": 8}
+    # Where each trial fails so, the others are not tried.
+    for number in range(1, 8):
+        assert again.start(str(number)) == f"s-{number:03d}"
+        again.trials.on_trial_complete(str(number), dead)
+    assert again.start("9") == "FINISHED"
+    assert isinstance(again.trials.verdict, WorkloadFailedError)
+
+
+def test_the_place_of_a_trial_is_its_own_data_and_the_search_s_storage(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        for split in location.SPLITS:
+            (tmp_path / name / split).mkdir(parents=True)
+    content = f"data: [{tmp_path}/here, {tmp_path}/there]"
+    search = planning.plan("sweep", options(tmp_path, "sweep", content, "--run", "s"), LAPTOP)
+    here, there = search.plan.trials
+    for trial in (here, there):
+        command.check_place(search, LAPTOP, trial)
+    (tmp_path / "there" / "train").rmdir()
+    command.check_place(search, LAPTOP, here)
+    with pytest.raises(UsageError, match="there holds no folder 'train'"):
+        command.check_place(search, LAPTOP, there)
+    (tmp_path / "runs" / "s").rmdir()
+    (tmp_path / "runs" / "s").touch()
+    with pytest.raises(PlaceError):
+        command.check_place(search, LAPTOP, here)
+
+
+class Known:
+    """A trial as far as a scheduler looks at it."""
+
+    def __init__(self, name: str) -> None:
+        self.trial_id = f"id-{name}"
+        self.config = {"trial": name}
+
+
+def decide(scheduler: ResumedAsha, trial: Known, number: float, accuracy: float) -> str:
+    return scheduler.on_trial_result(None, trial, {"at": number, **epoch(number, accuracy)})
+
+
+def test_rungs_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_one_that_never_stopped(tmp_path: Path) -> None:
+    plan = a_plan(5)
+    whole = ResumedAsha(Tune(tmp_path / "whole", plan, 4).begun)
+    trials = [Known(trial.name) for trial in plan.trials]
+    for trial in trials:
+        whole.on_trial_add(None, trial)
+    assert [decide(whole, trial, 1, value) for trial, value in zip(trials[:2], (0.9, 0.8), strict=True)] == [
+        "CONTINUE",
+        "STOP",
+    ]
+    assert decide(whole, trials[0], 2, 0.1) == "CONTINUE"  # no rung
+    assert decide(whole, trials[1], 9, 0.9) == "CONTINUE"
+    assert decide(whole, trials[0], 9, 0.1) == "CONTINUE"  # the last epoch: nothing is left to stop
+    assert whole.on_trial_result(None, trials[2], {"at": 0.5}) == "CONTINUE"  # no epoch's end
+
+    tune = Tune(tmp_path / "resumed", plan, 4, pasts={"s-000": [epoch(1, 0.9)]})
+    tune.begun.ledger.close(ended(plan.trials[1], "stopped", epoch(1, 0.8)))
+    outcomes = tune.begun.ledger.open(plan, retry_failed=False)
+    resumed = ResumedAsha(dataclasses.replace(tune.begun, outcomes=outcomes))
+    for trial in (trials[0], *trials[2:]):
+        resumed.on_trial_add(None, trial)
+    for scheduler in (whole, resumed):
+        # The best third of 0.8, 0.9 begins at 0.867, of 0.8, 0.88, 0.9 at 0.887: each counts the ones before.
+        assert decide(scheduler, trials[2], 1, 0.88) == "CONTINUE"
+        assert decide(scheduler, trials[3], 1, 0.87) == "STOP"
+        assert decide(scheduler, trials[4], 1, math.nan) == "STOP"  # diverged: worse than any number
+
+
+def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_trial_first(tmp_path: Path) -> None:
+    plan = a_plan(5)
+    outcomes = [
+        ended(plan.trials[0], "complete", epoch(9, 0.9, 0.5), seconds=3.0, exit_code=0),
+        ended(plan.trials[1], "complete", epoch(9, 0.9, 0.4), seconds=3.0, exit_code=0),
+        ended(plan.trials[2], "stopped", epoch(1, 0.99), seconds=1.0),
+        ended(plan.trials[3], "failed", exit_code=6, problem="torn.png [cannot] be decoded."),
+        ended(plan.trials[4], "complete", epoch(9, math.nan, math.nan), exit_code=0),
+    ]
+    found = report.Report(
+        name="s",
+        plan=plan,
+        outcomes=outcomes,
+        varied=["learning_rate"],
+        logarithmic=frozenset(),
+        repeat=["--recipe", "r"],
+    )
+    assert [outcome.trial.name[-1] for outcome in ranking(plan, outcomes)] == ["1", "0", "4", "2", "3"]
+    uri = report.publish(found, locate(tmp_path / "runs" / "s"), tmp_path / "results")
+    names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"}
+    for folder in (tmp_path / "results", Path(uri)):
+        assert {path.name for path in folder.iterdir()} == names
+    table = (tmp_path / "results" / "table.txt").read_text().splitlines()
+    assert table[3].split() == ["001", "best", "9", "0.9000", "0.4000", "3", "0.002"]
+    assert table[-1] == "s-003: torn.png [cannot] be decoded."
+    rows = [json.loads(line) for line in (tmp_path / "results" / "trials.jsonl").read_text().splitlines()]
+    assert [row["trial"] for row in rows] == ["s-001", "s-000", "s-004", "s-002", "s-003"]
+    assert rows[2]["val/loss"] is None
+    assert rows[0]["command"].endswith("--learning-rate 0.002")
+    [*_, last] = csv.DictReader(io.StringIO((tmp_path / "results" / "trials.csv").read_text()))
+    assert (last["status"], last["exit_code"], last["learning_rate"]) == ("failed", "6", "0.004")
+    assert json.loads((tmp_path / "results" / "summary.json").read_text())["best"]["trial"] == "s-001"
+    assert (tmp_path / "results" / "parallel.png").read_bytes().startswith(b"\x89PNG")
+    # Of a trial that was stopped there is no other curve.
+    with_it, without = (
+        plot.curves(plan, ranking(plan, drawn), "s") for drawn in (outcomes, [*outcomes[:2], *outcomes[3:]])
+    )
+    assert with_it == (tmp_path / "results" / "curves.png").read_bytes() != without
+    losses = dataclasses.replace(found, plan=a_plan(5, metric="val/loss"))
+    assert losses.best is not None and losses.best.trial.name == "s-001"
+
+
+def test_labels_of_an_axis_do_not_lie_on_one_another_and_its_ends_have_theirs() -> None:
+    for values, ends in (
+        ([0.001, 0.00101, 0.0098, 0.01], ["0.001", "0.01"]),
+        ([f"model-{number:02}" for number in range(60)], ["model-00", "model-59"]),
+        ([0.5], ["0.5"]),
+    ):
+        ticks = plot.scale(values, logarithmic=values[0] == 0.001).ticks
+        assert [ticks[place][1] for place in sorted({0, len(ticks) - 1})] == ends
+        assert all(there - here >= plot.LABEL_HEIGHT for (here, _), (there, _) in itertools.pairwise(ticks))
+
+
+def test_as_many_trials_run_as_fit_and_never_more() -> None:
+    said: list[str] = []
+    assert concurrency.of_gpus(8, 8, 2) == 2
+    assert concurrency.of_gpus(3, 8, 2) == 4  # two beside each other on a node, none across two
+    assert concurrency.of_gpus(16, 8, 5) == 2
+    with pytest.raises(InfeasibleError, match="24 GPUs asked for per trial; this stack has at most 2 nodes of 8"):
+        concurrency.of_gpus(24, 8, 2)
+    assert concurrency.of_cpus(2, [1.0, 4.0], 0) == 2
+    assert concurrency.of_cpus(2, [4.0], 3) == 6  # with the nodes that the autoscaler can add
+    assert concurrency.of_cpus(2, [], 3) == 1
+    assert concurrency.embedded(10_000) == 1
+    assert [concurrency.choose(asked, 3, 2, said.append) for asked in (None, 2, 5)] == [3, 2, 3]
+    assert said[2] == "3 trials at a time, 2 workers each; 5 were asked for, and no more fit"
+
+
+def test_a_search_in_which_nothing_succeeded_ends_with_the_code_of_what_all_failed_of() -> None:
+    trials = a_plan(2).trials
+    torn = [ended(trial, "failed", exit_code=6, problem="torn") for trial in trials]
+    assert type(command._failure(torn)) is DataIntegrityError
+    mixed = [torn[0], dataclasses.replace(torn[1], exit_code=2)]
+    assert type(command._failure(mixed)) is WorkloadFailedError

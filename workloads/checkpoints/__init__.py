@@ -1,0 +1,1 @@
+"""Checkpoints that are whole or absent: written, committed, verified and found again."""

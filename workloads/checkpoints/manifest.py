@@ -1,0 +1,156 @@
+"""What makes a folder a checkpoint: a MANIFEST with sizes and hashes of its files, and COMMIT, written last.
+
+Needs no torch, so that any place can say which checkpoints are whole. There is no mutable pointer to the newest one:
+names are never used twice, so a stale view can hide a checkpoint but never mix two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from workloads.errors import DataIntegrityError, UsageError, first_line
+from workloads.storage.folders import Folder, in_parallel
+
+SCHEMA = 2
+MANIFEST = "MANIFEST.json"
+COMMIT = "COMMIT"
+
+_NAME = re.compile(r"[0-9]{9}-[0-9a-f]{15}")
+
+
+def new_name(step: int) -> str:
+    """A name for one attempt at a checkpoint: sorted by step and time, and never used by another attempt."""
+    # During an evaluation the step stays the same, and what is saved later is further on.
+    return f"{step:09d}-{time.time_ns() // 1_000_000:011x}{secrets.token_hex(2)}"
+
+
+def is_name(name: str) -> bool:
+    """Whether it is the name of an attempt; anything else in the folder is somebody else's and left alone."""
+    return _NAME.fullmatch(name) is not None
+
+
+def step_of(name: str) -> int:
+    """The optimiser step of a checkpoint."""
+    return int(name.partition("-")[0])
+
+
+def committed(paths: list[str]) -> list[str]:
+    """Names of the committed checkpoints among the objects' paths below a run's checkpoints, oldest first."""
+    found = (path.partition("/") for path in paths)
+    return sorted(name for name, _, rest in found if rest == COMMIT and is_name(name))
+
+
+def commit(folder: Folder, manifest: Mapping[str, Any]) -> None:
+    """Declare a folder whose files are complete to be a checkpoint.
+
+    Args:
+        folder: of this attempt.
+        manifest: `step`, `identity`, `facts`, and `files`, each with `bytes` and `sha256`.
+    """
+    text = json.dumps({"schema": SCHEMA, **manifest}, indent=1, sort_keys=True).encode()
+    folder.write(MANIFEST, text)
+    folder.write(COMMIT, hashlib.sha256(text).hexdigest().encode())
+
+
+def read(folder: Folder) -> dict[str, Any]:
+    """The manifest that was committed.
+
+    Raises:
+        DataIntegrityError: it is not whole, or another program's.
+    """
+    try:
+        text, marker = folder.read(MANIFEST), folder.read(COMMIT)
+    except FileNotFoundError as error:
+        raise damage(first_line(error)) from error
+    if hashlib.sha256(text).hexdigest() != marker.decode(errors="replace"):
+        raise damage(f"{MANIFEST} is not the one that was committed")
+    manifest: dict[str, Any] = json.loads(text)
+    if manifest["schema"] != SCHEMA:
+        raise damage(f"its schema is {manifest['schema']}, this program reads {SCHEMA}")
+    return manifest
+
+
+def refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: str) -> None:
+    """Refuse a checkpoint that is another run's.
+
+    Args:
+        found: its manifest.
+        identity: of the run, or as much of it as is known.
+        uri: of the run's checkpoints, for the message.
+
+    Raises:
+        UsageError: something of the identity differs.
+    """
+    theirs = found["identity"]
+    differing = [key for key in identity if theirs.get(key) != identity[key]]
+    if differing:
+        given = "; ".join(f"{key} is {identity[key]!r}, the checkpoint's is {theirs.get(key)!r}" for key in differing)
+        raise UsageError(
+            f"the checkpoints in {uri} belong to another run: {given}.",
+            "Choose another --run name, or ask for what the checkpoint holds.",
+        )
+
+
+def verify(folder: Folder) -> dict[str, Any]:
+    """Read every byte of a committed checkpoint and compare sizes and hashes.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        DataIntegrityError: anything is missing or differs; the message says what.
+    """
+    manifest = read(folder)
+
+    def compare(name: str) -> None:
+        try:
+            size, sha256 = folder.digest(name)
+        except FileNotFoundError as error:
+            raise damage(first_line(error)) from error
+        check(name, manifest["files"][name], size, sha256)
+
+    in_parallel(compare, sorted(manifest["files"]))
+    return manifest
+
+
+def check(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> None:
+    """Compare one file with its line in the manifest.
+
+    Raises:
+        DataIntegrityError: size or hash differ.
+    """
+    if size != expected["bytes"]:
+        raise damage(f"{name} has {size} bytes instead of {expected['bytes']}")
+    if sha256 != expected["sha256"]:
+        raise damage(f"the hash of {name} is not the one in {MANIFEST}")
+
+
+def stands(folder: Folder) -> bool:
+    """Whether it is committed at this moment: a reader that finds damage asks, since `discard` may have been at it."""
+    try:
+        folder.read(COMMIT)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def withdraw(folder: Folder) -> None:
+    """Make it no checkpoint any more, in one step; its files stay."""
+    folder.delete(COMMIT)
+
+
+def discard(folder: Folder) -> None:
+    """Delete it, COMMIT first: a deletion that is cut short leaves an orphan and not a damaged checkpoint."""
+    withdraw(folder)
+    folder.remove()
+
+
+def damage(problem: str) -> DataIntegrityError:
+    """The error for a checkpoint that is not what was committed."""
+    return DataIntegrityError(problem, "It is not used.")

@@ -1,0 +1,206 @@
+"""Saves in the background, one at a time: the step loop hands over a copy of the state and goes on.
+
+Storage that fails for a while costs checkpoints, not the run: a failed save is said and the next one tries again, until
+PATIENCE of them have failed in a row.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.checkpoints.state import CutError
+from workloads.checkpoints.store import CheckpointStore, Saved
+from workloads.errors import AuthError, DataIntegrityError, PlaceError
+
+PATIENCE = 5
+"""Saves that may fail in a row before the failure is the run's."""
+
+HANG_SECONDS = 600.0
+"""A save that takes longer hangs, as a dead mount makes it: it counts as failed, and the next one goes its own way."""
+
+PASSING = (PlaceError, AuthError, DataIntegrityError)
+"""What may pass: storage out of reach, a token that is being renewed, bytes that did not arrive whole."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one checkpoint is made of."""
+
+    state: Mapping[str, Any]
+    """A copy on the CPU that later steps do not change."""
+    step: int
+    """Optimiser steps done."""
+    identity: Mapping[str, Any]
+    """What a run must have in common with the checkpoint to load it."""
+    facts: Mapping[str, Any]
+    """Anything worth knowing about how it came about."""
+    before: Callable[[], None]
+    """Called before the shards are written, in the thread that does, for what must be stored by the time of COMMIT;
+    where it raises, the save has failed."""
+
+    def write(self, store: CheckpointStore, cut: threading.Event) -> Saved:
+        """Save it, unless it is cut; returns at COMMIT. Raises as `CheckpointStore.write` does."""
+        self.before()
+        return store.write(self.state, self.step, self.identity, self.facts, cut)
+
+
+@dataclass
+class _Flight:
+    """One save under way, in a thread that keeps no process alive."""
+
+    thread: threading.Thread = field(default_factory=threading.Thread)
+    cut: threading.Event = field(default_factory=threading.Event)
+    """Set when it is to be given up."""
+    saved: Saved | None = None
+    began: float = field(default_factory=time.monotonic)
+    told: bool = False
+    """Whether the caller knows what was saved."""
+    error: BaseException | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """Until it counts as hanging; 0 from then on."""
+        return max(0.0, self.began + HANG_SECONDS - time.monotonic())
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is still worth waiting for."""
+        return self.thread.is_alive() and self.seconds_left > 0
+
+    def launch(self, work: Callable[[], None]) -> _Flight:
+        def fly() -> None:
+            try:
+                work()
+            except BaseException as error:  # handed to the thread that trains, which decides
+                self.error = error
+
+        self.thread = threading.Thread(target=fly, name="checkpoint", daemon=True)
+        self.thread.start()
+        return self
+
+
+class Writer:
+    """The background writer of one store, for one thread that trains.
+
+    A process that exits does not wait: what is in flight then is left without COMMIT, and the next attempt collects it.
+    """
+
+    def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
+        """Nothing is started yet.
+
+        Args:
+            store: where to save.
+            say: told, in the caller's thread, of every save that failed and of what could not be tidied up.
+        """
+        self._store, self._say = store, say
+        self._flights: list[_Flight] = []  # a save, and the tidying up after an urgent one beside it
+        self._urgent = False
+        self._failures = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight, so that taking a copy of the state for another would be in vain."""
+        return any(flight.under_way for flight in self._flights)
+
+    def start(self, snapshot: Snapshot) -> bool:
+        """Begin to save in the background, unless a save is in flight; nothing is queued.
+
+        Returns:
+            Whether it was begun. What the save before came to, where `wait` was not asked, is no longer told.
+
+        Raises:
+            WorkloadError: the save before failed, and was one too many; see `wait`.
+        """
+        if self.busy:
+            return False
+        self.wait(0)
+        flight = _Flight()
+
+        def save() -> None:
+            flight.saved = snapshot.write(self._store, flight.cut)
+            if not self._urgent:
+                self._store.tidy(flight.saved.name)
+
+        self._flights = [flight.launch(save)]
+        return True
+
+    def wait(self, seconds: float | None = None) -> Saved | None:
+        """Wait for the save in flight, if there is one, and for its tidying up.
+
+        Args:
+            seconds: longest wait; 0 only looks, None waits to the end, or until it counts as hanging.
+
+        Returns:
+            What was saved, told once; None if it is still in flight, if none was, or if it failed and may.
+
+        Raises:
+            WorkloadError: it failed, as `PATIENCE` in a row have. Any other exception is raised at once.
+        """
+        for flight in self._flights:
+            flight.thread.join(flight.seconds_left if seconds is None else min(seconds, flight.seconds_left))
+        if self.busy:
+            return None
+        flights, self._flights = self._flights, []
+        return next(filter(None, [self._judge(flight) for flight in flights]), None)
+
+    def save_now(self, take: Callable[[], Snapshot]) -> Saved:
+        """Save in the foreground, for the last state of a run or of a node, in up to PATIENCE attempts.
+
+        A save in flight is given up, and no tidying up is waited for: a node with seconds to live has none to spare.
+        What that leaves to do goes on in the background, and `wait` waits for it.
+
+        Args:
+            take: copies the state; called once no more is written of the save in flight, which would slow it down.
+
+        Returns:
+            What was saved, at its COMMIT.
+
+        Raises:
+            WorkloadError: the last of the failures.
+        """
+        self._urgent = True  # a save in flight that ends now leaves the tidying up to this one
+        try:
+            for flight in self._flights:
+                flight.cut.set()
+            saved = self._insist(take())
+        finally:
+            self._urgent = False
+        tidying = _Flight(saved=saved, told=True)
+        self._flights.append(tidying.launch(lambda: self._store.tidy(saved.name)))
+        return saved
+
+    def _insist(self, snapshot: Snapshot) -> Saved:
+        failures = 0
+        while True:
+            try:
+                return snapshot.write(self._store, threading.Event())
+            except PASSING as error:
+                failures += 1
+                if failures == PATIENCE:
+                    raise
+                self._say(f"saving step {snapshot.step} failed and is tried again at once: {error.problem}")
+
+    def _judge(self, flight: _Flight) -> Saved | None:
+        error, flight.error = flight.error, None  # whose frames know the flight, and a copy of the state
+        if flight.thread.is_alive():
+            error = PlaceError(
+                f"a save has not ended within {HANG_SECONDS:.0f} s.",
+                "Look at the disk, the mount or the network there.",
+            )
+        if flight.saved and isinstance(error, PlaceError | AuthError):
+            self._say(f"{flight.saved.name} is committed; older checkpoints were not removed: {error.problem}")
+            error = None
+        if isinstance(error, CutError):
+            return None
+        if error is None:
+            self._failures = 0
+            return None if flight.told else flight.saved
+        self._failures += 1
+        if not isinstance(error, PASSING) or self._failures >= PATIENCE:
+            raise error
+        self._say(f"a checkpoint was not saved ({self._failures} of {PATIENCE} in a row): {error.problem}")
+        return None

@@ -1,0 +1,1 @@
+"""A stack's Ray: connection, capacity, sizes and process groups."""

@@ -1,0 +1,197 @@
+"""Where Ray is: inside a job, at an address, or embedded in this process. The workloads do not know which.
+
+`prepare` must run before anything imports ray, because Ray reads the variable that keeps an embedded cluster on
+loopback when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from workloads.cluster import fork_server
+from workloads.environment import FORK_VARIABLE, ClusterEnvironment, variable
+from workloads.errors import PlaceError, first_line
+from workloads.reporting import progress
+
+_EMBEDDED = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Linux too: the one switch that binds Ray's servers to 127.0.0.1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray starts workers in another way, but they have our Python
+}
+_OBJECT_STORE_BYTES = 200_000_000
+_STARTING = "starting Ray on this machine, which takes 5 to 20 s"
+
+_PYTHON_KEPT = {"working_dir", "py_modules", "excludes", "env_vars", "config", "worker_process_setup_hook"}
+"""Fields of a job's runtime environment that leave its workers the Python that this process has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a workload may know about the place it runs in."""
+
+    address: str | None
+    """Address of a running Ray; None for one embedded in this process, which ends with it."""
+    environment: ClusterEnvironment | None
+    """What the stack promises; None outside a stack's cluster, where nothing but Ray's own resources is known."""
+    told_by: str = ""
+    """Where a client, outside the place, has `environment` from; empty inside, where variables have it."""
+
+    @property
+    def embedded(self) -> bool:
+        """Whether Ray lives and dies with this process."""
+        return self.address is None
+
+
+def prepare(address: str | None = None) -> Place:
+    """Decide where Ray is and set what it reads from the environment.
+
+    Args:
+        address: `host:port` of a running Ray's GCS. Without it, RAY_ADDRESS, which Ray sets inside a job; without that,
+            an embedded cluster.
+
+    Raises:
+        PlaceError: ray was imported already, so an embedded one could not be kept on loopback.
+        EnvironmentContractError: OASIS_ variables are set, and incomplete.
+    """
+    promised = variable("project") in os.environ
+    environment = ClusterEnvironment.from_env() if promised else None
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address is None:
+        unset = [name for name, value in _EMBEDDED.items() if os.environ.get(name) != value]
+        if "ray" in sys.modules and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" in unset:
+            raise PlaceError(
+                "ray was imported before the place was prepared, so an embedded Ray would listen on every interface.",
+                "Call session.prepare() first, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment.",
+            )
+        os.environ.update(_EMBEDDED)
+        # A token of its own: Ray would otherwise write one to the user's home, and later send it to other clusters.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    return Place(address=address, environment=environment)
+
+
+@contextmanager
+def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports: Sequence[str] = ()) -> Iterator[None]:
+    """Be connected to Ray for the length of the block; an embedded one is started for it and ends with it.
+
+    Within another such block it is that block's connection, with what that imports.
+
+    Args:
+        place: what `prepare` returned.
+        cpus: CPUs an embedded Ray offers, whatever the machine has. A cluster has its own.
+        log_to_driver: copy what workers print to this process.
+        imports: modules that each node imports once, for all workers of this process, which are forked then; see
+            `fork_server`. Without any, and where `forked_workers` says no, they are started as Ray does.
+
+    Raises:
+        PlaceError: no Ray answers at the address, or the embedded one does not start.
+    """
+    progress.note(_STARTING if place.embedded else f"connecting to Ray at {place.address}")
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    environment = _runtime_environment(place, imports)
+    with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
+        try:
+            if place.embedded:
+                ray.init(
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    log_to_driver=log_to_driver,
+                    logging_level=logging.WARNING,
+                    runtime_env=environment,
+                    _temp_dir=directory,
+                )
+            else:
+                ray.init(
+                    address=place.address,
+                    log_to_driver=log_to_driver,
+                    logging_level=logging.WARNING,
+                    runtime_env=environment,
+                )
+        except Exception as error:  # of many kinds: a node that is not up within Ray's 30 s is a plain one
+            raise _unreachable(place, error) from error
+        try:
+            yield
+        except KeyboardInterrupt:
+            progress.note("interrupted: ending Ray, which takes some seconds" if place.embedded else "interrupted")
+            raise
+        finally:
+            _shut_down()
+
+
+def _shut_down() -> None:
+    """End the connection to Ray, whole: a second Ctrl-C would leave processes and their files behind."""
+    import ray
+
+    if threading.current_thread() is not threading.main_thread():
+        return ray.shutdown()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ray.shutdown()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def release_places() -> None:
+    """Remove the placement groups of this connection, and end what runs in them.
+
+    Ray does so when a connection ends. A process that trains several times over one has to after each, as what ended
+    Ray Train's controller may have kept it from doing so.
+    """
+    import ray
+    from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+    mine = ray.get_runtime_context().get_job_id()  # the end of each id of the job's (ray 2.60, common/id.h)
+    for found in placement_group_table().values():
+        if found["placement_group_id"].endswith(mine) and found["state"] != "REMOVED":
+            identity = ray.PlacementGroupID(bytes.fromhex(found["placement_group_id"]))
+            remove_placement_group(PlacementGroup(identity))
+
+
+def forked_workers(place: Place) -> tuple[bool, str]:
+    """Whether workers are forked where they can be, and what that follows from, in a few words.
+
+    Args:
+        place: where the workers are to run. Of a client, outside it, neither variable nor job is asked.
+    """
+    if not place.told_by:
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
+        if job.keys() - _PYTHON_KEPT:
+            return False, "the job's Python is not this one"
+        if said := os.environ.get(FORK_VARIABLE):
+            return said != "0", f"variable {FORK_VARIABLE}"
+    if place.environment is not None and place.environment.gpus_per_node:
+        return False, f"default: tried on no GPU yet; {FORK_VARIABLE}=1 in the job turns it on"
+    return True, "default"
+
+
+def _runtime_environment(place: Place, imports: Sequence[str]) -> dict[str, str]:
+    return {"py_executable": fork_server.executable(imports)} if imports and forked_workers(place)[0] else {}
+
+
+def _unreachable(place: Place, error: Exception) -> PlaceError:
+    said = first_line(error).rstrip(".")
+    if place.embedded:
+        return PlaceError(
+            f"The embedded Ray did not start: {said}.",
+            "Start it again with less running beside it, or run it in a job (`python -m workloads submit -- ...`).",
+        )
+    return PlaceError(
+        f"No Ray answers at {place.address}: {said}.",
+        "Run it in a job (`python -m workloads submit -- ...`), or leave --address out for an embedded Ray.",
+    )

@@ -1,0 +1,221 @@
+"""Finds a deployed stack from outside: its outputs, and the token of its Ray, which only Kubernetes has.
+
+With Pulumi's state at hand the outputs come from `pulumi stack output`; with kubectl alone, from the ConfigMap that
+holds the same values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workloads.environment import CONFIG_MAP, ClusterEnvironment
+from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""Where Pulumi finds its project file."""
+
+_IDENTITY = ("project", "cluster_name", "ray_namespace", "ray_cluster_name")
+"""Outputs by which a stack and the cluster that kubectl points at are known to be the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A deployed stack, as a client sees it."""
+
+    environment: ClusterEnvironment
+    """The stack's outputs."""
+    token: str
+    """Token of its Ray."""
+    kubectl: tuple[str, ...]
+    """`kubectl` with the context to use."""
+
+    def __repr__(self) -> str:
+        return f"Stack({self.environment.cluster_name!r})"  # never the token
+
+    def ask(self, *words: str, given: str | None = None) -> str:
+        """What kubectl answers in the Ray namespace.
+
+        Args:
+            words: kubectl's arguments.
+            given: what it reads on standard input.
+
+        Raises:
+            PlaceError: kubectl is missing or fails.
+            AuthError: the API server refuses.
+        """
+        return _run([*self.kubectl, "--namespace", self.environment.ray_namespace, *words], _KUBECTL, given)
+
+    def of_cluster(self, name: str) -> Stack:
+        """The same stack with another RayCluster of its namespace, reached by a port-forward of its own.
+
+        Raises:
+            AuthError: its token cannot be read.
+        """
+        namespace = self.environment.ray_namespace
+        environment = replace(
+            self.environment,
+            ray_cluster_name=name,
+            ray_dashboard_url="",
+            ray_dashboard_command=f"kubectl --namespace {namespace} port-forward service/{name}-head-svc 8265:8265",
+        )
+        return replace(self, environment=environment, token=_token(self.kubectl, environment))
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which stack is meant."""
+    group = parser.add_argument_group("which stack")
+    group.add_argument("--stack", metavar="NAME", help="Pulumi stack; without it, kubectl's cluster is asked")
+    group.add_argument("--context", metavar="NAME", help="kubectl context (the current one)")
+
+
+def flags(args: argparse.Namespace) -> str:
+    """The same arguments as text, to repeat them in another command."""
+    given = (("--stack", args.stack), ("--context", args.context))
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given if value)
+
+
+def find(args: argparse.Namespace) -> Stack:
+    """The stack that the arguments name.
+
+    Raises:
+        UsageError: kubectl points at another cluster than the stack's.
+        PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
+        AuthError: kubectl may not read the token.
+    """
+    environment = outputs(args)
+    kubectl = _kubectl(args)
+    return Stack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
+
+
+def without_token(*flags: str) -> Stack:
+    """The stack of kubectl's current cluster, to ask Kubernetes about; Ray's token is not read.
+
+    Args:
+        flags: further ones for each call of kubectl.
+
+    Raises:
+        PlaceError: kubectl is missing or fails, or nothing is deployed.
+        AuthError: the API server refuses.
+    """
+    kubectl = ("kubectl", *flags)
+    return Stack(environment=ClusterEnvironment.from_mapping(_config_map(kubectl, None)), token="", kubectl=kubectl)
+
+
+def outputs(args: argparse.Namespace) -> ClusterEnvironment:
+    """The outputs of the stack that the arguments name; it takes no right to read a Secret.
+
+    Raises:
+        UsageError: kubectl points at another cluster than the stack's.
+        PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
+    """
+    deployed = _config_map(_kubectl(args), args.stack)
+    if args.stack:
+        command = ["pulumi", "--cwd", str(CHECKOUT), "stack", "output", "--json", "--stack", args.stack]
+        given = json.loads(_run(command, _PULUMI))
+        _refuse_other_cluster(args.stack, given, deployed)
+        deployed = given
+    return ClusterEnvironment.from_mapping(deployed)
+
+
+def origin(args: argparse.Namespace) -> str:
+    """Where `outputs` has them from, in a few words."""
+    return f"stack {args.stack}" if args.stack else f"the stack's ConfigMap {CONFIG_MAP}"
+
+
+def old_kubectl() -> str:
+    """Version of a kubectl whose port-forward needs SPDY, which a control plane's DNS endpoint does not pass on; empty
+    for 1.31 and later (kubernetes/kubernetes pull request 125528), and where it does not say."""
+    try:
+        known = json.loads(_run(["kubectl", "version", "--client", "--output", "json"], _KUBECTL))
+        version = str(known["clientVersion"]["gitVersion"])
+        return version if tuple(map(int, re.findall(r"\d+", version)[:2])) < (1, 31) else ""
+    except (WorkloadError, ValueError, KeyError):
+        return ""
+
+
+def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:
+    return ("kubectl", *(("--context", args.context) if args.context else ()))
+
+
+_PULUMI = "Install pulumi and log in to the stack's backend, or leave --stack out and use kubectl's context."
+_KUBECTL = (
+    "Install kubectl and point it at the cluster (`pulumi stack output get_credentials_command` says how; for "
+    'the platform of `make demo`, `eval "$(.venv/bin/python -m emulator env)"`).'
+)
+
+
+def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
+    text = _run(
+        [
+            *kubectl,
+            "get",
+            "configmaps",
+            "--all-namespaces",
+            "--field-selector",
+            f"metadata.name={CONFIG_MAP}",
+            "-o",
+            "json",
+        ],
+        _KUBECTL,
+    )
+    found: list[Any] = json.loads(text)["items"]
+    if len(found) == 1:
+        return found[0].get("data") or {}
+    what = f"{len(found)} ConfigMaps" if found else "no ConfigMap"
+    raise PlaceError(
+        f"kubectl's cluster has {what} named {CONFIG_MAP}, where exactly one stack's Ray was expected.",
+        "Name the right cluster with --context, or deploy it with `pulumi up"
+        + (f" --stack {stack}`." if stack else "`."),
+    )
+
+
+def _refuse_other_cluster(stack: str, given: Mapping[str, Any], deployed: Mapping[str, str]) -> None:
+    for name in _IDENTITY:
+        if given.get(name) != deployed.get(name):
+            raise UsageError(
+                f"Stack {stack} has {name} {given.get(name)!r}, kubectl's cluster has {deployed.get(name)!r}.",
+                "Point kubectl at the stack's cluster: `pulumi stack output get_credentials_command --stack "
+                f"{stack}` prints the command; or name its context with --context.",
+            )
+
+
+def _token(kubectl: Sequence[str], environment: ClusterEnvironment) -> str:
+    name, namespace = environment.ray_cluster_name, environment.ray_namespace
+    try:
+        text = _run([*kubectl, "--namespace", namespace, "get", "secret", name, "-o", "json"], _KUBECTL)
+        return base64.b64decode(json.loads(text)["data"]["auth_token"]).decode()
+    except (PlaceError, AuthError) as error:
+        raise AuthError(
+            f"Ray's token, Secret {name} in namespace {namespace}, could not be read. {error.problem}",
+            "Wait until KubeRay has made it, or ask for the right to get this Secret.",
+        ) from None
+    except (KeyError, ValueError):
+        raise AuthError(
+            f"Secret {name} in namespace {namespace} has no readable auth_token.",
+            "Deploy with spec.authOptions.mode token: `pulumi up` of this program does.",
+        ) from None
+
+
+def _run(command: Sequence[str], remedy: str, given: str | None = None) -> str:
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        raise PlaceError(f"{command[0]} is not installed.", remedy) from None
+    except subprocess.TimeoutExpired:
+        raise PlaceError(f"`{' '.join(command)}` did not end in two minutes.", remedy) from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        problem = f"`{' '.join(command)}` failed: {reason}"
+        if "(Forbidden)" in reason or "(Unauthorized)" in reason:
+            raise AuthError(problem, "Ask for the right to do this in the Ray namespace, or name another --context.")
+        raise PlaceError(problem, remedy)
+    return done.stdout

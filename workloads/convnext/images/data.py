@@ -1,0 +1,168 @@
+"""The two splits of a run's data: streamed from folders or shards, resident on the device, or made up (`synthetic`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images.augment import SHIFT, keyed, randaugment
+from workloads.convnext.images.folder import FolderPictures, class_folders
+from workloads.convnext.images.pictures import LAYOUT, PictureStore, unreadable
+from workloads.convnext.images.sampling import Batch, Draw, Slot, Source, chance
+from workloads.convnext.images.shards import ShardPictures
+from workloads.convnext.images.stream import StreamedImages
+from workloads.errors import UsageError
+
+SYNTHETIC_CLASSES = 10
+
+
+class ResidentImages:
+    """All images of a split as one uint8 tensor on the device: no loader, no copies, moved and mirrored by indexing.
+
+    RandAugment alone works on one image at a time, which is slow on a GPU: stream the images where that matters.
+    """
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, classes: Sequence[str], config: TrainConfig, train: bool
+    ) -> None:
+        """Take the images as they are.
+
+        Args:
+            images: uint8 [N, 3, S, S].
+            labels: int64 [N], on the same device.
+            classes: their names.
+            config: augmentation and seed.
+            train: whether the images are to be learnt from, and so altered.
+        """
+        self.classes = tuple(classes)
+        self._images = images
+        self._labels = labels
+        self._seed = config.seed
+        self._augmentation = config.augmentation if train else "none"
+        self._randaugment = randaugment(config) if train else []
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
+        for slot in slots:
+            indices = slot.indices.to(self._images.device)
+            images = self._images[indices]
+            if self._augmentation != "none":
+                images = self._moved(images, indices, epoch)
+            for transform in self._randaugment:
+                named = zip(images, slot.indices.tolist(), strict=True)
+                images = torch.stack([keyed(transform, image, index, self._seed, epoch) for image, index in named])
+            yield Batch(images, self._labels[indices], slot)
+
+    def _moved(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        reach = images.shape[-1] // SHIFT
+        draws = (Draw.DOWN, Draw.ACROSS, Draw.MIRROR)
+        down, across, mirror = (chance(indices, self._seed, epoch, draw) for draw in draws)
+        shifted = _shift(images, down % (2 * reach + 1) - reach, across % (2 * reach + 1) - reach)
+        if self._augmentation == "shift":
+            return shifted
+        return torch.where((mirror % 2 == 1).view(-1, 1, 1, 1), shifted.flip(-1), shifted)
+
+
+def _shift(images: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    # The border is repeated rather than wrapped round or blackened: a digit's background stays background.
+    count, _, height, width = images.shape
+    rows = (torch.arange(height, device=images.device) - down[:, None]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) - across[:, None]).clamp(0, width - 1)
+    picture = torch.arange(count, device=images.device)[:, None, None]
+    return images.permute(0, 2, 3, 1)[picture, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _synthetic(config: TrainConfig, device: torch.device) -> tuple[Source, Source]:
+    # Each class is one fixed random picture under noise: learnable, so that a run on it can be seen to work.
+    generator = torch.Generator().manual_seed(config.seed)
+    prototypes = torch.randint(0, 256, (SYNTHETIC_CLASSES, 3, 8, 8), generator=generator, dtype=torch.uint8)
+
+    def split(count: int, train: bool) -> ResidentImages:
+        labels = torch.arange(count) % SYNTHETIC_CLASSES
+        noise = torch.randint(0, 128, (count, 3, 8, 8), generator=generator, dtype=torch.int64)
+        images = (prototypes[labels].long() // 2 + noise).to(torch.uint8).to(device)
+        images = torch.nn.functional.interpolate(images, size=(config.image_size, config.image_size))
+        names = [str(number) for number in range(SYNTHETIC_CLASSES)]
+        return ResidentImages(images, labels.to(device), names, config, train)
+
+    # Several steps to an epoch, so that its evaluation is a small part of it.
+    return split(max(1024, 4 * config.batch_size), train=True), split(256, train=False)
+
+
+def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tuple[Source, Source]:
+    """The training and the validation split.
+
+    Args:
+        config: which data, how it is decoded and augmented.
+        root: the image folder or the shards; None for `synthetic`.
+        device: where resident images live.
+
+    Raises:
+        UsageError: nothing there, a batch larger than the training split, or resident images beyond the memory.
+        DataIntegrityError: a class without images, a damaged shard, or an image that cannot be decoded.
+        PlaceError: the data cannot be read.
+    """
+    try:
+        train, val = _synthetic(config, device) if root is None else _stored(config, root, device)
+    except (MemoryError, RuntimeError) as error:
+        if not exhausted(error):
+            raise
+        raise UsageError(
+            f"the images of {config.data}, all of them decoded to {config.image_size} x {config.image_size} pixels, do "
+            "not fit the memory of a worker's device.",
+            "Choose a smaller image_size, or with --set resident=false stream what is stored.",
+        ) from error
+    if config.batch_size > len(train):
+        raise UsageError(
+            f"batch_size is {config.batch_size}, but {config.data} has {len(train)} training images.",
+            f"Choose --batch-size {len(train)} or less.",
+        )
+    return train, val
+
+
+def _stored(config: TrainConfig, root: Path, device: torch.device) -> tuple[Source, Source]:
+    stored, held_out = stores(root)
+    train, val = StreamedImages(stored, config, train=True), StreamedImages(held_out, config, train=False)
+    if not config.resident:
+        return train, val
+
+    def resident(split: StreamedImages, train: bool) -> ResidentImages:
+        images, labels = split.decoded()
+        return ResidentImages(images.to(device), labels.to(device), split.classes, config, train)
+
+    return resident(train, train=True), resident(val, train=False)
+
+
+def stores(root: Path) -> tuple[PictureStore, PictureStore]:
+    """The pictures of the training and of the validation split, listed and not opened.
+
+    Raises:
+        As `sources`.
+    """
+    if not root.is_dir():
+        raise UsageError(f"the data path {root} does not exist.", "Name another with --data, or write the data first.")
+    train = _store(root / "train", None)
+    return train, _store(root / "val", train.classes)
+
+
+def _store(folder: Path, known: Sequence[str] | None) -> PictureStore:
+    if not folder.is_dir():
+        raise UsageError(f"{folder.parent} holds no folder {folder.name!r}.", LAYOUT)
+    try:
+        shards, classes = any(folder.glob("*.tar")), class_folders(folder)
+    except OSError as error:
+        raise unreadable(str(folder), error) from error
+    if shards and classes:
+        raise UsageError(f"{folder} holds both shards and class folders.", "Keep one of the two.")
+    return ShardPictures(folder, known) if shards else FolderPictures(folder, known)
+
+
+def exhausted(error: Exception) -> bool:
+    """Whether it says that memory has ended; torch has a type for the GPU's alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,0 +1,241 @@
+"""Where a run's data and storage are, and what can be said of them before anything is started. Imports no torch."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pyarrow import fs
+
+from workloads import environment
+from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
+from workloads.storage.disk import PARTIAL, Entry
+from workloads.storage.folders import Folder, locate
+
+SYNTHETIC = "synthetic"
+"""The `--data` value for made-up images, which need no place."""
+
+DIGITS = "digits"
+"""The `--data` name of what every place has, for `workloads.convnext.images.digits` writes it without a download."""
+
+DOWNLOADS = 16
+"""Objects fetched at a time: many small ones are bound by their latency."""
+
+SPLITS = ("train", "val")
+
+REMEDY = "Name another place with --data, or write the data first."
+
+RESULTS_REMEDY = "Name another folder with --results, or free some space there."
+
+_fetched: dict[str, Path] = {}
+"""In a worker: what was copied before the ranks met. To list a bucket of a million images again takes minutes."""
+
+
+def data_folder(data: str) -> Path | None:
+    """The folder on this node that a `--data` value means, copied from its bucket if need be; None for synthetic data.
+
+    Raises:
+        UsageError: a gs:// address with nothing behind it.
+        DataIntegrityError: an image was deleted or written again while it was copied.
+        AuthError: the bucket may not be read.
+        PlaceError: the bucket does not answer, or the copy does not fit this node's scratch disk.
+    """
+    if data == SYNTHETIC:
+        return None
+    if data.startswith("gs://"):
+        return _downloaded(data)
+    return Path(environment.mount(environment.DATA_MOUNT)) / data
+
+
+def fetch(data: str) -> None:
+    """Do what `data_folder` would do, and keep what it says for `fetched`; raises as it does."""
+    folder = data_folder(data)
+    if folder is not None:
+        _fetched[data] = folder
+
+
+def fetched(data: str) -> Path | None:
+    """What `data_folder` says, at once where `fetch` came before; raises as it does."""
+    return _fetched.pop(data, None) or data_folder(data)
+
+
+def provide_digits(say: Callable[[str], None]) -> None:
+    """Write the digits, for workers on this machine, where its data mount has none; that folder becomes the mount.
+
+    Raises:
+        PlaceError: the disk does not take them.
+    """
+    mount = digits_mount()
+    if mount is None:
+        return
+    missing = Path(environment.mount(environment.DATA_MOUNT)) / DIGITS
+    say(f"there is no {missing}: training on the handwritten digits that scikit-learn has, in {mount / DIGITS}")
+    from workloads.convnext.images import digits
+
+    digits.write(str(mount / DIGITS), lambda _: None)
+    os.environ[environment.variable("data_mount")] = str(mount)
+
+
+def digits_mount() -> Path | None:
+    """The folder that `provide_digits` makes the data mount; None where the mount has the digits already."""
+    there = (Path(environment.mount(environment.DATA_MOUNT)) / DIGITS).exists()
+    return None if there else Path(".oasis/data").absolute()
+
+
+def check_data(data: str, here: bool) -> str:
+    """Refuse a data place that no worker could use, as far as it can be seen from here, without reading any image.
+
+    Args:
+        data: the `--data` value.
+        here: whether the workers run on this machine, so that a path means the same to them.
+
+    Returns:
+        What could not be checked, as a sentence; empty if all was.
+
+    Raises:
+        UsageError: there is nothing there, or no training or validation split.
+        AuthError: the bucket may not be read.
+        PlaceError: the bucket does not answer.
+    """
+    if data == SYNTHETIC:
+        return ""
+    if data.startswith("gs://"):
+        _check_splits(locate(data))
+        return ""
+    mount = Path(environment.mount(environment.DATA_MOUNT))
+    folder = mount / data
+    if folder.is_dir():
+        _check_splits(locate(folder))
+        return ""
+    if here or folder.exists() or (folder.is_relative_to(mount) and mount.is_dir()):
+        raise UsageError(f"the data path {folder} {'is no folder' if folder.exists() else 'does not exist'}.", REMEDY)
+    return f"{folder} cannot be seen from here; whether it is there, the workers will say"
+
+
+def _check_splits(place: Folder) -> None:
+    try:
+        # Looked for by name: listing a bucket of a million images takes minutes.
+        found = place.filesystem.get_file_info([f"{place.path}/{split}" for split in SPLITS])
+    except OSError:
+        place.names()  # fails alike, and says what to do
+        raise
+    if all(info.type == fs.FileType.NotFound for info in found) and not place.names():
+        raise UsageError(f"there is nothing at {place.uri}.", REMEDY)
+    missing = [split for split, info in zip(SPLITS, found, strict=True) if info.type == fs.FileType.NotFound]
+    if missing:
+        raise UsageError(
+            f"{place.uri} holds no folder {' and no folder '.join(map(repr, missing))}.",
+            "Lay it out as train/<class>/*.png and val/<class>/*.png (or .jpg), or as train/*.tar and val/*.tar.",
+        )
+
+
+def check_storage(folder: Folder) -> None:
+    """Refuse at once a place that checkpoints cannot be written to: writes an object and removes it.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        AuthError: it may not be written.
+        PlaceError: it cannot be: a full or read-only disk, a bucket that does not exist or answer.
+    """
+    probe = folder.child("write-test")
+    try:
+        probe.write("probe", b"probe")  # an empty one has room on a full disk
+    except WorkloadError:
+        with suppress(WorkloadError):  # the first failure is the one to tell
+            probe.remove()
+        raise
+    probe.remove()
+
+
+def check_results(folder: Path) -> None:
+    """Refuse at once a folder that results cannot be written to.
+
+    Raises:
+        PlaceError: it cannot be made, or does not take a file.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"probe")
+    except OSError as error:
+        raise PlaceError(f"cannot write results to {folder}: {error.strerror or error}.", RESULTS_REMEDY) from error
+
+
+def _downloaded(uri: str) -> Path:
+    source = locate(uri)
+    listing = sorted((entry for entry in source.entries() if entry.is_file), key=lambda entry: entry.path)
+    if not listing:
+        raise UsageError(f"there is nothing at {uri}.", REMEDY)
+    scratch = Path(environment.mount(environment.SCRATCH_MOUNT))
+    scratch = scratch if scratch.is_dir() else Path(tempfile.gettempdir())
+    # An image that was written again is another one, though its name is the same.
+    facts = [f"{entry.path}\0{entry.size}\0{entry.modified!r}" for entry in listing]
+    folder = scratch / "oasis-data" / hashlib.sha256("\n".join([uri, *facts]).encode()).hexdigest()[:16]
+    complete = folder / "complete"
+    with _room(uri, listing, scratch):
+        folder.mkdir(parents=True, exist_ok=True)
+        # The first worker of a node copies while the others wait for its lock; a killed one's lock is gone with it.
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                _download(source, listing, folder / "images")
+                complete.touch()
+    return folder / "images"
+
+
+@contextmanager
+def _room(uri: str, listing: Sequence[Entry], scratch: Path) -> Iterator[None]:
+    """Say of a copy that the disk does not take that no other try on this node will do better."""
+    try:
+        yield
+    except OSError as error:
+        found = os.statvfs(scratch)
+        size = sum(entry.size for entry in listing)
+        raise PlaceError(
+            f"the {size / 1e9:.1f} GB of {uri} cannot be copied to {scratch}: {error.strerror or error}; "
+            f"{found.f_frsize * found.f_bavail / 1e9:.1f} GB are free there.",
+            "Free some, or read the data from a mount: only a gs:// address in --data is copied to this disk.",
+        ) from error
+
+
+def _download(source: Folder, listing: Sequence[Entry], folder: Path) -> None:
+    """Copy what is not there yet: whatever has its whole name was copied to its end by an earlier try."""
+
+    def fetch(entry: Entry) -> None:
+        file = folder / entry.path
+        if file.is_file() and file.stat().st_size == entry.size:
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(file.name + PARTIAL)
+        try:
+            _copy_as_listed(source, entry, partial)
+            partial.replace(file)
+        except (OSError, DataIntegrityError):
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)  # it may be what fills the disk
+            raise
+
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        for _ in pool.map(fetch, listing):
+            continue
+
+
+def _copy_as_listed(source: Folder, entry: Entry, file: Path) -> None:
+    try:
+        size = source.copy(entry.path, file)
+    except FileNotFoundError:
+        size = None
+    if size == entry.size:
+        return
+    raise DataIntegrityError(
+        f"{source.uri}/{entry.path} was {'deleted' if size is None else 'written again'} while it was copied.",
+        "Leave the data alone while it is read; run the command again.",
+    )

@@ -1,0 +1,120 @@
+"""Writes tar shards with their indices: from an image folder (`python -m workloads shards`) or from any pictures.
+
+A split appears under its name when it is complete, so that an interrupted run leaves nothing that looks like data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.convnext.images.folder import FolderPictures
+from workloads.convnext.images.shards import CLASS_NAMES, index_path, scan
+from workloads.errors import EXIT_OK, PlaceError, UsageError
+from workloads.reporting import progress
+
+SHARD_MEGABYTES = 256
+"""A shard is closed when it reaches this: large enough that opening one costs little, small enough to copy again."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture as a shard keeps it."""
+
+    key: str
+    """Name within the split, with no dot after its last slash."""
+    suffix: str
+    """`.jpg`, `.jpeg` or `.png`."""
+    content: bytes
+    label: int
+
+
+def write_split(pictures: Iterable[Picture], folder: Path, shard_megabytes: float = SHARD_MEGABYTES) -> int:
+    """Write one split's shards; the same pictures in the same order give the same bytes.
+
+    Args:
+        pictures: what to write, in the order in which it is to lie.
+        folder: the split, which must not exist yet.
+        shard_megabytes: size at which a shard is closed, in 10^6 bytes.
+
+    Returns:
+        How many shards there are.
+
+    Raises:
+        UsageError: the folder exists.
+        PlaceError: the disk refuses.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} exists already.", "Remove it, or name another place with --to.")
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        rest, number = iter(pictures), 0
+        while _write_shard(rest, partial / f"{number:05d}.tar", shard_megabytes):
+            number += 1
+        partial.rename(folder)
+    except OSError as error:
+        raise PlaceError(f"cannot write to {folder}: {error}.", "Name another place with --to.") from error
+    return number
+
+
+def _write_shard(pictures: Iterator[Picture], shard: Path, megabytes: float) -> bool:
+    first = next(pictures, None)
+    if first is None:
+        return False
+    with shard.open("wb") as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        _add(archive, first)
+        while stream.tell() < megabytes * 1e6 and (picture := next(pictures, None)):
+            _add(archive, picture)
+    # Reckoned from what was written, and so a check of it.
+    index_path(shard).write_bytes(scan(shard).encode())
+    return True
+
+
+def _add(archive: tarfile.TarFile, picture: Picture) -> None:
+    for suffix, content in ((picture.suffix, picture.content), (".cls", str(picture.label).encode())):
+        member = tarfile.TarInfo(picture.key + suffix)  # of no owner and time
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+
+
+def folder_pictures(split: FolderPictures) -> Iterator[Picture]:
+    """An image folder's pictures in an order that mixes the classes, for readers that go from front to back."""
+    numbers = list(range(len(split.labels)))
+    random.Random(0).shuffle(numbers)
+    for number in numbers:
+        path = split.path(number)
+        key = f"{path.parent.name}/{path.stem.replace('.', '_')}"  # a dot would end the key
+        yield Picture(key, path.suffix.lower(), split.read(number), int(split.labels[number]))
+
+
+def add_shards_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads shards`."""
+    parser.add_argument("--from", dest="source", type=Path, required=True, metavar="FOLDER", help="the image folder")
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where the shards are written")
+    size = "size at which a shard is closed (default %(default)s)"
+    parser.add_argument("--shard-megabytes", type=float, default=SHARD_MEGABYTES, metavar="N", help=size)
+
+
+def run_shards(args: argparse.Namespace) -> int:
+    """Write both splits of an image folder as shards; returns the exit code."""
+    if args.shard_megabytes <= 0:
+        raise UsageError(f"--shard-megabytes is {args.shard_megabytes:g}, but must be above 0.", "256 is usual.")
+    for split in ("train", "val"):
+        if not (args.source / split).is_dir():
+            raise UsageError(f"{args.source} holds no folder {split!r}.", "Name an image folder with --from.")
+    train = FolderPictures(args.source / "train", None)
+    val = FolderPictures(args.source / "val", train.classes)
+    for name, split in (("train", train), ("val", val)):
+        count = write_split(folder_pictures(split), args.to / name, args.shard_megabytes)
+        images, shards = progress.counted(len(split.labels), "image"), progress.counted(count, "shard")
+        progress.note(f"{images} in {shards} written to {args.to / name}")
+    (args.to / CLASS_NAMES).write_text("".join(f"{name}\n" for name in train.classes), encoding="utf-8")
+    return EXIT_OK

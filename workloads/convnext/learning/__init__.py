@@ -1,0 +1,1 @@
+"""The model and its training loop: torch without Ray."""

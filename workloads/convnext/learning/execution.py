@@ -1,0 +1,150 @@
+"""How a model is executed: arithmetic precision, determinism, compilation, and the end of memory.
+
+None of it changes what is computed beyond rounding, and the weights have the same names however it is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images.data import exhausted
+from workloads.convnext.learning import model as architecture
+from workloads.convnext.learning.model import Block, StochasticDepth
+from workloads.errors import UsageError, WorkloadFailedError, first_line
+from workloads.reporting.progress import counted
+
+COMPILED_SHAPES = 64
+"""Versions of one Python function that torch.compile may keep; ConvNeXt's modules need nine, its default is eight."""
+
+
+def configure(config: TrainConfig, device: torch.device) -> list[str]:
+    """Set torch's switches, which are the process's, as the configuration wants them.
+
+    Returns:
+        What the user should know about a wish that this device cannot fulfil.
+    """
+    torch.use_deterministic_algorithms(config.deterministic)
+    if device.type != "cuda":
+        return [f"precision {config.precision} is for GPUs; CPUs compute in fp32"] if config.precision != "fp32" else []
+    torch.cuda.set_device(device)
+    if config.deterministic:
+        # cuBLAS reads it when it is first used; without it, torch refuses matrix products in this mode.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    exact = config.precision == "fp32"
+    # Both: by default torch multiplies matrices in fp32 and convolves in TF32. The products by torch's older function,
+    # which sets the newer switch too: where that alone is set, `get_float32_matmul_precision` raises, and before
+    # torch 2.15 Inductor's max-autotune asks it.
+    torch.set_float32_matmul_precision("highest" if exact else "high")
+    torch.backends.cudnn.fp32_precision = "ieee" if exact else "tf32"
+    torch.backends.cudnn.benchmark = not config.deterministic
+    return []
+
+
+def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[object]:
+    """bf16 where the configuration asks for it and the device has it; no scaler, as bf16 has fp32's range."""
+    wanted = config.precision == "bf16" and device.type == "cuda"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+
+
+def executable(
+    config: TrainConfig, classes: int, device: torch.device, images: int, *, fallback: bool = True
+) -> tuple[nn.Module, StochasticDepth | None, list[str]]:
+    """The model on its device, compiled if that is wanted and possible.
+
+    Compiled block by block: equal blocks share their code, and a block's gradients are there when its backward pass is,
+    so that DDP reduces them while the earlier blocks' are computed. From a whole they would all come at the end.
+
+    Args:
+        config: what to build.
+        classes: number of them.
+        device: where.
+        images: of one pass, for which the code is made.
+        fallback: run eager what cannot be compiled, and say so, rather than fail.
+
+    Returns:
+        The model, its stochastic depth (None without), and what the user should know.
+
+    Raises:
+        WorkloadFailedError: without `fallback`, the model cannot be compiled.
+    """
+
+    def built() -> tuple[nn.Module, StochasticDepth | None]:
+        model = architecture.build(config.model, classes, config.seed).to(device)
+        return model, StochasticDepth(model, config.drop_path, config.seed, device) if config.drop_path else None
+
+    model, depth = built()
+    if config.compile:
+        try:
+            _compile(model)
+            _rehearse(model, depth, config, device, images)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the compiler cannot do, eager can
+            problem = f"torch.compile does not work here ({type(error).__name__}: {first_line(error)[:200]})"
+            if not fallback:
+                raise WorkloadFailedError(
+                    f"{problem}.", "`python -m workloads doctor` looks for a compiler."
+                ) from error
+            return *built(), [f"{problem}; the model runs eager"]
+        if not fallback and not compiled_graphs():
+            raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
+    return model, depth, []
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def _compile(model: nn.Module) -> None:
+    torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+    for part in [*model.get_submodule("features").children(), model.get_submodule("classifier")]:
+        blocks = [block for block in part.children() if isinstance(block, Block)]
+        for unit in blocks or [part]:
+            # In place, so that the names of the weights stay what they are.
+            unit.compile(fullgraph=True, dynamic=False)
+
+
+def eager(config: TrainConfig) -> AbstractContextManager[object]:
+    """The model as Python runs it: for evaluation, whose shapes would have to be compiled too, for little of a run."""
+    return torch.compiler.set_stance("force_eager") if config.compile else nullcontext()
+
+
+def _rehearse(
+    model: nn.Module, depth: StochasticDepth | None, config: TrainConfig, device: torch.device, images: int
+) -> None:
+    # The backward pass is compiled when it first runs, so a pass forward alone would not show what fails.
+    if depth:
+        depth.draw(torch.zeros(images, dtype=torch.int64, device=device), 0)
+    shape = (images, 3, config.image_size, config.image_size)
+    pixels = torch.zeros(shape, device=device).contiguous(memory_format=torch.channels_last)
+    with autocast(config, device):
+        model(pixels).float().sum().backward()
+    model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def within_memory(config: TrainConfig, world_size: int, accumulate: int) -> Iterator[None]:
+    """Say in one sentence that a batch does not fit, where torch would say how many bytes it could not get.
+
+    Raises:
+        UsageError: the device's, or the machine's, memory is too small.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not exhausted(error):
+            raise
+        images = -(-config.batch_size // (world_size * accumulate))
+        raise UsageError(
+            f"{counted(images, 'image')} of {config.image_size} x {config.image_size} pixels at a time (a batch of "
+            f"{config.batch_size} over {counted(world_size, 'worker')} in {counted(accumulate, 'part')}) do not fit "
+            "the memory of a worker's device.",
+            "Choose a smaller --batch-size, more --workers, or a recipe with a larger accumulate.",
+        ) from error

@@ -1,0 +1,283 @@
+"""The training loop: forward, backward, step, evaluate, in plain torch over whatever process group there is.
+
+All ranks compute the same records, because every sum in them is reduced over ranks first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images.augment import DeviceAugmentation
+from workloads.convnext.images.sampling import Batch, Source, order, slots
+from workloads.convnext.learning import execution, flops, snapshot
+from workloads.convnext.learning.meter import Meter, Tally
+from workloads.convnext.learning.model import AveragedWeights, parameter_groups
+from workloads.convnext.learning.schedule import learning_rate
+from workloads.errors import WorkloadFailedError
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Position:
+    """How far a run is. Counted in images, so that it keeps its meaning when batch or worker count changes."""
+
+    step: int = 0
+    """Optimiser steps done."""
+    epoch: int = 0
+    """Epochs finished, evaluation included."""
+    consumed: int = 0
+    """Images of the current epoch already learnt from."""
+
+
+class Observer(Protocol):
+    """What surrounds the loop: where records go and when checkpoints are due."""
+
+    def record(self, record: Record) -> None:
+        """Take one record. Called on every rank, with equal values but for times."""
+        ...
+
+    def after_step(self, training: Training) -> None:
+        """Called on every rank when a step is complete, an epoch's last one with its evaluation: the moment to save."""
+        ...
+
+
+class Training:
+    """Model, optimiser, schedule and position of one run, on this rank."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        train: Source,
+        val: Source,
+        device: torch.device,
+        workers: int = 0,
+        *,
+        eager_fallback: bool = True,
+    ) -> None:
+        """Build everything from the seed; `load` continues from a checkpoint.
+
+        Args:
+            config: what to compute.
+            train: images to learn from.
+            val: images to evaluate on.
+            device: where this rank computes.
+            workers: for how many ranks the batch was chosen; 0 for as many as there are.
+            eager_fallback: run eager what cannot be compiled, and note it. What measures compiled code must not.
+
+        Raises:
+            UsageError: the model does not fit the device's memory.
+            WorkloadFailedError: without `eager_fallback`, the model cannot be compiled.
+        """
+        self.config = config
+        self.position = Position()
+        self._meter = Meter(device)
+        self._train, self._val, self._device = train, val, device
+        distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank = dist.get_rank() if distributed else 0
+        self.world_size = dist.get_world_size() if distributed else 1
+        # What fits the workers that the run was made for fits fewer of them, in more parts.
+        self._accumulate = config.accumulate * -(-max(workers, self.world_size) // self.world_size)
+        self._notes = execution.configure(config, device)
+        with execution.within_memory(config, *self._parts):
+            images = len(slots(torch.arange(config.batch_size), config.batch_size, 0, *self._parts)[0].indices)
+            built = execution.executable(config, len(train.classes), device, images, fallback=eager_fallback)
+            self.model, self._depth, notes = built
+            self._notes += notes
+            self._parallel: nn.Module = self.model
+            if distributed:
+                self._parallel = DistributedDataParallel(
+                    self.model,
+                    device_ids=[device] if device.type == "cuda" else None,
+                    gradient_as_bucket_view=True,
+                    # Under no_sync a static graph stops reducing gradients (pytorch/pytorch pull request 187732).
+                    static_graph=self._accumulate == 1,
+                )
+            groups = parameter_groups(self.model, config.weight_decay)
+            self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+            self._ema = AveragedWeights(self.model, config.ema_decay) if config.ema_decay else None
+            self._augment = DeviceAugmentation(config, len(train.classes), device)
+        self._flops = flops.training_flops(config.model, config.image_size, len(train.classes))
+        self._peak = flops.peak(device, config.precision)
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        return self.world_size, self._accumulate
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with a run that loads it."""
+        return {
+            **self.config.identity,
+            "classes": list(self._train.classes),
+            "training_images": len(self._train),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `load` needs, as `torch.load(weights_only=True)` reads it: the live tensors, not copies.
+
+        No random generator is in it: whatever is random follows from the seed, the position and the image.
+        """
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": self._ema.state() if self._ema else [],
+            "position": asdict(self.position),
+            "tally": asdict(self._meter.so_far()),
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """`state`, copied to the CPU's memory: to be written while training, or the evaluation, goes on."""
+        with self._ema.beside() if self._ema else nullcontext():
+            return snapshot.copied(self.state(), self._device)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self._ema:
+            self._ema.load(state["ema"])
+        self.position = Position(**state["position"])
+        # An older release's checkpoint has none: what its epoch had learnt before it is not in the epoch's record.
+        self._meter = Meter(self._device, Tally(**state.get("tally", {})))
+
+    def run(self, observer: Observer, evaluating: Callable[[Training], None] = lambda training: None) -> Record:
+        """Train to the last epoch.
+
+        Args:
+            observer: told of all that happens.
+            evaluating: called on every rank before the evaluation that ends an epoch and after each of its batches: the
+                moment to save what cannot wait for `after_step`.
+
+        Returns:
+            The last evaluation's record.
+
+        Raises:
+            WorkloadFailedError: the loss is no longer a number.
+            UsageError: the batch does not fit the device's memory.
+        """
+        for note in self._notes:
+            observer.record({"event": "note", "text": note, "step": self.position.step, "epoch": self.position.epoch})
+        with execution.within_memory(self.config, *self._parts):
+            last = self._evaluate() if self.position.epoch >= self.config.epochs else {}
+            while self.position.epoch < self.config.epochs:
+                self._learn_rest(observer)
+                last = self._end_epoch(observer, evaluating)
+        return last
+
+    def _learn_rest(self, observer: Observer) -> None:
+        """Learn from the images of the epoch that are left, if any are."""
+        config, position, meter = self.config, self.position, self._meter
+        self._parallel.train()
+        visit = order(len(self._train), config.seed, position.epoch)[position.consumed :]
+        shares = slots(visit, config.batch_size, self.rank, *self._parts)
+        meter.begin()
+        for number, batch in enumerate(self._train.batches(shares, position.epoch), start=1):
+            meter.arrived()
+            complete = number % self._accumulate == 0
+            self._learn(batch, meter, complete)
+            if complete:
+                self._step(batch.slot.total)
+                meter.gather()
+                if position.step % config.log_steps == 0:
+                    observer.record(self._progress(meter.read()))
+                if position.consumed < len(self._train):
+                    observer.after_step(self)
+            meter.waiting()
+        meter.read()
+
+    def _end_epoch(self, observer: Observer, evaluating: Callable[[Training], None]) -> Record:
+        position = self.position
+        evaluating(self)
+        evaluated = self._evaluate(lambda: evaluating(self))
+        record = {**self._progress(self._meter.so_far()), **evaluated, "event": "epoch"}
+        position.epoch, position.consumed = position.epoch + 1, 0
+        self._meter = Meter(self._device)
+        observer.record(record)
+        observer.after_step(self)
+        return record
+
+    def _learn(self, batch: Batch, meter: Meter, complete: bool) -> None:
+        """Add one slot's gradients to those that are there; the last slot of a step reduces them over ranks."""
+        slot, epoch = batch.slot, self.position.epoch
+        indices = slot.indices.to(self._device, non_blocking=True)
+        weights = slot.weights.to(self._device, non_blocking=True)
+        pixels, targets = self._augment(batch.images, batch.labels, indices, epoch)
+        if self._depth:
+            self._depth.draw(indices, epoch)
+        with self._local() if not complete else nullcontext():
+            with execution.autocast(self.config, self._device):
+                logits = self._parallel(pixels)
+            losses = functional.cross_entropy(logits.float(), targets, reduction="none")
+            # DDP averages gradients over ranks, which hold unequal numbers of images in an uneven batch: weigh by sum.
+            ((losses * weights).sum() * (self.world_size / slot.total)).backward()
+        meter.add(losses.detach(), logits.detach().argmax(1) == targets.argmax(1), weights)
+
+    def _local(self) -> AbstractContextManager[None]:
+        parallel = self._parallel
+        return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()
+
+    def _step(self, images: int) -> None:
+        config, position = self.config, self.position
+        rate = learning_rate(config, position.epoch + position.consumed / len(self._train))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if config.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        position.step += 1
+        position.consumed += images
+        if self._ema:
+            self._ema.update(position.step)
+
+    def _progress(self, tally: Tally) -> Record:
+        position = self.position
+        if not math.isfinite(tally.loss):
+            raise WorkloadFailedError(
+                f"the training loss is {tally.loss} at step {position.step}.",
+                "Lower --learning-rate or raise the recipe's warmup_epochs, under a new --run name.",
+            )
+        rate = tally.images / max(tally.seconds, 1e-9)
+        return {
+            "event": "step",
+            "step": position.step,
+            "epochs": self.config.epochs,
+            "epoch": round(position.epoch + position.consumed / len(self._train), 4),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train/loss": tally.loss,
+            "train/accuracy": tally.accuracy,
+            "train/images_per_second": rate,
+            "train/data_wait_share": tally.waited / max(tally.seconds, 1e-9),
+            "seconds": tally.seconds,
+        } | ({"train/mfu": flops.utilisation(rate / self.world_size, self._flops, self._peak)} if self._peak else {})
+
+    @torch.no_grad()
+    def _evaluate(self, between: Callable[[], None] = lambda: None) -> Record:
+        self._parallel.eval()
+        meter = Meter(self._device)
+        visit = torch.arange(len(self._val))
+        length = max(1, min(-(-self.config.batch_size // self._accumulate), len(self._val)))
+        with self._ema.in_place() if self._ema else nullcontext(), execution.eager(self.config):
+            for batch in self._val.batches(slots(visit, length, self.rank, self.world_size), 0):
+                labels = batch.labels.to(self._device, non_blocking=True)
+                with execution.autocast(self.config, self._device):
+                    logits = self.model(self._augment.normalise(batch.images))
+                losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+                weights = batch.slot.weights.to(self._device, non_blocking=True)
+                meter.add(losses, logits.argmax(1) == labels, weights)
+                between()
+        meter.gather()
+        tally = meter.read()
+        return {"val/loss": tally.loss, "val/accuracy": tally.accuracy, "val/images": int(tally.images)}

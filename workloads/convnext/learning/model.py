@@ -1,0 +1,155 @@
+"""torchvision's ConvNeXt in five sizes, not pretrained and laid out channels last; stochastic depth; averaged weights.
+
+Stochastic depth is drawn per image, as everything random is, so that the number of ranks changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt
+
+from workloads.convnext.config import Model
+from workloads.convnext.images.sampling import chance
+
+STAGES: dict[Model, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "nano": ((24, 48, 96, 192), (1, 1, 2, 1)),
+    "tiny": ((96, 192, 384, 768), (3, 3, 9, 3)),
+    "small": ((96, 192, 384, 768), (3, 3, 27, 3)),
+    "base": ((128, 256, 512, 1024), (3, 3, 27, 3)),
+    "large": ((192, 384, 768, 1536), (3, 3, 27, 3)),
+}
+"""Channels and blocks of the four stages. Tiny to large: arXiv 2201.03545, section 3; nano is ours, for laptops."""
+
+
+class Block(CNBlock):
+    """torchvision's block, with layer scale, stochastic depth and residual in one pass over memory instead of three."""
+
+    keep: Tensor | None = None
+    """What `StochasticDepth` drew for this block, [N, 1, 1, 1]: 0 for an image that skips it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        scale = self.layer_scale
+        if self.keep is not None and self.training:
+            scale = scale * self.keep
+        return torch.addcmul(input, self.block(input), scale)
+
+
+class StochasticDepth:
+    """Which images skip which blocks (arXiv 1603.09382), the last block the most often, the first never."""
+
+    def __init__(self, model: nn.Module, rate: float, seed: int, device: torch.device) -> None:
+        """Take hold of the model's blocks.
+
+        Args:
+            model: as `build` returns it.
+            rate: share of the images that skip the last block.
+            seed: of the run.
+            device: the model's.
+        """
+        self._blocks = [module for module in model.modules() if isinstance(module, Block)]
+        self._seed = seed
+        count = len(self._blocks)
+        self._numbers = torch.arange(count, device=device).unsqueeze(1)
+        self._rates = torch.linspace(0, rate, count, device=device).unsqueeze(1)
+
+    def draw(self, indices: Tensor, epoch: int) -> None:
+        """Decide for the images that the next pass sees: `indices` are theirs, int64 [N], on the model's device."""
+        stream = _DEPTH_STREAM + epoch * len(self._blocks)
+        draws = chance(indices, self._seed, 0, self._numbers + stream)
+        keep = (draws >= self._rates * 2**31) / (1 - self._rates)
+        for block, kept in zip(self._blocks, keep.view(len(self._blocks), -1, 1, 1, 1), strict=True):
+            block.keep = kept
+
+
+_DEPTH_STREAM = 1 << 40
+"""Stochastic depth's draws begin here, far from those of `sampling.Draw`, which count up from 0 with the epochs."""
+
+
+def build(variant: Model, classes: int, seed: int) -> nn.Module:
+    """A freshly initialised model, the same for the same seed on every rank.
+
+    It maps float images [N, 3, H, W] to logits [N, classes]. The weights are channels last *before* DDP wraps them:
+    otherwise the depthwise convolutions' gradients have other strides than DDP's buckets and DDP warns at each of them.
+    """
+    channels, depths = STAGES[variant]
+    stages = [
+        CNBlockConfig(width, following, depth)
+        for width, following, depth in zip(channels, (*channels[1:], None), depths, strict=True)
+    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = ConvNeXt(stages, num_classes=classes, block=Block)
+    return model.to(memory_format=torch.channels_last)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """AdamW groups: weight decay on matrices and kernels, none on biases, norms and layer scales."""
+    decayed = [parameter for parameter in model.parameters() if _is_matrix(parameter)]
+    others = [parameter for parameter in model.parameters() if not _is_matrix(parameter)]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def _is_matrix(parameter: nn.Parameter) -> bool:
+    # A layer scale is [C, 1, 1]: three dimensions, one of them real.
+    return sum(extent > 1 for extent in parameter.shape) > 1
+
+
+class AveragedWeights:
+    """Exponential moving average of the weights; evaluated in their place."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._decay = decay
+        # The same storage as the parameters', so that an update need not collect them again.
+        self._current = [parameter.detach() for parameter in model.parameters()]
+        self._weights = [weight.clone() for weight in self._current]
+        self._swapped = False
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move towards the model's weights; faster at first, when the average is still the initial weights."""
+        decay = min(self._decay, (1 + step) / (10 + step))
+        # One fused launch for all weights rather than one for each.
+        get_ema_multi_avg_fn(decay)(self._weights, self._current, 1)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model with the averaged weights, for as long as the context lasts."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """The model with the weights that are trained, also within `in_place`, for as long as the context lasts."""
+        swapped = self._swapped
+        if swapped:
+            self._swap()
+        try:
+            yield
+        finally:
+            if swapped:
+                self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        self._swapped = not self._swapped
+        for average, current in zip(self._weights, self._current, strict=True):
+            held = current.clone()
+            current.copy_(average)
+            average.copy_(held)
+
+    def state(self) -> list[Tensor]:
+        return self._weights
+
+    @torch.no_grad()
+    def load(self, weights: list[Tensor]) -> None:
+        for mine, saved in zip(self._weights, weights, strict=True):
+            mine.copy_(saved)

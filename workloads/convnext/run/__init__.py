@@ -1,0 +1,1 @@
+"""One training run on Ray Train, from the command line to the summary."""

@@ -1,0 +1,183 @@
+"""The driver of a run: capacity before anything starts, Ray Train's settings, and what its end means.
+
+It imports no torch but for a check of the fabric, and neither do the processes that it starts beside the workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ray.train import CheckpointConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
+from ray.train.v2.api.config import LoggingConfig
+
+from workloads.cluster import capacity, run_lock
+from workloads.convnext.run.remote import work
+from workloads.convnext.run.run import Run
+from workloads.convnext.run.train_group import ProcessGroup
+from workloads.convnext.run.trainer import Controller, Retries, Scaling, Trainer, find_verdict
+from workloads.environment import ClusterEnvironment
+from workloads.errors import CapacityError, WorkloadError, WorkloadFailedError
+from workloads.nccl.logs import faults
+from workloads.reporting import progress
+from workloads.reporting.tracking import Record
+from workloads.storage import folders as storage
+
+RESIZE_SECONDS = 60.0
+"""How often an elastic run looks whether it could grow."""
+
+START_SECONDS = 60.0
+"""How long Ray Train's own wait for places may take; they were free when it began, see `Scaling`."""
+
+SETTINGS = {
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints every line twice (Ray 2.60)
+    # A report waits for the controller's next poll, and a failure is seen at one.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
+    # `notice` sees a drain sooner, and saves; what Ray Train sees moves the workers off the node.
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
+}
+"""What Ray Train reads in the driver and hands to controller and workers, unless the environment says otherwise."""
+
+
+def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[str, Any]], Record] = work) -> Record:
+    """Run to the end, over worker failures, drained nodes and changes of size.
+
+    It may be called in any process that is connected to Ray, in a thread, and inside a Tune trainable: the process's
+    environment is as before when it returns, and SIGINT is its business in the main thread alone.
+
+    Args:
+        run: what to train and with what.
+        callbacks: of Ray Train, called in its controller after the journal's; `metrics[0]["records"]` has the records.
+        work: what each worker runs, importable by name on the nodes; it is given `config` and `run`.
+
+    Returns:
+        The summary that rank 0 returned.
+
+    Raises:
+        WorkloadError: a worker's verdict, no capacity, a bad fabric, or too many failures.
+        KeyboardInterrupt: Ctrl-C; the workers have been ended, and Ray takes a moment to be rid of them.
+    """
+    with run_lock.hold(run.folder.uri, run.name):
+        _await_capacity(run)
+        if run.promise is not None:
+            _check_fabric(run, run.promise)
+        progress.note(f"there are places for the workers; starting Ray Train for {run.team}")
+        try:
+            with _settings(run):
+                result = _trainer(run, callbacks, work).fit()
+        except TrainingFailedError as error:
+            raise _explained(run, error) from error
+        finally:
+            _tidy(run.folder.child("ray"))
+    summary: Record = result.return_value or {}
+    return summary
+
+
+def _tidy(snapshots: storage.Folder) -> None:
+    """Remove what Ray Train keeps beside the checkpoints; that it stays is not how the run ended."""
+    try:
+        snapshots.remove()
+    except WorkloadError as error:
+        progress.note(f"Ray Train's own files are left behind: {error.problem}")
+
+
+@contextmanager
+def _settings(run: Run) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in SETTINGS.items() if name not in before})
+    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = str(run.collective_timeout)
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(START_SECONDS)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[str, Any]], Record]) -> Trainer:
+    elastic = run.least_workers < run.workers
+    scaling = ScalingConfig(
+        num_workers=(run.least_workers, run.workers) if elastic else run.workers,
+        use_gpu=run.gpus_per_node > 0,
+        resources_per_worker=run.bundle,
+        placement_strategy=run.strategy,
+        elastic_resize_monitor_interval_s=RESIZE_SECONDS,
+    )
+    return Trainer(
+        work,
+        train_loop_config={
+            "config": run.config.to_dict(),
+            "run": run.folder.uri,
+            "workers": run.workers,
+            "attempt": run.attempt,
+        },
+        backend_config=ProcessGroup(timeout_seconds=run.collective_timeout, data=run.config.data),
+        scaling_config=scaling,
+        run_config=RunConfig(
+            # A new name for each attempt: Ray's own snapshot is then never one that a kill has torn.
+            name=run.attempt,
+            storage_path=run.folder.child("ray").path,
+            storage_filesystem=run.folder.filesystem,
+            checkpoint_config=CheckpointConfig(num_to_keep=run.config.keep_checkpoints),
+            callbacks=[Controller(run.journal), *callbacks],
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+        scaling=Scaling(scaling, run.bundle, run.strategy, run.timeout, run.journal),
+        retries=Retries(run.folder.child("checkpoints")),
+        journal=run.journal,
+    )
+
+
+def _await_capacity(run: Run) -> None:
+    """Wait for the workers' places before anything is started; the idle timeout keeps nodes until Ray Train comes."""
+    if not run.gpus_per_node:
+        with capacity.hold([run.bundle] * run.least_workers, run.timeout, progress.note, run.strategy):
+            return
+    capacity.check_maximum(run.nodes(run.workers), run.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
+    gpus = min(run.least_workers, run.gpus_per_node)
+    with capacity.hold([{"GPU": gpus, "CPU": gpus}] * run.nodes(run.least_workers), run.timeout, progress.note):
+        return
+
+
+def _check_fabric(run: Run, promise: ClusterEnvironment) -> None:
+    """Train on no fabric that is not what the stack promised.
+
+    Raises:
+        FabricError: it is not.
+    """
+    # It needs torch, which the driver itself does without.
+    from workloads.nccl import gate
+
+    kept = ("fabric", run.attempt)
+    # All GPUs of a node that the run can grow to use: an elastic start on a few would leave NICs unused, and unjudged.
+    gpus = min(run.workers, run.gpus_per_node)
+    question = gate.Question(
+        promise=promise,
+        least_nodes=run.nodes(run.least_workers),
+        most_nodes=run.nodes(run.workers),
+        ranks_per_node=gpus or 1,
+        gpus_per_node=gpus,
+        timeout=run.timeout,
+        folders=(run.folder.child("results", *kept), storage.locate(run.results / "fabric")),
+    )
+    gate.admit(question, progress.note)
+
+
+def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:
+    verdict = find_verdict(error)
+    if verdict is not None:
+        return verdict
+    first = (str(error).strip().splitlines() or [""])[0]
+    if "start" in first and "timed out" in str(error):
+        return CapacityError(
+            f"{run.team} did not start, though there were places a moment before.",
+            "Free CPUs or GPUs, or ask for fewer --workers.",
+        )
+    kept = f"Its checkpoints are kept: the same command with --run {run.name} continues."
+    return WorkloadFailedError(
+        f"run {run.name} failed too often without a new checkpoint: {str(error).strip()[-2000:]}.",
+        f"{faults.advice(str(error))} {kept}".strip(),
+    )

@@ -1,0 +1,94 @@
+"""What is known about the end of the nodes that a run is on: Ray's drain of one, and the end of its run duration.
+
+Ray drains a node whose `ray start` gets SIGTERM, which is how a pod learns of a preemption; the drain has a deadline.
+Ray Train would tell each rank too, but in a collective of all ranks at every question, and later.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from workloads import environment
+from workloads.cluster import autoscaler
+
+MAX_RUN_VARIABLE = environment.variable("max_run_seconds")
+"""Seconds that this node runs at most, from its start: of flex-start nodes, which Google ends then. Unset: no limit."""
+
+POLL_SECONDS = 0.5
+"""Between looks at Ray's drains. Spot leaves 15 seconds in all; a look takes about a millisecond."""
+
+_asked = threading.Event()
+_answered = threading.Event()
+
+
+def run_until(variables: Mapping[str, str] = os.environ, uptime: Path = Path("/proc/uptime")) -> float | None:
+    """When this node's run duration ends, unix time; None without a limit.
+
+    Reckoned from the kernel's start, which is some seconds after the machine's: far less than the margin that a
+    checkpoint before the deadline has. A pod sees the uptime of its node (proc(5): it is not part of a namespace).
+
+    Args:
+        variables: of the environment.
+        uptime: file whose first number is the seconds since the node's start.
+    """
+    try:
+        limit = float(variables.get(MAX_RUN_VARIABLE) or 0)
+    except ValueError:
+        return None
+    return time.time() - float(uptime.read_text().split()[0]) + limit if limit > 0 else None
+
+
+class Notice:
+    """Watches, in a thread of the rank that saves, whether a node of the run is about to go."""
+
+    def __init__(self, nodes: Collection[str]) -> None:
+        """Start watching.
+
+        Args:
+            nodes: Ray's ids of all nodes that the run is on.
+        """
+        self._nodes = frozenset(nodes)
+        self._deadline: float | None = None
+        self._closing = threading.Event()
+        threading.Thread(target=self._watch, name="preemption-notice", daemon=True).start()
+
+    @property
+    def deadline(self) -> float | None:
+        """When the first of the nodes goes, unix time, infinite if nobody named one; None as long as all stay."""
+        return self._deadline
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closing.set()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(POLL_SECONDS):
+            going = [deadline for node, deadline in autoscaler.draining().items() if node in self._nodes]
+            self._deadline = min(going, default=None)
+
+
+def ask() -> None:
+    """Ask the rank in this process to save at its next step. Called by the controller, before it ends the workers."""
+    _answered.clear()
+    _asked.set()
+
+
+def asked() -> bool:
+    """Whether the controller asked and was not answered yet."""
+    return _asked.is_set()
+
+
+def answer(*, saved: bool) -> None:
+    """What was asked is saved, or cannot be now; then the controller waits in vain, and may ask again."""
+    _asked.clear()
+    if saved:
+        _answered.set()
+
+
+def answered() -> bool:
+    """Whether what the controller asked for is done."""
+    return _answered.is_set()

@@ -1,0 +1,67 @@
+"""What a training run leaves behind: a table, JSON lines and a plot, the same on disk and in the runs bucket."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.convnext.images.location import RESULTS_REMEDY
+from workloads.errors import PlaceError
+from workloads.reporting.history import history
+from workloads.reporting.tracking import Record
+from workloads.storage.folders import Folder
+
+WANDB = "wandb"
+"""Folder of the results with W&B's own files."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was published."""
+
+    table: str
+    """The training curve in numbers."""
+    uri: str
+    """Folder of the results in the runs bucket."""
+
+
+def publish(folder: Folder, results: Path, summary: Record) -> Written:
+    """Write table, plot, JSON lines and summary.
+
+    Args:
+        folder: of the run, with its history.
+        results: local folder for the same files.
+        summary: of the run.
+
+    Raises:
+        PlaceError: a place does not take them; what the bucket took is there.
+    """
+    # Not above: it loads matplotlib, for which every restarted worker would wait, and only the end of a run draws.
+    from workloads.reporting import curve
+
+    records = history(folder)
+    table = curve.table(records)
+    title = f"ConvNeXt {summary['model']} on {Path(summary['data']).name}: {summary['run']}"
+    files = {
+        "curve.png": curve.draw(records, title),
+        "table.txt": f"{title}\n\n{table}\n".encode(),
+        "metrics.jsonl": "".join(json.dumps(record, sort_keys=True) + "\n" for record in records).encode(),
+        "summary.json": (json.dumps(summary, indent=1, sort_keys=True) + "\n").encode(),
+    }
+    kept = folder.child("results")
+    # The bucket first: it outlives this machine, whose disk may be full.
+    for name, content in files.items():
+        kept.write(name, content)
+    # Recorded offline, W&B's part is a file too, and the head that has it may be gone when somebody syncs it.
+    for file in results.glob(f"{WANDB}/wandb/offline-run-*/*.wandb"):
+        kept.child(WANDB, file.parent.name).write(file.name, file.read_bytes())
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (results / name).write_bytes(content)
+    except OSError as error:
+        raise PlaceError(
+            f"cannot write results to {results}: {error.strerror or error}; they are in {kept.uri}.", RESULTS_REMEDY
+        ) from error
+    return Written(table, kept.uri)

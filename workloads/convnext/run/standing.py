@@ -1,0 +1,58 @@
+"""How a run stands, by its folder alone: what can be said of it before Ray and the workers are started."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from workloads.checkpoints import manifest
+from workloads.convnext.config import TrainConfig
+from workloads.errors import DataIntegrityError, WorkloadError
+from workloads.reporting.tracking import Record
+from workloads.storage.folders import Folder
+
+
+def finished(folder: Folder, config: TrainConfig) -> Record | None:
+    """The summary of a run that has nothing left to do; None where the workers have work, or must look.
+
+    Args:
+        folder: of the run; it may not exist.
+        config: what the run is to compute.
+
+    Raises:
+        UsageError: the run's checkpoints are another run's. What the data decides of that, the workers compare.
+        PlaceError: the storage does not answer.
+        AuthError: it may not be read.
+    """
+    checkpoints = folder.child("checkpoints")
+    for name in reversed(manifest.committed(checkpoints.files())):
+        try:
+            found = manifest.read(checkpoints.child(name))
+        except DataIntegrityError:
+            continue  # the workers say so, and pass it over too
+        manifest.refuse_stranger(found, config.identity, checkpoints.uri)
+        return _summary(folder, name, found) if found["facts"].get("epoch", 0) >= config.epochs else None
+    return None
+
+
+def prospect(folder: Folder) -> str:
+    """What the same command would do with a run that was interrupted.
+
+    Args:
+        folder: of the run; it may not exist.
+    """
+    try:
+        found = manifest.committed(folder.child("checkpoints").files())
+    except WorkloadError:  # the storage does not answer, which is no reason to end otherwise
+        return "continues from the newest checkpoint, if there is one"
+    return "continues from the newest checkpoint" if found else "begins anew: there is no checkpoint yet"
+
+
+def _summary(folder: Folder, name: str, found: dict[str, Any]) -> Record | None:
+    """What the run's end wrote, unless that was at another checkpoint, or the checkpoint does not verify."""
+    try:
+        manifest.verify(folder.child("checkpoints", name))
+        summary = json.loads(folder.child("results").read("summary.json"))
+    except (DataIntegrityError, FileNotFoundError, ValueError):
+        return None
+    return summary if summary.get("steps") == found["step"] else None

@@ -1,0 +1,225 @@
+"""The command `train`: from arguments to a run, and from its records to a table, a plot and JSON lines.
+
+A run is its name. Whatever was killed, the same command with the same `--run` goes on from the newest valid checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+from workloads import dry_run, run_name
+from workloads.cluster import session
+from workloads.convnext import config as configuration
+from workloads.convnext import fields
+from workloads.convnext.images import location
+from workloads.convnext.run import preview, report, standing
+from workloads.convnext.run.run import Run
+from workloads.environment import SUBMITTED_VARIABLE, ClusterEnvironment
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
+from workloads.reporting import credentials, progress
+from workloads.reporting.history import history
+from workloads.reporting.tracking import Follower, Record, Wandb, WandbMode, wandb_reader
+from workloads.storage.folders import locate
+
+TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
+"""Fields of the configuration that have a flag of their name; the others are the recipe's business."""
+
+CPU_WORKERS = 2
+"""Workers where there are no GPUs: the least that shows that the distributed code works."""
+
+IMPORTS = ("workloads.convnext.run.worker", "workloads.convnext.run.trainer")
+"""What each node imports once for all processes of a run: what ranks need, and what Ray Train's own ones do."""
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads train`."""
+    add = parser.add_argument
+    add("--recipe", default="digits_laptop", help=f"one of {', '.join(configuration.RECIPES)} (default %(default)s)")
+    add("--run", metavar="NAME", help="name of the run; the same name again continues it (default: recipe and time)")
+    add(
+        "--data",
+        metavar="PLACE",
+        help="name below the data mount, path or gs:// address of an image folder, or synthetic",
+    )
+    add("--model", help=f"one of {', '.join(configuration.MODELS)}")
+    add("--epochs", type=int, help="passes over the training images")
+    add("--batch-size", type=int, help="images per optimiser step, over all workers together")
+    add("--learning-rate", type=float, help="peak of the schedule")
+    add("--seed", type=int, help="of initial weights, order and augmentation")
+    add("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the recipe; repeatable")
+    add(
+        "--workers",
+        metavar="N|MIN:MAX",
+        help=f"how many, or between which numbers (default: the GPUs of one node, {CPU_WORKERS} on CPUs)",
+    )
+    add(
+        "--require-fabric",
+        action=argparse.BooleanOptionalAction,
+        help="check RDMA between the nodes first, and refuse to train on a bad fabric (default: where the stack "
+        "promises RDMA and the run takes several nodes)",
+    )
+    add("--storage", metavar="PLACE", help="folder of all runs (default: the stack's runs bucket, else .oasis/runs)")
+    add(
+        "--results",
+        metavar="DIR",
+        default=".oasis/results",
+        help="folder for table, plot, JSON lines (default %(default)s)",
+    )
+    add("--wandb", choices=get_args(WandbMode), default="auto", help="auto: online where a key is found, otherwise off")
+    add("--wandb-key-file", type=Path, metavar="FILE", help="file with the W&B key; else environment, Secret Manager")
+    add("--address", help="of a running Ray (default: the one of this job, else one started for this run)")
+    add(
+        "--timeout", type=float, default=1800, metavar="SECONDS", help="longest wait for capacity (default %(default)g)"
+    )
+    dry_run.add_dry_run_arguments(parser)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Train as the arguments say; returns the exit code.
+
+    Raises:
+        WorkloadError: with the exit code that fits.
+        EnvironmentContractError: the cluster's variables are incomplete.
+    """
+    place = session.prepare(args.address)
+    if args.dry_run:
+        return explain_train(args, place)
+    run = plan(args, place)
+    if (summary := standing.finished(run.folder, run.config)) is not None:
+        location.check_results(run.results)
+        progress.note(f"all epochs ({run.config.epochs}) of run {run.name} are complete; raise --epochs to train on")
+        _conclude(run, summary)
+        return EXIT_OK
+    if place.embedded and run.config.data == location.DIGITS:
+        location.provide_digits(progress.note)
+    if unseen := location.check_data(run.config.data, here=place.embedded):
+        progress.note(unseen)
+    location.check_storage(run.folder)
+    location.check_results(run.results)
+    cluster = place.environment
+    wandb = wandb_reader(
+        args.wandb,
+        run.name,
+        run.config.to_dict(),
+        run.results / "wandb",
+        args.wandb_key_file,
+        cluster.wandb_secret if cluster else "",
+        progress.note,
+        lambda: history(run.folder),
+    )
+    progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {run.team}")
+    progress.note(f"checkpoints and results: {run.folder.uri}")
+    try:
+        # From here on the key is in `wandb`; processes of an embedded Ray would inherit this one's environment.
+        with credentials.hidden(), session.connect(place, cpus=run.workers, imports=IMPORTS), _following(run, wandb):
+            # Imports Ray, which `prepare` had to come before.
+            from workloads.convnext.run import driver
+
+            summary = driver.fit(run)
+            progress.note("trained; ending the workers, then writing table and plot")
+    except KeyboardInterrupt:
+        progress.note(f"interrupted; the same command with --run {run.name} {standing.prospect(run.folder)}")
+        return EXIT_INTERRUPTED
+    _conclude(run, summary)
+    return EXIT_OK
+
+
+def explain_train(args: argparse.Namespace, place: session.Place) -> int:
+    """Print what `train` would use in a place; returns the exit code, and raises as `plan`."""
+    run = plan(args, place)
+    settings = dry_run.explain(args, add_train_arguments, preview.of_run(args, run, place))
+    return dry_run.show(settings, run.bundles, run.strategy, args.json)
+
+
+def plan(args: argparse.Namespace, place: session.Place) -> Run:
+    """The run that the arguments and the place make.
+
+    Raises:
+        UsageError: a value that no run can have.
+    """
+    changes = {name: getattr(args, name) for name in TUNED_FIELDS} | fields.assigned(args.set, TUNED_FIELDS)
+    config = configuration.from_recipe(args.recipe, **changes)
+    now = time.gmtime()
+    name = args.run or f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}"
+    run_name.check("--run", name)
+    cluster = place.environment
+    gpus = cluster.gpus_per_node if cluster else 0
+    least, most = _workers(args.workers, gpus or CPU_WORKERS, config.batch_size)
+    run = Run(
+        name=name,
+        attempt=f"{time.strftime('%Y%m%dT%H%M%S', now)}-{time.time_ns() % 1_000_000_000:09d}",
+        config=config,
+        folder=locate(args.storage or (cluster.runs_uri if cluster else ".oasis/runs")).child(name),
+        results=Path(args.results).expanduser().absolute() / name,
+        workers=most,
+        least_workers=least,
+        gpus_per_node=gpus,
+        gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
+        timeout=args.timeout,
+    )
+    return dataclasses.replace(run, promise=_promise(args.require_fabric, cluster, run.nodes(most)))
+
+
+def _promise(given: bool | None, cluster: ClusterEnvironment | None, nodes: int) -> ClusterEnvironment | None:
+    """The stack whose promise is to be checked, or None for no check.
+
+    Raises:
+        InfeasibleError: the check was asked for where nothing was promised.
+    """
+    promised = cluster is not None and cluster.rdma_nics > 0
+    if given and not promised:
+        raise InfeasibleError(
+            "--require-fabric was given; "
+            + ("this stack's nodes have no RDMA NICs." if cluster else "outside a stack nobody promises RDMA."),
+            "Leave it out: there is no fabric to check.",
+        )
+    return cluster if given or (given is None and promised and nodes > 1) else None
+
+
+def _workers(given: str | None, default: int, batch_size: int) -> tuple[int, int]:
+    """The fewest and the most workers that `--workers` allows."""
+    if given is None:
+        return min(default, batch_size), min(default, batch_size)
+    first, colon, second = given.partition(":")
+    numbers = [int(number) if number.isdecimal() else 0 for number in ((first, second) if colon else (first, first))]
+    least, most = numbers
+    if not 1 <= least <= most <= batch_size:
+        raise UsageError(
+            f"--workers is {given}; it is a number or MIN:MAX, from 1 to {batch_size}, as many as a batch has images.",
+            "Leave it out for the place's own number.",
+        )
+    return least, most
+
+
+@contextmanager
+def _following(run: Run, wandb: Wandb | None) -> Iterator[None]:
+    followers = [Follower(run.journal, progress.Paced().emit, lambda: None, "progress")]
+    if wandb is not None:
+        followers.append(Follower(run.journal, wandb.read, wandb.finish, "W&B"))
+    try:
+        yield
+    finally:
+        for problem in filter(None, [follower.close() for follower in followers]):
+            progress.note(problem)
+
+
+def _conclude(run: Run, summary: Record) -> None:
+    facts = {
+        "run": run.name,
+        "recipe": run.config.recipe,
+        "model": run.config.model,
+        "data": run.config.data,
+        **summary,
+    }
+    written = report.publish(run.folder, run.results, facts)
+    progress.note(f"\n{written.table}\n")
+    if SUBMITTED_VARIABLE not in os.environ:  # in a job that folder is the job's own; whoever submitted has a copy
+        progress.note(f"table, plot and JSON lines: {run.results}")
+    progress.emit({"event": "summary", **facts, "results_uri": written.uri})

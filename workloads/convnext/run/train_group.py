@@ -1,0 +1,91 @@
+"""Ray Train's process group, met as `process_group` has it: Ray's own listens on every interface.
+
+The controller imports this, and so it imports no torch, which would cost that process half a gigabyte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.train.backend import Backend, BackendConfig
+
+LEAVE_SECONDS = 3.0
+"""How long the ranks of a finished run may take to leave; nothing is lost by not waiting longer."""
+
+_listeners: list[socket.socket] = []
+"""In the worker that is rank 0: its listener, from when it is opened until the ranks meet."""
+
+
+@dataclass
+class ProcessGroup(BackendConfig):
+    """A torch process group over all workers; gloo or NCCL follows from the device."""
+
+    timeout_seconds: float
+    """Of the meeting, and of every collective after it."""
+    data: str
+    """The `--data` value; each worker fetches it before they meet."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _MeetOnOneAddress
+
+
+class _MeetOnOneAddress(Backend):
+    # Every rank sees all GPUs of its node, as NCCL needs for NVLink (ray-project/ray issue 61073).
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        # Before they meet: a rank that has its copy from a bucket may wait for another's longer than for a collective.
+        ray.get(worker_group.execute_async(_fetch, backend_config.data))
+        address, port = worker_group.execute_single(0, _listen)
+        ranks = len(worker_group)
+        joining = [
+            worker_group.execute_single_async(rank, _join, rank, ranks, address, port, backend_config.timeout_seconds)
+            for rank in range(ranks)
+        ]
+        ray.get(joining)
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        status = worker_group.get_latest_poll_status()
+        if status is None or not status.finished or status.errors:
+            return  # some rank still computes, waits for a lost one, or is lost; Ray ends their processes in any case
+        with contextlib.suppress(RayError):
+            ray.get(worker_group.execute_async(_leave), timeout=LEAVE_SECONDS)
+
+
+def _fetch(data: str) -> None:
+    from workloads.convnext.images import location
+
+    # What fails here fails again in the worker's own work, from where its verdict reaches the controller.
+    with contextlib.suppress(Exception):
+        location.fetch(data)
+
+
+def _listen() -> tuple[str, int]:
+    from workloads.cluster import process_group
+
+    address = ray.util.get_node_ip_address()
+    _listeners[:] = [process_group.listen(address)]
+    return address, _listeners[0].getsockname()[1]
+
+
+def _join(rank: int, ranks: int, address: str, port: int, timeout_seconds: float) -> None:
+    import ray.train.torch
+
+    from workloads.cluster import process_group
+
+    device = ray.train.torch.get_device()
+    listener = _listeners.pop() if rank == 0 else None
+    process_group.join(rank, ranks, address, port, listener, timedelta(seconds=timeout_seconds), device)
+
+
+def _leave() -> None:
+    from workloads.cluster import process_group
+
+    process_group.leave()

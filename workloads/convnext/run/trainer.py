@@ -1,0 +1,286 @@
+"""Ray Train as a run needs it: capacity with a verdict, retries as long as there is progress, a clean Ctrl-C.
+
+What is here runs in Ray Train's controller (ray 2.60, train/v2), beside the driver, and imports no torch, which would
+cost that process half a gigabyte.
+"""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.train import FailureConfig, ScalingConfig, UserCallback
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
+from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+)
+from ray.train.v2.api.callback import RayTrainCallback
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from workloads.checkpoints import manifest
+from workloads.cluster import worker_count
+from workloads.cluster.capacity import Bundle, Strategy
+from workloads.convnext.run import notice
+from workloads.errors import AuthError, LostProcessError, PlaceError, WorkloadError
+from workloads.nccl.logs import faults
+from workloads.reporting import progress
+from workloads.reporting.journal import Journal
+from workloads.reporting.progress import counted
+from workloads.storage.folders import Folder
+
+ABORT_SECONDS = 10.0
+"""How long the controller may take to end its workers at Ctrl-C before it is killed, and they with it."""
+
+CAUSE_CHARACTERS = 300
+"""Most of what is said of a lost rank, in whole words."""
+
+FAILURES = 3
+"""Failures in a row without a new checkpoint between them that a run survives: one more is no accident."""
+
+GROW_SECONDS = 2.0
+"""How long places for further workers, which should be free, are asked for before that is left for later."""
+
+STARTS = 3
+"""Starts in a row that may fail: places that were free when counted and taken when asked for."""
+
+SAVE_SECONDS = 60.0
+"""How long a checkpoint before a change of size is waited for."""
+
+
+class Controller(UserCallback):
+    """Writes the journal, and ends a run that no retry can save."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = Journal(journal)
+        self._trained = False
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        """Append what rank 0 reported."""
+        records = metrics[0]["records"]
+        self._trained |= any(record["event"] in ("step", "epoch") for record in records)
+        self._journal.append(records)
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Let a worker's own verdict stand.
+
+        Ray Train retries every failure of a worker and none of its controller: raised here, the verdict is final. What
+        the place or a permission lacks ends a run that has trained nothing; later it may pass, as a lost worker does
+        and a lost process at any time.
+
+        Raises:
+            WorkloadError: the one that a worker raised.
+        """
+        for exception in worker_exceptions.values():
+            verdict = find_verdict(exception)
+            passing = (PlaceError, AuthError) if self._trained else LostProcessError
+            if verdict is not None and not isinstance(verdict, passing):
+                raise verdict
+        lost = "; ".join(f"lost rank {rank} ({_cause(error)})" for rank, error in sorted(worker_exceptions.items()))
+        advice = faults.advice("\n".join(map(str, worker_exceptions.values())))
+        text = " ".join(filter(None, [f"{lost}; going on from the newest checkpoint", advice and f"({advice})"]))
+        self._journal.append([{"event": "note", "text": text}])
+
+
+def _cause(error: Exception) -> str:
+    verdict = find_verdict(error)
+    if verdict is not None:
+        return verdict.problem.rstrip(".")
+    # Ray's wrapper shows a traceback, whose last line names the exception.
+    last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return textwrap.shorten(last, CAUSE_CHARACTERS, placeholder=" ...")
+
+
+def find_verdict(error: BaseException, depth: int = 8) -> WorkloadError | None:
+    """The WorkloadError inside the layers that Ray wraps round a worker's exception, or None."""
+    if isinstance(error, WorkloadError):
+        return error
+    if depth == 0:
+        return None
+    inner = [error.__cause__]
+    for value in vars(error).values():
+        inner += list(value.values()) if isinstance(value, dict) else [value]
+    for candidate in inner:
+        if isinstance(candidate, BaseException) and (found := find_verdict(candidate, depth - 1)):
+            return found
+    return None
+
+
+_running: list[Any] = []
+"""In the controller: Ray Train's state of the newest worker group, running or lost."""
+
+
+class Groups(WorkerGroupCallback):
+    """Keeps what `Scaling` needs to end a lost group, from the moment that it has places, and tells of each group."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = Journal(journal)
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        """Remember the group, and say what it does before its first step."""
+        _running[:] = [worker_group.get_worker_group_state()]
+        text = f"{counted(len(worker_group), 'worker')} started; reading the data and the newest checkpoint"
+        self._journal.append([{"event": "note", "text": text}])
+
+
+@dataclass
+class _Growth:
+    """A change of size that waits for a checkpoint."""
+
+    decision: ResizeDecision
+    worker: Any
+    """Ray Train's handle of rank 0."""
+    answer: Any
+    """Of the last question whether the checkpoint is there."""
+    until: float
+
+
+class Scaling(ElasticScalingPolicy):
+    """How many workers, fixed or elastic.
+
+    Ray's own policies wait for places silently, the elastic one for ever; this one shows the wait and ends it with a
+    verdict. It grows a running group only where the places are really free, and only after a checkpoint.
+    """
+
+    def __init__(
+        self, config: ScalingConfig, bundle: Bundle, strategy: Strategy, timeout_seconds: float, journal: Path
+    ) -> None:
+        super().__init__(config)
+        self._bundle = bundle
+        self._strategy: Strategy = strategy
+        self._timeout_seconds = timeout_seconds
+        self._journal = Journal(journal)
+        self._growth: _Growth | None = None
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Wait for places.
+
+        Raises:
+            WorkloadError: there are none, or were none in time; Ray Train does not retry it.
+        """
+        self._growth = None
+        self._maybe_send_resource_request()
+        # Ray Train ends the lost group only after this decision; until then its survivors hold the places it is about.
+        while _running:
+            _running.pop().shutdown()
+        config = self.scaling_config
+        count = worker_count.gather(
+            self._bundle, config.min_workers, config.max_workers, self._timeout_seconds, self._say, self._strategy
+        )
+        self._say(f"starting {counted(count, 'worker')}, which load torch: 5 to 30 s, longer on a new node")
+        return self._get_resize_decision(count)
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """Grow where there is room. Shrinking is not decided but suffered, when workers are lost."""
+        self._maybe_send_resource_request()
+        if not self.scaling_config.elasticity_enabled:
+            return NoopDecision()
+        if self._growth is not None:
+            return self._grown(self._growth)
+        decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
+        if not isinstance(decision, ResizeDecision):
+            return decision
+        more = decision.num_workers - worker_group_state.num_workers
+        if more > 0 and worker_count.placeable([self._bundle] * more, self._strategy, GROW_SECONDS):
+            self._say(f"{counted(more, 'more worker')}: going on with {decision.num_workers} after a checkpoint")
+            worker = worker_group_state.workers[0]
+            worker.execute_async(notice.ask)
+            asked = worker.execute_async(notice.answered)
+            self._growth = _Growth(decision, worker, asked, time.monotonic() + SAVE_SECONDS)
+        return NoopDecision()
+
+    def _grown(self, growth: _Growth) -> ScalingDecision:
+        ready, _ = ray.wait([growth.answer], timeout=0)
+        try:
+            saved = bool(ready) and ray.get(growth.answer)
+        except RayActorError:  # rank 0 is lost, which the next poll shows
+            self._growth = None
+            return NoopDecision()
+        if saved:
+            self._growth = None
+            return growth.decision
+        if time.monotonic() > growth.until:
+            self._say(f"no checkpoint within {SAVE_SECONDS:.0f} s: growing is left for later")
+            self._growth = None
+        elif ready:
+            growth.answer = growth.worker.execute_async(notice.answered)
+        return NoopDecision()
+
+    def _say(self, text: str) -> None:
+        self._journal.append([{"event": "note", "text": text}])
+
+
+class Retries(DefaultFailurePolicy):
+    """Lets a run fail as often as it gets on: what counts are failures in a row without a new checkpoint."""
+
+    def __init__(self, checkpoints: Folder) -> None:
+        super().__init__(FailureConfig(max_failures=FAILURES, controller_failure_limit=STARTS))
+        self._checkpoints = checkpoints
+        self._newest = ""
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        """Whether to go on."""
+        newest = self._newest_committed()
+        if newest != self._newest:
+            self._newest = newest
+            self._worker_group_failures = self._controller_failures = 0
+        return super().make_decision(training_failed_error)
+
+    def _newest_committed(self) -> str:
+        try:
+            return max(manifest.committed(self._checkpoints.files()), default="")
+        except WorkloadError:  # out of reach: no sign of progress
+            return self._newest
+
+
+class Trainer(DataParallelTrainer):
+    """Ray Train's trainer with the two policies above; what it does not say of a run is Ray's default."""
+
+    def __init__(self, *args: Any, scaling: Scaling, retries: Retries, journal: Path, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._scaling, self._retries, self._journal = scaling, retries, journal
+
+    def _create_default_callbacks(self) -> list[RayTrainCallback]:
+        # The one for Ray's datasets starts a process for each group of workers, and there are none.
+        needed = [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
+        return [Groups(self._journal), *needed]
+
+    def _initialize_and_run_controller(self, **given: Any) -> Any:
+        policies = {"scaling_policy": self._scaling, "failure_policy": self._retries}
+        if threading.current_thread() is not threading.main_thread():
+            return super()._initialize_and_run_controller(**{**given, **policies})
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            return super()._initialize_and_run_controller(**{**given, **policies})
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        def interrupt(number: int, frame: Any) -> None:
+            # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0. Another Ctrl-C
+            # would cut this short, and leave Ray's processes to end by themselves.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            progress.note(f"interrupted: ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
+            try:
+                ray.get(controller.abort.remote(), timeout=ABORT_SECONDS)
+            except RayActorError:  # how the controller ends itself
+                pass
+            except GetTimeoutError:
+                ray.kill(controller)
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)

@@ -1,0 +1,145 @@
+"""What each Ray Train worker does: find the data, resume, train, report. Imported on the nodes, by reference.
+
+A WorkloadError raised here ends the run at once (see `trainer.Controller`); anything else is a lost worker, retried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+
+from workloads.checkpoints.store import Checkpoint, CheckpointStore
+from workloads.convnext.config import TrainConfig
+from workloads.convnext.images.data import sources
+from workloads.convnext.images.location import fetched
+from workloads.convnext.learning.loop import Record, Training
+from workloads.convnext.run import notice
+from workloads.convnext.run.notice import Notice
+from workloads.convnext.run.reporter import Reporter
+from workloads.errors import DataIntegrityError
+from workloads.storage.folders import locate
+
+
+def work(job: dict[str, Any]) -> Record:
+    """Train to the end; the `train_loop_per_worker`.
+
+    Args:
+        job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, how many the run
+            is made for, where there may be fewer; `attempt`, the name of the driver's.
+
+    Returns:
+        The summary of the run.
+    """
+    config = TrainConfig(**job["config"])
+    device = ray.train.torch.get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    began = time.monotonic()
+    training = Training(config, *sources(config, fetched(config.data), device), device, job.get("workers", 0))
+    folder = locate(job["run"])
+    store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
+    reporter = Reporter(config, store, folder, training.rank == 0, _send)
+    resumed = _resume(training, store, reporter, job.get("attempt", ""))
+    watched, until = _watch(training)
+    reporter.flush()  # where the run goes on is told at once, not with the first records
+    reporter.start(until, watched)
+    try:
+        last = training.run(reporter, reporter.save_if_due)
+    finally:
+        if watched is not None:
+            watched.close()
+    reporter.finish()
+    return {
+        **{name: last[name] for name in ("val/accuracy", "val/loss", "val/images")},
+        "steps": training.position.step,
+        "epochs": training.position.epoch,
+        "workers": training.world_size,
+        "backend": dist.get_backend(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+        "resumed_from": resumed.name if resumed else None,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _send(records: list[Record]) -> None:
+    ray.train.report({"records": records})
+
+
+def _resume(training: Training, store: CheckpointStore, reporter: Reporter, attempt: str) -> Checkpoint | None:
+    """Load the newest checkpoint that every rank can read. Rank 0 chooses; the others take it, or say why not."""
+    checkpoint = agree(store, training.identity, training.rank, training.world_size, reporter.say)
+    if training.rank == 0:
+        store.collect(checkpoint.name if checkpoint else None)
+    if checkpoint:
+        training.load(checkpoint.state)
+    position = training.position
+    reporter.keep(
+        {
+            "event": "resumed",
+            "attempt": attempt,
+            "name": checkpoint.name if checkpoint else None,
+            "world_size": training.world_size,
+            "step": position.step,
+            "epoch": position.epoch + position.consumed / training.identity["training_images"],
+        }
+    )
+    if checkpoint and position.epoch >= training.config.epochs:
+        reporter.say(f"all of its epochs ({training.config.epochs}) are complete; raise --epochs to train on")
+    return checkpoint
+
+
+def agree(
+    store: CheckpointStore, identity: dict[str, Any], rank: int, world_size: int, say: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest checkpoint that verifies on every rank, each of which calls this; None where the run has none.
+
+    Args:
+        store: the run's checkpoints, as this rank sees them.
+        identity: of the run.
+        rank: this one.
+        world_size: all of them, in torch's process group if they are several.
+        say: on rank 0, told of each checkpoint that was passed over, and why.
+
+    Raises:
+        UsageError: the checkpoints are another run's.
+        DataIntegrityError: there are committed checkpoints, and none verifies everywhere.
+    """
+    refused: set[str] = set()
+    while True:
+        checkpoint = store.newest(identity, say, refused) if rank == 0 else None
+        if world_size == 1:
+            return checkpoint
+        choice: list[str | None] = [checkpoint.name if checkpoint else None]
+        dist.broadcast_object_list(choice, src=0)
+        (name,) = choice
+        if name is None:
+            return None
+        problems: list[str] = [""] * world_size
+        try:
+            checkpoint = checkpoint or store.load(name, identity)
+            mine = ""
+        except DataIntegrityError as error:
+            mine = f"checkpoint {name} is passed over: rank {rank} cannot read it: {error.problem}"
+        dist.all_gather_object(problems, mine)
+        if not any(problems):
+            return checkpoint
+        if rank == 0:
+            say("; ".join(filter(None, problems)))
+        refused.add(name)
+
+
+def _watch(training: Training) -> tuple[Notice | None, float | None]:
+    """Rank 0's watch over the nodes of all ranks, and when the run duration of the first of them ends."""
+    mine = (ray.get_runtime_context().get_node_id(), notice.run_until())
+    places: list[tuple[str, float | None]] = [mine] * training.world_size
+    if training.world_size > 1:
+        dist.all_gather_object(places, mine)
+    until = min((end for _, end in places if end is not None), default=None)
+    return (Notice({node for node, _ in places}) if training.rank == 0 else None), until

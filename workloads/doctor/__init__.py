@@ -1,0 +1,1 @@
+"""Checks that a place is fit for the workloads."""

@@ -1,0 +1,194 @@
+"""Who may do what: Ray's token, who can reach this machine's Ray, the buckets' permissions, the W&B key."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+from workloads.doctor import dashboard, listeners
+from workloads.doctor.dashboard import ANSWER_SECONDS, NO_TOKEN
+from workloads.doctor.finding import Doubtful, NotHere, Place, Refused, Unfit
+from workloads.errors import first_line
+
+FIRST_NAMES = 20
+"""Of the data bucket's objects that are looked at."""
+
+PROTECTED = "/api/jobs/"
+"""A route that Ray guards. Others, like its health check, answer anybody."""
+
+WANDB = "https://api.wandb.ai"
+
+
+def authentication(place: Place) -> str:
+    """Whether Ray accepts our token, and neither a wrong one nor none."""
+    if not place.in_cluster:
+        raise NotHere("not in a Ray cluster; an embedded Ray makes a token of its own")
+    mode = place.variables.get("RAY_AUTH_MODE", "")
+    if mode != "token":
+        raise Refused(f"RAY_AUTH_MODE is {mode!r}", NO_TOKEN)
+    token = dashboard.token(place)
+    addresses = dashboard.addresses(place)
+    for address in addresses:
+        status = _status(f"{address}{PROTECTED}", None)
+        if status is not None:
+            return _tried(address, token, status)
+    raise Doubtful(
+        f"a token is set, and no dashboard answers at {' or '.join(addresses)} to try it on",
+        "On a worker the NetworkPolicy may be the reason; run the doctor as a job, which runs on the head.",
+    )
+
+
+def ray_listeners(place: Place) -> str:
+    """Whether a Ray of this machine can be reached from others."""
+    if "KUBERNETES_SERVICE_HOST" in place.variables:
+        raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
+    exposed = [text for text, loopback in listeners.of(listeners.ray_processes()) if not loopback]
+    if exposed:
+        raise Unfit(
+            f"a Ray on this machine listens beyond loopback: {', '.join(exposed[:4])}",
+            "End it, or start it with RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0.",
+        )
+    return "no Ray on this machine listens beyond loopback"
+
+
+def runs_bucket(place: Place) -> str:
+    """Whether the runs bucket can be looked at, written, listed, read and deleted from."""
+    if place.environment is None:
+        raise NotHere("no stack, so no bucket")
+    from workloads.storage.folders import locate
+
+    uri = place.environment.runs_uri
+    _get_bucket(uri)
+    folder = locate(f"{uri}/.doctor-{secrets.token_hex(6)}")
+    folder.write("probe", b"ok")
+    try:
+        if folder.names() != ["probe"] or folder.read("probe") != b"ok":
+            raise Unfit(f"{uri} does not give back what was written", "Check the storage endpoint.")
+    finally:
+        folder.remove()
+    return f"{uri}: written, read, deleted, listed and looked up"
+
+
+def data_bucket(place: Place) -> str:
+    """Whether the data bucket can be looked at and listed, and an object of it read."""
+    if place.environment is None:
+        raise NotHere("no stack, so no bucket")
+    uri = place.environment.data_uri
+    _get_bucket(uri)
+    name = _read_first(uri)
+    return f"{uri}: listed, and {name} was read" if name else f"{uri}: listed; it is empty, so nothing was read"
+
+
+def wandb(place: Place) -> str:
+    """Whether there is a W&B key, of the right form, that the server accepts."""
+    from workloads.reporting.credentials import wandb_key
+
+    key = wandb_key(None, place.environment.wandb_secret if place.environment else "")
+    if key is None:
+        raise NotHere("no key in the environment or Secret Manager; `train` records without W&B")
+    server = place.variables.get("WANDB_BASE_URL", WANDB).rstrip("/")
+    parts = urlsplit(server)
+    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise Refused(f"WANDB_BASE_URL is {server}: the key would cross the network in the clear", "Use https://.")
+    question = json.dumps({"query": "query Viewer { viewer { id } }"}).encode()
+    basic = base64.b64encode(f"api:{key.value}".encode()).decode()
+    request = urllib.request.Request(
+        f"{server}/graphql",
+        data=question,
+        headers={"Authorization": f"Basic {basic}", "Content-Type": "application/json"},
+    )
+    offline = "Training goes on without: metrics are recorded offline, and sent later with `wandb sync`."
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+            viewer = (json.load(response).get("data") or {}).get("viewer")
+    except urllib.error.HTTPError as error:
+        if error.code not in (401, 403):
+            raise Doubtful(f"{server} answers with {error.code}", offline) from error
+        viewer = None
+    except (OSError, ValueError, AttributeError) as error:
+        raise Doubtful(f"{server} does not answer within {ANSWER_SECONDS:.0f} s", offline) from error
+    if viewer is None:
+        raise Refused(f"{server} refuses the key from {key.source}", "Store a valid one with `make secret STACK=...`.")
+    return f"{server} accepts the key from {key.source}"
+
+
+def _tried(address: str, token: str, without: int) -> str:
+    if without < 400:
+        raise Refused(f"Ray at {address} answers without a token", NO_TOKEN)
+    wrong = _status(f"{address}{PROTECTED}", secrets.token_hex(32))
+    if wrong is not None and wrong < 400:
+        raise Refused(f"Ray at {address} takes any token", NO_TOKEN)
+    right = _status(f"{address}{PROTECTED}", token)
+    if right in (401, 403):
+        raise Refused(
+            f"Ray at {address} refuses our token",
+            "It is another cluster's, or from before a restart: take it again from the Secret of the RayCluster.",
+        )
+    if right != 200:
+        raise Doubtful(f"Ray at {address} answers {right} to the right token", "Look at the head's dashboard log.")
+    return f"Ray at {address} accepts our token, and neither a wrong one nor none"
+
+
+def _status(url: str, token: str | None) -> int | None:
+    """HTTP status; None where nothing answers."""
+    answer = dashboard.ask(url, token)
+    return answer[0] if answer else None
+
+
+def _read_first(uri: str) -> str:
+    """Read a byte of a bucket's first object that has one; returns its name, empty where the first names have none.
+
+    To list a bucket of a million images takes minutes, and pyarrow lists all or nothing.
+    """
+    from google.api_core import exceptions as google
+    from google.api_core.retry import Retry
+    from google.auth.exceptions import GoogleAuthError
+
+    from workloads.storage import client as storage_client
+
+    parts, patience = urlsplit(uri), Retry(timeout=ANSWER_SECONDS)
+    try:
+        listed = storage_client.connect().list_blobs(
+            parts.netloc, prefix=parts.path.lstrip("/"), max_results=FIRST_NAMES, retry=patience
+        )
+        # A folder's marker object has no bytes to ask for.
+        blob = next((blob for blob in listed if blob.size), None)
+        if blob is None:
+            return ""
+        blob.download_as_bytes(start=0, end=0, retry=patience)
+    except (google.Forbidden, google.Unauthorized, GoogleAuthError) as error:
+        raise Refused(
+            f"objects of {uri} may not be read: {first_line(error)[:200]}",
+            "The account needs storage.objects.list and get on it: roles/storage.objectUser, which the stack grants.",
+        ) from error
+    except (google.GoogleAPICallError, OSError) as error:
+        raise Unfit(
+            f"{uri} does not answer: {first_line(error)[:200]}", "Check the network and the endpoint."
+        ) from error
+    return str(blob.name)
+
+
+def _get_bucket(uri: str) -> None:
+    """Look a bucket up, which takes storage.buckets.get: no role for objects has it, and pyarrow cannot do without."""
+    from pyarrow import fs
+
+    from workloads.storage.folders import locate
+
+    folder = locate(uri)
+    if folder.filesystem.type_name != "gcs":
+        return
+    bucket = folder.path.partition("/")[0]
+    try:
+        found = folder.filesystem.get_file_info(bucket)
+    except OSError as error:
+        said = first_line(error)[:200]
+        raise Refused(
+            f"gs://{bucket} may not be looked up: {said}",
+            "The account needs storage.buckets.get on it: roles/storage.bucketViewer, which the stack grants.",
+        ) from error
+    if found.type == fs.FileType.NotFound:
+        raise Unfit(f"there is no bucket gs://{bucket}", "Run `pulumi up`, or check the bucket's name.")

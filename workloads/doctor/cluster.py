@@ -1,0 +1,65 @@
+"""What Kubernetes says: whether pods can get nodes, and whether the head reaches the control plane."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+
+from workloads.cluster import stack
+from workloads.doctor.finding import Doubtful, NotHere, Place, Unfit
+from workloads.errors import WorkloadError
+from workloads.jobs import pending
+
+ANSWER_SECONDS = 5.0
+
+HEAD = "headgroup"
+"""What KubeRay says in `RAY_NODE_TYPE_NAME` to a head (ray-project/kuberay v1.6.2, controllers/ray/common/pod.go)."""
+
+
+def kubectl(place: Place) -> str:
+    """Whether kubectl forwards ports to Ray's dashboard through a control plane's DNS endpoint."""
+    if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
+        raise NotHere("kubectl is not installed; it is needed where jobs are submitted from")
+    if old := stack.old_kubectl():
+        raise Doubtful(
+            f"kubectl is {old}, whose port-forward does not come through a control plane's DNS endpoint",
+            "Install 1.31 or later: `gcloud components install kubectl`, or https://kubernetes.io/docs/tasks/tools/.",
+        )
+    return "kubectl forwards ports over WebSockets"
+
+
+def nodes_for_pods(place: Place) -> str:
+    """Whether the stack's pods have nodes, or wait for what can never come."""
+    if "KUBERNETES_SERVICE_HOST" in place.variables:
+        raise NotHere("a pod may not see pods; ask where kubectl works")
+    if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
+        raise NotHere("kubectl is not installed")
+    try:
+        waits = pending.look(stack.without_token(f"--request-timeout={ANSWER_SECONDS:.0f}s"))
+    except WorkloadError as error:
+        raise NotHere(error.problem) from error
+    said = "; ".join(pending.lines(waits))
+    verdicts = {wait.verdict for wait in waits}
+    if "never fits" in verdicts:
+        raise Unfit(said, "`kubectl describe pod` says the same; a pod that fits nowhere waits for ever.")
+    if "no capacity" in verdicts:
+        raise Doubtful(said, "It may come; `python -m workloads status` shows when it has.")
+    return said or "no pod waits for a node"
+
+
+def control_plane(place: Place) -> str:
+    """Whether Ray's autoscaler, which runs beside the head, reaches the Kubernetes API through the NetworkPolicy."""
+    host = place.variables.get("KUBERNETES_SERVICE_HOST")
+    if not host:
+        raise NotHere("not in a pod")
+    if place.variables.get("RAY_NODE_TYPE_NAME") != HEAD:
+        raise NotHere("not on the head; workers need no way to the Kubernetes API, and have none")
+    address = host, int(place.variables.get("KUBERNETES_SERVICE_PORT", "443"))
+    try:
+        socket.create_connection(address, ANSWER_SECONDS).close()
+    except OSError as error:
+        raise Unfit(
+            f"the Kubernetes API at {host}:{address[1]} does not answer: {error}",
+            "Without it no worker is ever added: look at the egress rules of the head's NetworkPolicy.",
+        ) from error
+    return f"the Kubernetes API answers at {host}:{address[1]}"

@@ -1,0 +1,105 @@
+"""`python -m workloads doctor`: is this place, a laptop, a head or a GPU worker, fit for the workloads?
+
+Needs the standard library alone, so that it can say of any image what it lacks. A check that does not apply says so
+instead of passing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from workloads.doctor import access, cluster, hardware, software
+from workloads.doctor.finding import Doubtful, Finding, NotHere, Place, Refused, Unfit
+from workloads.environment import ClusterEnvironment, variable
+from workloads.errors import EXIT_OK, AuthError, PlaceError, WorkloadError
+
+CHECKS: dict[str, Callable[[Place], str]] = {
+    "python": software.python,
+    "ray": software.ray,
+    "torch": software.torch,
+    "cuda": software.cuda,
+    "compiler": software.compiler,
+    "gpus": hardware.gpus,
+    "gib": hardware.gib,
+    "shared memory": hardware.shared_memory,
+    "scratch": hardware.scratch,
+    "authentication": access.authentication,
+    "listeners": access.ray_listeners,
+    "control plane": cluster.control_plane,
+    "kubectl": cluster.kubectl,
+    "nodes for pods": cluster.nodes_for_pods,
+    "runs bucket": access.runs_bucket,
+    "data bucket": access.data_bucket,
+    "wandb": access.wandb,
+}
+"""What is checked, in this order."""
+
+_SIGNS = {"ok": "ok", "warn": "warn", "fail": "FAIL", "not here": "-"}
+_COLOURS = {"ok": "32", "warn": "33", "fail": "1;31", "not here": "2"}  # ECMA-48, Select Graphic Rendition
+
+
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads doctor`."""
+    parser.add_argument("--json", action="store_true", help="one JSON object per check")
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """Run all checks and print what they found.
+
+    Returns:
+        0 where none failed, 7 where only tokens, keys and permissions did, else 8.
+    """
+    place = this_place(os.environ)
+    failed: list[Finding] = []
+    for name, check in CHECKS.items():
+        finding = examine(name, check, place)
+        print(json.dumps(asdict(finding), sort_keys=True) if args.json else _line(finding, sys.stdout.isatty()))
+        sys.stdout.flush()
+        failed += [finding] if finding.outcome == "fail" else []
+    if not failed:
+        return EXIT_OK
+    if not args.json:
+        print(f"\n{len(failed)} of {len(CHECKS)} checks failed", file=sys.stderr)
+    return AuthError.exit_code if all(finding.authentication for finding in failed) else PlaceError.exit_code
+
+
+def examine(name: str, check: Callable[[Place], str], place: Place) -> Finding:
+    """The outcome of one check."""
+    try:
+        return Finding(check=name, outcome="ok", found=check(place), remedy="")
+    except NotHere as reason:
+        return Finding(check=name, outcome="not here", found=str(reason), remedy="")
+    except Doubtful as doubt:
+        return Finding(check=name, outcome="warn", found=doubt.found, remedy=doubt.remedy)
+    except Unfit as problem:
+        refused = isinstance(problem, Refused)
+        return Finding(check=name, outcome="fail", found=problem.found, remedy=problem.remedy, authentication=refused)
+    except WorkloadError as problem:
+        refused = isinstance(problem, AuthError)
+        return Finding(check=name, outcome="fail", found=problem.problem, remedy=problem.remedy, authentication=refused)
+    except ModuleNotFoundError as error:
+        found = f"the package {error.name} is not installed"
+        return Finding(check=name, outcome="fail", found=found, remedy=software.MAKE_IMAGE)
+
+
+def this_place(variables: Mapping[str, str]) -> Place:
+    """The place that these variables describe, on this machine.
+
+    Raises:
+        EnvironmentContractError: OASIS_ variables are set, and incomplete.
+    """
+    environment = ClusterEnvironment.from_env(variables) if variable("project") in variables else None
+    return Place(environment=environment, variables=dict(variables), gpus=hardware.visible_gpus())
+
+
+def _line(finding: Finding, terminal: bool) -> str:
+    sign = f"{_SIGNS[finding.outcome]:<6}"
+    if terminal:
+        sign = f"\x1b[{_COLOURS[finding.outcome]}m{sign}\x1b[0m"
+    remedy = f"\n{'':<22}{finding.remedy}" if finding.remedy else ""
+    return f"{sign}{finding.check:<16}{finding.found}{remedy}"

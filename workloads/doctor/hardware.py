@@ -1,0 +1,94 @@
+"""What a node must have: GPUs that torch can use, gIB, shared memory, disk for scratch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from workloads import environment
+from workloads.doctor.finding import Doubtful, NotHere, Place, Unfit
+from workloads.environment import GIB_DIRECTORY
+
+SHARED_MEMORY = "/dev/shm"
+
+_LEAST_SHM_BYTES = {True: 16 * 1024**3, False: 64 * 1024**2}
+"""/dev/shm by whether this is a GPU node: NCCL, data loaders and Ray's object store share it."""
+
+_LEAST_SCRATCH_BYTES = {True: 200 * 1024**3, False: 2 * 1024**3}
+"""Free disk by whether this is a GPU node: ImageNet, copied from a bucket, has 150 GB."""
+
+_GPU_LIST = Path("/proc/driver/nvidia/gpus")
+
+
+def visible_gpus() -> int:
+    """GPUs by the driver's own list, so that a node with a driver that torch cannot use still counts as a GPU node."""
+    return len(list(_GPU_LIST.glob("*"))) if _GPU_LIST.is_dir() else 0
+
+
+def gpus(place: Place) -> str:
+    """Whether torch can use as many GPUs as the stack promises."""
+    if not place.gpus:
+        raise NotHere("no GPU on this node")
+    import torch
+
+    promised = place.environment.gpus_per_node if place.environment else place.gpus
+    usable = torch.cuda.device_count()
+    if usable != promised:
+        raise Unfit(f"torch can use {usable} of {promised} GPUs", "Compare `nvidia-smi` with the image's CUDA version.")
+    return f"{usable} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+
+def gib(place: Place) -> str:
+    """Whether gIB's files are where NCCL looks for them."""
+    if place.environment is None or not place.environment.rdma_nics:
+        raise NotHere("the stack promises no RDMA NICs")
+    if not place.gpus:
+        raise NotHere("no GPU on this node; gIB is on the GPU workers")
+    directory = Path(GIB_DIRECTORY)
+    missing = [
+        pattern for pattern in ("lib64/libnccl-net*.so", "scripts/set_nccl_env.sh") if not list(directory.glob(pattern))
+    ]
+    if missing:
+        raise Unfit(
+            f"{directory} lacks {' and '.join(missing)}",
+            "NCCL would fall back to TCP. Look at this pod's init container: `kubectl logs POD -c install-gib`.",
+        )
+    return f"gIB in {directory}"
+
+
+def shared_memory(place: Place) -> str:
+    """Whether /dev/shm is large enough."""
+    size, _ = _room(SHARED_MEMORY)
+    least = _LEAST_SHM_BYTES[place.gpus > 0]
+    if size < least:
+        raise Unfit(
+            f"{SHARED_MEMORY} has {size / 1024**2:.0f} MiB, at least {least / 1024**2:.0f} are needed",
+            f"Mount a memory-backed emptyDir at {SHARED_MEMORY}, or start the container with a larger --shm-size.",
+        )
+    return f"{size / 1024**3:.1f} GiB"
+
+
+def scratch(place: Place) -> str:
+    """Whether there is disk for data that is copied from a bucket, W&B's files and an embedded Ray."""
+    mount = environment.mount(environment.SCRATCH_MOUNT, place.variables)
+    folder = mount if Path(mount).is_dir() else tempfile.gettempdir()
+    if not os.access(folder, os.W_OK):
+        raise Unfit(f"{folder} is read-only", "Mount a writable volume there, or set TMPDIR to one.")
+    _, free = _room(folder)
+    least = _LEAST_SCRATCH_BYTES[place.gpus > 0]
+    if free < least:
+        raise Doubtful(
+            f"{free / 1024**3:.1f} GiB are free in {folder}, and {least / 1024**3:.0f} may be needed",
+            "Free some, or read data from a mount: only a gs:// address in --data is copied to this disk.",
+        )
+    return f"{free / 1024**3:.1f} GiB free in {folder}"
+
+
+def _room(path: str) -> tuple[int, int]:
+    """Size and free space in bytes; both 0 where there is nothing."""
+    try:
+        found = os.statvfs(path)
+    except FileNotFoundError:
+        return 0, 0
+    return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail

@@ -1,0 +1,1 @@
+"""Jobs on a stack's Ray: submitted, followed, listed and stopped."""

@@ -1,0 +1,262 @@
+"""Follows a job by asking, never by a stream: what a broken connection swallows is asked for again.
+
+Ray's own command takes a broken log stream for the end of the job (ray-project/ray issues 51601, 57002). Here the job's
+status decides, and the log is read on from where the last complete line ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from workloads.cluster.capacity import WAITING
+from workloads.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    AuthError,
+    CapacityError,
+    PlaceError,
+    UsageError,
+    WorkloadFailedError,
+    first_line,
+)
+from workloads.jobs.dashboard import Dashboard
+from workloads.reporting import progress
+
+PATIENCE_SECONDS = 180.0
+"""How long the dashboard may be out of reach before following ends; the job itself goes on."""
+
+STOP_SECONDS = 60.0
+"""How long a job may take to stop before we leave: twice what Ray gives it (RAY_JOB_STOP_WAIT_TIME_S) until SIGKILL."""
+
+OURS = "python -m workloads"
+"""With what the command of a job begins that is one of this package."""
+
+_START_TIMEOUT = "RAY_JOB_START_TIMEOUT_SECONDS"  # Ray names it in its verdict on a job that found no place in time
+_LEAST_PAUSE_SECONDS = 1.0
+_SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it; later, one as often
+_PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
+
+Answer = TypeVar("Answer")
+
+
+class Jobs:
+    """A stack's Jobs API, over a connection that may break."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        # That a job's files are packed, and under which names, is of no use to whoever submits it.
+        for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._dashboard = dashboard
+        self._client: JobSubmissionClient | None = None
+        self._until = math.inf
+
+    def ask(self, question: Callable[[JobSubmissionClient], Answer]) -> Answer:
+        """Put a question to the Jobs API until it is answered.
+
+        Args:
+            question: safe to repeat.
+
+        Raises:
+            PlaceError: the dashboard stayed out of reach.
+            RuntimeError: Ray's refusal, with its HTTP status.
+        """
+        began = time.monotonic()
+        deadline = min(began + PATIENCE_SECONDS, self._until)
+        while True:
+            try:
+                return question(self.client())
+            except (OSError, PlaceError) as error:  # requests' errors are OSErrors
+                self._client = None
+                if time.monotonic() > deadline:
+                    away = time.monotonic() - began
+                    raise PlaceError(
+                        f"Ray's dashboard has been out of reach for {away:.0f} s: {first_line(error)}",
+                        "The job goes on without you; attach to it again when the connection is back.",
+                    ) from error
+                time.sleep(_LEAST_PAUSE_SECONDS)
+
+    def stop(self, submission_id: str) -> None:
+        """Have a job stopped; from here on there are `STOP_SECONDS` for it and for every answer about it.
+
+        Raises:
+            PlaceError: the dashboard stayed out of reach.
+        """
+        self._until = time.monotonic() + STOP_SECONDS
+        self.ask(lambda client: client.stop_job(submission_id))
+
+    def until_stopped(self, submission_id: str) -> JobDetails:
+        """Wait until a job that was told to stop has.
+
+        Raises:
+            WorkloadFailedError: it has not within `STOP_SECONDS`.
+        """
+        while not (details := self.details(submission_id)).status.is_terminal():
+            if self.given_up:
+                raise WorkloadFailedError(
+                    f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.",
+                    f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again.",
+                )
+            time.sleep(0.5)
+        return details
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a job that was to stop has had its time."""
+        return time.monotonic() >= self._until
+
+    def client(self) -> JobSubmissionClient:
+        """Ray's own client, for a question that must not be repeated."""
+        if self._client is None:
+            self._client = JobSubmissionClient(self._dashboard.address(), headers=self._dashboard.headers)
+        return self._client
+
+    def details(self, submission_id: str) -> JobDetails:
+        """What Ray knows of a job.
+
+        Raises:
+            UsageError: it knows none of that id.
+        """
+        try:
+            return self.ask(lambda client: client.get_job_info(submission_id))
+        except RuntimeError as error:
+            if "404" in str(error):
+                raise UsageError(
+                    f"Ray knows no job {submission_id}.",
+                    "`python -m workloads jobs list` shows those it knows; a restarted head has forgotten the others.",
+                ) from error
+            raise refused(error) from error
+
+    def log(self, submission_id: str) -> str:
+        """The whole log of a job's driver; empty while it has none, and where its node does not give it."""
+        try:
+            return self.ask(lambda client: client.get_job_logs(submission_id))
+        except RuntimeError:  # the agent that has the file is not up yet, or its node is gone
+            return ""
+
+
+@dataclass
+class Follower:
+    """Shows a job's log as it grows, until the job ends."""
+
+    jobs: Jobs
+    submission_id: str
+    reason: Callable[[], str] = str
+    """Asked for more words while the job has not started, or says that it waits for nodes."""
+    results_uri: str = ""
+    """Where the job said that its results are."""
+    _shown: int = 0
+    _waits: bool = False
+
+    def run(self) -> JobDetails:
+        """Follow until the job has ended and all it wrote is shown, or until it has not stopped when told to."""
+        told = started = time.monotonic()
+        said = ""
+        while True:
+            # The status first: if it says that the job has ended, the log read after it is complete.
+            details = self.jobs.details(self.submission_id)
+            began = time.monotonic()
+            ended = details.status.is_terminal()
+            self._show(self.jobs.log(self.submission_id), whole=ended)
+            if ended and (problem := missing_log(details, self._shown)):
+                tell(problem)
+            if ended or self.jobs.given_up:
+                return details
+            if began - told > _SILENCE_SECONDS and (details.status == JobStatus.PENDING or self._waits):
+                told = began
+                reason = self.reason()
+                if details.status == JobStatus.PENDING:
+                    why = f"{details.message or ''} {reason}".strip()
+                    tell(f"the job has not started for {began - started:.0f} s: {why}")
+                elif reason not in ("", said):
+                    said = reason
+                    tell(reason)
+            time.sleep(max(_LEAST_PAUSE_SECONDS, _PAUSE_PER_FETCH * (time.monotonic() - began)))
+
+    def _show(self, log: str, whole: bool) -> None:
+        # A log shorter than what was shown is a failed fetch, not a new log.
+        end = len(log) if whole else log.rfind("\n") + 1
+        if end <= self._shown:
+            return
+        for line in log[self._shown : end].splitlines():
+            record = progress.parse(line)
+            self._waits = record is not None and str(record.get("text", "")).startswith(WAITING)
+            if record is None:
+                print(line, flush=True)
+            else:
+                self.results_uri = record.get("results_uri") or self.results_uri
+                progress.emit(record)
+        self._shown = end
+
+
+def missing_log(details: JobDetails, characters: int) -> str:
+    """Why nothing is shown of a job that ran; empty where something is, for Ray itself begins each log with a line.
+
+    Args:
+        details: of the job.
+        characters: of its log, as far as it was read.
+    """
+    if characters or not details.driver_agent_http_address:
+        return ""
+    node = urlsplit(details.driver_agent_http_address).hostname
+    return f"the output of job {details.submission_id} is not shown: node {node}, which ran it, no longer has its log"
+
+
+def show_log(jobs: Jobs, submission_id: str) -> None:
+    """Print a job's log so far, or why there is none.
+
+    Raises:
+        UsageError: Ray knows no job of that id.
+    """
+    details = jobs.details(submission_id)
+    log = jobs.log(submission_id)
+    print(log, end="")
+    if problem := missing_log(details, len(log)):
+        tell(problem)
+
+
+def tell(text: str) -> None:
+    """Say one sentence about the submission, beside what the job says: standard output is the job's."""
+    progress.emit({"event": "note", "text": text}, sys.stderr)
+
+
+def exit_code(details: JobDetails) -> int:
+    """The driver's own exit code; a job that never ran its driver has failed, a stopped one was interrupted.
+
+    Args:
+        details: of a job that has ended.
+    """
+    if details.status == JobStatus.SUCCEEDED:
+        return EXIT_OK
+    if details.status == JobStatus.STOPPED:
+        return EXIT_INTERRUPTED
+    code = details.driver_exit_code
+    if not code and _START_TIMEOUT in (details.message or ""):
+        print(f"job {details.submission_id} never started: {details.message}", file=sys.stderr)
+        return CapacityError.exit_code
+    if not code:
+        print(f"job {details.submission_id} failed: {(details.message or '').strip()}", file=sys.stderr)
+        return WorkloadFailedError.exit_code
+    print(f"job {details.submission_id} ended with exit code {code}{whose(details.entrypoint)}", file=sys.stderr)
+    return code if code > 0 else 128 - code  # a signal, as shells report it
+
+
+def whose(entrypoint: str) -> str:
+    """What is said after the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
+    ours = entrypoint.startswith(f"{OURS} ")
+    return "" if ours else ", its command's own: it is none of those that `python -m workloads --help` explains"
+
+
+def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:
+    """What to say of a refusal by Ray's Jobs API."""
+    if "401" in str(error) or "403" in str(error) or "Authentication" in str(error):
+        return AuthError(f"Ray refuses the token: {first_line(error)}", "Check --stack and --context.")
+    return WorkloadFailedError(f"Ray refuses: {first_line(error)}", "The dashboard's Jobs page may say more.")

@@ -1,0 +1,128 @@
+"""Why pods of a stack wait for a node: whether none could ever hold them, or there is none to be had now.
+
+To Ray both look the same, a pod that does not come. Kubernetes' scheduler knows the nodes that are there; whether
+another one would help, GKE's autoscaler says in events on the pod: `NotTriggerScaleUp` and `TriggeredScaleUp`
+(kubernetes/autoscaler, processors/status/eventing_scale_up_processor.go) and `FailedScaleUp` (GKE documentation,
+"Troubleshoot cluster autoscaler not scaling up").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from workloads.cluster.stack import Stack
+from workloads.errors import WorkloadError
+from workloads.reporting.progress import counted
+
+Body = Mapping[str, Any]
+Verdict = Literal["never fits", "no capacity", "coming", "waiting"]
+
+_FAILED, _REFUSED, _TRIGGERED = "FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"
+
+_FULL = re.compile(r"in backoff after failed scale-up|max node group size reached|limit reached|resources? exceeded")
+"""Obstacles that pass by themselves. The others (`Insufficient memory`, a label, a taint) are the pod's own."""
+
+_MEANING: dict[Verdict, tuple[str, str]] = {
+    "never fits": (
+        "no node of this stack can ever hold it",
+        "no wait helps: ask for less per pod or for a larger machine type in the settings, and run `pulumi up`",
+    ),
+    "no capacity": (
+        "Google has no node to give now",
+        "it is tried again; oasis:gpu.capacity can name another way to get nodes",
+    ),
+    "coming": ("a node is being added", ""),
+    "waiting": ("the autoscaler has said nothing yet", ""),
+}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why one pod waits."""
+
+    group: str
+    """Worker group of the pod, `head`, or the pod's name."""
+    verdict: Verdict
+    reason: str
+    """In the words of the autoscaler or the scheduler; may be empty."""
+
+
+def look(stack: Stack, pods: Iterable[Body] | None = None) -> list[Wait]:
+    """The waits of pods; none where they may not be seen.
+
+    Args:
+        stack: whose kubectl is asked.
+        pods: as `kubectl get pods -o json` lists them; all of the stack's namespace if None.
+    """
+    try:
+        seen: Iterable[Body] = json.loads(stack.ask("get", "pods", "-o", "json"))["items"] if pods is None else pods
+        without = [pod for pod in seen if _has_no_node(pod)]
+        return judge(without, _events(stack)) if without else []
+    except WorkloadError:
+        return []
+
+
+def judge(pods: Iterable[Body], events: Iterable[Body]) -> list[Wait]:
+    """What the newest event of the autoscaler means for each pod.
+
+    Args:
+        pods: those without a node, as `kubectl get pods -o json` lists them.
+        events: as `kubectl get events -o json` lists them, of any object and in any order.
+    """
+    newest: dict[str, Body] = {}
+    for event in sorted(events, key=_moment):
+        if event.get("reason") in (_FAILED, _REFUSED, _TRIGGERED):
+            newest[str(event["involvedObject"].get("uid", ""))] = event
+    return [_of_pod(pod, newest.get(str(pod["metadata"].get("uid", "")))) for pod in pods]
+
+
+def lines(waits: Iterable[Wait]) -> list[str]:
+    """One line for all pods that wait for the same reason, with what to do."""
+    found = []
+    for wait, count in Counter(waits).items():
+        meaning, remedy = _MEANING[wait.verdict]
+        text = f"{counted(count, f'{wait.group} pod')} without a node: {meaning}"
+        found.append(text + (f" ({wait.reason})" if wait.reason else "") + (f"; {remedy}" if remedy else ""))
+    return found
+
+
+def _of_pod(pod: Body, event: Body | None) -> Wait:
+    labels = pod["metadata"].get("labels") or {}
+    group = str(labels.get("ray.io/group") or pod["metadata"].get("name", "?")).replace("headgroup", "head")
+    if event is None:
+        return Wait(group, "waiting", _scheduler(pod))
+    message = str(event.get("message", ""))
+    match event["reason"]:
+        case "TriggeredScaleUp":
+            return Wait(group, "coming", "")
+        case "FailedScaleUp":
+            found = re.search(r"failed: (.*?)\. Pod is", message)
+            return Wait(group, "no capacity", found[1] if found else message)
+        case _:
+            reason = message.removeprefix("pod didn't trigger scale-up: ")
+            return Wait(group, "no capacity" if not reason or _FULL.search(reason) else "never fits", reason)
+
+
+def _has_no_node(pod: Body) -> bool:
+    return pod.get("status", {}).get("phase", "Pending") == "Pending" and not pod.get("spec", {}).get("nodeName")
+
+
+def _scheduler(pod: Body) -> str:
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message", ""))
+    return ""
+
+
+def _events(stack: Stack) -> list[Body]:
+    text = stack.ask("get", "events", "--field-selector", "involvedObject.kind=Pod", "-o", "json")
+    return json.loads(text)["items"]
+
+
+def _moment(event: Body) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp", ""))

@@ -1,0 +1,256 @@
+"""A stand-alone RayJob: a cluster like the stack's own, made for one job by KubeRay and removed with it.
+
+In KubeRay's InteractiveMode the command and its working directory come through the Jobs API, as on the stack's own
+cluster, so kubectl access is enough; from `begin` on KubeRay watches the job itself, whoever else is still there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.cluster.stack import Stack
+from workloads.errors import CapacityError, InfeasibleError, PlaceError, WorkloadError, WorkloadFailedError
+from workloads.jobs.follow import tell
+from workloads.jobs.ray_job_status import find, never_fit, pods
+
+NAME_LENGTH = 40
+"""Longest name: KubeRay appends six characters for the cluster, and cuts a token's Secret at fifty (ray-operator
+v1.6.2, controllers/ray/utils/util.go, CheckName)."""
+
+KEPT_SECONDS = 600
+"""How long KubeRay keeps an ended job's cluster, and with it the log, for whoever lost the connection to it; who
+followed the job to its end has it removed at once."""
+
+REMOVAL_SECONDS = 90.0
+"""How long the removal of a cluster is waited for: KubeRay looks every 3 s, and a head may take 30 s to end."""
+
+_LATE = "PreRunningDeadlineExceeded"
+_POLL_SECONDS = 1.0
+_PROGRESS_SECONDS = 10.0
+_GRACE_SECONDS = 30.0  # beyond its deadline, for an operator that is slow; one that is dead is not waited for
+
+
+def spec_of_cluster(stack: Stack) -> dict[str, Any]:
+    """Spec of the stack's RayCluster, as the API server has it.
+
+    Raises:
+        PlaceError: there is none, or kubectl fails.
+        AuthError: it may not be read.
+    """
+    return json.loads(stack.ask("get", "raycluster", stack.environment.ray_cluster_name, "-o", "json"))["spec"]
+
+
+def manifest(name: str, namespace: str, command: str, spec: dict[str, Any], deadline_seconds: int) -> dict[str, Any]:
+    """The RayJob.
+
+    Args:
+        name: of RayJob and job, at most `NAME_LENGTH` characters.
+        namespace: the stack's, where the service account, the ConfigMap and the network policies are.
+        command: what will be submitted, for whoever looks at the object.
+        spec: of the stack's RayCluster; image, mounts, account, token mode and eviction rules are taken from it.
+        deadline_seconds: until the job must have begun; the cluster goes if it has not.
+    """
+    cluster = deepcopy(spec)
+    # KubeRay refuses an upgrade strategy here; how many workers the stack's cluster happens to have is its own affair.
+    for key in ("upgradeStrategy", "suspend", "managedBy"):
+        cluster.pop(key, None)
+    for group in cluster.get("workerGroupSpecs") or ():
+        group.pop("scaleStrategy", None)
+        if cluster.get("enableInTreeAutoscaling"):
+            group.pop("replicas", None)
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "submissionMode": "InteractiveMode",
+            "entrypoint": command,
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "preRunningDeadlineSeconds": deadline_seconds,
+            "rayClusterSpec": cluster,
+        },
+    }
+
+
+@dataclass
+class OwnCluster:
+    """The cluster of one RayJob."""
+
+    stack: Stack
+    """The stack, with this cluster in place of its own."""
+    parent: Stack
+    name: str
+    begun: bool = False
+    """Whether `begin` has succeeded here."""
+
+    def begin(self) -> None:
+        """Tell KubeRay that the job of the RayJob's name runs; from here on it ends the cluster with the job."""
+        patch(self.parent, self.name, {"jobId": self.name})
+        self.begun = True
+
+    def release(self, interrupted: bool) -> None:
+        """Have the cluster of an ended job removed now, and wait until it is gone.
+
+        Args:
+            interrupted: the job was told to stop; should it not have, the RayJob goes with cluster and job.
+        """
+        try:
+            patch(self.parent, self.name, {"ttlSecondsAfterFinished": 0})
+            if _until_gone(self.stack):
+                tell(f"the job's cluster {self.stack.environment.ray_cluster_name} is removed")
+            elif interrupted:
+                remove(self.parent, self.name)
+            else:
+                tell(f"the job's cluster is still there; `kubectl describe rayjob {self.name}` may say why")
+        except (WorkloadError, KeyboardInterrupt) as error:
+            tell(f"KubeRay removes the job's cluster by itself; its end was not seen: {error or 'interrupted'}")
+
+
+@contextmanager
+def own_cluster(stack: Stack, name: str, command: str, deadline_seconds: int) -> Iterator[OwnCluster]:
+    """Make a RayJob and wait until its cluster is up; it goes again if the job has not begun when the block fails.
+
+    Raises:
+        CapacityError: the cluster was not up in time.
+        WorkloadFailedError: KubeRay refuses the RayJob.
+    """
+    body = manifest(name, stack.environment.ray_namespace, command, spec_of_cluster(stack), deadline_seconds)
+    own: OwnCluster | None = None
+    try:
+        stack.ask("create", "--filename", "-", given=json.dumps(body))
+        tell(f"RayJob {name} made; waiting for its own cluster")
+        own = await_cluster(stack, name, deadline_seconds)
+        _protect_head(own.stack)
+        yield own
+    except BaseException:
+        if not (own and own.begun) and not _may_have_begun(stack, name):
+            remove(stack, name)
+        raise
+
+
+def await_cluster(
+    stack: Stack, name: str, patience_seconds: float, phases: Collection[str] = ("Waiting", "Running")
+) -> OwnCluster:
+    """Wait until a RayJob's cluster takes jobs.
+
+    Args:
+        stack: whose cluster the job's is like.
+        name: of the RayJob.
+        patience_seconds: longest wait.
+        phases: of the RayJob that end it.
+
+    Raises:
+        CapacityError: it does not within the time.
+        WorkloadFailedError: the RayJob failed, or is gone.
+    """
+    began = told = time.monotonic()
+    while True:
+        try:
+            status = find(stack, name)
+        except PlaceError:  # the API server is being moved, or the connection broke
+            if time.monotonic() - began > patience_seconds + _GRACE_SECONDS:
+                raise
+            time.sleep(_POLL_SECONDS)
+            continue
+        if status is None:
+            raise WorkloadFailedError(f"RayJob {name} was deleted while it was waited for.", "Submit it again.")
+        if status.phase in phases:
+            return OwnCluster(stack.of_cluster(status.cluster), stack, name)
+        waited = time.monotonic() - began
+        if status.reason == _LATE or waited > patience_seconds + _GRACE_SECONDS:
+            seen = f"The cluster of RayJob {name} was not up within {waited:.0f} s; {pods(stack, status.cluster)}."
+            if never_fit(stack, status.cluster):
+                raise InfeasibleError(seen, "No wait helps: it asks for more than any node of this stack has.")
+            raise CapacityError(
+                seen,
+                "Wait longer with --start-timeout, or run without --ray-job on the stack's own cluster.",
+            )
+        if status.over:
+            raise WorkloadFailedError(
+                f"RayJob {name} failed: {status.reason} {status.message}".rstrip(),
+                f"`kubectl --namespace {stack.environment.ray_namespace} describe rayjob {name}` may say more.",
+            )
+        if time.monotonic() - told > _PROGRESS_SECONDS:
+            told = time.monotonic()
+            tell(f"waiting for the job's cluster for {waited:.0f} s; {pods(stack, status.cluster)}")
+        time.sleep(_POLL_SECONDS)
+
+
+def ended_unseen(stack: Stack, name: str) -> int | None:
+    """Exit code of a job whose cluster is out of reach, if KubeRay saw its end; None while it goes on."""
+    status = find(stack, name)
+    if status is None or not status.over:
+        return None
+    tell(f"RayJob {name} ended out of sight: {status.job or status.phase} {status.message}".rstrip())
+    if status.ending:
+        tell(status.ending)
+    return status.exit_code
+
+
+def remove(stack: Stack, name: str) -> None:
+    """Delete a RayJob, its cluster and the job on it, and wait until they are gone."""
+    timeout = f"--timeout={REMOVAL_SECONDS:.0f}s"
+    try:
+        stack.ask("delete", "rayjob", name, "--ignore-not-found", "--cascade=foreground", timeout)
+        tell(f"RayJob {name} and its cluster are removed")
+    except WorkloadError as error:
+        tell(f"RayJob {name} is still there: {error.problem} Delete it with `kubectl delete rayjob {name}`.")
+
+
+def patch(stack: Stack, name: str, spec: dict[str, Any]) -> None:
+    """Change fields of a RayJob's spec."""
+    stack.ask("patch", "rayjob", name, "--type", "merge", "--patch", json.dumps({"spec": spec}))
+
+
+def _may_have_begun(stack: Stack, name: str) -> bool:
+    """Whether the job may run by KubeRay's word, which also holds where the answer to `begin` was lost."""
+    try:
+        text = stack.ask("get", "rayjob", name, "--ignore-not-found", "-o", "json")
+    except WorkloadError as error:
+        tell(
+            f"RayJob {name} is left as it is, since its job may run: {error.problem} If it does not, KubeRay removes "
+            f"its cluster when its time to start is over; `python -m workloads jobs stop {name}` does so at once"
+        )
+        return True
+    return bool(text.strip() and json.loads(text)["spec"].get("jobId"))
+
+
+def _until_gone(stack: Stack) -> bool:
+    cluster, deadline = stack.environment.ray_cluster_name, time.monotonic() + REMOVAL_SECONDS
+    while stack.ask("get", "raycluster", cluster, "--ignore-not-found", "-o", "name").strip():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _protect_head(stack: Stack) -> None:
+    """A disruption budget as the stack's own head has: an upgrade of its node does not take the job along.
+
+    It belongs to the RayCluster, and goes with it.
+    """
+    cluster = stack.environment.ray_cluster_name
+    try:
+        owner = json.loads(stack.ask("get", "raycluster", cluster, "-o", "json"))["metadata"]["uid"]
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {
+                "name": f"{cluster}-head",
+                "ownerReferences": [{"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster, "uid": owner}],
+            },
+            "spec": {
+                "minAvailable": 1,
+                "selector": {"matchLabels": {"ray.io/cluster": cluster, "ray.io/node-type": "head"}},
+            },
+        }
+        stack.ask("apply", "--filename", "-", given=json.dumps(body))
+    except WorkloadError as error:
+        tell(f"the job's head has no disruption budget: {error.problem}")

@@ -1,0 +1,286 @@
+"""`python -m workloads submit`: runs any command as a job on a stack's Ray, shows it, and returns its exit code.
+
+A command of this package takes the package along, so that what runs is what is here. With `--ray-job` the job has a
+cluster of its own, made from the stack's and removed with it; the rest is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workloads import dry_run
+from workloads.cluster import stack
+from workloads.cluster.stack import Stack
+from workloads.environment import SUBMITTED_VARIABLE
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
+from workloads.jobs import entry_point, preview, ray_job, ray_job_status, results, working_dir
+from workloads.jobs.dashboard import Node, reach
+from workloads.jobs.entry_point import Demand, Supply
+from workloads.jobs.follow import OURS, STOP_SECONDS, Follower, Jobs, exit_code, refused, tell
+from workloads.reporting import progress
+
+OWN_COMMANDS = ("train", "tune", "sweep", "bench", "digits", "shards", "doctor", "runs")
+"""Commands of this package that run in a job as they do here."""
+
+START_SECONDS = 1800
+"""How long a stand-alone job's cluster may take: a new node, and the image on it."""
+
+_JOB_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "RAY_JOB_STOP_SIGNAL": "SIGINT",  # Ray's default is SIGTERM, and SIGKILL 3 s later: no time to put things in order
+    "RAY_JOB_STOP_WAIT_TIME_S": "30",
+}
+
+_SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is handed to Ray."""
+
+    name: str
+    """Its submission id, and the name of its RayJob if it has one."""
+    entrypoint: str
+    runtime_env: dict[str, Any]
+    demand: Demand
+
+
+def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads submit`."""
+    parser.usage = "python -m workloads submit [options] -- COMMAND ..."
+    stack.add_stack_arguments(parser)
+    job = parser.add_argument_group("job")
+    job.add_argument("--working-dir", type=Path, metavar="DIR", help="uploaded, and where the command starts")
+    job.add_argument("--runtime-env", type=Path, metavar="FILE", help="Ray runtime environment, YAML")
+    job.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="variable of the job, without a value the one here; may be repeated; not for secrets, which Ray shows",
+    )
+    job.add_argument("--detach", action="store_true", help="return as soon as the job is submitted")
+    results.add_results_argument(job)
+    entry_point.add_entry_point_arguments(parser.add_argument_group("what the command itself takes"))
+    alone = parser.add_argument_group("a cluster of its own")
+    alone.add_argument("--ray-job", action="store_true", help="make a cluster like the stack's for this job alone")
+    alone.add_argument(
+        "--start-timeout",
+        type=int,
+        default=START_SECONDS,
+        metavar="SECONDS",
+        help="longest wait for that cluster (%(default)s)",
+    )
+    dry_run.add_dry_run_arguments(parser, "what the command would use as a job, and where each value came from")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help=f"what to run: any program, or {', '.join(OWN_COMMANDS)} of this package",
+    )
+
+
+def run_submit(args: argparse.Namespace) -> int:
+    """Submit, follow, and return the driver's exit code."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("There is no command to submit.", "Write it after `--`: submit -- python3 hello_world.py")
+    if args.start_timeout < 1:
+        raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
+    with _packed(args, command, entry_point.read(args)) as job:
+        if args.dry_run:
+            return preview.show(args, command, job.entrypoint, job.demand)
+        deployed = stack.find(args)
+        if args.ray_job:
+            return _run_alone(args, deployed, job)
+        with reach(deployed) as dashboard:
+            jobs = Jobs(dashboard)
+            _refuse_impossible(job.demand, deployed, jobs.ask(lambda _: dashboard.nodes()))
+            return _run(args, deployed, jobs, job)
+
+
+def hand_in(jobs: Jobs, job: Job) -> None:
+    """Submit a job; over a connection that breaks, until it is known to be submitted.
+
+    Raises:
+        UsageError: Ray does not take the runtime environment.
+        AuthError, WorkloadFailedError: Ray refuses the job.
+        PlaceError: the dashboard stayed out of reach.
+    """
+    try:
+        jobs.ask(
+            lambda client: client.submit_job(
+                entrypoint=job.entrypoint,
+                submission_id=job.name,
+                runtime_env=dict(job.runtime_env),  # Ray's client writes the address of what it uploaded into it
+                metadata={"oasis.command": job.name.rsplit("-", 3)[0]},
+                **job.demand.parameters(),
+            )
+        )
+    except RuntimeError as error:
+        # The name is this job's alone: it was submitted, and the answer was lost.
+        if f"{job.name} already exists" not in str(error):
+            raise refused(error) from error
+    except (TypeError, ValueError) as error:  # the runtime environment does not fit Ray's schema
+        raise UsageError(f"Ray does not accept the runtime environment: {error}", "Correct --runtime-env.") from error
+
+
+def _run(args: argparse.Namespace, deployed: Stack, jobs: Jobs, job: Job) -> int:
+    hand_in(jobs, job)
+    if args.detach:
+        return _detached(args, job)
+    tell(f"job {job.name} submitted; Ctrl-C stops it")
+    return _watch(args, jobs, job, deployed, deployed.environment.ray_cluster_name)
+
+
+def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
+    entry_point.refuse_impossible(job.demand, entry_point.groups(ray_job.spec_of_cluster(deployed)))
+    with ray_job.own_cluster(deployed, job.name, job.entrypoint, args.start_timeout) as own:
+        try:
+            with reach(own.stack, young=True) as dashboard:
+                jobs = Jobs(dashboard)
+                hand_in(jobs, job)
+                own.begin()
+                if args.detach:
+                    return _detached(args, job)
+                tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
+                code = _watch(args, jobs, job, deployed, own.stack.environment.ray_cluster_name)
+        except PlaceError:
+            code = ray_job.ended_unseen(deployed, job.name)
+            if code is None:
+                raise
+        own.release(interrupted=code == EXIT_INTERRUPTED)
+        return code
+
+
+def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: Stack, cluster: str) -> int:
+    follower = Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
+    try:
+        details = follower.run()
+    except KeyboardInterrupt:
+        return _stop(args, jobs, follower)
+    except WorkloadError:
+        print(
+            f"job {follower.submission_id} was left running; follow it with `{_again(args, follower)}`", file=sys.stderr
+        )
+        raise
+    results.fetch(follower.results_uri, args.results)
+    return exit_code(details)
+
+
+def _stop(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
+    again = _again(args, follower)
+    print(f"stopping job {follower.submission_id}; Ctrl-C again leaves it to itself", file=sys.stderr)
+    try:
+        jobs.stop(follower.submission_id)
+        if not follower.run().status.is_terminal():
+            print(f"it has not stopped within {STOP_SECONDS:.0f} s; look at it with `{again}`", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"left while it was stopping; follow it with `{again}`", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def _detached(args: argparse.Namespace, job: Job) -> int:
+    print(job.name)
+    print(f"follow it with `python -m workloads jobs attach {job.name}{stack.flags(args)}`", file=sys.stderr)
+    return EXIT_OK
+
+
+def _again(args: argparse.Namespace, follower: Follower) -> str:
+    return f"python -m workloads jobs attach {follower.submission_id}{stack.flags(args)}"
+
+
+def _refuse_impossible(demand: Demand, deployed: Stack, nodes: Sequence[Node]) -> None:
+    there = [Supply(name=f"node {node.address}", resources=node.resources, count=1) for node in nodes]
+    if any(demand.fits(node.resources) for node in there):
+        return
+    try:
+        spec = ray_job.spec_of_cluster(deployed)
+    except WorkloadError as error:
+        tell(f"what the cluster can grow to is not known, so the job may wait in vain: {error.problem}")
+        return
+    entry_point.refuse_impossible(demand, [*there, *entry_point.groups(spec)])
+
+
+@contextlib.contextmanager
+def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Iterator[Job]:
+    """The job; what is staged for it lives as long as the block."""
+    given = _read_runtime_env(args.runtime_env)
+    own = command[0] in OWN_COMMANDS
+    again = f"{stack.flags(args)}{' --ray-job' if args.ray_job else ''}".strip()
+    ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: again} if own else {}
+    variables = {**_JOB_ENVIRONMENT, **ours}
+    named = {**(given.get("env_vars") or {}), **_variables(args.env)}
+    for name in filter(_SECRET.search, map(str, named)):
+        raise UsageError(
+            f"The job's variable {name} looks like a secret, and Ray shows these to whoever may list jobs.",
+            "Keep it in Secret Manager (`make secret`) or in a file that the job reads.",
+        )
+    environment = {**given, "env_vars": {**variables, **named}}
+    folder = args.working_dir or _local(given.get("working_dir"))
+    with tempfile.TemporaryDirectory(prefix="oasis-submit-") as staging:
+        if folder is not None:
+            if not folder.is_dir():
+                raise UsageError(f"The working directory {folder} is no folder.", "Name the folder to upload.")
+            folder = folder.resolve()
+            environment["excludes"] = working_dir.excludes(folder, given.get("excludes") or ())
+            tell(f"working directory {folder}: {working_dir.check(folder, environment['excludes'])}")
+            environment["working_dir"] = str(folder)
+        elif own and "working_dir" not in environment:
+            environment["working_dir"] = staging
+            command = working_dir.stage(command, Path(staging))
+        words = [*OURS.split(), *command] if own else command
+        yield Job(name=_name(command[0]), entrypoint=shlex.join(words), runtime_env=environment, demand=demand)
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in given:
+        name, equals, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"--env is {word!r}.", "Write NAME=VALUE, or NAME for the value here.")
+        if not equals and name not in os.environ:
+            raise UsageError(f"--env {name} has no value, and {name} is not set here.", f"Write --env {name}=VALUE.")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _local(folder: object) -> Path | None:
+    """The runtime environment's working directory, where it is a folder here and not an address."""
+    if not isinstance(folder, str) or "://" in folder or folder.endswith((".zip", ".whl", ".tar.gz")):
+        return None
+    return Path(folder)
+
+
+def _read_runtime_env(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        given = yaml.safe_load(path.read_text()) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"--runtime-env {path} cannot be read: {error}", "Name a YAML file.") from error
+    if not isinstance(given, dict) or not isinstance(given.get("env_vars") or {}, dict):
+        raise UsageError(f"--runtime-env {path} holds no mapping.", "Write `env_vars:`, `working_dir:` and the like.")
+    return given
+
+
+def _name(program: str) -> str:
+    """A name for a job that says what it runs: a DNS label (RFC 1035), since a RayJob may have it."""
+    word = re.sub(r"[^a-z0-9]+", "-", Path(program).name.lower()).strip("-")
+    word = word if word[:1].isalpha() else f"job-{word}".strip("-")
+    moment = f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return f"{word[: ray_job.NAME_LENGTH - len(moment) - 1].rstrip('-')}-{moment}"

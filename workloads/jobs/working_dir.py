@@ -1,0 +1,165 @@
+"""What travels with a job: the working directory without what nobody wants there, or this package and named files.
+
+Ray's Jobs API takes a request of at most 100 MiB (ray 2.60, ray_constants.DASHBOARD_CLIENT_MAX_SIZE), long before the
+512 MiB that Ray's messages speak of; so what is too large is refused here, with the names of what makes it large.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.errors import UsageError
+
+LIMIT_BYTES = 100 * 1024**2
+"""Most that a working directory may hold, before compression."""
+
+EXCLUDES = (
+    # Tools' own folders; a .gitignore leaves out more.
+    *(".git", ".venv", "venv", ".oasis", ".pulumi", "node_modules", "__pycache__", "*.pyc", ".ipynb_checkpoints"),
+    *(".pytest_cache", ".ruff_cache", ".mypy_cache"),
+    # Secrets: whoever may list jobs may fetch what was uploaded.
+    ".env",
+    # What training leaves behind.
+    *("wandb", "lightning_logs", "mlruns", "*.ckpt", "*.pt", "*.pth", "*.safetensors"),
+    *("/checkpoints", "/runs", "/results"),
+    # Data belongs into the data bucket.
+    *("/data", "/datasets", "*.tar", "*.parquet"),
+)
+"""Never uploaded, as patterns of a .gitignore; a later `!pattern` among the runtime environment's excludes brings one
+back."""
+
+ARGUMENT_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+"""Files of these kinds that a command of this package names travel with it."""
+
+_ARGUMENT_FOLDER = "arguments"
+_NAMED = 5  # of the largest entries, in a refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What of a folder would be uploaded."""
+
+    files: int
+    size: int
+    """Bytes, before compression."""
+    largest: tuple[tuple[str, int], ...]
+    """Entries of the folder with their bytes, largest first."""
+    left_out: tuple[str, ...]
+    """Entries of the folder of which nothing would be uploaded."""
+
+    def __str__(self) -> str:
+        text = f"{self.files} file{'' if self.files == 1 else 's'}, {_amount(self.size)}"
+        return f"{text}; left out: {', '.join(self.left_out)}" if self.left_out else text
+
+
+def excludes(folder: Path, more: Sequence[str]) -> list[str]:
+    """Patterns of what of a folder is not uploaded: ours, virtual environments whatever they are called, and `more`."""
+    environments = [
+        f"/{found.parent.relative_to(folder)}"
+        for pattern in ("*/pyvenv.cfg", "*/*/pyvenv.cfg")
+        for found in sorted(folder.glob(pattern))
+    ]
+    return [*EXCLUDES, *environments, *more]
+
+
+def check(folder: Path, patterns: Sequence[str]) -> Contents:
+    """What of a folder would be uploaded.
+
+    Args:
+        folder: the working directory.
+        patterns: what `excludes` returned.
+
+    Raises:
+        UsageError: more than the Jobs API takes.
+    """
+    sizes: Counter[str] = Counter()
+    files = 0
+    for file in _files(folder, patterns):
+        sizes[file.relative_to(folder).parts[0]] += file.stat().st_size
+        files += 1
+    entries = sorted(entry.name for entry in folder.iterdir())
+    found = Contents(
+        files=files,
+        size=sizes.total(),
+        largest=tuple(sizes.most_common(_NAMED)),
+        left_out=tuple(name for name in entries if name not in sizes and not _is_empty(folder / name)),
+    )
+    if found.size > LIMIT_BYTES:
+        named = ", ".join(f"{name} {_amount(size)}" for name, size in found.largest)
+        raise UsageError(
+            f"The working directory {folder} holds {found}; a job can take {_amount(LIMIT_BYTES)} along. "
+            f"The largest entries: {named}.",
+            "Put data into the data bucket, and what the job does not need into .rayignore or `excludes:` of "
+            "--runtime-env.",
+        )
+    return found
+
+
+def stage(command: Sequence[str], folder: Path) -> list[str]:
+    """Copy this package, and the files that the command names, into a folder to upload.
+
+    Args:
+        command: of this package.
+        folder: empty.
+
+    Returns:
+        The command with the files' places in the job.
+    """
+    package = Path(__file__).resolve().parents[1]
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "image"))
+    return [_staged(word, folder) for word in command]
+
+
+def _staged(word: str, folder: Path) -> str:
+    flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    file = Path(value)
+    if file.suffix not in ARGUMENT_SUFFIXES or not file.is_file():
+        return word
+    target = folder / _ARGUMENT_FOLDER / file.name
+    if target.exists() and target.read_bytes() != file.read_bytes():
+        raise UsageError(
+            f"Two files named {file.name} were given; in the job they have one folder.", "Rename one of them."
+        )
+    target.parent.mkdir(exist_ok=True)
+    shutil.copyfile(file, target)
+    return f"{flag}{equals}{target.relative_to(folder)}"
+
+
+def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
+    """The files that Ray would upload, by Ray's own rules: its code is the one place that knows them all."""
+    packaging = importlib.import_module("ray._private.runtime_env.packaging")
+    found: list[Path] = []
+    packaging._dir_travel(
+        folder,
+        [packaging._get_excludes(folder, list(patterns))],
+        found.append,
+        include_gitignore=True,
+        logger=_Silent(),
+    )
+    return (path for path in found if path.is_file())
+
+
+class _Silent:
+    """In place of Ray's logger, which tells of each ignore file it reads, and tells of them again at the upload."""
+
+    def info(self, message: str) -> None:
+        """Say nothing."""
+
+    def error(self, message: str) -> None:
+        """Say nothing: what was wrong is raised as well."""
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _amount(size: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,1 @@
+"""What is measured: collectives, data patterns, stages and bandwidths."""

@@ -1,0 +1,1 @@
+"""The processes that measure: placed, started, measured, and explained when they fail."""

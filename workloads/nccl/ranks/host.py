@@ -1,0 +1,116 @@
+"""What a rank finds around itself: its device, its node and its libraries.
+
+Ray is imported where it is asked, as ranks can be without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.cuda import nccl
+
+from workloads.errors import PlaceError
+from workloads.nccl.logs import debug_log
+
+GIB = Path("/usr/local/gib/lib64/libnccl-net.so")
+"""gIB's network plugin, where a GPU worker's init container puts it."""
+
+
+def assigned_gpu() -> int:
+    """The GPU that Ray gave this rank, as torch counts them."""
+    import ray
+
+    assigned = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # torch counts the visible GPUs; Ray names them as the variable does, where the node was started with one.
+    return visible.split(",").index(assigned) if visible else int(assigned)
+
+
+def check_gpus(wanted: int) -> None:
+    """Refuse a node on which this process does not see the GPUs it is to use.
+
+    Raises:
+        PlaceError: torch sees fewer, by a masked device or a missing driver.
+    """
+    if (seen := torch.cuda.device_count()) < wanted:
+        mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise PlaceError(
+            f"NCCL needs {wanted} GPUs on node {name()}; torch sees {seen} there"
+            + (f" (CUDA_VISIBLE_DEVICES={mask})." if mask is not None else "."),
+            "Run `python -m workloads doctor` there, ask for fewer with --ranks-per-node, or measure the CPUs with "
+            "--backend gloo.",
+        )
+
+
+def name() -> str:
+    """This node, as people and as Ray know it."""
+    import ray
+
+    return f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
+
+
+def nccl_version() -> str:
+    """Of the NCCL that this process has loaded, which a library path can make another one than torch was built with."""
+    code = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code))
+    except OSError:  # it is part of torch's own library
+        return ".".join(map(str, nccl.version()))
+    # nccl.h, NCCL_VERSION: from 2.9 on major * 10000 + minor * 100 + patch.
+    return f"{code.value // 10000}.{code.value % 10000 // 100}.{code.value % 100}"
+
+
+def _driver() -> str:
+    """Version of the GPU driver."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", first)
+    return found[1] if found else first
+
+
+def plugin_digest(file: Path) -> str:
+    """Which gIB it is: a digest of its plugin, as no file of it says its version; empty where there is none."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
+
+
+def describe(backend: str, host: str = "") -> dict[str, Any]:
+    """What this process runs on, as plain data for the results' head.
+
+    Args:
+        backend: `nccl` or `gloo`.
+        host: what to call this node; empty is what Ray calls it, where Ray has started this process.
+    """
+    versions = {"torch": torch.__version__}
+    if not host:
+        import ray
+
+        versions |= {"ray": ray.__version__}
+    versions |= {"python": platform.python_version()}
+    if backend == "nccl":
+        versions |= {
+            "cuda": str(torch.version.cuda),
+            "nccl": nccl_version(),
+            "driver": _driver(),
+            "gib": plugin_digest(GIB),
+        }
+    return {
+        "host": host or name(),
+        "pid": os.getpid(),
+        "backend": backend,
+        "versions": versions,
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("NCCL_", "GLOO_", "OMP_")) and name != debug_log.VARIABLE
+        },
+    }

@@ -1,0 +1,125 @@
+"""NCCL's logs of ranks on Ray, kept by one process per node that outlives the ranks there.
+
+Such a process holds no CPU and no GPU, and imports neither torch nor NCCL.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from workloads.errors import WorkloadFailedError, first_line
+from workloads.nccl.definitions.stages import Stage
+from workloads.nccl.logs.debug_log import Keeper
+
+START_SECONDS = 600.0
+"""How long a process may take to start: on a new node it loads what it imports while the image still streams."""
+
+_READ_SECONDS = 60.0
+"""Longest wait for all keepers' logs; one on a node that is gone never answers."""
+
+
+class KeptLogs:
+    """The logs of all ranks of a placement group; without keepers, as on gloo, there are none."""
+
+    def __init__(self, keepers: dict[int, ActorHandle], hosts: Sequence[str], ranks_per_node: int) -> None:
+        """Use these keepers.
+
+        Args:
+            keepers: by node, the bundle's number.
+            hosts: what to call each node.
+            ranks_per_node: as `Layout` has it.
+        """
+        self._keepers = keepers
+        self._hosts = hosts
+        self._each = ranks_per_node
+
+    def open(self, stage: Stage, subsystems: str) -> list[dict[str, str]]:
+        """NCCL's settings with which each rank of a stage writes its log; none where none is kept.
+
+        Args:
+            stage: whose ranks.
+            subsystems: what they are to write, as `Keeper.open` has it.
+
+        Raises:
+            WorkloadFailedError: a node starts no process; says which.
+        """
+        if not self._keepers:
+            return [{}] * (len(stage.nodes) * self._each)
+        deadline = time.monotonic() + START_SECONDS
+        begun = {node: self._keepers[node].open.remote(self._each, subsystems) for node in stage.nodes}
+        settings = []
+        for node, asked in begun.items():
+            try:
+                settings += ray.get(asked, timeout=max(0.0, deadline - time.monotonic()))
+            except RayError as error:
+                raise WorkloadFailedError(
+                    f"Node {node} ({self._hosts[node]}) started no process for {stage.name!r}: {death(error)}",
+                    "Look at that node (`python -m workloads status`, the dashboard); run again.",
+                ) from error
+        return settings
+
+    def read(self, stages: Iterable[Stage]) -> dict[str, dict[int, str]]:
+        """What each rank wrote, by stage; those of a node that does not answer are missing.
+
+        Args:
+            stages: that share no node.
+        """
+        stages = list(stages)
+        nodes = [node for stage in stages for node in stage.nodes if node in self._keepers]
+        asked = {node: self._keepers[node].read.remote() for node in nodes}
+        if asked:
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=_READ_SECONDS)
+        texts = {node: text for node in nodes if (text := _answer(asked[node])) is not None}
+        return {
+            stage.name: {
+                place * self._each + local: text
+                for place, node in enumerate(stage.nodes)
+                for local, text in enumerate(texts.get(node, ()))
+            }
+            for stage in stages
+        }
+
+
+def _answer(asked: ray.ObjectRef[Any]) -> list[str] | None:
+    try:
+        return ray.get(asked, timeout=0)
+    except RayError:  # its node died, or is too slow
+        return None
+
+
+@contextmanager
+def kept(group: PlacementGroup, hosts: Sequence[str], ranks_per_node: int, wanted: bool) -> Iterator[KeptLogs]:
+    """Logs of ranks on these nodes, for the length of the block.
+
+    Args:
+        group: a bundle per node.
+        hosts: what to call each node.
+        ranks_per_node: as `Layout` has it.
+        wanted: false where NCCL has no part.
+    """
+    remote: Any = ray.remote(Keeper)
+    keepers = {
+        node: remote.options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, node)).remote()
+        for node in range(len(hosts) if wanted else 0)
+    }
+    try:
+        yield KeptLogs(keepers, hosts, ranks_per_node)
+    finally:
+        for keeper in keepers.values():
+            ray.kill(keeper)
+
+
+def death(error: BaseException) -> str:
+    """What Ray says of why a process or its node is gone, in one line: not that it is, but how."""
+    lines = str(error).splitlines()
+    told = (line.strip() for line in lines if "dead because" in line or "died because" in line)
+    return next(told, "") or first_line(error)

@@ -1,0 +1,1 @@
+"""Measurements kept, judged, compared, printed and drawn."""

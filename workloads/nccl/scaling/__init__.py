@@ -1,0 +1,1 @@
+"""Predictions for more nodes than were measured."""

@@ -1,0 +1,127 @@
+"""What was measured, for a prediction to start from or to stand beside: all-reduce's times, and images per second."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from workloads.errors import UsageError
+from workloads.nccl.results import stored
+from workloads.nccl.scaling import scaling
+from workloads.nccl.scaling.scaling import PUBLISHED, Fabric
+from workloads.storage.folders import locate
+
+Curve = Mapping[int, float]
+"""Seconds by bytes, the sizes rising."""
+
+
+class Measured:
+    """All-reduce as a benchmark has measured it, carried to other numbers of nodes by the formula."""
+
+    def __init__(self, curves: Mapping[int, Curve], fabric: Fabric) -> None:
+        """Take hold of the measured curves.
+
+        Args:
+            curves: by number of nodes; at least one, each with at least one size.
+            fabric: for the formula, with as many GPUs per node as were measured.
+        """
+        self._curves = curves
+        self.fabric = fabric
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Numbers of nodes that were measured."""
+        return tuple(sorted(self._curves))
+
+    def nearest(self, nodes: int) -> int:
+        """The measured number of nodes that a prediction for `nodes` starts from."""
+        return min(self._curves, key=lambda measured: (abs(math.log(measured / nodes)), measured))
+
+    def seconds(self, size: int, nodes: int) -> float:
+        """Time of an all-reduce of so many bytes: measured, times the formula's ratio of the two numbers of nodes."""
+        start = self.nearest(nodes)
+        found = interpolated(self._curves[start], size)
+        if nodes == start:
+            return found
+        ratio = [scaling.seconds("all_reduce", size, each, self.fabric) for each in (nodes, start)]
+        return found * ratio[0] / ratio[1]
+
+
+def all_reduce(place: str) -> Measured:
+    """All-reduce from a file or folder of results: in place, as DDP has it, with the algorithm that NCCL chose.
+
+    Raises:
+        UsageError: there is none, or it was not measured with NCCL on several GPUs.
+        DataIntegrityError: a file is damaged or cut off.
+    """
+    times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    each = set()
+    for results in stored.load(place):
+        for one in results.measured:
+            if one.conditions.op != "all_reduce" or one.stage.algorithm or one.conditions.ranks == 1:
+                continue
+            if one.conditions.backend != "nccl":
+                raise UsageError(
+                    f"{results.source} was measured with {one.conditions.backend}, and the formula is NCCL's.",
+                    "Give results from GPUs, or leave --from out for the published constants.",
+                )
+            each.add(one.conditions.ranks // one.conditions.nodes)
+            for row in one.rows:
+                times[one.conditions.nodes][row.size].append(row.in_place.seconds)
+    if len(each) != 1:
+        raise UsageError(
+            f"{place} has {'several numbers of ranks per node' if each else 'no all_reduce of several ranks'}.",
+            "Give the results of one `bench` whose nodes are alike.",
+        )
+    curves = {nodes: {size: median(found) for size, found in sorted(by.items())} for nodes, by in times.items()}
+    return Measured(curves, replace(PUBLISHED, gpus_per_node=each.pop()))
+
+
+def interpolated(curve: Curve, size: int) -> float:
+    """Seconds of a size between measured ones, on straight lines between the logarithms.
+
+    Below the smallest size latency is all there is; above the largest its bandwidth holds.
+    """
+    sizes = list(curve)
+    if size <= sizes[0]:
+        return curve[sizes[0]]
+    if size >= sizes[-1]:
+        return curve[sizes[-1]] * size / sizes[-1]
+    place = bisect_left(sizes, size)
+    low, high = sizes[place - 1], sizes[place]
+    share = math.log(size / low) / math.log(high / low)
+    return curve[low] * (curve[high] / curve[low]) ** share
+
+
+def images_per_second(places: Sequence[str]) -> dict[int, float]:
+    """Median images per second of train runs over all workers, by number of workers.
+
+    Args:
+        places: folders of runs, each with its journal, on a disk or gs://.
+
+    Raises:
+        UsageError: a folder has no journal with steps.
+    """
+    from workloads.reporting.history import history
+
+    rates: dict[int, list[float]] = defaultdict(list)
+    for place in places:
+        workers, warm, before = 0, False, sum(map(len, rates.values()))
+        for record in history(locate(place)):
+            if record["event"] == "resumed":
+                workers, warm = record["world_size"], False
+            elif record["event"] == "step" and workers:
+                # The first steps compile and connect, and would count as slow ones.
+                if warm:
+                    rates[workers].append(record["train/images_per_second"])
+                warm = True
+        if sum(map(len, rates.values())) == before:
+            raise UsageError(
+                f"{place} has no journal of a run that got on for more than its first steps.",
+                "Name the folder of a train run, the one that holds `journal`: `python -m workloads runs list`.",
+            )
+    return {workers: median(found) for workers, found in sorted(rates.items())}

@@ -1,0 +1,1 @@
+"""The folders of runs in a bucket: listed, verified, mended and tidied."""

@@ -1,0 +1,1 @@
+"""Folders on a disk or in a bucket, behind one interface."""
