@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from workloads.nccl.definitions import stages
 from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing
 from workloads.nccl.definitions.stages import Stage
-from workloads.nccl.results.measured import Measured
-from workloads.nccl.results.report import Conditions
+from workloads.nccl.results.measured import Conditions, Measured
 from workloads.nccl.scaling import scaling
 
 SIZES = tuple(1 << power for power in range(10, 34))

@@ -70,6 +70,14 @@ def counted(number: float, noun: str) -> str:
     return f"{number:,g} {noun}{'' if number == 1 else 's'}"
 
 
+def duration(seconds: float, _: object = None) -> str:
+    """Seconds as people read them: `20 µs`, `1.5 ms`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
 def parse(line: str) -> dict[str, Any] | None:
     """The record in a line that `emit` wrote as JSON, or None for any other line."""
     if not line.startswith("{"):

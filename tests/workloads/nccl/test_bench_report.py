@@ -19,7 +19,7 @@ from workloads.nccl.definitions.bandwidth import Row
 from workloads.nccl.definitions.stages import Link, Stage
 from workloads.nccl.results import plot, records, report
 from workloads.nccl.results.measured import Measured
-from workloads.nccl.results.report import Remarks
+from workloads.nccl.results.remarks import Remarks
 from workloads.nccl.results.suspects import Suspect
 from workloads.storage.folders import locate
 

@@ -13,9 +13,9 @@ from workloads import __main__ as command_line
 from workloads.errors import UsageError
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import comparison, noise, report
-from workloads.nccl.results.measured import Measured
+from workloads.nccl.results.measured import Conditions, Measured
 from workloads.nccl.results.records import Results
-from workloads.nccl.results.report import NO_REMARKS, Remarks
+from workloads.nccl.results.remarks import NO_REMARKS, Remarks
 from workloads.storage.folders import locate
 
 SEEDS = 100
@@ -130,7 +130,7 @@ def test_noise_in_which_half_the_speed_would_be_lost_is_judged_by_nobody(
         (replace(conditions(2), average=True), "different definitions of time"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(other: report.Conditions, words: str) -> None:
+def test_what_cannot_be_compared_is_refused(other: Conditions, words: str) -> None:
     stage = Stage(name="all", nodes=(0, 1))
     mine, theirs = measured(stage, conditions(2)), measured(stage, other)
     with pytest.raises(UsageError, match=words) as refusal:

@@ -23,6 +23,7 @@ from workloads.convnext.config import Model
 from workloads.convnext.learning.model import STAGES, build
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import report
+from workloads.nccl.results.measured import Conditions
 from workloads.nccl.scaling import gradients, prediction, published, scaling
 from workloads.nccl.scaling.published import GIB, MIB
 from workloads.nccl.scaling.scaling import PUBLISHED, Work
@@ -314,7 +315,7 @@ def test_a_request_that_makes_no_sense_is_one_message_and_exit_code_2(
     ],
 )
 def test_a_curve_that_the_formula_cannot_carry_on_is_refused(
-    under: report.Conditions, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    under: Conditions, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = measured(Stage(name="all", nodes=tuple(range(under.nodes))), conditions(2, under.op))
     report.write([locate(tmp_path)], [replace(one, conditions=under)])

@@ -10,8 +10,7 @@ import pytest
 
 from tests.workloads.nccl.test_bandwidth import row
 from workloads.nccl.definitions.stages import LADDERS, Link, Stage, exchanges, ladder, tournament
-from workloads.nccl.results.measured import Measured
-from workloads.nccl.results.report import Conditions
+from workloads.nccl.results.measured import Conditions, Measured
 from workloads.nccl.results.suspects import suspects
 
 SECONDS = 1e-3

@@ -23,8 +23,7 @@ from workloads.nccl.ranks.kept_logs import KeptLogs
 from workloads.nccl.ranks.measure import Plan
 from workloads.nccl.ranks.rank import Facts, Layout
 from workloads.nccl.ranks.teams import SideBySide
-from workloads.nccl.results.measured import Measured
-from workloads.nccl.results.report import Conditions
+from workloads.nccl.results.measured import Conditions, Measured
 
 
 class StoppedError(WorkloadError):

@@ -12,7 +12,7 @@ from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.ranks import measure
 from workloads.nccl.ranks.measure import Plan, Sample
 from workloads.nccl.ranks.rank import Facts, Layout
-from workloads.nccl.results.report import Conditions
+from workloads.nccl.results.measured import Conditions
 
 
 def fitting(plan: Plan, sizes: Sequence[int], ranks: int, room: int, shorten: bool) -> list[int]:

@@ -16,9 +16,10 @@ from typing import Any
 from workloads.errors import UsageError
 from workloads.nccl.definitions.bandwidth import Row, Timing
 from workloads.nccl.results import noise
+from workloads.nccl.results.measured import Conditions
 from workloads.nccl.results.noise import Change, Point
 from workloads.nccl.results.records import Results
-from workloads.nccl.results.report import Conditions, counted
+from workloads.reporting.progress import counted
 
 LATENCY_BYTES = 64 * 1024
 """Up to here a call's time is its latency: on published tables it hardly grows."""

@@ -11,6 +11,7 @@ from workloads.nccl.logs import verdict
 from workloads.nccl.logs.verdict import Verdict
 from workloads.nccl.results import report, suspects, thresholds
 from workloads.nccl.results.measured import Measured
+from workloads.nccl.results.remarks import Remarks
 from workloads.nccl.results.thresholds import Judgement
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def write(
         findings: of those stages that were judged.
         stopped: why stages are missing; empty where none is.
     """
-    remarks = report.Remarks(
+    remarks = Remarks(
         verdicts={one.measured.stage.name: one.verdict.as_record() for one in findings},
         judgements={one.measured.stage.name: one.judgement.as_record() for one in findings},
         suspects=tuple(suspects.suspects(measured)),

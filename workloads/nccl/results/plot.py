@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from workloads.nccl.definitions.bandwidth import Row, Timing, format_size
 from workloads.nccl.results import thresholds
-from workloads.nccl.results.report import duration
 from workloads.reporting.curve import FAINT, INK
+from workloads.reporting.progress import duration
 
 if TYPE_CHECKING:
     from workloads.nccl.results.measured import Measured

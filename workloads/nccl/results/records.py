@@ -14,8 +14,8 @@ from typing import Any
 from workloads.errors import DataIntegrityError, UsageError
 from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing
 from workloads.nccl.definitions.stages import Link, Stage
-from workloads.nccl.results.measured import Measured
-from workloads.nccl.results.report import Conditions, Remarks, widest
+from workloads.nccl.results.measured import Conditions, Measured, widest
+from workloads.nccl.results.remarks import Remarks
 from workloads.nccl.results.suspects import Suspect
 
 SCHEMA = "oasis.collective/3"

@@ -8,107 +8,18 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from workloads.nccl.definitions import bandwidth
+from workloads.nccl.results.measured import Measured, widest
+from workloads.nccl.results.remarks import NO_REMARKS, Records, Remarks
 
 if TYPE_CHECKING:
-    from workloads.nccl.results.measured import Measured
-    from workloads.nccl.results.suspects import Suspect
     from workloads.storage.folders import Folder
 
-Records = Mapping[str, dict[str, Any]]
-"""Plain data by the name of the stage that they belong to."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remarks:
-    """What is said about measured stages, beside their numbers."""
-
-    verdicts: Records = field(default_factory=dict)
-    """Of NCCL's logs, which path was taken; a stage may be missing."""
-    judgements: Records = field(default_factory=dict)
-    """Of the figures against the machine type's thresholds; a stage may be missing."""
-    suspects: tuple[Suspect, ...] = ()
-    """Who is slow."""
-    stopped: str = ""
-    """Why stages are missing; empty where none is."""
-
-
-NO_REMARKS = Remarks()
 
 LOGS = "logs"
 """Folder of NCCL's own logs, beside the tables."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What a number means nothing without."""
-
-    op: str
-    backend: str
-    """`nccl` or `gloo`; figures of different backends are never compared."""
-    nodes: int
-    ranks: int
-    hosts: tuple[str, ...]
-    """Host of each rank."""
-    node_of_rank: tuple[int, ...]
-    """Node of each rank, by its number in the placement group."""
-    devices: tuple[str, ...]
-    """Device of each rank: `cuda:3`, or `cpu`."""
-    gpus_per_node: int
-    """GPUs taken from each node; 0 on CPUs."""
-    rdma_nics: int
-    """NICs for RDMA that the stack gives a node; 0 where it promises none."""
-    promised_rdma: bool
-    """Whether the stack promised RDMA, so that a path without it is an error."""
-    average: bool
-    """Whether a time is the mean over the ranks (nccl-tests -a 1) rather than the slowest rank's (-a 3)."""
-    started: str
-    """When, RFC 3339."""
-    machine_type: str
-    """Compute Engine machine type; empty where it is unknown or has no part in the measurement."""
-    accelerator: str
-    """GPU as torch names it; empty on CPU."""
-    image: str
-    """Container image, with its digest where the stack pins one; empty outside a stack."""
-    versions: Mapping[str, str]
-    """torch, CUDA, NCCL, Ray, Python."""
-    variables: Mapping[str, str]
-    """NCCL_, GLOO_ and OMP_ variables of rank 0."""
-
-    def lines(self) -> list[str]:
-        """The table's head for people."""
-        rank = "mean over the ranks (nccl-tests -a 1)" if self.average else "slowest rank (nccl-tests -a 3)"
-        versions = ", ".join(f"{name} {value}" for name, value in self.versions.items())
-        return [
-            f"# {self.op}: {self.where()}",
-            f"# {versions}",
-            f"# time: mean of calls back to back, {rank}; GB is 10^9 bytes",
-            "# out of place, where torch has it in place only (all_reduce, broadcast): after a copy that is not timed",
-        ]
-
-    def where(self) -> str:
-        """Nodes, ranks and what they ran on, in a few words."""
-        machine = f", {self.accelerator}" + (f" ({self.machine_type})" if self.machine_type else "")
-        return (
-            f"{counted(self.nodes, 'node')}, {counted(self.ranks, 'rank')}, {self.backend}"
-            f"{machine if self.accelerator else ' on CPU'}"
-        )
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float, _: object = None) -> str:
-    """Seconds as people read them: `20 µs`, `1.5 ms`."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
 
 
 def write(folders: Sequence[Folder], measured: Sequence[Measured], remarks: Remarks = NO_REMARKS) -> list[str]:
@@ -173,11 +84,6 @@ def _files(op: str, measured: Sequence[Measured], remarks: Remarks) -> dict[str,
         f"{op}.csv": comma_separated(measured, remarks.verdicts).encode(),
         **{f"{op}.{form}": picture for form, picture in pictures.items()},
     }
-
-
-def widest(measured: Sequence[Measured]) -> Measured:
-    """The stage that speaks for a run: NCCL's own choice on the most nodes."""
-    return max(measured, key=lambda one: (one.conditions.nodes, not one.stage.algorithm))
 
 
 def text(measured: Sequence[Measured], remarks: Remarks) -> str:

@@ -9,8 +9,7 @@ from workloads.nccl.definitions.bandwidth import Row
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import findings, records, report, suspects
 from workloads.nccl.results.findings import Finding
-from workloads.nccl.results.measured import Measured
-from workloads.nccl.results.report import Conditions
+from workloads.nccl.results.measured import Conditions, Measured
 from workloads.reporting import progress
 
 

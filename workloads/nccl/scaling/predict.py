@@ -14,10 +14,10 @@ from rich.table import Table
 
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
-from workloads.nccl.results.report import counted, duration
 from workloads.nccl.scaling import gradients, observed
 from workloads.nccl.scaling.prediction import ASSUMED_JITTER, Model, Prediction, Setting, work
 from workloads.nccl.scaling.scaling import PUBLISHED
+from workloads.reporting.progress import counted, duration
 
 DESCRIPTION = """\
 How fast ConvNeXt would train on more nodes: the gradients' buckets, all-reduce's time for each, what of it the backward

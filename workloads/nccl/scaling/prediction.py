@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workloads.errors import UsageError
-from workloads.nccl.results.report import duration
 from workloads.nccl.scaling import gradients, scaling
 from workloads.nccl.scaling.observed import Measured
 from workloads.nccl.scaling.published import TABLED_NODES
 from workloads.nccl.scaling.scaling import Fabric, Step, Work
+from workloads.reporting.progress import duration
 
 GRADIENT_BYTES = 4
 """Weights and so gradients are fp32, whatever the matrix products are in."""
