@@ -73,7 +73,8 @@ class PlaceError(WorkloadError):
 
 
 class LostProcessError(PlaceError):
-    """A process beside a rank was killed, for want of memory as a rule: an accident, from which a run goes on."""
+    """A helper process of a rank was killed, usually for lack of memory; a run is retried at any time, unlike after any
+    other PlaceError."""
 
 
 class FabricError(WorkloadError):

@@ -11,7 +11,7 @@ _ALLOWED = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 def check(flag: str, name: str) -> None:
-    """Refuse what cannot be a name.
+    """Refuse an invalid run name.
 
     Args:
         flag: that gave the name.

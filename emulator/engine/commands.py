@@ -253,7 +253,7 @@ def refuse_encryption(stack_file: Path) -> None:
 
 
 def _cancel(child: subprocess.Popen[str]) -> None:
-    """As Ctrl-C would: the engine finishes what it is at and writes its state; then end whatever is left."""
+    """Cancel as Ctrl-C would: let the engine finish what it does and write its state, then end whatever is left."""
     for pid in processes.in_session(child.pid):
         if processes.command_name(pid) == "pulumi":
             os.kill(pid, signal.SIGINT)

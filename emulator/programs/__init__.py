@@ -1,1 +1,1 @@
-"""Go programs that are built from pinned modules, and the room that they take."""
+"""Go programs built from pinned modules, and the disk space they need."""

@@ -21,7 +21,7 @@ class Stack:
     name: str
     """As in `Pulumi.<name>.yaml`."""
     file: Path
-    """Its stack file, which exists."""
+    """Path of the stack file, already checked to exist."""
 
     @classmethod
     def named(cls, name: str, directory: Path = stack_file.ROOT) -> Stack:

@@ -219,7 +219,7 @@ def copies_policies(keep_versions: int) -> list[Policy]:
 
 
 def local_policies(format_: Format, keep_untagged_days: int, keep_versions: int) -> list[Policy]:
-    """Of a local repository: what is old goes, and images that lost their tag before that.
+    """Cleanup policies of a local repository: old versions are deleted, untagged images sooner.
 
     What one policy keeps, no other deletes (Google Cloud documentation, "Cleanup policy overview"). The newest are
     counted for each image and package; the layer cache of an image is one of its versions.

@@ -186,7 +186,7 @@ def network_config(
 
 
 def reservation_affinity(rules: PoolRules) -> gcp.container.NodePoolNodeConfigReservationAffinityArgsDict:
-    """Which reservation the nodes use up: the named one, or expressly none, which flex-start demands."""
+    """The reservation that the nodes consume: the named one, or explicitly none, as flex-start requires."""
     if rules.reservation is None:
         return {"consume_reservation_type": rules.consume_reservation_type}
     return {

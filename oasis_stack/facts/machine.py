@@ -113,7 +113,8 @@ MACHINES: dict[str, Machine] = {
         _l4("g2-standard-12", vcpus=12, memory_gb=48),
     )
 }
-"""Machine types that a stack can ask for as GPU nodes. A further type is one more row here, and nothing else."""
+"""Machine types that a stack can ask for as GPU nodes. A further type is one more row here, and one in
+`emulator/gcp/machines.py`."""
 
 _N2_SIZES = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 

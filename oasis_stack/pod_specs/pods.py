@@ -72,7 +72,7 @@ class PodContext:
     image: pulumi.Input[str]
     """Ray image; its Ray must be the cluster's version."""
     service_account: str
-    """Kubernetes service account, by which Google Cloud knows the pods."""
+    """Kubernetes service account that identifies the pods to Google Cloud."""
     environment: Sequence[Mapping[str, Any]]
     """Variables of every Ray container, as Kubernetes writes them."""
     mounts: Mounts

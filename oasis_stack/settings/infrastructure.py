@@ -152,5 +152,5 @@ class GpuSettings:
 
     @property
     def max_nodes(self) -> int:
-        """Most GPU nodes of all rungs together."""
+        """Sum of `gpu.capacity[].max_nodes`: derived, not a key of the stack file."""
         return sum(entry.max_nodes for entry in self.capacity)

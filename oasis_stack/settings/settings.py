@@ -65,7 +65,7 @@ class RegistrySettings:
     """The repositories of images and Python packages."""
 
     keep: bool = True
-    """Whether `pulumi destroy` leaves the two local repositories. Remote and virtual ones hold only copies, and go."""
+    """Whether `pulumi destroy` keeps the two local repositories. The others only hold copies and are always deleted."""
     adopt: bool = False
     """As for a bucket."""
     keep_untagged_days: Annotated[int, Between(1, 365)] = 7

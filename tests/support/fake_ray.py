@@ -79,6 +79,8 @@ class FakeRay:
             self.submitted = json.loads(body)
             return 200, {"job_id": "x", "submission_id": self.submitted["submission_id"]}
         if path.endswith("/stop"):
+            if path.split("/")[-2] not in (self.submitted.get("submission_id"), "x"):
+                return 404, "Job does not exist"
             self.stopped = True
             return 200, {"stopped": True}
         if path.endswith("/logs") and self.gone:

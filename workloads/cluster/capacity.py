@@ -138,7 +138,7 @@ class Request:
         return " and ".join(f"{counted(count, each)} with {kind}" for kind, count in kinds.items())
 
     def fitting(self, nodes: Iterable[Mapping[str, float]]) -> int:
-        """How many of the bundles nodes with these total resources hold, the first that fits taking each."""
+        """How many of the bundles fit on nodes with these total resources, placed first-fit."""
         free = [Counter(node) for node in nodes]
         held = 0
         for bundle in self.bundles:

@@ -41,7 +41,8 @@ class TrainConfig:
     mixup: float
     """Both parameters of the Beta distribution of mixup (arXiv 1710.09412); 0 switches it off."""
     cutmix: float
-    """The same of CutMix (arXiv 1905.04899); where both are on, each pair of images has one or the other."""
+    """Both parameters of CutMix's Beta distribution (arXiv 1905.04899); 0 switches it off. With mixup on too, each pair
+    of images gets one or the other."""
     random_erasing: float
     """Probability that an image loses a rectangle (arXiv 1708.04896); 0 switches it off."""
     resident: bool

@@ -33,7 +33,7 @@ _MOST_NODES = 10_000  # of Ray's state API (ray 2.60, util/state/common.py, RAY_
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a Ray."""
+    """One node of a Ray cluster."""
 
     address: str
     resources: Mapping[str, float]

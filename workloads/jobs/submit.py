@@ -140,11 +140,15 @@ def hand_in(jobs: Jobs, job: Job) -> None:
 
 
 def _run(args: argparse.Namespace, deployed: Stack, jobs: Jobs, job: Job) -> int:
-    hand_in(jobs, job)
-    if args.detach:
-        return _detached(args, job)
-    tell(f"job {job.name} submitted; Ctrl-C stops it")
-    return _watch(args, jobs, job, deployed, deployed.environment.ray_cluster_name)
+    cluster = deployed.environment.ray_cluster_name
+    try:
+        hand_in(jobs, job)
+        if args.detach:
+            return _detached(args, job)
+        tell(f"job {job.name} submitted; Ctrl-C stops it")
+    except KeyboardInterrupt:  # Ray may have the job, though its answer is not here yet
+        return _stop(args, jobs, _follower(jobs, job, deployed, cluster))
+    return _watch(args, jobs, job, deployed, cluster)
 
 
 def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
@@ -168,7 +172,7 @@ def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
 
 
 def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: Stack, cluster: str) -> int:
-    follower = Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
+    follower = _follower(jobs, job, deployed, cluster)
     try:
         details = follower.run()
     except KeyboardInterrupt:
@@ -182,6 +186,10 @@ def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: Stack, clus
     return exit_code(details)
 
 
+def _follower(jobs: Jobs, job: Job, deployed: Stack, cluster: str) -> Follower:
+    return Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
+
+
 def _stop(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
     again = _again(args, follower)
     print(f"stopping job {follower.submission_id}; Ctrl-C again leaves it to itself", file=sys.stderr)
@@ -191,6 +199,10 @@ def _stop(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
             print(f"it has not stopped within {STOP_SECONDS:.0f} s; look at it with `{again}`", file=sys.stderr)
     except KeyboardInterrupt:
         print(f"left while it was stopping; follow it with `{again}`", file=sys.stderr)
+    except RuntimeError as error:
+        if "404" not in str(error):
+            raise
+        print("Ray had not taken it yet", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 

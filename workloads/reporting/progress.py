@@ -71,7 +71,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def duration(seconds: float, _: object = None) -> str:
-    """Seconds as people read them: `20 µs`, `1.5 ms`."""
+    """A duration in readable form: `20 µs`, `1.5 ms`."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"

@@ -36,7 +36,7 @@ STOP_SECONDS = 60.0
 """How long a trial may take to end at SIGINT before it is killed; Ray Train's workers take a few seconds."""
 
 LOG_BYTES = 4096
-"""What is read of the end of a failed trial's log."""
+"""How many bytes are read from the end of a failed trial's log."""
 
 MOST_CALLS = 1000
 """Trials that may ask at a time."""

@@ -442,6 +442,23 @@ def _jobs(ray: FakeRay) -> follow.Jobs:
     return follow.Jobs(Dashboard(Stack(environment=environment, token=TOKEN, kubectl=("kubectl",))))
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_ctrl_c_before_ray_s_answer_stops_what_ray_may_have_taken(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], taken: bool
+) -> None:
+    hand_in = submit.hand_in
+
+    def interrupted(jobs: follow.Jobs, job: submit.Job) -> None:
+        if taken:
+            hand_in(jobs, job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "hand_in", interrupted)
+    assert command_line.main(["submit", "--", "sleep", "100"]) == 130
+    assert bool(ray.stopped) == taken
+    assert ("Ray had not taken it yet" in capsys.readouterr().err) == (not taken)
+
+
 @pytest.mark.thorough
 def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -30,7 +30,7 @@ BACKGROUND = "white"
 
 
 class PictureStore(Protocol):
-    """The pictures of one split, as they lie on disk. Copies of it in other processes read on their own."""
+    """The pictures of one split, as stored on disk. A copy in another process reads independently."""
 
     classes: tuple[str, ...]
     labels: NDArray[np.int64]

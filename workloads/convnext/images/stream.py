@@ -91,7 +91,7 @@ class StreamedImages:
         self._labels = store.labels
         self._visits = _Visits()
         self._pinned = torch.cuda.is_available()
-        apart = config.loader_workers > 0 and not config.resident
+        self._apart = apart = config.loader_workers > 0 and not config.resident
         self._loader: DataLoader[Decoded | WorkloadError] = DataLoader(
             _Elsewhere(self._pictures) if apart else self._pictures,
             batch_sampler=self._visits,
@@ -110,7 +110,7 @@ class StreamedImages:
         self._visits.slots, self._visits.epoch = slots, epoch
         fetched = iter(self._loader)
         for slot in slots:
-            images, labels = _next(fetched)
+            images, labels = _next(fetched, self._apart)
             yield Batch(images, labels, slot.pinned() if self._pinned else slot)
 
     def decoded(self) -> tuple[Tensor, Tensor]:
@@ -129,13 +129,13 @@ def _checked(batch: tuple[Tensor, Tensor] | WorkloadError) -> tuple[Tensor, Tens
         del batch
 
 
-def _next(fetched: Iterator[tuple[Tensor, Tensor] | WorkloadError]) -> tuple[Tensor, Tensor]:
+def _next(fetched: Iterator[tuple[Tensor, Tensor] | WorkloadError], apart: bool) -> tuple[Tensor, Tensor]:
     try:
         return _checked(next(fetched))
     except (RuntimeError, OSError, EOFError) as error:
         # A process was killed, for want of memory as a rule. torch has no type for it, but a sentence; or a batch's
         # memory can no longer be had from the dead, which is an error of sockets. A store's own errors are returned.
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+        if not apart or (isinstance(error, RuntimeError) and "DataLoader worker" not in str(error)):
             raise
         raise LostProcessError(
             f"a process that decodes images has died: {first_line(error)}",

@@ -112,7 +112,7 @@ def _compile(model: nn.Module) -> None:
 
 
 def eager(config: TrainConfig) -> AbstractContextManager[object]:
-    """The model as Python runs it: for evaluation, whose shapes would have to be compiled too, for little of a run."""
+    """Run the model uncompiled during evaluation: compiling its shapes as well would not pay off."""
     return torch.compiler.set_stance("force_eager") if config.compile else nullcontext()
 
 
