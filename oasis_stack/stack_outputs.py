@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pulumi
 
+from oasis_stack import components as oasis
 from oasis_stack.components import ray_cluster
 from oasis_stack.facts import names
 from oasis_stack.settings.settings import Settings
@@ -15,47 +16,62 @@ from oasis_stack.settings.settings import Settings
 def cluster_environment(
     settings: Settings,
     *,
-    cluster_name: pulumi.Input[str],
-    data_uri: pulumi.Input[str],
-    runs_uri: pulumi.Input[str],
-    image_repository: pulumi.Input[str],
-    docker_mirror: pulumi.Input[str],
-    python_index_url: pulumi.Input[str],
-    dashboard_address: pulumi.Input[str] | None,
-    wandb_secret: pulumi.Input[str],
+    cluster: oasis.Cluster,
+    registry: oasis.ArtifactRegistry,
+    data: oasis.Bucket,
+    runs: oasis.Bucket,
+    secret: oasis.ApiKeySecret | None,
+    dashboard: oasis.InternalAddress | None,
 ) -> dict[str, pulumi.Input[str]]:
     """Every field of `workloads.environment.ClusterEnvironment`, as text."""
     ray, gpu = settings.ray, settings.gpu
     machine = gpu.machine if gpu else None
     forward = ray_cluster.port_forward_command(ray.namespace, ray.cluster_name, ray.dashboard_port)
-    host = "127.0.0.1" if dashboard_address is None else dashboard_address
+    host = "127.0.0.1" if dashboard is None else dashboard.address
     return {
         "project": settings.project,
         "region": settings.region,
         "zone": settings.zone,
-        "cluster_name": cluster_name,
+        "cluster_name": cluster.cluster_name,
         "ray_namespace": ray.namespace,
         "ray_cluster_name": ray.cluster_name,
         "ray_dashboard_url": pulumi.Output.format("http://{0}:{1}", host, ray.dashboard_port),
-        "ray_dashboard_command": forward if dashboard_address is None else "",
-        "data_uri": data_uri,
-        "runs_uri": runs_uri,
+        "ray_dashboard_command": forward if dashboard is None else "",
+        "data_uri": data.uri,
+        "runs_uri": runs.uri,
         # Not through the virtual repository: GKE streams images of standard and remote ones alone (documentation, "Use
         # Image streaming", requirements).
-        "image": ray.image if names.has_registry(ray.image) else pulumi.Output.concat(docker_mirror, "/", ray.image),
-        "image_repository": image_repository,
-        "python_index_url": python_index_url,
+        "image": ray.image
+        if names.has_registry(ray.image)
+        else pulumi.Output.concat(registry.docker_mirror, "/", ray.image),
+        "image_repository": registry.image_repository,
+        "python_index_url": registry.python_index_url,
         "machine_type": machine.name if machine else "",
         "accelerator": machine.accelerator if machine else "",
         "gpus_per_node": str(machine.gpus if machine else 0),
         "rdma_nics": str(machine.rdma_nics if machine else 0),
         "gpu_max_nodes": str(gpu.max_nodes if gpu else 0),
         "cpu_workers_max": str(ray.cpu_workers_max),
-        "wandb_secret": wandb_secret,
+        "wandb_secret": secret.secret_id if secret else "",
     }
 
 
-def get_credentials_command(settings: Settings, cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
+def for_people(
+    settings: Settings, *, cluster: oasis.Cluster, registry: oasis.ArtifactRegistry, builds: oasis.ImageBuild | None
+) -> dict[str, pulumi.Input[str]]:
+    """Further outputs, for people and `make`."""
+    return {
+        "kubeconfig": cluster.kubeconfig,
+        "get_credentials_command": _get_credentials_command(settings, cluster.cluster_name),
+        "gpu_compute_class": settings.gpu.compute_class if settings.gpu else "",
+        "docker_index": registry.docker_index,
+        "image_build_worker_pool": builds.worker_pool if builds else "",
+        "image_builder": builds.builder_service_account if builds else "",
+        "image_build_bucket": builds.source_bucket if builds else "",
+    }
+
+
+def _get_credentials_command(settings: Settings, cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:
     """Command that writes the cluster into the caller's own kubeconfig."""
     return pulumi.Output.format(
         "gcloud container clusters get-credentials {0} --location {1} --project {2}{3}",

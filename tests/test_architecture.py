@@ -290,12 +290,11 @@ SUPPRESSIONS = (
 )
 FORMATTER_OFF = "# f" + "mt: "
 UNFORMATTED = {
-    "__main__.py": 1,
     "tests/workloads/test_tune.py": 2,
     "workloads/nccl/logs/faults.py": 2,
     "workloads/nccl/results/thresholds.py": 1,
 }
-"""Where the formatter may be off, and how often: the wiring diagram, and tables whose rows are read side by side."""
+"""Where the formatter may be off, and how often: tables whose rows are read side by side."""
 
 # But for what the autoscaler itself says of a pool: "max node group size reached".
 WRONG_WORDS = r"\b((?<!max )node ?groups?|Infini" + r"Band|C" + r"CC|D" + r"WS)\b"
@@ -320,7 +319,7 @@ def test_nothing_is_suppressed_and_nothing_is_left_to_do() -> None:
     assert found == []
 
 
-def test_the_formatter_is_off_for_the_diagram_and_a_few_tables_alone() -> None:
+def test_the_formatter_is_off_for_a_few_tables_alone() -> None:
     counted = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count(FORMATTER_OFF) for path in sources()}
     assert {name: count for name, count in counted.items() if count} == UNFORMATTED
 

@@ -1,20 +1,20 @@
 """Every component with its arguments: what the wiring diagram, or a program of your own, builds a stack from."""
 
 from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
+from oasis_stack.components.attachments import AdditionalNetwork, ClusterNetwork
 from oasis_stack.components.bucket import Bucket, BucketArgs
 from oasis_stack.components.cluster import Cluster, ClusterArgs
 from oasis_stack.components.compute_class import ComputeClass, ComputeClassArgs
-from oasis_stack.components.control_plane import EncryptionKey
-from oasis_stack.components.cpu_pool import PoolArgs
+from oasis_stack.components.control_plane import ControlPlane, EncryptionKey
 from oasis_stack.components.device_network import DeviceNetworks, DeviceNetworksArgs
-from oasis_stack.components.iam import BucketGrant, RepositoryGrant, WorkloadIdentity, WorkloadIdentityArgs
+from oasis_stack.components.iam import BucketGrant, WorkloadIdentity, WorkloadIdentityArgs
 from oasis_stack.components.image_build import ImageBuild, ImageBuildArgs, Peering
 from oasis_stack.components.internal_address import InternalAddress, InternalAddressArgs
 from oasis_stack.components.kuberay import KubeRay, KubeRayArgs
 from oasis_stack.components.network import Network, NetworkArgs
-from oasis_stack.components.node_pool import AdditionalNetwork, GpuNodePool, GpuNodePoolArgs
+from oasis_stack.components.node_pool import GpuNodePool, GpuNodePoolArgs
 from oasis_stack.components.project_services import ProjectServices, ProjectServicesArgs
-from oasis_stack.components.ray_cluster import RayCluster, RayClusterArgs
+from oasis_stack.components.ray_cluster import InternalLoadBalancer, RayCluster, RayClusterArgs
 from oasis_stack.components.rdma_network import RdmaNetwork, RdmaNetworkArgs
 from oasis_stack.components.secret import ApiKeySecret, ApiKeySecretArgs
 from oasis_stack.facts.pod_size import PodSize
@@ -31,8 +31,10 @@ __all__ = [
     "BucketGrant",
     "Cluster",
     "ClusterArgs",
+    "ClusterNetwork",
     "ComputeClass",
     "ComputeClassArgs",
+    "ControlPlane",
     "DeviceNetworks",
     "DeviceNetworksArgs",
     "DockerHub",
@@ -44,20 +46,19 @@ __all__ = [
     "ImageBuildArgs",
     "InternalAddress",
     "InternalAddressArgs",
+    "InternalLoadBalancer",
     "KubeRay",
     "KubeRayArgs",
     "Network",
     "NetworkArgs",
     "Peering",
     "PodSize",
-    "PoolArgs",
     "ProjectServices",
     "ProjectServicesArgs",
     "RayCluster",
     "RayClusterArgs",
     "RdmaNetwork",
     "RdmaNetworkArgs",
-    "RepositoryGrant",
     "WorkloadIdentity",
     "WorkloadIdentityArgs",
 ]

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 import pulumi
 
+from oasis_stack.facts.lifecycle import Lifecycle
+
 UNREAD = ("labels", "pulumiLabels", "effectiveLabels")
 """What the provider does not read back when it imports: compared, it would refuse to take over what Pulumi itself made
 (pulumi/pulumi-gcp issue 3044)."""
 
 
 def keep_or_adopt(
-    parent: pulumi.Resource, keep: bool, adopted_id: str | None, also_unread: Sequence[str] = ()
+    parent: pulumi.Resource, lifecycle: Lifecycle, resource_id: str, also_unread: Sequence[str] = ()
 ) -> pulumi.ResourceOptions:
-    """Options of a child that is left in the cloud by a destroy if `keep`, and taken over if it has an `adopted_id`.
+    """Options of a child that a destroy may leave in the cloud, and that may be taken over by its `resource_id`.
 
     `also_unread` names further arguments that exist on our side alone. Once the stack no longer adopts, an `up` sets
     them, and the labels.
@@ -22,7 +24,7 @@ def keep_or_adopt(
     return pulumi.ResourceOptions(
         parent=parent,
         # The destroy forgets it instead of asking Google to delete it.
-        retain_on_delete=keep,
-        import_=adopted_id,
-        ignore_changes=[*UNREAD, *also_unread] if adopted_id else None,
+        retain_on_delete=lifecycle.keep,
+        import_=resource_id if lifecycle.adopt else None,
+        ignore_changes=[*UNREAD, *also_unread] if lifecycle.adopt else None,
     )

@@ -7,7 +7,6 @@ format, mode, upstream (hashicorp/terraform-provider-google 2026-08-21, resource
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -16,6 +15,8 @@ import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
 from oasis_stack.facts import names
+from oasis_stack.facts.lifecycle import RepositoryLifecycle
+from oasis_stack.facts.site import Site
 
 Format = Literal["DOCKER", "PYTHON"]
 
@@ -45,24 +46,12 @@ class DockerHub:
 class ArtifactRegistryArgs:
     """What the repositories need to know."""
 
-    project: str
-    """Project id."""
+    site: Site
+    """Where the stack stands."""
     project_number: pulumi.Input[str]
     """Number by which Google knows the project: part of its service agent's address."""
-    region: str
-    """Location; image streaming works only from the region of the nodes."""
-    prefix: str
-    """First part of the repositories' ids, which must be found again to be adopted."""
-    labels: Mapping[str, str]
-    """Labels, for the bill."""
-    keep: bool
-    """Whether a destroy leaves the two local repositories and what is in them."""
-    adopt: bool
-    """Whether to take over existing local repositories of these ids."""
-    keep_untagged_days: int
-    """Age at which an image that lost its tag is deleted; too short removes layers that a running pod still pulls."""
-    keep_versions: int
-    """How many of the newest versions of each image and package are kept, whatever their age."""
+    lifecycle: RepositoryLifecycle
+    """What becomes of the two local repositories and of what is in them."""
     docker_hub: DockerHub | None
     """Login for public images; None, and Docker Hub refuses with 429 once the shared address has fetched enough."""
     in_use: str
@@ -88,7 +77,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
         super().__init__("oasis:index:ArtifactRegistry", name, None, opts)
         images, image_mirror, image_index = self._triple(name, args, "DOCKER")
         _, _, package_index = self._triple(name, args, "PYTHON")
-        host = f"{args.region}-{{}}.pkg.dev/{args.project}/"
+        host = f"{args.site.region}-{{}}.pkg.dev/{args.site.project}/"
         self.image_repository = pulumi.Output.concat(host.format("docker"), images.repository_id)
         self.docker_index = pulumi.Output.concat(host.format("docker"), image_index.repository_id)
         self.docker_mirror = pulumi.Output.concat(host.format("docker"), image_mirror.repository_id)
@@ -117,44 +106,44 @@ class ArtifactRegistry(pulumi.ComponentResource):
     ) -> tuple[gcp.artifactregistry.Repository, gcp.artifactregistry.Repository, gcp.artifactregistry.Repository]:
         """The local, the remote and the virtual repository of one format."""
         kind = format_.lower()
-        local_id = names.repository(args.prefix, kind)
+        local_id = names.repository(args.site.prefix, kind)
         local = gcp.artifactregistry.Repository(
             f"{name}-{kind}",
-            project=args.project,
-            location=args.region,
+            project=args.site.project,
+            location=args.site.region,
             repository_id=local_id,
             format=format_,
             mode="STANDARD_REPOSITORY",
             cleanup_policies=[
-                *local_policies(format_, args.keep_untagged_days, args.keep_versions),
-                *kept_in_use(args.in_use, f"{args.region}-{kind}.pkg.dev/{args.project}/{local_id}/"),
+                *local_policies(format_, args.lifecycle),
+                *kept_in_use(args.in_use, f"{args.site.region}-{kind}.pkg.dev/{args.site.project}/{local_id}/"),
             ],
-            labels=dict(args.labels),
+            labels=dict(args.site.labels),
             opts=keep_or_adopt(
                 self,
-                args.keep,
-                f"projects/{args.project}/locations/{args.region}/repositories/{local_id}" if args.adopt else None,
+                args.lifecycle,
+                f"projects/{args.site.project}/locations/{args.site.region}/repositories/{local_id}",
             ),
         )
         login = args.docker_hub if format_ == "DOCKER" else None
         remote = gcp.artifactregistry.Repository(
             f"{name}-{kind}-remote",
-            project=args.project,
-            location=args.region,
-            repository_id=names.repository(args.prefix, f"{kind}-remote"),
+            project=args.site.project,
+            location=args.site.region,
+            repository_id=names.repository(args.site.prefix, f"{kind}-remote"),
             format=format_,
             mode="REMOTE_REPOSITORY",
             remote_repository_config=upstream(format_, login),
-            cleanup_policies=copies_policies(args.keep_versions),
-            labels=dict(args.labels),
+            cleanup_policies=copies_policies(args.lifecycle.keep_versions),
+            labels=dict(args.site.labels),
             # Google tries the login when it makes the repository.
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._secret_grants(name, args, login)),
         )
         virtual = gcp.artifactregistry.Repository(
             f"{name}-{kind}-virtual",
-            project=args.project,
-            location=args.region,
-            repository_id=names.repository(args.prefix, f"{kind}-virtual"),
+            project=args.site.project,
+            location=args.site.region,
+            repository_id=names.repository(args.site.prefix, f"{kind}-virtual"),
             format=format_,
             mode="VIRTUAL_REPOSITORY",
             virtual_repository_config={
@@ -163,7 +152,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
                     {"id": "remote", "repository": remote.id, "priority": REMOTE_PRIORITY},
                 ]
             },
-            labels=dict(args.labels),
+            labels=dict(args.site.labels),
             opts=pulumi.ResourceOptions(parent=self),
         )
         return local, remote, virtual
@@ -175,7 +164,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
             return []
         child = pulumi.ResourceOptions(parent=self)
         agent = gcp.projects.ServiceIdentity(
-            f"{name}-agent", project=args.project, service="artifactregistry.googleapis.com", opts=child
+            f"{name}-agent", project=args.site.project, service="artifactregistry.googleapis.com", opts=child
         )
         _, owner, _, secret, *_ = login.password_secret.split("/")
         grant = gcp.secretmanager.SecretIamMember(
@@ -218,18 +207,18 @@ def copies_policies(keep_versions: int) -> list[Policy]:
     return [_newest(keep_versions), _delete("old", {"tag_state": "ANY", "older_than": f"{COPY_DAYS * DAY_SECONDS}s"})]
 
 
-def local_policies(format_: Format, keep_untagged_days: int, keep_versions: int) -> list[Policy]:
+def local_policies(format_: Format, lifecycle: RepositoryLifecycle) -> list[Policy]:
     """Cleanup policies of a local repository: old versions are deleted, untagged images sooner.
 
     What one policy keeps, no other deletes (Google Cloud documentation, "Cleanup policy overview"). The newest are
     counted for each image and package; the layer cache of an image is one of its versions.
     """
     policies = [
-        _newest(keep_versions),
+        _newest(lifecycle.keep_versions),
         _delete("old", {"tag_state": "ANY", "older_than": f"{MADE_HERE_DAYS * DAY_SECONDS}s"}),
     ]
     if format_ == "DOCKER":
-        lost: Condition = {"tag_state": "UNTAGGED", "older_than": f"{keep_untagged_days * DAY_SECONDS}s"}
+        lost: Condition = {"tag_state": "UNTAGGED", "older_than": f"{lifecycle.keep_untagged_days * DAY_SECONDS}s"}
         policies.append(_delete("untagged", lost))
     return policies
 

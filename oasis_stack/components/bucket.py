@@ -6,7 +6,6 @@ resource_storage_bucket.go). A replacement with the same name fails on its prede
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +13,9 @@ import pulumi
 import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
+from oasis_stack.facts import names
+from oasis_stack.facts.lifecycle import BucketLifecycle
+from oasis_stack.facts.site import Site
 
 DAY_SECONDS = 24 * 60 * 60
 
@@ -22,26 +24,16 @@ DAY_SECONDS = 24 * 60 * 60
 class BucketArgs:
     """What a bucket needs to know."""
 
-    project: str
-    """Project id."""
-    region: str
-    """Location. Training reads from a bucket elsewhere are slow, and billed as traffic."""
-    bucket_name: str
-    """Name in the namespace that all of Google Cloud shares; deterministic, so that it can be adopted."""
-    labels: Mapping[str, str]
-    """Labels, for the bill."""
+    site: Site
+    """Where the stack stands."""
+    lifecycle: BucketLifecycle
+    """What becomes of the bucket and of deleted objects."""
     hierarchical: bool
     """Hierarchical namespace: renaming a folder is one atomic step, which checkpoints rely on. Excludes versioning."""
-    soft_delete_days: int
-    """Days during which a deleted object can be restored, and is paid for: 7 to 90, or 0 for none."""
-    keep: bool
-    """Whether a destroy leaves the bucket. If not, it deletes every object in it."""
-    adopt: bool
-    """Whether to take over an existing bucket of this name; it must exist and have the same location and namespace."""
 
 
 class Bucket(pulumi.ComponentResource):
-    """Registers one Cloud Storage bucket."""
+    """Registers one Cloud Storage bucket, whose name ends in the component's."""
 
     APIS: ClassVar[tuple[str, ...]] = ("storage.googleapis.com",)
 
@@ -50,20 +42,19 @@ class Bucket(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: BucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:Bucket", name, None, opts)
+        lifecycle, bucket_name = args.lifecycle, names.bucket(args.site.project, args.site.prefix, name)
         bucket = gcp.storage.Bucket(
             name,
-            project=args.project,
-            name=args.bucket_name,
-            location=args.region,
-            labels=dict(args.labels),
+            project=args.site.project,
+            name=bucket_name,
+            location=args.site.region,
+            labels=dict(args.site.labels),
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",
-            soft_delete_policy={"retention_duration_seconds": args.soft_delete_days * DAY_SECONDS},
+            soft_delete_policy={"retention_duration_seconds": lifecycle.soft_delete_days * DAY_SECONDS},
             hierarchical_namespace={"enabled": args.hierarchical},
-            force_destroy=not args.keep,
-            opts=keep_or_adopt(
-                self, args.keep, f"{args.project}/{args.bucket_name}" if args.adopt else None, ["forceDestroy"]
-            ),
+            force_destroy=not lifecycle.keep,
+            opts=keep_or_adopt(self, lifecycle, f"{args.site.project}/{bucket_name}", ["forceDestroy"]),
         )
         self.bucket_name = bucket.name
         self.uri = bucket.url

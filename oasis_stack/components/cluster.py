@@ -6,16 +6,21 @@ Replaced when changed: name, location, network, subnet, control plane range, sec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import pulumi
 import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 
 from oasis_stack.components import control_plane
-from oasis_stack.components.cpu_pool import PoolArgs, node_config
+from oasis_stack.components.attachments import ClusterNetwork
+from oasis_stack.components.control_plane import ControlPlane
+from oasis_stack.components.cpu_pool import CPU_NODES, SYSTEM_NODES, node_config
+from oasis_stack.facts import names
+from oasis_stack.facts.machine import PoolSize
+from oasis_stack.facts.site import Site
 
 TIMEOUTS = pulumi.CustomTimeouts(create="60m", update="90m", delete="60m")
 """An upgrade of a regional control plane alone takes up to an hour."""
@@ -34,47 +39,22 @@ PODS_PER_NODE = 110
 class ClusterArgs:
     """What the cluster needs to know."""
 
-    project: str
-    """Project id."""
+    site: Site
+    """Where the stack stands."""
     project_number: pulumi.Input[str]
     """Project number, in the name of GKE's own service agent."""
-    region: str
-    """Region of the control plane, which runs in three of its zones."""
-    node_locations: Sequence[str]
-    """Zones of the nodes; GPU nodes need the zone of their RDMA VPC."""
-    network_id: pulumi.Input[str]
-    """VPC of the nodes' first interface."""
-    subnet_id: pulumi.Input[str]
-    """Subnet of that VPC in the region."""
-    pods_range_name: pulumi.Input[str]
-    """Secondary range of the pods."""
-    services_range_name: pulumi.Input[str]
-    """Secondary range of the Services."""
-    control_plane_range: str
-    """A /28 of its own for the control plane's private endpoint."""
-    endpoint: Literal["dns", "ip"]
-    """`dns`: reached by a Google name, guarded by IAM. `ip`: by a public address, from authorised networks alone."""
-    authorized_networks: Mapping[str, str]
-    """With `ip`, the networks that may connect: CIDR to what it is. Empty, and nobody outside the VPC can."""
-    release_channel: str
-    """How early GKE upgrades."""
-    minimum_version: str
-    """Lowest control plane version; too low a one lacks what the GPU pools ask for, and their creation is refused."""
-    maintenance_exclusion: tuple[str, str | None] | None
-    """First and last moment, as RFC 3339 in UTC, in which GKE upgrades neither minor versions nor nodes; no last one:
-    until the support of the cluster's version ends."""
-    pools: Mapping[str, PoolArgs]
-    """CPU pools by role. At least one that is always on: GKE's own pods need it, and flex-start is refused without."""
-    node_account_id: str
-    """Id of the nodes' service account, 6 to 30 characters, unique in the project."""
+    network: ClusterNetwork
+    """VPC and subnet of the nodes' first interface, and the ranges of pods and Services."""
+    control_plane: ControlPlane
+    """How it is reached, and when GKE upgrades it."""
+    system_pool: PoolSize
+    """Nodes that are always on: GKE's own pods need them, and flex-start is refused without."""
+    cpu_pool: PoolSize
+    """Nodes for Ray's CPU workers alone."""
     readable_repositories: Mapping[str, pulumi.Input[str]]
     """Artifact Registry repositories of the region that nodes pull images from, by a short name."""
-    secrets_encryption_key: control_plane.EncryptionKey | None
-    """Cloud KMS key for Kubernetes Secrets; None: Google's own encryption."""
     deletion_protection: bool
     """Whether the cluster is protected: a destroy fails before it deletes anything, until this is false and applied."""
-    labels: Mapping[str, str]
-    """Labels of cluster and nodes, for the bill."""
 
 
 class Cluster(pulumi.ComponentResource):
@@ -98,13 +78,16 @@ class Cluster(pulumi.ComponentResource):
         super().__init__("oasis:index:Cluster", name, None, opts)
         account, grants = self._node_account(name, args)
         cluster = self._cluster(name, args, account, grants)
-        pools = [self._pool(name, role, pool, args, cluster, account) for role, pool in args.pools.items()]
+        pools = [self._pool(f"{name}-system", args.system_pool, SYSTEM_NODES, args, cluster, account)]
+        if args.cpu_pool.max_nodes:
+            pools.append(self._pool(f"{name}-cpu", args.cpu_pool, CPU_NODES, args, cluster, account))
         self.cluster_name = cluster.name
-        self.endpoint = control_plane.server(cluster, args.endpoint)
+        self.endpoint = control_plane.server(cluster, args.control_plane.endpoint)
+        by_address = args.control_plane.endpoint == "ip"
         authority = cluster.master_auth.apply(lambda auth: auth.cluster_ca_certificate)
         self.kubeconfig = pulumi.Output.secret(
             pulumi.Output.all(cluster.name, self.endpoint, authority).apply(
-                lambda known: control_plane.kubeconfig(known[0], known[1], known[2] if args.endpoint == "ip" else None)
+                lambda known: control_plane.kubeconfig(known[0], known[1], known[2] if by_address else None)
             )
         )
         self.node_service_account = account.email
@@ -135,26 +118,26 @@ class Cluster(pulumi.ComponentResource):
     ) -> gcp.container.Cluster:
         return gcp.container.Cluster(
             name,
-            project=args.project,
-            location=args.region,
-            node_locations=list(args.node_locations),
-            network=args.network_id,
-            subnetwork=args.subnet_id,
+            project=args.site.project,
+            location=args.site.region,
+            node_locations=[args.site.zone],
+            network=args.network.network_id,
+            subnetwork=args.network.subnet_id,
             networking_mode="VPC_NATIVE",
             ip_allocation_policy={
-                "cluster_secondary_range_name": args.pods_range_name,
-                "services_secondary_range_name": args.services_range_name,
+                "cluster_secondary_range_name": args.network.pods_range_name,
+                "services_secondary_range_name": args.network.services_range_name,
             },
             default_max_pods_per_node=PODS_PER_NODE,
             # Both at creation or never: nodes with further networks need them.
             datapath_provider="ADVANCED_DATAPATH",
             enable_multi_networking=True,
-            private_cluster_config=control_plane.private_cluster(args.endpoint, args.control_plane_range),
-            control_plane_endpoints_config=control_plane.endpoints(args.endpoint),
-            master_authorized_networks_config=control_plane.authorized(args.endpoint, args.authorized_networks),
-            workload_identity_config={"workload_pool": f"{args.project}.svc.id.goog"},
+            private_cluster_config=control_plane.private_cluster(args.control_plane),
+            control_plane_endpoints_config=control_plane.endpoints(args.control_plane.endpoint),
+            master_authorized_networks_config=control_plane.authorized(args.control_plane),
+            workload_identity_config={"workload_pool": f"{args.site.project}.svc.id.goog"},
             enable_shielded_nodes=True,
-            database_encryption=control_plane.secrets_encryption(args.secrets_encryption_key),
+            database_encryption=control_plane.secrets_encryption(args.control_plane.secrets_encryption_key),
             # Said outright: with Cloud DNS, a default that may come, name servers are no pods (`network_policy`).
             dns_config={"cluster_dns": "KUBE_DNS"},
             addons_config={"gcs_fuse_csi_driver_config": {"enabled": True}},
@@ -165,17 +148,17 @@ class Cluster(pulumi.ComponentResource):
                 "managed_prometheus": {"enabled": True},
             },
             cost_management_config={"enabled": True},
-            release_channel={"channel": args.release_channel},
-            min_master_version=args.minimum_version,
-            maintenance_policy=control_plane.maintenance(args.maintenance_exclusion),
+            release_channel={"channel": args.control_plane.release_channel},
+            min_master_version=args.control_plane.minimum_version,
+            maintenance_policy=control_plane.maintenance(args.control_plane.maintenance_exclusion),
             # For pools that GKE would make by itself; ours say so themselves.
             node_pool_defaults={"node_config_defaults": {"insecure_kubelet_readonly_port_enabled": "FALSE"}},
-            resource_labels=dict(args.labels),
+            resource_labels=dict(args.site.labels),
             deletion_protection=args.deletion_protection,
             # GKE makes no cluster without a pool, and the one it makes cannot be changed without a new cluster.
             remove_default_node_pool=True,
             initial_node_count=1,
-            node_config=node_config(account.email, None, {}),
+            node_config=node_config(account.email, {}),
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # No value says so, but a node without these roles writes no logs and pulls no image.
@@ -195,15 +178,15 @@ class Cluster(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         account = gcp.serviceaccount.Account(
             f"{name}-nodes",
-            project=args.project,
-            account_id=args.node_account_id,
+            project=args.site.project,
+            account_id=names.service_account(args.site.prefix, "nodes"),
             display_name="Nodes of the GKE cluster",
             opts=child,
         )
         grants: list[pulumi.Resource] = [
             gcp.projects.IAMMember(
                 f"{name}-nodes{suffix}",
-                project=args.project,
+                project=args.site.project,
                 role=role,
                 member=account.member,
                 opts=child,
@@ -214,46 +197,44 @@ class Cluster(pulumi.ComponentResource):
             grants.append(
                 gcp.artifactregistry.RepositoryIamMember(
                     f"{name}-nodes-{short}",
-                    project=args.project,
-                    location=args.region,
+                    project=args.site.project,
+                    location=args.site.region,
                     repository=repository,
                     role="roles/artifactregistry.reader",
                     member=account.member,
                     opts=child,
                 )
             )
-        if args.secrets_encryption_key is not None:
-            grants.append(
-                control_plane.key_grant(self, name, args.project, args.project_number, args.secrets_encryption_key)
-            )
+        key = args.control_plane.secrets_encryption_key
+        if key is not None:
+            grants.append(control_plane.key_grant(self, name, args.site.project, args.project_number, key))
         return account, grants
 
     def _pool(
         self,
         name: str,
-        role: str,
-        pool: PoolArgs,
+        size: PoolSize,
+        nodes: gcp.container.NodePoolNodeConfigArgsDict,
         args: ClusterArgs,
         cluster: gcp.container.Cluster,
         account: gcp.serviceaccount.Account,
     ) -> gcp.container.NodePool:
         return gcp.container.NodePool(
-            f"{name}-{role}",
-            project=args.project,
+            name,
+            project=args.site.project,
             cluster=cluster.name,
-            location=args.region,
-            node_locations=list(args.node_locations),
-            # Per zone, where the autoscaler's numbers are for all zones together.
-            initial_node_count=-(-pool.min_nodes // len(args.node_locations)),
+            location=args.site.region,
+            node_locations=[args.site.zone],
+            initial_node_count=size.min_nodes,
             autoscaling={
-                "total_min_node_count": pool.min_nodes,
-                "total_max_node_count": pool.max_nodes,
+                "total_min_node_count": size.min_nodes,
+                "total_max_node_count": size.max_nodes,
                 "location_policy": "BALANCED",
             },
             management={"auto_repair": True, "auto_upgrade": True},
             upgrade_settings={"max_surge": 1, "max_unavailable": 0},
             network_config={"enable_private_nodes": True},
-            node_config=node_config(account.email, pool, args.labels),
+            node_config={**node_config(account.email, args.site.labels), **nodes, "machine_type": size.machine_type},
             opts=pulumi.ResourceOptions(
                 parent=self,
                 custom_timeouts=TIMEOUTS,

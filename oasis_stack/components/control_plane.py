@@ -16,32 +16,6 @@ MAINTENANCE_START = "03:00"
 """UTC. GKE accepts exclusions only beside a window."""
 
 
-def authorized(
-    endpoint: Endpoint, networks: Mapping[str, str]
-) -> gcp.container.ClusterMasterAuthorizedNetworksConfigArgsDict | None:
-    """Who may reach the public address of the control plane; nothing to restrict where that address is off."""
-    if endpoint == "dns":
-        return None
-    blocks: list[gcp.container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgsDict] = [
-        {"cidr_block": block, "display_name": label} for block, label in networks.items()
-    ]
-    # Otherwise every virtual machine of Google Cloud, whoever rents it, could connect.
-    return {"cidr_blocks": blocks, "gcp_public_cidrs_access_enabled": False}
-
-
-def private_cluster(endpoint: Endpoint, control_plane_range: str) -> gcp.container.ClusterPrivateClusterConfigArgsDict:
-    """Nodes without public addresses, and the control plane's own range in their network."""
-    private: gcp.container.ClusterPrivateClusterConfigArgsDict = {
-        "enable_private_nodes": True,
-        "master_ipv4_cidr_block": control_plane_range,
-    }
-    if endpoint == "ip":
-        # Said only there: with its IP endpoints off GKE answers true, and every plan would show a difference
-        # (hashicorp/terraform-provider-google issue 27901).
-        private["enable_private_endpoint"] = False
-    return private
-
-
 @dataclass(frozen=True, kw_only=True)
 class EncryptionKey:
     """A Cloud KMS key of the user's."""
@@ -50,6 +24,51 @@ class EncryptionKey:
 
     name: str
     """The key as `projects/<p>/locations/<region>/keyRings/<ring>/cryptoKeys/<key>`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPlane:
+    """How the control plane is reached, when GKE upgrades it, and how it keeps Kubernetes Secrets."""
+
+    address_range: str
+    """A /28 of its own for the private endpoint."""
+    endpoint: Endpoint
+    """`dns`: reached by a Google name, guarded by IAM. `ip`: by a public address, from authorised networks alone."""
+    authorized_networks: Mapping[str, str]
+    """With `ip`, the networks that may connect: CIDR to what it is. Empty, and nobody outside the VPC can."""
+    release_channel: str
+    """How early GKE upgrades."""
+    minimum_version: str
+    """Lowest version; too low a one lacks what the GPU pools ask for, and their creation is refused."""
+    maintenance_exclusion: tuple[str, str | None] | None
+    """First and last moment, as RFC 3339 in UTC, in which GKE upgrades neither minor versions nor nodes; no last one:
+    until the support of the cluster's version ends."""
+    secrets_encryption_key: EncryptionKey | None
+    """Cloud KMS key for Kubernetes Secrets; None: Google's own encryption."""
+
+
+def authorized(plane: ControlPlane) -> gcp.container.ClusterMasterAuthorizedNetworksConfigArgsDict | None:
+    """Who may reach the public address of the control plane; nothing to restrict where that address is off."""
+    if plane.endpoint == "dns":
+        return None
+    blocks: list[gcp.container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgsDict] = [
+        {"cidr_block": block, "display_name": label} for block, label in plane.authorized_networks.items()
+    ]
+    # Otherwise every virtual machine of Google Cloud, whoever rents it, could connect.
+    return {"cidr_blocks": blocks, "gcp_public_cidrs_access_enabled": False}
+
+
+def private_cluster(plane: ControlPlane) -> gcp.container.ClusterPrivateClusterConfigArgsDict:
+    """Nodes without public addresses, and the control plane's own range in their network."""
+    private: gcp.container.ClusterPrivateClusterConfigArgsDict = {
+        "enable_private_nodes": True,
+        "master_ipv4_cidr_block": plane.address_range,
+    }
+    if plane.endpoint == "ip":
+        # Said only there: with its IP endpoints off GKE answers true, and every plan would show a difference
+        # (hashicorp/terraform-provider-google issue 27901).
+        private["enable_private_endpoint"] = False
+    return private
 
 
 def secrets_encryption(key: EncryptionKey | None) -> gcp.container.ClusterDatabaseEncryptionArgsDict:

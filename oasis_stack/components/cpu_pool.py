@@ -1,40 +1,34 @@
-"""What an ordinary node is: the shape of a CPU pool, and the settings that every one of them shares."""
+"""What an ordinary node is: the settings that every one of them shares, and what sets each pool apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_gcp as gcp
+
+from oasis_stack.facts import names
 
 BOOT_DISK_GB = 100
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 """The scope that leaves every decision to the roles of the node account."""
 
+SYSTEM_NODES: gcp.container.NodePoolNodeConfigArgsDict = {"labels": names.SYSTEM_POOL_LABELS}
+"""Label of the nodes that are always on."""
 
-@dataclass(frozen=True, kw_only=True)
-class PoolArgs:
-    """One autoscaled pool of ordinary nodes, bought on demand."""
-
-    machine_type: str
-    """Compute Engine machine type."""
-    min_nodes: int
-    """Nodes of all zones together that are always there, and paid for."""
-    max_nodes: int
-    """Most nodes of all zones together; the address plan must hold them."""
-    labels: Mapping[str, str]
-    """Node labels, by which pods choose the pool."""
-    dedicated: bool
-    """Whether the labels are taints too, so that only pods that name them come here and an idle pool can shrink."""
+CPU_NODES: gcp.container.NodePoolNodeConfigArgsDict = {
+    "labels": names.CPU_POOL_LABELS,
+    "taints": [{"key": key, "value": value, "effect": "NO_SCHEDULE"} for key, value in names.CPU_POOL_LABELS.items()],
+}
+"""Label and taint of the nodes of CPU workers: only pods that name the taint come there, so an idle pool can shrink."""
 
 
 def node_config(
-    account: pulumi.Input[str], pool: PoolArgs | None, labels: Mapping[str, str]
+    account: pulumi.Input[str], resource_labels: Mapping[str, str]
 ) -> gcp.container.NodePoolNodeConfigArgsDict:
-    """Nodes of a CPU pool; without a `pool`, of the first one, which lives a minute."""
-    config: gcp.container.NodePoolNodeConfigArgsDict = {
+    """Nodes of any pool of ordinary nodes, the first one included, which lives a minute."""
+    return {
         "disk_type": "pd-balanced",
         "disk_size_gb": BOOT_DISK_GB,
         "image_type": "COS_CONTAINERD",
@@ -46,13 +40,5 @@ def node_config(
         "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": True},
         "kubelet_config": {"insecure_kubelet_readonly_port_enabled": "FALSE"},
         "metadata": {"disable-legacy-endpoints": "true"},
-        "resource_labels": dict(labels),
+        "resource_labels": dict(resource_labels),
     }
-    if pool is not None:
-        config["machine_type"] = pool.machine_type
-        config["labels"] = dict(pool.labels)
-        if pool.dedicated:
-            config["taints"] = [
-                {"key": key, "value": value, "effect": "NO_SCHEDULE"} for key, value in pool.labels.items()
-            ]
-    return config

@@ -13,6 +13,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from oasis_stack import wait
+from oasis_stack.components.attachments import AdditionalNetwork
 from oasis_stack.facts import names
 
 API_VERSION = "networking.gke.io/v1"
@@ -27,16 +28,11 @@ DELETE_TIMEOUT = "20m"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNetworksArgs:
-    """What the device networks need to know; VPCs and subnets by name, as GKE looks them up in the cluster's region."""
+    """What the device networks need to know."""
 
-    gvnic_network_name: pulumi.Input[str]
-    """VPC of the second gVNIC; the cluster's own VPC is refused for a device."""
-    gvnic_subnet_name: pulumi.Input[str]
-    """Its subnet; one subnet serves one parameter set only."""
-    rdma_network_name: pulumi.Input[str]
-    """VPC with the RoCE network profile."""
-    rdma_subnet_names: Sequence[pulumi.Input[str]]
-    """Its subnets in NIC order; two swapped, and NCCL joins rails that do not meet."""
+    nics: Sequence[AdditionalNetwork]
+    """Networks of the further NICs in interface order: the gVNIC, then RDMA NIC 0, 1, ...; two swapped, and NCCL joins
+    rails that do not meet."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, through which the arrival of the two kinds is watched."""
 
@@ -53,19 +49,14 @@ class DeviceNetworks(pulumi.ComponentResource):
         served = wait.CustomResourcesServed(
             name, args.kubeconfig, KINDS, SERVED_MINUTES, pulumi.ResourceOptions(parent=self)
         )
-        gvnic, *rdma = names.device_networks(len(args.rdma_subnet_names))
+        network_names = names.device_networks(len(args.nics) - 1)
         self.network_names = [
-            self._pair(gvnic, args.gvnic_network_name, args.gvnic_subnet_name, "NetDevice", served),
-            *(
-                self._pair(network, args.rdma_network_name, subnet, "RDMA", served)
-                for network, subnet in zip(rdma, args.rdma_subnet_names, strict=True)
-            ),
+            self._pair(network, nic, "NetDevice" if network == names.GVNIC_NETWORK else "RDMA", served)
+            for network, nic in zip(network_names, args.nics, strict=True)
         ]
         self.register_outputs({"network_names": self.network_names})
 
-    def _pair(
-        self, name: str, vpc: pulumi.Input[str], subnet: pulumi.Input[str], device_mode: str, served: pulumi.Resource
-    ) -> pulumi.Output[str]:
+    def _pair(self, name: str, nic: AdditionalNetwork, device_mode: str, served: pulumi.Resource) -> pulumi.Output[str]:
         """One parameter set and the Network on it; the name comes from the Network, so that its users wait for it."""
         timeouts = pulumi.CustomTimeouts(delete=DELETE_TIMEOUT)
         parameters = kubernetes.apiextensions.CustomResource(
@@ -73,7 +64,7 @@ class DeviceNetworks(pulumi.ComponentResource):
             api_version=API_VERSION,
             kind="GKENetworkParamSet",
             metadata={"name": name},
-            spec=parameter_set_spec(vpc, subnet, device_mode),
+            spec=parameter_set_spec(nic, device_mode),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[served], custom_timeouts=timeouts),
         )
         network = kubernetes.apiextensions.CustomResource(
@@ -88,9 +79,9 @@ class DeviceNetworks(pulumi.ComponentResource):
         return network.urn.apply(lambda _: name)
 
 
-def parameter_set_spec(vpc: pulumi.Input[str], subnet: pulumi.Input[str], device_mode: str) -> dict[str, Any]:
+def parameter_set_spec(nic: AdditionalNetwork, device_mode: str) -> dict[str, Any]:
     """Spec of a GKENetworkParamSet (GoogleCloudPlatform/gke-networking-api, gkenetworkparamset_types.go)."""
-    return {"vpc": vpc, "vpcSubnet": subnet, "deviceMode": device_mode}
+    return {"vpc": nic.network, "vpcSubnet": nic.subnetwork, "deviceMode": device_mode}
 
 
 def network_spec(name: str) -> dict[str, Any]:

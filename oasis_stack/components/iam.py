@@ -13,6 +13,8 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack.facts.site import Site
+
 
 @dataclass(frozen=True, kw_only=True)
 class BucketGrant:
@@ -26,21 +28,11 @@ class BucketGrant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepositoryGrant:
-    """Reading from one Artifact Registry repository."""
-
-    location: str
-    """Location of the repository."""
-    repository: pulumi.Input[str]
-    """Repository id."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkloadIdentityArgs:
     """Who gets what."""
 
-    project: str
-    """Project id; also names the identity pool `<project>.svc.id.goog`, which exists once the project has a cluster."""
+    site: Site
+    """Where the stack stands."""
     project_number: pulumi.Input[str]
     """Project number. The id in its place makes a principal that nobody is, and every grant is in vain."""
     cluster_name: pulumi.Input[str]
@@ -53,8 +45,8 @@ class WorkloadIdentityArgs:
     """Bucket grants by a short name, which becomes part of the grants' logical names."""
     secrets: Mapping[str, pulumi.Input[str]]
     """Secrets whose values it may read, as `projects/<p>/secrets/<s>`, by a short name."""
-    repositories: Mapping[str, RepositoryGrant]
-    """Repositories it may read, by a short name."""
+    repositories: Mapping[str, pulumi.Input[str]]
+    """Repositories of the region that it may read, by a short name."""
 
 
 class WorkloadIdentity(pulumi.ComponentResource):
@@ -68,7 +60,7 @@ class WorkloadIdentity(pulumi.ComponentResource):
         super().__init__("oasis:index:WorkloadIdentity", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         self.principal = pulumi.Output.all(args.project_number, args.cluster_name).apply(
-            lambda known: principal(args.project, known[0], args.namespace, args.service_account)
+            lambda known: principal(args.site.project, known[0], args.namespace, args.service_account)
         )
         for short, grant in args.buckets.items():
             for role in grant.roles:
@@ -82,7 +74,7 @@ class WorkloadIdentity(pulumi.ComponentResource):
         for short, secret in args.secrets.items():
             gcp.secretmanager.SecretIamMember(
                 f"{name}-{short}",
-                project=args.project,
+                project=args.site.project,
                 secret_id=secret,
                 role="roles/secretmanager.secretAccessor",
                 member=self.principal,
@@ -91,9 +83,9 @@ class WorkloadIdentity(pulumi.ComponentResource):
         for short, repository in args.repositories.items():
             gcp.artifactregistry.RepositoryIamMember(
                 f"{name}-{short}",
-                project=args.project,
-                location=repository.location,
-                repository=repository.repository,
+                project=args.site.project,
+                location=args.site.region,
+                repository=repository,
                 role="roles/artifactregistry.reader",
                 member=self.principal,
                 opts=child,

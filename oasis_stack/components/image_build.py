@@ -14,6 +14,8 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack.facts import names
+from oasis_stack.facts.site import Site
 from oasis_stack.wait import ConnectionFree
 
 TIMEOUTS = pulumi.CustomTimeouts(create="30m", update="30m", delete="30m")
@@ -45,26 +47,18 @@ class Peering:
 class ImageBuildArgs:
     """What the build place needs to know."""
 
-    project: str
-    """Project id."""
-    region: str
-    """Region of the pool; it should be that of the repositories."""
+    site: Site
+    """Where the stack stands."""
     machine_type: str
     """Machine of a build."""
     disk_gb: int
     """Disk of a build in GB; a CUDA image, its layers and its cache need more than 100."""
     peering: Peering | None
     """None builds outside the VPC."""
-    builder_account_id: str
-    """Id of the builder's service account, 6 to 30 characters."""
-    source_bucket_name: str
-    """Name of the bucket for sources and logs."""
     image_repository_id: pulumi.Input[str]
     """Repository that images are pushed to, and where the layer cache lives."""
     readable_repositories: Mapping[str, pulumi.Input[str]]
     """Repositories that builds pull base images and packages from, by a short name."""
-    labels: Mapping[str, str]
-    """Labels, for the bill."""
 
 
 class ImageBuild(pulumi.ComponentResource):
@@ -85,8 +79,8 @@ class ImageBuild(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         pool = gcp.cloudbuild.WorkerPool(
             name,
-            project=args.project,
-            location=args.region,
+            project=args.site.project,
+            location=args.site.region,
             worker_config={"machine_type": args.machine_type, "disk_size_gb": args.disk_gb, "no_external_ip": False},
             network_config=network_config(args.peering),
             opts=pulumi.ResourceOptions(
@@ -98,22 +92,22 @@ class ImageBuild(pulumi.ComponentResource):
         )
         bucket = gcp.storage.Bucket(
             f"{name}-source",
-            project=args.project,
-            name=args.source_bucket_name,
-            location=args.region,
+            project=args.site.project,
+            name=names.bucket(args.site.project, args.site.prefix, name),
+            location=args.site.region,
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",
             soft_delete_policy={"retention_duration_seconds": 0},
             lifecycle_rules=[{"action": {"type": "Delete"}, "condition": {"age": SOURCE_DAYS}}],
-            labels=dict(args.labels),
+            labels=dict(args.site.labels),
             # Copies of sources and logs: nothing that a destroy could lose.
             force_destroy=True,
             opts=child,
         )
         builder = gcp.serviceaccount.Account(
             f"{name}-builder",
-            project=args.project,
-            account_id=args.builder_account_id,
+            project=args.site.project,
+            account_id=names.service_account(args.site.prefix, "image-builder"),
             display_name="Builds of the Ray image",
             opts=child,
         )
@@ -138,13 +132,13 @@ class ImageBuild(pulumi.ComponentResource):
         slow = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
         reserved = gcp.compute.GlobalAddress(
             f"{name}-peering",
-            project=args.project,
+            project=args.site.project,
             network=peering.network_id,
             purpose="VPC_PEERING",
             address_type="INTERNAL",
             address=address,
             prefix_length=int(length),
-            labels=dict(args.labels),
+            labels=dict(args.site.labels),
             opts=slow,
         )
         connection = gcp.servicenetworking.Connection(
@@ -158,8 +152,8 @@ class ImageBuild(pulumi.ComponentResource):
         )
         free = ConnectionFree(
             f"{name}-peering",
-            args.project,
-            args.region,
+            args.site.project,
+            args.site.region,
             peering.network_id,
             RELEASE_MINUTES,
             pulumi.ResourceOptions(parent=self, depends_on=[connection]),
@@ -176,8 +170,8 @@ class ImageBuild(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         gcp.artifactregistry.RepositoryIamMember(
             f"{name}-push",
-            project=args.project,
-            location=args.region,
+            project=args.site.project,
+            location=args.site.region,
             repository=args.image_repository_id,
             role="roles/artifactregistry.writer",
             member=builder.member,
@@ -186,8 +180,8 @@ class ImageBuild(pulumi.ComponentResource):
         for short, repository in args.readable_repositories.items():
             gcp.artifactregistry.RepositoryIamMember(
                 f"{name}-pull-{short}",
-                project=args.project,
-                location=args.region,
+                project=args.site.project,
+                location=args.site.region,
                 repository=repository,
                 role="roles/artifactregistry.reader",
                 member=builder.member,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack.facts.site import Site
+
 
 @dataclass(frozen=True, kw_only=True)
 class InternalAddressArgs:
     """What a reserved address needs to know."""
 
-    project: str
-    """Project id."""
-    region: str
-    """Region of the subnet."""
+    site: Site
+    """Where the stack stands."""
     subnet_id: pulumi.Input[str]
     """Subnet whose range the address is taken from; the load balancer must be in the same one."""
-    labels: Mapping[str, str]
-    """Labels, for the bill."""
 
 
 class InternalAddress(pulumi.ComponentResource):
@@ -35,12 +32,12 @@ class InternalAddress(pulumi.ComponentResource):
         super().__init__("oasis:index:InternalAddress", name, None, opts)
         reserved = gcp.compute.Address(
             name,
-            project=args.project,
-            region=args.region,
+            project=args.site.project,
+            region=args.site.region,
             subnetwork=args.subnet_id,
             address_type="INTERNAL",
             purpose="GCE_ENDPOINT",
-            labels=dict(args.labels),
+            labels=dict(args.site.labels),
             opts=pulumi.ResourceOptions(
                 parent=self,
                 # It is released some time after the load balancer is gone.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from oasis_stack.components.chart_definitions import ChartDefinitions
+from oasis_stack.facts import names
 
 CHART = "kuberay-operator"
 
@@ -21,14 +21,8 @@ TIMEOUT_SECONDS = 900
 class KubeRayArgs:
     """What the operator's release needs to know."""
 
-    namespace: str
-    """Namespace of the operator; the Ray namespace's network policies let it in from here only."""
     repository: str
     """Address of the Helm repository that has the chart."""
-    version: str
-    """Chart version, which is the operator's; token authentication of the RayCluster needs 1.5.1 or later."""
-    system_pool_labels: Mapping[str, str]
-    """Labels of the nodes it runs on; nodes that can vanish (Spot, flex-start) would take the operator with them."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, by which the chart's resource types are brought to its version."""
 
@@ -43,18 +37,18 @@ class KubeRay(pulumi.ComponentResource):
     def __init__(self, name: str, args: KubeRayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:KubeRay", name, None, opts)
         definitions = ChartDefinitions(
-            name, args.kubeconfig, args.repository, CHART, args.version, pulumi.ResourceOptions(parent=self)
+            name, args.kubeconfig, args.repository, CHART, names.KUBERAY_VERSION, pulumi.ResourceOptions(parent=self)
         )
         release = kubernetes.helm.v3.Release(
             name,
             name=CHART,
             chart=CHART,
             skip_crds=True,
-            version=args.version,
-            namespace=args.namespace,
+            version=names.KUBERAY_VERSION,
+            namespace=names.KUBERAY_NAMESPACE,
             create_namespace=True,
             repository_opts={"repo": args.repository},
-            values=chart_values(args.version, args.system_pool_labels),
+            values=chart_values(),
             atomic=True,
             timeout=TIMEOUT_SECONDS,
             # The operator ends where a type that it watches is not served.
@@ -64,11 +58,12 @@ class KubeRay(pulumi.ComponentResource):
         self.register_outputs({"release_name": self.release_name})
 
 
-def chart_values(version: str, system_pool_labels: Mapping[str, str]) -> dict[str, Any]:
+def chart_values() -> dict[str, Any]:
     """Values of the chart, where they are not its defaults."""
     return {
-        "image": {"repository": "quay.io/kuberay/operator", "tag": f"v{version}"},
+        "image": {"repository": "quay.io/kuberay/operator", "tag": f"v{names.KUBERAY_VERSION}"},
         # The chart's 512Mi is for a handful of objects; an operator that runs out of memory stops every scale-up.
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
-        "nodeSelector": dict(system_pool_labels),
+        # Nodes that can vanish (Spot, flex-start) would take the operator with them.
+        "nodeSelector": dict(names.SYSTEM_POOL_LABELS),
     }

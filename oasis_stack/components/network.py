@@ -14,6 +14,10 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack.components.attachments import ClusterNetwork
+from oasis_stack.facts.address_plan import AddressPlan
+from oasis_stack.facts.machine import RDMA_MTU
+from oasis_stack.facts.site import Site
 from oasis_stack.wait import NetworkFree
 
 TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
@@ -27,22 +31,14 @@ CLEANUP_MINUTES = 30
 class NetworkArgs:
     """What the primary VPC needs to know."""
 
-    project: str
-    """Project id."""
-    region: str
-    """Region of the subnets, the router and the NAT."""
-    node_range: str
-    """First interface of every node of every pool; when it is full, no node comes up any more."""
-    pods_range: str
-    """Pods: a /24 for each node, so 256 times the nodes."""
-    services_range: str
-    """Kubernetes Services."""
-    proxy_only_range: str | None
-    """Proxies of an internal application load balancer; None without one. At least a /26."""
-    proxied_port: int
-    """TCP port of the pods that such proxies reach; another one here than there, and the load balancer answers 502."""
-    mtu: int
-    """Largest packet in bytes. It must be that of the other networks of the same nodes."""
+    site: Site
+    """Where the stack stands."""
+    addresses: AddressPlan
+    """Ranges of the nodes, the pods, the Services and the proxies. When that of the nodes is full, or the pods have no
+    /24 left for one, no node comes up any more."""
+    proxied_port: int | None
+    """TCP port of the pods that proxies of an internal application load balancer reach; another one here than there,
+    and the load balancer answers 502. None: no such proxies, and no subnet for them."""
 
 
 class Network(pulumi.ComponentResource):
@@ -60,24 +56,24 @@ class Network(pulumi.ComponentResource):
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:Network", name, None, opts)
         child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
-        pods, services = range_name("pods", args.pods_range), range_name("services", args.services_range)
+        pods, services = range_name("pods", args.addresses.pods), range_name("services", args.addresses.services)
         vpc = gcp.compute.Network(
             name,
-            project=args.project,
+            project=args.site.project,
             auto_create_subnetworks=False,
             routing_mode="REGIONAL",
-            mtu=args.mtu,
+            mtu=RDMA_MTU,
             opts=child,
         )
         nodes = gcp.compute.Subnetwork(
             f"{name}-nodes",
-            project=args.project,
-            region=args.region,
+            project=args.site.project,
+            region=args.site.region,
             network=vpc.id,
-            ip_cidr_range=args.node_range,
+            ip_cidr_range=args.addresses.nodes,
             secondary_ip_ranges=[
-                {"range_name": pods, "ip_cidr_range": args.pods_range},
-                {"range_name": services, "ip_cidr_range": args.services_range},
+                {"range_name": pods, "ip_cidr_range": args.addresses.pods},
+                {"range_name": services, "ip_cidr_range": args.addresses.services},
             ],
             # Nodes have no public address: this is how they reach Google's APIs without the NAT.
             private_ip_google_access=True,
@@ -94,7 +90,7 @@ class Network(pulumi.ComponentResource):
         # everything here: a network that GKE's rules still use cannot be deleted.
         free = NetworkFree(
             name,
-            args.project,
+            args.site.project,
             vpc.name,
             CLEANUP_MINUTES,
             pulumi.ResourceOptions(parent=self, depends_on=[*subnets, *way_out, *rules]),
@@ -116,19 +112,29 @@ class Network(pulumi.ComponentResource):
             }
         )
 
+    @property
+    def for_cluster(self) -> ClusterNetwork:
+        """What a cluster in this VPC is attached to."""
+        return ClusterNetwork(
+            network_id=self.network_id,
+            subnet_id=self.subnet_id,
+            pods_range_name=self.pods_range_name,
+            services_range_name=self.services_range_name,
+        )
+
     def _subnet_options(self) -> pulumi.ResourceOptions:
         # A replaced subnet has the same addresses as its successor: both at once overlap, and Google refuses.
         return pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS, delete_before_replace=True)
 
     def _proxy_subnet(self, name: str, args: NetworkArgs, vpc: gcp.compute.Network) -> list[pulumi.Resource]:
-        if args.proxy_only_range is None:
+        if args.proxied_port is None:
             return []
         subnet = gcp.compute.Subnetwork(
             f"{name}-proxies",
-            project=args.project,
-            region=args.region,
+            project=args.site.project,
+            region=args.site.region,
             network=vpc.id,
-            ip_cidr_range=args.proxy_only_range,
+            ip_cidr_range=args.addresses.proxy_only,
             purpose="REGIONAL_MANAGED_PROXY",
             role="ACTIVE",
             opts=self._subnet_options(),
@@ -138,12 +144,12 @@ class Network(pulumi.ComponentResource):
     def _way_out(self, name: str, args: NetworkArgs, vpc: gcp.compute.Network) -> list[pulumi.Resource]:
         child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
         router = gcp.compute.Router(
-            f"{name}-router", project=args.project, region=args.region, network=vpc.id, opts=child
+            f"{name}-router", project=args.site.project, region=args.site.region, network=vpc.id, opts=child
         )
         nat = gcp.compute.RouterNat(
             f"{name}-nat",
-            project=args.project,
-            region=args.region,
+            project=args.site.project,
+            region=args.site.region,
             router=router.name,
             nat_ip_allocate_option="AUTO_ONLY",
             source_subnetwork_ip_ranges_to_nat="ALL_SUBNETWORKS_ALL_IP_RANGES",
@@ -161,7 +167,7 @@ class Network(pulumi.ComponentResource):
         def allow(role: str, sources: list[str], ports: list[tuple[str, list[str]]]) -> pulumi.Resource:
             return gcp.compute.Firewall(
                 f"{name}-{role}",
-                project=args.project,
+                project=args.site.project,
                 network=vpc.id,
                 direction="INGRESS",
                 source_ranges=sources,
@@ -169,9 +175,11 @@ class Network(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS),
             )
 
-        rules = [allow("internal", [args.node_range, args.pods_range], [("tcp", []), ("udp", []), ("icmp", [])])]
-        if args.proxy_only_range is not None:
-            rules.append(allow("proxies", [args.proxy_only_range], [("tcp", [str(args.proxied_port)])]))
+        rules = [
+            allow("internal", [args.addresses.nodes, args.addresses.pods], [("tcp", []), ("udp", []), ("icmp", [])])
+        ]
+        if args.proxied_port is not None:
+            rules.append(allow("proxies", [args.addresses.proxy_only], [("tcp", [str(args.proxied_port)])]))
         return rules
 
 

@@ -7,15 +7,17 @@ type, boot disk, limits, labels and taints in place. A pool at rest has no node 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack.components.attachments import AdditionalNetwork
 from oasis_stack.facts.capacity_rules import CapacityEntry, PoolRules, pool_rules
 from oasis_stack.facts.machine import Machine
+from oasis_stack.facts.site import Site
 
 TIMEOUTS = pulumi.CustomTimeouts(create="30m", update="60m", delete="60m")
 """A deletion first drains whatever runs, up to an hour."""
@@ -48,27 +50,13 @@ CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdditionalNetwork:
-    """The VPC and subnet of one further NIC."""
-
-    network: pulumi.Input[str]
-    """VPC name."""
-    subnetwork: pulumi.Input[str]
-    """Subnet name, in the cluster's region."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class GpuNodePoolArgs:
     """What a GPU pool needs to know."""
 
-    project: str
-    """Project id."""
+    site: Site
+    """Where the stack stands."""
     cluster_name: pulumi.Input[str]
     """GKE cluster."""
-    region: str
-    """Location of the cluster."""
-    zone: str
-    """The one zone of the nodes: it must offer the machine and be that of the RDMA VPC."""
     machine: Machine
     """Hardware of a node."""
     entry: CapacityEntry
@@ -79,10 +67,8 @@ class GpuNodePoolArgs:
     """Class that the pool belongs to; pods that select another one never come here."""
     node_service_account: pulumi.Input[str]
     """Email of the account the nodes run as; its grants must exist before the first node."""
-    additional_networks: Sequence[AdditionalNetwork]
+    nics: Sequence[AdditionalNetwork]
     """Networks of the further NICs in interface order: the gVNIC, then RDMA NIC 0, 1, ...; empty without RDMA NICs."""
-    labels: Mapping[str, str]
-    """Labels of the nodes' machines and disks, for the bill."""
 
 
 class GpuNodePool(pulumi.ComponentResource):
@@ -101,10 +87,10 @@ class GpuNodePool(pulumi.ComponentResource):
         rules = pool_rules(args.machine, args.entry)
         pool = gcp.container.NodePool(
             name,
-            project=args.project,
+            project=args.site.project,
             cluster=args.cluster_name,
-            location=args.region,
-            node_locations=[args.zone],
+            location=args.site.region,
+            node_locations=[args.site.zone],
             # Never a node at `up`: if it cannot be had it leaves a broken pool behind, and if it can, it is paid for.
             initial_node_count=0,
             autoscaling={
@@ -115,7 +101,7 @@ class GpuNodePool(pulumi.ComponentResource):
             management={"auto_repair": rules.auto_repair, "auto_upgrade": rules.auto_upgrade},
             upgrade_settings=UPGRADES if rules.surge_upgrades else None,
             placement_policy=None if rules.placement_type is None else {"type": rules.placement_type},
-            network_config=network_config(args.additional_networks),
+            network_config=network_config(args.nics),
             node_config=node_config(args, rules),
             opts=pulumi.ResourceOptions(
                 parent=self,
@@ -159,7 +145,7 @@ def node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePo
         "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": True},
         "kubelet_config": {"insecure_kubelet_readonly_port_enabled": "FALSE"},
         "metadata": {"disable-legacy-endpoints": "true"},
-        "resource_labels": dict(args.labels),
+        "resource_labels": dict(args.site.labels),
         # The label lets the class find the pool; the taint keeps every pod that did not ask for a GPU away.
         "labels": {COMPUTE_CLASS_KEY: args.compute_class},
         "taints": [{"key": COMPUTE_CLASS_KEY, "value": args.compute_class, "effect": "NO_SCHEDULE"}],
@@ -173,14 +159,12 @@ def node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePo
     return config
 
 
-def network_config(
-    additional_networks: Sequence[AdditionalNetwork],
-) -> gcp.container.NodePoolNetworkConfigArgsDict:
+def network_config(nics: Sequence[AdditionalNetwork]) -> gcp.container.NodePoolNetworkConfigArgsDict:
     """Private nodes, and their further NICs in the order given: the order is the interface's number."""
     config: gcp.container.NodePoolNetworkConfigArgsDict = {"enable_private_nodes": True}
-    if additional_networks:
+    if nics:
         config["additional_node_network_configs"] = [
-            {"network": nic.network, "subnetwork": nic.subnetwork} for nic in additional_networks
+            {"network": nic.network, "subnetwork": nic.subnetwork} for nic in nics
         ]
     return config
 

@@ -13,10 +13,17 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from oasis_stack import wait
+from oasis_stack.facts import names
 from oasis_stack.facts.pod_size import PodSize
 from oasis_stack.pod_specs import admission_policy, network_policy
 from oasis_stack.pod_specs.mounts import Mounts
-from oasis_stack.pod_specs.pods import GpuGroup, PodContext, cpu_worker_template, gpu_worker_template, head_template
+from oasis_stack.pod_specs.pods import (
+    GpuGroup,
+    PodContext,
+    cpu_worker_template,
+    gpu_worker_template,
+    head_template,
+)
 from oasis_stack.pod_specs.ray_cluster import AUTOSCALED, pod_environment, ray_cluster_spec, worker_group
 from workloads.environment import (
     CONFIG_MAP,
@@ -35,6 +42,18 @@ WORKLOADS_GONE_MINUTES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
+class InternalLoadBalancer:
+    """An address in the primary VPC at which the dashboard answers."""
+
+    address: pulumi.Input[str]
+    """Reserved internal address."""
+    port: int
+    """TCP port."""
+    client_ranges: Sequence[str]
+    """Ranges that may use it; nobody else gets through."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RayClusterArgs:
     """What the RayCluster needs to know."""
 
@@ -48,18 +67,12 @@ class RayClusterArgs:
     """Container image of every Ray pod."""
     environment: Mapping[str, pulumi.Input[str]]
     """Every field of `workloads.environment.ClusterEnvironment`; pods do not start while one is missing."""
-    service_account: str
-    """Kubernetes service account of every Ray pod, which the grants on buckets and secret name."""
     head: PodSize
     """Size of the head; one that runs out of memory takes all jobs with it."""
-    system_pool_labels: Mapping[str, str]
-    """Labels of the nodes for the head, which must not be Spot or flex-start: a job does not survive its head."""
     cpu_worker: PodSize
     """Size of a CPU worker; more than a node of the CPU pool has free, and none ever starts."""
     cpu_workers_max: int
     """Most CPU workers; 0 builds no such group."""
-    cpu_pool_labels: Mapping[str, str]
-    """Labels of the nodes for CPU workers; taints of the same keys and values are tolerated."""
     gpu: GpuGroup | None
     """The GPU worker group; None in a stack without GPUs."""
     idle_timeout_seconds: int
@@ -68,16 +81,10 @@ class RayClusterArgs:
     """Bucket mounted read-only for data."""
     runs_bucket: pulumi.Input[str]
     """Bucket mounted for results and logs."""
-    operator_namespace: str
-    """Namespace of the KubeRay operator; another one, and its requests to heads are dropped, so RayJobs never end."""
     control_plane_ranges: Sequence[str]
     """Range of the control plane's private endpoint; another one, and the autoscaler cannot scale."""
-    dashboard_address: pulumi.Input[str] | None
-    """Reserved internal address for the dashboard's load balancer; None: reached by port-forward only."""
-    dashboard_port: int
-    """Port of the load balancer."""
-    dashboard_client_ranges: Sequence[str]
-    """Ranges that may use the load balancer; empty where there is none."""
+    load_balancer: InternalLoadBalancer | None
+    """Way to the dashboard; None: reached by port-forward only."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, for the removal of users' workloads on destroy."""
 
@@ -120,11 +127,11 @@ class RayCluster(pulumi.ComponentResource):
             ),
         )
         self.ray_cluster_name = cluster.urn.apply(lambda _: args.cluster_name)
-        if args.dashboard_address is not None:
+        if args.load_balancer is not None:
             kubernetes.core.v1.Service(
                 name,
                 metadata=self._metadata("dashboard", LOAD_BALANCER),
-                spec=_load_balancer_spec(args),
+                spec=_load_balancer_spec(args.load_balancer, args.cluster_name),
                 # The wait for workloads to go is also the wait for this one's load balancer.
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[workloads_gone]),
             )
@@ -134,10 +141,12 @@ class RayCluster(pulumi.ComponentResource):
         """What pods of the namespace find from their first second to their last."""
         child = pulumi.ResourceOptions(parent=self)
         policies = network_policy.policies(
-            args.operator_namespace, args.control_plane_ranges, args.dashboard_client_ranges
+            names.KUBERAY_NAMESPACE,
+            args.control_plane_ranges,
+            args.load_balancer.client_ranges if args.load_balancer else (),
         )
         return [
-            kubernetes.core.v1.ServiceAccount(name, metadata=self._metadata(args.service_account), opts=child),
+            kubernetes.core.v1.ServiceAccount(name, metadata=self._metadata(names.RAY_ACCOUNT), opts=child),
             kubernetes.core.v1.ConfigMap(
                 name, metadata=self._metadata(CONFIG_MAP), data=dict(args.environment), opts=child
             ),
@@ -159,7 +168,7 @@ class RayCluster(pulumi.ComponentResource):
 
     def _admission(self, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
         child = pulumi.ResourceOptions(parent=self)
-        for name, spec in admission_policy.policies(args.namespace, args.service_account).items():
+        for name, spec in admission_policy.policies(args.namespace, names.RAY_ACCOUNT).items():
             metadata = kubernetes.meta.v1.ObjectMetaArgs(name=name)
             yield kubernetes.admissionregistration.v1.ValidatingAdmissionPolicy(
                 name, metadata=metadata, spec=spec, opts=child
@@ -183,18 +192,18 @@ LOAD_BALANCER = {
 """Annotations of the dashboard's Service; without the first it would be public."""
 
 
-def _load_balancer_spec(args: RayClusterArgs) -> kubernetes.core.v1.ServiceSpecArgs:
+def _load_balancer_spec(balancer: InternalLoadBalancer, cluster_name: str) -> kubernetes.core.v1.ServiceSpecArgs:
     """Spec of the Service that shows the dashboard at an internal address, to the given ranges alone."""
     port = kubernetes.core.v1.ServicePortArgs(
-        name="dashboard", port=args.dashboard_port, target_port=network_policy.DASHBOARD_PORT
+        name="dashboard", port=balancer.port, target_port=network_policy.DASHBOARD_PORT
     )
     return kubernetes.core.v1.ServiceSpecArgs(
         type="LoadBalancer",
-        load_balancer_ip=args.dashboard_address,
-        load_balancer_source_ranges=list(args.dashboard_client_ranges),
+        load_balancer_ip=balancer.address,
+        load_balancer_source_ranges=list(balancer.client_ranges),
         # Keeps the clients' addresses, by which the NetworkPolicy tells them apart.
         external_traffic_policy="Local",
-        selector=head_labels(args.cluster_name),
+        selector=head_labels(cluster_name),
         ports=[port],
     )
 
@@ -213,7 +222,7 @@ def port_forward_command(namespace: str, cluster_name: str, port: int) -> str:
 def _spec(args: RayClusterArgs) -> dict[str, Any]:
     context = PodContext(
         image=args.image,
-        service_account=args.service_account,
+        service_account=names.RAY_ACCOUNT,
         environment=pod_environment(
             CONFIG_MAP, {variable(field.name): field.name for field in fields(ClusterEnvironment)}
         ),
@@ -228,9 +237,10 @@ def _spec(args: RayClusterArgs) -> dict[str, Any]:
     )
     groups = []
     if args.cpu_workers_max:
-        template = cpu_worker_template(context, args.cpu_worker, args.cpu_pool_labels)
+        template = cpu_worker_template(context, args.cpu_worker, names.CPU_POOL_LABELS)
         groups.append(worker_group("cpu", args.cpu_workers_max, template))
     if args.gpu is not None:
         groups.append(worker_group("gpu", args.gpu.max_nodes, gpu_worker_template(context, args.gpu)))
-    head = head_template(context, args.head, args.system_pool_labels)
+    # Never on Spot or flex-start: a job does not survive its head.
+    head = head_template(context, args.head, names.SYSTEM_POOL_LABELS)
     return ray_cluster_spec(args.ray_version, args.idle_timeout_seconds, head, groups)

@@ -6,12 +6,16 @@ network profiles" and "Cloud NGFW for RoCE VPC networks"). Its profile is fixed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pulumi
 import pulumi_gcp as gcp
+
+from oasis_stack.components.attachments import AdditionalNetwork
+from oasis_stack.facts.address_plan import AddressPlan
+from oasis_stack.facts.machine import RDMA_MTU
+from oasis_stack.facts.site import Site
 
 TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
 """A NIC's address is released some time after its node is gone, beyond the provider's own limit."""
@@ -21,18 +25,11 @@ TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
 class RdmaNetworkArgs:
     """What the gVNIC VPC and the RDMA VPC need to know."""
 
-    project: str
-    """Project id."""
-    region: str
-    """Region of the subnets."""
-    zone: str
-    """Zone whose RoCE network profile the RDMA VPC uses: a node of another zone cannot attach a NIC to it."""
-    gvnic_range: str
-    """Second gVNIC: one address for each GPU node."""
-    rdma_ranges: Sequence[str]
-    """One range per RDMA NIC, in NIC order: subnet `i` carries NIC `i` of every node, and NCCL's rings rely on it."""
-    mtu: int
-    """Largest packet in bytes. The RoCE profile demands 8896, and a smaller one beside it costs bandwidth."""
+    site: Site
+    """Where the stack stands; a node of another zone cannot attach a NIC to the RDMA VPC."""
+    addresses: AddressPlan
+    """Ranges of the second gVNIC and of each RDMA NIC, in NIC order: subnet `i` carries NIC `i` of every node, and
+    NCCL's rings rely on it."""
 
 
 class RdmaNetwork(pulumi.ComponentResource):
@@ -50,33 +47,33 @@ class RdmaNetwork(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
         gvnic = gcp.compute.Network(
             f"{name}-gvnic",
-            project=args.project,
+            project=args.site.project,
             auto_create_subnetworks=False,
             routing_mode="REGIONAL",
-            mtu=args.mtu,
+            mtu=RDMA_MTU,
             opts=child,
         )
         gcp.compute.Firewall(
             f"{name}-gvnic-internal",
-            project=args.project,
+            project=args.site.project,
             network=gvnic.id,
             direction="INGRESS",
-            source_ranges=[args.gvnic_range],
+            source_ranges=[args.addresses.gvnic],
             allows=[{"protocol": protocol} for protocol in ("tcp", "udp", "icmp")],
             opts=child,
         )
         rdma = gcp.compute.Network(
             f"{name}-rdma",
-            project=args.project,
+            project=args.site.project,
             auto_create_subnetworks=False,
             routing_mode="REGIONAL",
-            mtu=args.mtu,
-            network_profile=f"projects/{args.project}/global/networkProfiles/{args.zone}-vpc-roce",
+            mtu=RDMA_MTU,
+            network_profile=f"projects/{args.site.project}/global/networkProfiles/{args.site.zone}-vpc-roce",
             opts=child,
         )
-        gvnic_subnet = self._subnet(f"{name}-gvnic", args, gvnic, args.gvnic_range)
+        gvnic_subnet = self._subnet(f"{name}-gvnic", args, gvnic, args.addresses.gvnic)
         rdma_subnets = [
-            self._subnet(f"{name}-rdma-{index}", args, rdma, block) for index, block in enumerate(args.rdma_ranges)
+            self._subnet(f"{name}-rdma-{index}", args, rdma, block) for index, block in enumerate(args.addresses.rdma)
         ]
         self.gvnic_network_name = gvnic.name
         self.gvnic_subnet_name = gvnic_subnet.name
@@ -91,13 +88,21 @@ class RdmaNetwork(pulumi.ComponentResource):
             }
         )
 
+    @property
+    def nics(self) -> list[AdditionalNetwork]:
+        """Networks of a node's further NICs in interface order: the gVNIC, then RDMA NIC 0, 1, ..."""
+        return [
+            AdditionalNetwork(network=self.gvnic_network_name, subnetwork=self.gvnic_subnet_name),
+            *(AdditionalNetwork(network=self.rdma_network_name, subnetwork=nic) for nic in self.rdma_subnet_names),
+        ]
+
     def _subnet(
         self, name: str, args: RdmaNetworkArgs, network: gcp.compute.Network, block: str
     ) -> gcp.compute.Subnetwork:
         return gcp.compute.Subnetwork(
             name,
-            project=args.project,
-            region=args.region,
+            project=args.site.project,
+            region=args.site.region,
             network=network.id,
             ip_cidr_range=block,
             # A replaced subnet has the same addresses as its successor: both at once overlap, and Google refuses.

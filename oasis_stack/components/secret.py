@@ -10,7 +10,6 @@ and ..._version.go).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,28 +17,26 @@ import pulumi
 import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
+from oasis_stack.facts import names
+from oasis_stack.facts.lifecycle import Lifecycle
+from oasis_stack.facts.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKeySecretArgs:
     """What a secret needs to know."""
 
-    project: str
-    """Project id."""
-    secret_name: str
-    """Secret's id in the project; deterministic, so that workloads and a later stack find it."""
-    labels: Mapping[str, str]
-    """Labels, for the bill."""
-    keep: bool
-    """Whether a destroy leaves the secret and its values."""
-    adopt: bool
-    """Whether to take over an existing secret of this id."""
+    site: Site
+    """Where the stack stands."""
+    lifecycle: Lifecycle
+    """What becomes of the secret and its values."""
     value: pulumi.Output[str] | None
     """First value, secret; None leaves the secret empty, and a workload that reads it is told so."""
 
 
 class ApiKeySecret(pulumi.ComponentResource):
-    """Registers one Secret Manager secret, and a version of it where the stack's configuration has a value."""
+    """Registers one Secret Manager secret, whose id ends in the component's name, and a version of it where the stack's
+    configuration has a value."""
 
     APIS: ClassVar[tuple[str, ...]] = ("secretmanager.googleapis.com",)
 
@@ -47,15 +44,14 @@ class ApiKeySecret(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ApiKeySecretArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:ApiKeySecret", name, None, opts)
+        lifecycle, secret_name = args.lifecycle, names.secret(args.site.prefix, name)
         secret = gcp.secretmanager.Secret(
             name,
-            project=args.project,
-            secret_id=args.secret_name,
-            labels=dict(args.labels),
+            project=args.site.project,
+            secret_id=secret_name,
+            labels=dict(args.site.labels),
             replication={"auto": {}},
-            opts=keep_or_adopt(
-                self, args.keep, f"projects/{args.project}/secrets/{args.secret_name}" if args.adopt else None
-            ),
+            opts=keep_or_adopt(self, lifecycle, f"projects/{args.site.project}/secrets/{secret_name}"),
         )
         if args.value is not None:
             gcp.secretmanager.SecretVersion(
@@ -64,7 +60,7 @@ class ApiKeySecret(pulumi.ComponentResource):
                 secret_data_wo=args.value,
                 # The provider cannot see a write-only value change; this number, of the value alone, tells it.
                 secret_data_wo_version=args.value.apply(value_version),
-                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=args.keep),
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=lifecycle.keep),
             )
         self.secret_id = secret.id
         self.register_outputs({"secret_id": self.secret_id})

@@ -44,6 +44,18 @@ class Machine:
     """Whether a flex-start pool of it may ask for compact placement."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolSize:
+    """One autoscaled pool of ordinary nodes, bought on demand."""
+
+    machine_type: str
+    """Compute Engine machine type."""
+    min_nodes: int
+    """Nodes of all zones together that are always there, and paid for."""
+    max_nodes: int
+    """Most nodes of all zones together; the address plan must hold them. 0: no such pool."""
+
+
 # Shapes: Google Cloud documentation, "GPU machine types" (2026).
 # Zones: skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv; live: `gcloud compute machine-types list`.
 # Purchase: "GPU machine types"; H200 is sold by reservation, flex-start and Spot alone.

@@ -28,7 +28,7 @@ LABEL_VALUE_PATTERN = re.compile(r"[a-z0-9_-]{0,63}")
 """Google Cloud label values (same page)."""
 
 KUBERAY_NAMESPACE = "kuberay-system"
-"""Namespace of the operator."""
+"""Namespace of the operator; the Ray namespace's network policies let it in from here alone."""
 
 RAY_NAMESPACE_PATTERN = re.compile(
     rf"(?!(?:default|{KUBERAY_NAMESPACE})\Z|(?:kube|gke|gmp)-)" + DNS_LABEL_PATTERN.pattern
@@ -43,6 +43,9 @@ RAY_ACCOUNT = "ray"
 
 NODE_POOL_LABEL = "oasis/pool"
 """Node label by which pods choose a CPU pool, and the taint that keeps others out of a dedicated one."""
+
+SYSTEM_POOL_LABELS, CPU_POOL_LABELS = ({NODE_POOL_LABEL: role} for role in ("system", "cpu"))
+"""Labels of the nodes that are always on, for what must not lose its node, and of those for Ray's CPU workers."""
 
 GVNIC_NETWORK = "gvnic-1"
 """GKE Network of the second gVNIC; the first is GKE's own `default`."""

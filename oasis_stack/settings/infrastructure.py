@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from oasis_stack.facts import names
 from oasis_stack.facts.capacity_rules import CapacityEntry
-from oasis_stack.facts.machine import GENERAL_PURPOSE, MACHINES, Machine
+from oasis_stack.facts.machine import GENERAL_PURPOSE, MACHINES, Machine, PoolSize
 from oasis_stack.settings.reader import Between, ItemDefaults, Matching, Sized
 
 Label = Annotated[str, Matching(names.DNS_LABEL_PATTERN, "1 to 63 of a-z, 0-9 and -, no - at either end")]
@@ -57,7 +57,7 @@ class MaintenanceExclusion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemPool:
+class SystemPool(PoolSize):
     """Nodes that are always on: GKE's own pods, KubeRay, the Ray head."""
 
     machine_type: NodeMachine = "e2-standard-8"
@@ -69,7 +69,7 @@ class SystemPool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuPool:
+class CpuPool(PoolSize):
     """Nodes of Ray's CPU workers; none while nothing needs them."""
 
     machine_type: NodeMachine = "e2-standard-8"

@@ -19,8 +19,10 @@ from pulumi.runtime import config as runtime_config
 from oasis_stack.facts import address_plan, names
 from oasis_stack.facts.address_plan import AddressPlan
 from oasis_stack.facts.capacity_rules import MAX_RUN_HOURS
+from oasis_stack.facts.lifecycle import BucketLifecycle, Lifecycle, RepositoryLifecycle
 from oasis_stack.facts.machine import BUILD_MACHINES
 from oasis_stack.facts.problem import Problem, SettingsError
+from oasis_stack.facts.site import Site
 from oasis_stack.settings import rules as setting_rules
 from oasis_stack.settings.infrastructure import ClusterSettings, GpuSettings, NetworkSettings
 from oasis_stack.settings.ray import RaySettings
@@ -32,7 +34,7 @@ _NAME = "1 to 16 of a-z, 0-9 and -, a letter first, no - at the end, not beginni
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketSettings:
+class BucketSettings(BucketLifecycle):
     """One bucket."""
 
     keep: bool = True
@@ -61,7 +63,7 @@ class DockerHubSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegistrySettings:
+class RegistrySettings(RepositoryLifecycle):
     """The repositories of images and Python packages."""
 
     keep: bool = True
@@ -89,7 +91,7 @@ class BuildSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WandbSettings:
+class WandbSettings(Lifecycle):
     """The secret that holds the Weights & Biases key. `make secret` gives it a value."""
 
     keep: bool = False
@@ -130,6 +132,11 @@ class Settings:
     """`{}` takes its defaults; leave it out for a stack without Weights & Biases."""
     wandb_api_key: pulumi.Output[str] | None = None
     """Optional first value of the secret, encrypted in the stack file; `make secret` needs no copy there."""
+
+    @property
+    def site(self) -> Site:
+        """Where the stack stands."""
+        return Site(project=self.project, region=self.region, zone=self.zone, prefix=self.name, labels=self.labels)
 
     def address_plan(self) -> AddressPlan:
         """Every range of the stack.

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from oasis_stack.facts.site import Site
+
 FULL: dict[str, Any] = {
     "gcp:project": "some-project",
     "oasis:region": "us-central1",
@@ -22,6 +24,9 @@ FULL: dict[str, Any] = {
     "oasis:wandb": {},
 }
 """A stack that builds every component, by its defaults; keys as in a stack file."""
+
+SITE = Site(project="project-a", region="us-central1", zone="us-central1-b", prefix="oasis", labels={"team": "vision"})
+"""Where the components of tests stand."""
 
 
 def changed(key: str, value: object, config: Mapping[str, Any] = FULL) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.emulated
 
 H200 = "a3-ultragpu-8g"
-SYSTEM, CPU = {"role": "system"}, {"role": "cpu"}
+SYSTEM, CPU = names.SYSTEM_POOL_LABELS, names.CPU_POOL_LABELS
 
 
 class Platform:
@@ -81,21 +81,13 @@ def register(
     networks = names.device_networks(shape.rdma_nics) if shape.rdma_nics else ()
     kubeconfig = access.apply(lambda text: json.dumps(yaml.safe_load(text)))
     args = arguments(
-        system_pool_labels=SYSTEM,
-        cpu_pool_labels=CPU,
         idle_timeout_seconds=idle_timeout_seconds,
         gpu=gpu_group(machine=shape, max_nodes=gpu_nodes, device_networks=networks),
         kubeconfig=kubeconfig,
     )
     operator = KubeRay(
         "kuberay",
-        KubeRayArgs(
-            namespace="kuberay-system",
-            repository=repository,
-            version="1.6.2",
-            system_pool_labels=SYSTEM,
-            kubeconfig=kubeconfig,
-        ),
+        KubeRayArgs(repository=repository, kubeconfig=kubeconfig),
         pulumi.ResourceOptions(providers=[provider]),
     )
     RayCluster("ray", args, pulumi.ResourceOptions(providers=[provider], depends_on=[operator]))
@@ -159,7 +151,7 @@ def nodes() -> list[Body]:
     large = {"cpu": "223", "memory": "2880Gi", "pods": "20", "nvidia.com/gpu": "8"}
     return [
         _node("ray-system", SYSTEM, [], small),
-        _node("ray-cpu", CPU, [{"key": "role", "value": "cpu", "effect": "NoSchedule"}], small),
+        _node("ray-cpu", CPU, [{"key": names.NODE_POOL_LABEL, "value": "cpu", "effect": "NoSchedule"}], small),
         *(_node(f"ray-gpu-{i}", {taint["key"]: taint["value"]}, [taint, gpu], large) for i in range(3)),
     ]
 

@@ -6,26 +6,29 @@ from typing import Any
 import pytest
 
 from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
+from oasis_stack.facts.lifecycle import RepositoryLifecycle
 from tests.support.deployment import Deploy, Deployment
+from tests.support.stacks import SITE
 
 REPOSITORY = "gcp:artifactregistry/repository:Repository"
 
 
-def _deployed(deploy: Deploy, **changes: Any) -> Deployment:
-    arguments: dict[str, Any] = {
-        "project": "project-a",
-        "project_number": "123456789012",
-        "region": "us-central1",
-        "prefix": "oasis",
-        "labels": {"team": "vision"},
-        "keep": False,
-        "adopt": False,
-        "keep_untagged_days": 7,
-        "keep_versions": 5,
-        "docker_hub": None,
-        "in_use": "rayproject/ray:2.60.0-py312-cu128",
-    }
-    return deploy(lambda: ArtifactRegistry("registry", ArtifactRegistryArgs(**(arguments | changes))))
+def _deployed(
+    deploy: Deploy,
+    docker_hub: DockerHub | None = None,
+    in_use: str = "rayproject/ray:2.60.0-py312-cu128",
+    **changes: Any,
+) -> Deployment:
+    """The repositories; `changes` are those of their lifecycle."""
+    lifecycle: dict[str, Any] = {"keep": False, "adopt": False, "keep_untagged_days": 7, "keep_versions": 5}
+    args = ArtifactRegistryArgs(
+        site=SITE,
+        project_number="123456789012",
+        lifecycle=RepositoryLifecycle(**(lifecycle | changes)),
+        docker_hub=docker_hub,
+        in_use=in_use,
+    )
+    return deploy(lambda: ArtifactRegistry("registry", args))
 
 
 def test_images_and_packages_each_have_a_local_a_remote_and_a_virtual_repository(deploy: Deploy) -> None:

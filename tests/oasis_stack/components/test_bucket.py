@@ -3,21 +3,19 @@
 from typing import Any
 
 from oasis_stack.components.bucket import Bucket, BucketArgs
+from oasis_stack.facts.lifecycle import BucketLifecycle
 from tests.support.deployment import Deploy, Registered
+from tests.support.stacks import SITE
 
 
 def _bucket(deploy: Deploy, **changes: Any) -> Registered:
     arguments: dict[str, Any] = {
-        "project": "project-a",
-        "region": "us-central1",
-        "bucket_name": "project-a-oasis-runs",
-        "labels": {"team": "vision"},
-        "hierarchical": True,
         "soft_delete_days": 7,
         "keep": True,
         "adopt": False,
     }
-    seen = deploy(lambda: Bucket("runs", BucketArgs(**(arguments | changes))))
+    lifecycle = BucketLifecycle(**(arguments | changes))
+    seen = deploy(lambda: Bucket("runs", BucketArgs(site=SITE, lifecycle=lifecycle, hierarchical=True)))
     assert seen.only("oasis:index:Bucket").outputs == {
         "bucket_name": "project-a-oasis-runs",
         "uri": "gs://project-a-oasis-runs",

@@ -7,40 +7,46 @@ from typing import Any
 import pulumi
 import pulumi_kubernetes as kubernetes
 
+from oasis_stack.components.attachments import ClusterNetwork
 from oasis_stack.components.cluster import Cluster, ClusterArgs
-from oasis_stack.components.control_plane import EncryptionKey
-from oasis_stack.components.cpu_pool import PoolArgs
+from oasis_stack.components.control_plane import ControlPlane, EncryptionKey
+from oasis_stack.facts.machine import PoolSize
 from tests.support.deployment import Deploy, Deployment
+from tests.support.stacks import SITE
 
 CLUSTER, POOL = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePool"
-SYSTEM = PoolArgs(machine_type="e2-standard-8", min_nodes=1, max_nodes=3, labels={"pool": "system"}, dedicated=False)
-CPU = PoolArgs(machine_type="e2-standard-16", min_nodes=0, max_nodes=4, labels={"pool": "cpu"}, dedicated=True)
+SYSTEM = PoolSize(machine_type="e2-standard-8", min_nodes=1, max_nodes=3)
+CPU = PoolSize(machine_type="e2-standard-16", min_nodes=0, max_nodes=4)
+NETWORK = ClusterNetwork(
+    network_id="projects/project-a/global/networks/primary",
+    subnet_id="projects/project-a/regions/us-central1/subnetworks/nodes",
+    pods_range_name="pods",
+    services_range_name="services",
+)
 
 
-def _cluster(**changes: Any) -> Cluster:
-    arguments: dict[str, Any] = {
-        "project": "project-a",
-        "project_number": "123456789012",
-        "region": "us-central1",
-        "node_locations": ["us-central1-b"],
-        "network_id": "projects/project-a/global/networks/primary",
-        "subnet_id": "projects/project-a/regions/us-central1/subnetworks/nodes",
-        "pods_range_name": "pods",
-        "services_range_name": "services",
-        "control_plane_range": "10.64.48.0/28",
+def _cluster(*, deletion_protection: bool = False, **changes: Any) -> Cluster:
+    """The cluster; `changes` are those of its control plane."""
+    control_plane: dict[str, Any] = {
+        "address_range": "10.64.48.0/28",
         "endpoint": "dns",
         "authorized_networks": {},
         "release_channel": "REGULAR",
         "minimum_version": "1.35",
         "maintenance_exclusion": None,
-        "pools": {"system": SYSTEM, "cpu": CPU},
-        "node_account_id": "oasis-nodes",
-        "readable_repositories": {"docker": "oasis-docker", "docker-virtual": "oasis-docker-virtual"},
         "secrets_encryption_key": None,
-        "deletion_protection": False,
-        "labels": {"team": "vision"},
     }
-    return Cluster("cluster", ClusterArgs(**(arguments | changes)))
+    args = ClusterArgs(
+        site=SITE,
+        project_number="123456789012",
+        network=NETWORK,
+        control_plane=ControlPlane(**(control_plane | changes)),
+        system_pool=SYSTEM,
+        cpu_pool=CPU,
+        readable_repositories={"docker": "oasis-docker", "docker-virtual": "oasis-docker-virtual"},
+        deletion_protection=deletion_protection,
+    )
+    return Cluster("cluster", args)
 
 
 def _inputs(deploy: Deploy, **changes: Any) -> dict[str, Any]:
@@ -166,8 +172,8 @@ def test_the_system_pool_is_always_on_and_the_cpu_pool_shrinks_to_nothing_behind
     assert (system["initialNodeCount"], cpu["initialNodeCount"]) == (1, 0)
     assert (system["autoscaling"]["totalMinNodeCount"], system["autoscaling"]["totalMaxNodeCount"]) == (1, 3)
     assert (cpu["autoscaling"]["totalMinNodeCount"], cpu["autoscaling"]["totalMaxNodeCount"]) == (0, 4)
-    assert system["nodeConfig"]["labels"] == {"pool": "system"} and "taints" not in system["nodeConfig"]
-    assert cpu["nodeConfig"]["taints"] == [{"key": "pool", "value": "cpu", "effect": "NO_SCHEDULE"}]
+    assert system["nodeConfig"]["labels"] == {"oasis/pool": "system"} and "taints" not in system["nodeConfig"]
+    assert cpu["nodeConfig"]["taints"] == [{"key": "oasis/pool", "value": "cpu", "effect": "NO_SCHEDULE"}]
     for pool in (system, cpu):
         assert pool["management"] == {"autoRepair": True, "autoUpgrade": True}
         assert pool["upgradeSettings"] == {"maxSurge": 1, "maxUnavailable": 0}

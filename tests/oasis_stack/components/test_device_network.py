@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oasis_stack.components.attachments import AdditionalNetwork
 from oasis_stack.components.device_network import DeviceNetworks, DeviceNetworksArgs
 from tests.support.deployment import Deploy, Deployment
 
@@ -12,10 +13,10 @@ NAMES = ["gvnic-1", *(f"rdma-{i}" for i in range(8))]
 
 def build(deploy: Deploy) -> Deployment:
     args = DeviceNetworksArgs(
-        gvnic_network_name="gvnic-vpc",
-        gvnic_subnet_name="gvnic-subnet",
-        rdma_network_name="rdma-vpc",
-        rdma_subnet_names=[f"rdma-subnet-{i}" for i in range(8)],
+        nics=[
+            AdditionalNetwork(network="gvnic-vpc", subnetwork="gvnic-subnet"),
+            *(AdditionalNetwork(network="rdma-vpc", subnetwork=f"rdma-subnet-{i}") for i in range(8)),
+        ],
         kubeconfig="{}",
     )
     return deploy(lambda: DeviceNetworks("devices", args))

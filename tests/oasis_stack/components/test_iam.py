@@ -1,7 +1,8 @@
 """What the pods' service account may do, and on what."""
 
-from oasis_stack.components.iam import BucketGrant, RepositoryGrant, WorkloadIdentity, WorkloadIdentityArgs
+from oasis_stack.components.iam import BucketGrant, WorkloadIdentity, WorkloadIdentityArgs
 from tests.support.deployment import Deploy, Deployment
+from tests.support.stacks import SITE
 
 WHO = (
     "principal://iam.googleapis.com/projects/123456789012/locations/global/workloadIdentityPools/"
@@ -15,7 +16,7 @@ def _deployed(deploy: Deploy) -> Deployment:
         WorkloadIdentity(
             "identity",
             WorkloadIdentityArgs(
-                project="project-a",
+                site=SITE,
                 project_number="123456789012",
                 cluster_name="cluster-a",
                 namespace="ray",
@@ -25,7 +26,7 @@ def _deployed(deploy: Deploy) -> Deployment:
                     "runs": BucketGrant(bucket="runs-bucket", roles=USER),
                 },
                 secrets={"wandb": "projects/project-a/secrets/oasis-wandb"},
-                repositories={"python": RepositoryGrant(location="us-central1", repository="oasis-python-virtual")},
+                repositories={"python": "oasis-python-virtual"},
             ),
         )
 

@@ -2,6 +2,7 @@
 
 from oasis_stack.components.image_build import ImageBuild, ImageBuildArgs, Peering
 from tests.support.deployment import Deploy, Deployment
+from tests.support.stacks import SITE
 
 POOL = "gcp:cloudbuild/workerPool:WorkerPool"
 CONNECTION, WAIT = "gcp:servicenetworking/connection:Connection", "pulumi-python:dynamic/wait:ConnectionFree"
@@ -12,16 +13,12 @@ def _deployed(deploy: Deploy, peering: Peering | None) -> Deployment:
         ImageBuild(
             "build",
             ImageBuildArgs(
-                project="project-a",
-                region="us-central1",
+                site=SITE,
                 machine_type="e2-highmem-8",
                 disk_gb=200,
                 peering=peering,
-                builder_account_id="oasis-image-builder",
-                source_bucket_name="project-a-oasis-builds",
                 image_repository_id="oasis-docker",
                 readable_repositories={"docker": "oasis-docker-virtual", "python": "oasis-python-virtual"},
-                labels={},
             ),
         )
 
@@ -72,8 +69,8 @@ def test_the_builder_may_push_to_one_repository_read_two_and_use_its_bucket_and_
         ("oasis-docker", "roles/artifactregistry.writer"),
         ("oasis-docker-virtual", "roles/artifactregistry.reader"),
         ("oasis-python-virtual", "roles/artifactregistry.reader"),
-        ("project-a-oasis-builds", "roles/storage.objectUser"),
-        ("project-a-oasis-builds", "roles/storage.bucketViewer"),
+        ("project-a-oasis-build", "roles/storage.objectUser"),
+        ("project-a-oasis-build", "roles/storage.bucketViewer"),
     }
 
 

@@ -7,13 +7,7 @@ from tests.support.deployment import Deploy
 
 
 def test_chart_and_operator_have_the_one_version_and_run_on_the_system_pool(deploy: Deploy) -> None:
-    args = KubeRayArgs(
-        namespace="kuberay-system",
-        repository="https://charts.example/",
-        version="1.6.2",
-        system_pool_labels={"pool": "system"},
-        kubeconfig="{}",
-    )
+    args = KubeRayArgs(repository="https://charts.example/", kubeconfig="{}")
 
     deployment = deploy(lambda: KubeRay("kuberay", args))
 
@@ -26,7 +20,7 @@ def test_chart_and_operator_have_the_one_version_and_run_on_the_system_pool(depl
     assert (release["chart"], release["version"]) == ("kuberay-operator", "1.6.2")
     assert release["repositoryOpts"] == {"repo": "https://charts.example/"}
     assert release["values"]["image"]["tag"] == "v1.6.2"
-    assert release["values"]["nodeSelector"] == {"pool": "system"}
+    assert release["values"]["nodeSelector"] == {"oasis/pool": "system"}
     assert (release["namespace"], release["createNamespace"]) == ("kuberay-system", True)
     assert release["atomic"] is True  # a release that failed half-way would be found by the next up
     assert deployment.only("oasis:index:KubeRay").outputs == {"release_name": "kuberay-operator"}

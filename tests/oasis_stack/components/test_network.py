@@ -1,50 +1,42 @@
 """The primary VPC and the networks of the RDMA NICs."""
 
-from typing import Any
+from dataclasses import replace
 
 import pulumi_gcp as gcp
 
 from oasis_stack.components.network import Network, NetworkArgs
 from oasis_stack.components.rdma_network import RdmaNetwork, RdmaNetworkArgs
+from oasis_stack.facts.address_plan import AddressPlan
 from tests.support.deployment import Deploy, Deployment
+from tests.support.stacks import SITE
 
 NETWORK, SUBNET = "gcp:compute/network:Network", "gcp:compute/subnetwork:Subnetwork"
 FIREWALL, ROUTER, NAT = "gcp:compute/firewall:Firewall", "gcp:compute/router:Router", "gcp:compute/routerNat:RouterNat"
 WAIT = "pulumi-python:dynamic/wait:NetworkFree"
 RDMA_RANGES = [f"10.128.{index}.0/24" for index in range(8)]
+ADDRESSES = AddressPlan(
+    nodes="10.64.0.0/20",
+    services="10.64.16.0/20",
+    proxy_only="10.64.32.0/24",
+    peering="10.64.49.0/24",
+    control_plane="10.64.48.0/28",
+    pods="10.96.0.0/14",
+    gvnic="10.129.0.0/24",
+    rdma=tuple(RDMA_RANGES),
+)
 
 
-def _primary(**changes: Any) -> Network:
-    arguments: dict[str, Any] = {
-        "project": "project-a",
-        "region": "us-central1",
-        "node_range": "10.64.0.0/20",
-        "pods_range": "10.96.0.0/14",
-        "services_range": "10.64.16.0/20",
-        "proxy_only_range": None,
-        "proxied_port": 8265,
-        "mtu": 8896,
-    }
-    return Network("network", NetworkArgs(**(arguments | changes)))
+def _primary(addresses: AddressPlan = ADDRESSES, proxied_port: int | None = None) -> Network:
+    return Network("network", NetworkArgs(site=SITE, addresses=addresses, proxied_port=proxied_port))
 
 
 def _rdma() -> RdmaNetwork:
-    return RdmaNetwork(
-        "rdma-network",
-        RdmaNetworkArgs(
-            project="project-a",
-            region="us-central1",
-            zone="us-central1-b",
-            gvnic_range="10.129.0.0/24",
-            rdma_ranges=RDMA_RANGES,
-            mtu=8896,
-        ),
-    )
+    return RdmaNetwork("rdma-network", RdmaNetworkArgs(site=SITE, addresses=ADDRESSES))
 
 
-def _both(deploy: Deploy, **changes: Any) -> Deployment:
+def _both(deploy: Deploy, proxied_port: int | None = None) -> Deployment:
     def program() -> None:
-        _primary(**changes)
+        _primary(proxied_port=proxied_port)
         _rdma()
 
     return deploy(program)
@@ -74,7 +66,7 @@ def test_every_network_of_a_gpu_node_carries_the_same_large_packets(deploy: Depl
 
 
 def test_the_rdma_vpc_has_no_firewall_router_or_nat_and_only_the_primary_one_has_a_way_out(deploy: Deploy) -> None:
-    seen = _both(deploy, proxy_only_range="10.64.32.0/24")
+    seen = _both(deploy, proxied_port=8265)
     rdma, primary = seen.get(NETWORK, "rdma-network-rdma"), seen.get(NETWORK, "network")
     users = [resource for resource in seen if rdma.urn in resource.dependencies]
     assert {resource.type for resource in users} == {SUBNET}
@@ -96,8 +88,8 @@ def test_nodes_reach_googles_apis_directly_and_the_rest_of_the_world_through_the
 
 
 def test_other_secondary_ranges_have_other_names_and_replace_the_subnet_with_the_cluster_in_it(deploy: Deploy) -> None:
-    def names(**changes: Any) -> dict[str, str]:
-        seen = deploy(lambda: _primary(**changes))
+    def names(addresses: AddressPlan = ADDRESSES, proxied_port: int | None = None) -> dict[str, str]:
+        seen = deploy(lambda: _primary(addresses, proxied_port))
         subnet = seen.get(SUBNET, "network-nodes")
         assert subnet.replace_on_changes == {"secondaryIpRanges"}
         ranges = {item["ipCidrRange"]: item["rangeName"] for item in subnet.inputs["secondaryIpRanges"]}
@@ -105,7 +97,7 @@ def test_other_secondary_ranges_have_other_names_and_replace_the_subnet_with_the
         assert list(ranges.values()) == [told["pods_range_name"], told["services_range_name"]]
         return ranges
 
-    one, same, moved = names(), names(mtu=1460), names(pods_range="10.100.0.0/14")
+    one, same, moved = names(), names(proxied_port=8265), names(replace(ADDRESSES, pods="10.100.0.0/14"))
     assert one == same
     assert moved["10.100.0.0/14"] not in one.values()
     assert moved["10.64.16.0/20"] == one["10.64.16.0/20"]
@@ -127,7 +119,7 @@ def test_within_the_network_every_port_is_open_to_what_nodes_and_pods_speak(depl
 
 
 def test_load_balancer_proxies_get_their_subnet_and_reach_one_port(deploy: Deploy) -> None:
-    seen = _both(deploy, proxy_only_range="10.64.32.0/24")
+    seen = _both(deploy, proxied_port=8265)
     assert seen.get(SUBNET, "network-proxies").inputs["purpose"] == "REGIONAL_MANAGED_PROXY"
     rule = seen.get(FIREWALL, "network-proxies").inputs
     assert (rule["sourceRanges"], rule["allows"]) == (["10.64.32.0/24"], [{"protocol": "tcp", "ports": ["8265"]}])
@@ -150,7 +142,7 @@ def test_who_takes_the_networks_id_goes_before_the_wait_and_the_wait_before_ever
 
 
 def test_networks_wait_long_enough_on_delete_and_subnets_make_room_before_their_successor(deploy: Deploy) -> None:
-    seen = _both(deploy, proxy_only_range="10.64.32.0/24")
+    seen = _both(deploy, proxied_port=8265)
     parts = [part for part in seen if part.type.startswith("gcp:compute/")]
     # Longer than the provider's own 20 minutes, which Google's release of addresses and rules outlasts.
     for part in parts:

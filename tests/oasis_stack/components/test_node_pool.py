@@ -4,10 +4,12 @@ from typing import Any, Literal
 
 import pytest
 
-from oasis_stack.components.node_pool import GKE_LABELS, AdditionalNetwork, GpuNodePool, GpuNodePoolArgs
+from oasis_stack.components.attachments import AdditionalNetwork
+from oasis_stack.components.node_pool import GKE_LABELS, GpuNodePool, GpuNodePoolArgs
 from oasis_stack.facts.capacity_rules import CapacityEntry
 from oasis_stack.facts.machine import MACHINES
 from tests.support.deployment import Deploy, Registered
+from tests.support.stacks import SITE
 
 H200 = "a3-ultragpu-8g"
 NICS = [AdditionalNetwork(network="gvnic", subnetwork="gvnic")] + [
@@ -31,17 +33,14 @@ def _pool(deploy: Deploy, entry: CapacityEntry, machine: str = H200) -> Register
         GpuNodePool(
             "gpu",
             GpuNodePoolArgs(
-                project="project-a",
+                site=SITE,
                 cluster_name="cluster-a",
-                region="us-central1",
-                zone="us-central1-b",
                 machine=MACHINES[machine],
                 entry=entry,
                 driver_version="LATEST",
                 compute_class="h200",
                 node_service_account="nodes@project-a.iam.gserviceaccount.com",
-                additional_networks=NICS if MACHINES[machine].rdma_nics else [],
-                labels={"team": "vision"},
+                nics=NICS if MACHINES[machine].rdma_nics else [],
             ),
         )
 

@@ -15,13 +15,14 @@ import pulumi
 import pytest
 from ray.autoscaler._private.kuberay import autoscaling_config, node_provider
 
+from oasis_stack.components.attachments import AdditionalNetwork
 from oasis_stack.components.compute_class import ComputeClass, ComputeClassArgs
 from oasis_stack.components.device_network import DeviceNetworks, DeviceNetworksArgs
-from oasis_stack.components.ray_cluster import GpuGroup, RayCluster, RayClusterArgs, port_forward_command
+from oasis_stack.components.ray_cluster import InternalLoadBalancer, RayCluster, RayClusterArgs, port_forward_command
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.pod_size import PodSize, gpu_pod
 from oasis_stack.pod_specs import gib
-from oasis_stack.pod_specs.pods import MAX_RUN_VARIABLE
+from oasis_stack.pod_specs.pods import MAX_RUN_VARIABLE, GpuGroup
 from tests.support.deployment import Deploy, Deployment
 from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, ClusterEnvironment, variable
 
@@ -29,6 +30,8 @@ RAY_CLUSTER = "kubernetes:ray.io/v1:RayCluster"
 H200 = MACHINES["a3-ultragpu-8g"]
 NETWORKS = ["gvnic-1", *(f"rdma-{i}" for i in range(8))]
 ENVIRONMENT = {field.name: f"<{field.name}>" for field in dataclasses.fields(ClusterEnvironment)}
+
+LOAD_BALANCER = InternalLoadBalancer(address="10.64.0.50", port=8265, client_ranges=["10.64.0.0/16"])
 
 
 def gpu_group(**changes: Any) -> GpuGroup:
@@ -45,21 +48,15 @@ def arguments(**changes: Any) -> RayClusterArgs:
         ray_version="2.60.0",
         image="rayproject/ray:2.60.0-py312-cu128",
         environment=ENVIRONMENT,
-        service_account="ray",
         head=PodSize(cpus=4, memory_gib=16),
-        system_pool_labels={"pool": "system"},
         cpu_worker=PodSize(cpus=6, memory_gib=24),
         cpu_workers_max=3,
-        cpu_pool_labels={"pool": "cpu"},
         gpu=gpu_group(),
         idle_timeout_seconds=600,
         data_bucket="data-bucket",
         runs_bucket="runs-bucket",
-        operator_namespace="kuberay-system",
         control_plane_ranges=["10.64.128.0/28", "10.96.0.0/20"],
-        dashboard_address=None,
-        dashboard_port=8265,
-        dashboard_client_ranges=[],
+        load_balancer=None,
         kubeconfig=pulumi.Output.secret("{}"),
     )
     return dataclasses.replace(args, **changes)
@@ -259,11 +256,11 @@ def test_no_autoscaler_but_ray_s_own_takes_a_pod_away(deploy: Deploy) -> None:
 def test_the_head_and_cpu_workers_stay_on_their_own_pools(deploy: Deploy) -> None:
     found = spec(deploy)
 
-    assert pod(found["headGroupSpec"])["nodeSelector"] == {"pool": "system"}
+    assert pod(found["headGroupSpec"])["nodeSelector"] == {"oasis/pool": "system"}
     assert "tolerations" not in pod(found["headGroupSpec"])
     cpu = pod(worker_groups(found)["cpu"])
-    assert cpu["nodeSelector"] == {"pool": "cpu"}
-    assert [(entry["key"], entry["value"]) for entry in cpu["tolerations"]] == [("pool", "cpu")]
+    assert cpu["nodeSelector"] == {"oasis/pool": "cpu"}
+    assert [(entry["key"], entry["value"]) for entry in cpu["tolerations"]] == [("oasis/pool", "cpu")]
 
 
 def test_no_pod_has_a_way_to_its_node_and_no_container_but_the_autoscaler_a_kubernetes_token(deploy: Deploy) -> None:
@@ -581,7 +578,7 @@ def test_the_dashboard_is_behind_no_load_balancer_unless_an_address_is_given(dep
 
 
 def test_the_load_balancer_is_internal_and_for_the_given_ranges_alone(deploy: Deploy) -> None:
-    deployment = build(deploy, dashboard_address="10.64.0.50", dashboard_client_ranges=["10.64.0.0/16"])
+    deployment = build(deploy, load_balancer=LOAD_BALANCER)
 
     service = deployment.only("kubernetes:core/v1:Service").inputs
     assert service["metadata"]["annotations"]["networking.gke.io/load-balancer-type"] == "Internal"
@@ -601,7 +598,7 @@ def test_the_budget_protects_the_head_and_nothing_else(deploy: Deploy) -> None:
 
 
 def test_on_destroy_our_cluster_goes_first_then_users_workloads_then_what_they_lived_in(deploy: Deploy) -> None:
-    deployment = build(deploy, dashboard_address="10.64.0.50", dashboard_client_ranges=["10.64.0.0/16"])
+    deployment = build(deploy, load_balancer=LOAD_BALANCER)
 
     cluster = deployment.only(RAY_CLUSTER)
     (workloads,) = [resource for resource in deployment if resource.type.endswith(":WorkloadsGone")]
@@ -627,10 +624,7 @@ def test_the_cluster_waits_for_the_class_and_the_networks_that_its_pods_name(dep
         )
         class_name = ComputeClass("class", class_args).class_name
         args = DeviceNetworksArgs(
-            gvnic_network_name="gvnic",
-            gvnic_subnet_name="gvnic",
-            rdma_network_name="rdma",
-            rdma_subnet_names=[f"subnet-{i}" for i in range(8)],
+            nics=[AdditionalNetwork(network="vpc", subnetwork=f"subnet-{i}") for i in range(9)],
             kubeconfig="{}",
         )
         networks = DeviceNetworks("devices", args).network_names

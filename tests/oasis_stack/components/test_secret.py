@@ -1,27 +1,24 @@
 """The secret, and the value it may start with."""
 
-from typing import Any
-
 import pulumi
 
 from oasis_stack.components.secret import ApiKeySecret, ApiKeySecretArgs, value_version
+from oasis_stack.facts.lifecycle import Lifecycle
 from tests.support.deployment import Deploy, Deployment
+from tests.support.stacks import SITE
 
 SECRET, VERSION = "gcp:secretmanager/secret:Secret", "gcp:secretmanager/secretVersion:SecretVersion"
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
-def _deployed(deploy: Deploy, value: str | None = None, **changes: Any) -> Deployment:
+def _deployed(deploy: Deploy, value: str | None = None, keep: bool = False, adopt: bool = False) -> Deployment:
     def program() -> None:
-        arguments: dict[str, Any] = {
-            "project": "project-a",
-            "secret_name": "oasis-wandb",
-            "labels": {},
-            "keep": False,
-            "adopt": False,
-            "value": None if value is None else pulumi.Output.secret(value),
-        }
-        secret = ApiKeySecret("wandb", ApiKeySecretArgs(**(arguments | changes)))
+        args = ApiKeySecretArgs(
+            site=SITE,
+            lifecycle=Lifecycle(keep=keep, adopt=adopt),
+            value=None if value is None else pulumi.Output.secret(value),
+        )
+        secret = ApiKeySecret("wandb", args)
         pulumi.export("secret", secret.secret_id)
 
     return deploy(program)
