@@ -33,9 +33,9 @@ from workloads.nccl.definitions import bandwidth
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.logs import debug_log, faults
 from workloads.nccl.logs.debug_log import Keeper
-from workloads.nccl.logs.promise import WORDS
+from workloads.nccl.logs.verdict import WORDS
 from workloads.nccl.ranks import rows
-from workloads.nccl.results import findings, records, report, terminal
+from workloads.nccl.results import findings, records, report
 from workloads.nccl.results.findings import Finding
 from workloads.nccl.results.measured import Measured
 
@@ -156,7 +156,7 @@ def _run(given: argparse.Namespace) -> int:
     done: list[tuple[Run, list[Finding]]] = []
     for ranks in dict.fromkeys(given.ranks):
         run = _measure(ranks, given, sizes)
-        done.append((run, terminal.show_findings([run.measured])))
+        done.append((run, findings.show_findings([run.measured])))
         _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
     figures = {
         "date": datetime.date.today().isoformat(),
@@ -192,7 +192,7 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> Run
     layout = one_gpu_rank.layout(ranks, given.backend)
     plan = one_gpu_rank.plan(given.timeout)
     stage = Stage(name="one rank" if ranks == 1 else "two ranks", nodes=(0,))
-    keeper, printer = Keeper(), terminal.Printer()
+    keeper, printer = Keeper(), findings.Printer()
     nccl = given.backend == "nccl"
     logs = keeper.open(ranks, debug_log.PATH) if nccl else [{}] * ranks
     timed, measured = [""] * (ranks * nccl), []

@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from benchmarks import simulation
 from workloads import closed_pipe
 from workloads.nccl.definitions.bandwidth import format_size
-from workloads.nccl.scaling import prediction, published, scaling
+from workloads.nccl.scaling import predict, published, scaling
 from workloads.nccl.scaling.published import Table
 from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, Work
 
@@ -94,10 +94,10 @@ def residuals(table: Table, every_second: bool) -> dict[str, Any]:
 
 def work(rate: float, batch: int, jitter: float, contention: float = 0.0) -> Work:
     """ConvNeXt-Base, as `bench predict` has it: images per second of one GPU, images per step, shares."""
-    setting = prediction.Setting(
+    setting = predict.Setting(
         model="base", batch=batch, bucket_bytes=0, contention=contention, jitter=jitter, input_rate=0.0
     )
-    return prediction.work(setting, rate)
+    return predict.work(setting, rate)
 
 
 def all_reduce(size: int, nodes: int) -> float:

@@ -10,7 +10,7 @@ import pulumi
 from oasis_stack import components as oasis
 from oasis_stack.components import ray_cluster
 from oasis_stack.facts import names
-from oasis_stack.settings.settings import Settings
+from oasis_stack.settings.schema import Settings
 
 
 def cluster_environment(

@@ -163,7 +163,7 @@ def test_what_a_component_uses_imports_no_component_either() -> None:
 
 def test_settings_are_read_by_the_wiring_and_the_command_line_alone() -> None:
     for name, found in within("oasis_stack").items():
-        if any(other.startswith("oasis_stack.settings.settings") for other in ours(found)):
+        if any(other.startswith("oasis_stack.settings") for other in ours(found)):
             assert part(name) in READS_SETTINGS, name
 
 

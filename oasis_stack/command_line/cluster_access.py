@@ -15,7 +15,7 @@ from oasis_stack.command_line import external_program
 from oasis_stack.command_line.external_program import ProgramError, read, show
 from oasis_stack.command_line.pulumi_stack import Stack
 from oasis_stack.facts import names
-from oasis_stack.settings.settings import Settings
+from oasis_stack.settings.schema import Settings
 
 _RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.networking.k8s.io,services"
 """What people start and `destroy` ends."""

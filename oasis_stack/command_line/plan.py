@@ -10,7 +10,7 @@ from typing import Any
 
 from oasis_stack.facts import capacity_rules
 from oasis_stack.facts.problem import config_key
-from oasis_stack.settings.settings import GpuSettings, Settings
+from oasis_stack.settings.schema import GpuSettings, Settings
 
 
 def report(settings: Settings, values: Mapping[str, object]) -> str:

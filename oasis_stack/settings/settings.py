@@ -1,179 +1,33 @@
-"""Every setting of a stack, its default and its limits. Defaults live only here, in `infrastructure` and in `ray`.
+"""Reads a stack's settings: `load` for the program, `parse` for the command line, both by the same rules.
 
-The program reads them with `load` from Pulumi's configuration, the command line with `parse` from the stack file: the
-same rules for both. What concerns several settings at once is in `rules`.
+`load` takes Pulumi's configuration, `parse` what the stack file holds. A mapping is read into the dataclasses of
+`schema` by their own annotations. A field that is wrong gets its default or an empty stand-in, so that reading goes on
+and every problem is found at once: the result is used only if there is none.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import pulumi
 from pulumi.runtime import config as runtime_config
 
-from oasis_stack.facts import address_plan, names
-from oasis_stack.facts.address_plan import AddressPlan
 from oasis_stack.facts.capacity_rules import MAX_RUN_HOURS
-from oasis_stack.facts.lifecycle import BucketLifecycle, Lifecycle, RepositoryLifecycle
-from oasis_stack.facts.machine import BUILD_MACHINES
-from oasis_stack.facts.problem import Problem, SettingsError
-from oasis_stack.facts.site import Site
-from oasis_stack.settings import rules as setting_rules
-from oasis_stack.settings.infrastructure import ClusterSettings, GpuSettings, NetworkSettings
-from oasis_stack.settings.ray import RaySettings
-from oasis_stack.settings.reader import Between, Matching, Reader, Sized
+from oasis_stack.facts.problem import UNKNOWN, Problem, SettingsError, config_key
+from oasis_stack.settings import rules
+from oasis_stack.settings.schema import ItemDefaults, Settings, Sized
 
-__all__ = ["Problem", "Settings", "SettingsError", "from_config", "load", "parse"]
+_T = TypeVar("_T")
 
-_NAME = "1 to 16 of a-z, 0-9 and -, a letter first, no - at the end, not beginning with goog nor containing google"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BucketSettings(BucketLifecycle):
-    """One bucket."""
-
-    keep: bool = True
-    """Whether `pulumi destroy` leaves it. If false, everything in it is deleted with the stack."""
-    adopt: bool = False
-    """Set true once, when an earlier stack kept the bucket: `up` takes it over instead of making one."""
-    soft_delete_days: Annotated[int, Between(0, 90)] = 7
-    """How long a deleted object can be restored, and is paid for: 7 to 90 days, or 0 for not at all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DockerHubSettings:
-    """A login at Docker Hub, which refuses (429) what comes without one from an address that has fetched enough, and
-    many share one."""
-
-    username: Annotated[str, Matching(r"[a-z0-9]{4,30}", "a Docker ID, 4 to 30 of a-z and 0-9")]
-    """Docker ID."""
-    password_secret: Annotated[
-        str,
-        Matching(
-            r"projects/[^/]+/secrets/[^/]+/versions/([0-9]+|latest)",
-            "a secret version's full name, projects/<project>/secrets/<secret>/versions/<version>",
-        ),
-    ]
-    """Version of a secret in Secret Manager, made beforehand, that holds an access token of Docker Hub."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegistrySettings(RepositoryLifecycle):
-    """The repositories of images and Python packages."""
-
-    keep: bool = True
-    """Whether `pulumi destroy` keeps the two local repositories. The others only hold copies and are always deleted."""
-    adopt: bool = False
-    """As for a bucket."""
-    keep_untagged_days: Annotated[int, Between(1, 365)] = 7
-    """Untagged images older than this are deleted. What `make image` builds keeps its tag, and goes after 180 days."""
-    keep_versions: Annotated[int, Between(1, 100)] = 5
-    """The newest versions of each image and package that no policy deletes; nor does one delete the image in use."""
-    docker_hub: DockerHubSettings | None = None
-    """Login with which public images are fetched; without one, what Docker Hub gives to everybody."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildSettings:
-    """A Cloud Build private worker pool for the image."""
-
-    machine_type: Annotated[str, Sized(BUILD_MACHINES)] = "e2-highmem-8"
-    """What a build runs on; paid only while one does."""
-    disk_gb: Annotated[int, Between(100, 4000)] = 200
-    """Disk of a build in GB: base image, layers and cache together."""
-    peered: bool = False
-    """Whether builds run inside the primary VPC; that adds service networking, whose removal Google delays."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WandbSettings(Lifecycle):
-    """The secret that holds the Weights & Biases key. `make secret` gives it a value."""
-
-    keep: bool = False
-    """Whether `pulumi destroy` leaves the secret and its versions."""
-    adopt: bool = False
-    """As for a bucket."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """A whole stack. Plain values, but for the one secret."""
-
-    project: Annotated[str, Matching(names.PROJECT_PATTERN, "a project id, 6 to 30 of a-z, 0-9 and -")]
-    """Google Cloud project id; in the stack file `gcp:project`, written by `make init`."""
-    region: Annotated[str, Matching(r"[a-z]+-[a-z]+[0-9]+", "a region such as us-central1")]
-    """Region of everything. Changing it replaces everything."""
-    zone: Annotated[str, Matching(r"[a-z]+-[a-z]+[0-9]+-[a-z]", "a zone such as us-central1-b")]
-    """Zone of all nodes; an RDMA VPC has exactly one."""
-    name: Annotated[str, Matching(names.NAME_PATTERN, _NAME)] = "oasis"
-    """First part of every name that must be found again; two stacks of one project need two. A change replaces."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """Labels of everything that can carry some, for the bill."""
-    state_backend: Annotated[str, Matching(r"(gs|file)://.+", "an address such as gs://bucket")] = ""
-    """Where Pulumi keeps this stack's state; written by `make init`, read by the make targets, not by the program."""
-    network: NetworkSettings = field(default_factory=NetworkSettings)
-    cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    gpu: GpuSettings | None = None
-    """Leave it out for a stack without GPUs."""
-    ray: RaySettings = field(default_factory=RaySettings)
-    data: BucketSettings = field(default_factory=BucketSettings)
-    """Bucket of the training data."""
-    runs: BucketSettings = field(default_factory=BucketSettings)
-    """Bucket of checkpoints, results and logs."""
-    registry: RegistrySettings = field(default_factory=RegistrySettings)
-    build: BuildSettings | None = None
-    """`{}` takes its defaults; leave it out to build images with a local Docker or Podman only."""
-    wandb: WandbSettings | None = None
-    """`{}` takes its defaults; leave it out for a stack without Weights & Biases."""
-    wandb_api_key: pulumi.Output[str] | None = None
-    """Optional first value of the secret, encrypted in the stack file; `make secret` needs no copy there."""
-
-    @property
-    def site(self) -> Site:
-        """Where the stack stands."""
-        return Site(project=self.project, region=self.region, zone=self.zone, prefix=self.name, labels=self.labels)
-
-    def address_plan(self) -> AddressPlan:
-        """Every range of the stack.
-
-        Raises:
-            SettingsError: the blocks are wrong, overlap, or hold too few nodes.
-        """
-        pools = (self.cluster.system_pool.max_nodes, self.cluster.cpu_pool.max_nodes)
-        return address_plan.plan(
-            primary_block=self.network.primary_block,
-            pods_block=self.network.pods_block,
-            device_block=self.network.device_block,
-            max_gpu_nodes=self.gpu.max_nodes if self.gpu else 0,
-            # A surge upgrade adds one node to each of these pools.
-            max_other_nodes=sum(pools) + len(pools),
-            rdma_nics=self.gpu.machine.rdma_nics if self.gpu else 0,
-        )
-
-
-def parse(values: Mapping[str, object]) -> Settings:
-    """Settings from keys without namespace, nested sections as mappings.
-
-    `wandb_api_key` must be an Output or the stack file's encrypted form `{secure: ...}`, which is left unread.
-
-    Raises:
-        SettingsError: everything that is wrong, at once.
-    """
-    values = dict(values)
-    encrypted = values.pop("wandb_api_key", None)
-    reader = Reader(Settings)
-    settings = _derived(reader.section(Settings, values, ""))
-    if isinstance(encrypted, pulumi.Output):
-        settings = replace(settings, wandb_api_key=encrypted)
-    problems = [*reader.problems, *setting_rules.problems(settings, encrypted, {p.key for p in reader.problems})]
-    if problems:
-        raise SettingsError(problems)
-    return settings
+_GO_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}) \S+")
 
 
 def load() -> Settings:
@@ -233,7 +87,153 @@ def _dated(value: object) -> object:
     return value
 
 
-_GO_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}) \S+")
+def parse(values: Mapping[str, object]) -> Settings:
+    """Settings from keys without namespace, nested sections as mappings.
+
+    `wandb_api_key` must be an Output or the stack file's encrypted form `{secure: ...}`, which is left unread.
+
+    Raises:
+        SettingsError: everything that is wrong, at once.
+    """
+    values = dict(values)
+    encrypted = values.pop("wandb_api_key", None)
+    reader = _Reader(Settings)
+    settings = _derived(reader.section(Settings, values, ""))
+    if isinstance(encrypted, pulumi.Output):
+        settings = replace(settings, wandb_api_key=encrypted)
+    problems = [*reader.problems, *rules.problems(settings, encrypted, {p.key for p in reader.problems})]
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+class _Reader:
+    """Reads sections; `problems` grows as it does."""
+
+    def __init__(self, root: type) -> None:
+        self.problems: list[Problem] = []
+        self._known = tuple(known_keys(root))
+
+    def section(self, cls: type[_T], values: object, key: str, defaults: Mapping[str, object] | None = None) -> _T:
+        """A dataclass from a mapping; `key` is empty for the root."""
+        if not isinstance(values, Mapping):
+            self._refuse(key, values, "a section: keys and values, indented", "see Pulumi.dev.yaml for its keys")
+            values = {}
+        hints = get_type_hints(cls, include_extras=True)
+        fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
+        for name in values:
+            if name not in fields:
+                self._unknown(_join(key, str(name)))
+        read: dict[str, object] = {}
+        for name, field in fields.items():
+            default = _default(field, defaults or {})
+            if values.get(name) is not None:
+                read[name] = self._value(hints[name], values[name], _join(key, name), default)
+            elif default is MISSING:
+                read[name] = _stand_in(hints[name])
+                remedy = (
+                    "run `make init`, or set it in the stack file" if name == "project" else "set it in the stack file"
+                )
+                self._refuse(_join(key, name), None, _describe(hints[name]), remedy)
+            else:
+                read[name] = default
+        return cls(**read)
+
+    def _value(self, hint: Any, value: object, key: str, default: object) -> object:
+        hint, constraints = _unwrap(hint)
+        if dataclasses.is_dataclass(hint):
+            return self.section(cast(type, hint), value, key)
+        if get_origin(hint) is tuple:
+            return self._items(get_args(hint)[0], value, key, constraints)
+        if get_origin(hint) is dict:
+            if isinstance(value, Mapping) and all(isinstance(item, str) for pair in value.items() for item in pair):
+                return dict(value)
+        elif get_origin(hint) is Literal:
+            if value in get_args(hint):
+                return value
+        elif type(value) is hint and all(constraint.accepts(value) for constraint in constraints):
+            return value
+        self._refuse(key, value, _describe(hint, constraints, value), "correct it in the stack file")
+        return _stand_in(hint) if default is MISSING else default
+
+    def _items(self, item: type, value: object, key: str, constraints: tuple[Any, ...]) -> tuple[object, ...]:
+        if not isinstance(value, list | tuple):
+            self._refuse(key, value, "a list", "write each entry on a line of its own, behind a dash")
+            return ()
+        if not dataclasses.is_dataclass(item):
+            return tuple(self._value(item, entry, f"{key}[{index}]", MISSING) for index, entry in enumerate(value))
+        defaults = next((known.values for known in constraints if isinstance(known, ItemDefaults)), None)
+        return tuple(self.section(item, entry, f"{key}[{index}]", defaults) for index, entry in enumerate(value))
+
+    def _unknown(self, key: str) -> None:
+        plain = re.sub(r"\[\d+\]", "[0]", key)
+        near = difflib.get_close_matches(plain, self._known, n=1, cutoff=0.75)
+        last = plain.rsplit(".", 1)[-1].rsplit(":", 1)[-1]
+        near = near or [known for known in self._known if known.rsplit(".", 1)[-1] == last]
+        section = plain.rpartition(".")[0]
+        siblings = [known for known in self._known if known.rpartition(".")[0] == section]
+        remedy = f"did you mean {config_key(near[0])}?" if near else "remove it; a setting without effect is not kept"
+        self._refuse(key, UNKNOWN, f"the keys {', '.join(config_key(known) for known in siblings)}", remedy)
+
+    def _refuse(self, key: str, value: object, allowed: str, remedy: str) -> None:
+        self.problems.append(Problem(key=key, value=value, allowed=allowed, remedy=remedy))
+
+
+def known_keys(cls: type, key: str = "") -> Iterator[str]:
+    """Every key below a dataclass, sections included; items of a list stand at index 0."""
+    hints = get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cast(Any, cls)):
+        hint, _ = _unwrap(hints[field.name])
+        path = _join(key, field.name)
+        yield path
+        if get_origin(hint) is tuple:
+            hint, path = get_args(hint)[0], f"{path}[0]"
+        if dataclasses.is_dataclass(hint):
+            yield from known_keys(cast(type, hint), path)
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _default(field: dataclasses.Field[Any], more: Mapping[str, object]) -> object:
+    if field.name in more:
+        return more[field.name]
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    # `Annotated[X, constraint] | None` and `Annotated[X | None, constraint]` are both X with its constraints.
+    constraints: tuple[Any, ...] = ()
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *found = get_args(hint)
+            constraints += tuple(found)
+        elif get_origin(hint) in (Union, types.UnionType):
+            hint = next(arm for arm in get_args(hint) if arm is not type(None))
+        else:
+            return hint, constraints
+
+
+def _describe(hint: Any, constraints: tuple[Any, ...] = (), value: object = None) -> str:
+    hint, found = _unwrap(hint)
+    known = [one for one in (*found, *constraints) if not isinstance(one, ItemDefaults)]
+    words = [one.allowed(value) if isinstance(one, Sized) else str(one) for one in known]
+    if words:
+        return " and ".join(words)
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return "a list"
+    plain = {bool: "true or false", int: "a whole number", str: "text (in quotes, if it looks like a number or a date)"}
+    return plain.get(hint, "a section: keys and values, indented")
+
+
+def _stand_in(hint: Any) -> Any:
+    hint, _ = _unwrap(hint)
+    if get_origin(hint) is Literal:
+        return get_args(hint)[0]
+    return () if get_origin(hint) is tuple else hint() if hint in (str, int, bool) else None
 
 
 def _derived(settings: Settings) -> Settings:

@@ -19,8 +19,8 @@ from oasis_stack import components
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts.problem import config_key
 from oasis_stack.pod_specs.pods import MAX_RUN_VARIABLE
-from oasis_stack.settings.reader import known_keys
-from oasis_stack.settings.settings import Settings
+from oasis_stack.settings.schema import Settings
+from oasis_stack.settings.settings import known_keys
 from tests.support.deployment import Deploy, Deployment, Registered
 from tests.support.deployment import deploy as run_under_mocks
 from tests.support.program import at, program

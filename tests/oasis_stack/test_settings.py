@@ -14,7 +14,8 @@ import pytest
 from pulumi.runtime import set_all_config
 
 from oasis_stack.facts.problem import SettingsError
-from oasis_stack.settings.settings import Settings, from_config, load, parse
+from oasis_stack.settings.schema import Settings
+from oasis_stack.settings.settings import from_config, load, parse
 from tests.support.stacks import FULL, changed
 
 

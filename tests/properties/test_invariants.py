@@ -19,7 +19,8 @@ from oasis_stack.facts import address_plan, capacity_rules
 from oasis_stack.facts.capacity_rules import CapacityEntry
 from oasis_stack.facts.machine import MACHINES, Machine
 from oasis_stack.facts.problem import SettingsError
-from oasis_stack.settings.settings import Settings, from_config, parse
+from oasis_stack.settings.schema import Settings
+from oasis_stack.settings.settings import from_config, parse
 from tests.support.deployment import Deployment
 from tests.support.deployment import deploy as run_under_mocks
 from tests.support.program import at, program

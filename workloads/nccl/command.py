@@ -100,13 +100,13 @@ def run_bench(args: argparse.Namespace) -> int:
     # Not before `prepare`: they import ray.
     from workloads.nccl.ranks import driver
     from workloads.nccl.request import resolve
-    from workloads.nccl.results import terminal
+    from workloads.nccl.results import findings
 
     if args.dry_run:
         return explain_bench(args, place)
     request = resolve(args, place)
     layout = request.layout
-    printer = terminal.Printer()
+    printer = findings.Printer()
     with session.connect(place, cpus=layout.ranks, imports=IMPORTS):
         try:
             measured = driver.run(
@@ -144,10 +144,10 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
 
 def _stopped(error: StoppedError, request: Request) -> NoReturn:
     """Show and keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
-    from workloads.nccl.results import findings, report, terminal
+    from workloads.nccl.results import findings, report
     from workloads.storage import folders as storage
 
-    judged = terminal.show_findings(error.measured)
+    judged = findings.show_findings(error.measured)
     try:
         folders = [storage.locate(place) for place in request.places]
         files = report.write_logs(folders, request.plan.collective.name, error.logs)
@@ -164,10 +164,10 @@ def _stopped(error: StoppedError, request: Request) -> NoReturn:
 
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     """Judge, say who is slow, and keep everything; only then fail."""
-    from workloads.nccl.results import findings, terminal
+    from workloads.nccl.results import findings
     from workloads.storage import folders as storage
 
-    judged = terminal.show_findings(measured)
+    judged = findings.show_findings(measured)
     for folder in map(storage.locate, places):
         files = findings.write([folder], measured, judged)
         shown = ", ".join(name for name in files if "/" not in name)

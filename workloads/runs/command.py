@@ -6,12 +6,16 @@ Nothing is changed without a question, or `--yes`. It needs neither torch nor Ra
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.table import Table
+
+from workloads import tables
 from workloads.checkpoints import manifest
 from workloads.cluster import stack
 from workloads.environment import ClusterEnvironment, variable
@@ -19,7 +23,6 @@ from workloads.errors import EXIT_OK, DataIntegrityError, UsageError, WorkloadEr
 from workloads.reporting.progress import counted
 from workloads.runs import catalog as run_catalog
 from workloads.runs.catalog import Attempt, KnownRun
-from workloads.runs.table import print_rows, size_text
 from workloads.storage.folders import Folder, locate
 
 KEEP = 3
@@ -107,7 +110,7 @@ def _list(place: Folder, args: argparse.Namespace) -> int:
     ]
     if rows and not args.json:
         _say(f"runs in {place.uri}")
-    print_rows(rows, place.uri, as_json=args.json)
+    _print_rows(rows, place.uri, as_json=args.json)
     return EXIT_OK
 
 
@@ -117,12 +120,12 @@ def _show(place: Folder, args: argparse.Namespace) -> int:
     checkpoints = [{**_row(run, attempt), **facts} for attempt, facts in looked if facts is not None]
     objects = [{"object": entry.path, "bytes": entry.size, "modified": entry.modified} for entry in run.others]
     if args.json:
-        print_rows([*checkpoints, *objects], run.folder.uri, as_json=True)
+        _print_rows([*checkpoints, *objects], run.folder.uri, as_json=True)
         return EXIT_OK
-    print(f"{run.folder.uri}: {run.status()}, {size_text(run.size)}")
+    print(f"{run.folder.uri}: {run.status()}, {_size_text(run.size)}")
     for rows in filter(None, (checkpoints, objects)):
         print()
-        print_rows(rows, run.folder.uri, as_json=False)
+        _print_rows(rows, run.folder.uri, as_json=False)
     return EXIT_OK
 
 
@@ -133,7 +136,7 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
         for attempt in run.committed:
             if attempt.name in problems:
                 rows.append({**_row(run, attempt), "verdict": problems[attempt.name] or "good"})
-    print_rows(rows, place.uri, as_json=args.json)
+    _print_rows(rows, place.uri, as_json=args.json)
     damaged = sum(row["verdict"] != "good" for row in rows)
     if damaged:
         raise DataIntegrityError(
@@ -153,7 +156,7 @@ def _repair(place: Folder, args: argparse.Namespace) -> int:
             "Nothing was changed. Train under another --run name, or delete that folder to start it again.",
         )
     rows = [{**_row(run, attempt), "verdict": problems[attempt.name]} for attempt in damaged]
-    print_rows(rows, run.folder.uri, as_json=args.json)
+    _print_rows(rows, run.folder.uri, as_json=args.json)
     if damaged and _agreed(args, f"set {counted(len(damaged), 'damaged checkpoint')} of {run.name} aside?"):
         for attempt in damaged:
             manifest.withdraw(run.attempt(attempt.name))
@@ -168,14 +171,14 @@ def _repair(place: Folder, args: argparse.Namespace) -> int:
 def _gc(place: Folder, args: argparse.Namespace) -> int:
     found = _chosen(place, args)
     waste = [(run, attempt, why) for run in found for attempt, why in _superfluous(run, args)]
-    print_rows([{**_row(run, attempt), "verdict": why} for run, attempt, why in waste], place.uri, as_json=args.json)
+    _print_rows([{**_row(run, attempt), "verdict": why} for run, attempt, why in waste], place.uri, as_json=args.json)
     size = sum(attempt.size for _, attempt, _ in waste)
     if waste and not args.yes:
-        _say(f"{len(waste)} could be removed, {size_text(size)}; nothing was, without --yes")
+        _say(f"{len(waste)} could be removed, {_size_text(size)}; nothing was, without --yes")
     elif waste:
         for run, attempt, _ in waste:
             manifest.discard(run.attempt(attempt.name))
-        _say(f"{len(waste)} removed, {size_text(size)}")
+        _say(f"{len(waste)} removed, {_size_text(size)}")
     return EXIT_OK
 
 
@@ -250,6 +253,57 @@ def _agreed(args: argparse.Namespace, question: str) -> bool:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+def _print_rows(rows: Sequence[dict[str, Any]], uri: str, *, as_json: bool) -> None:
+    """Print rows, each with a value per column it has.
+
+    Args:
+        rows: `bytes` is a size and `modified` a unix time, which are shown as people read them.
+        uri: where they come from, to say so when there are none.
+        as_json: print them as one JSON list and nothing else.
+    """
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        print(f"nothing of that kind in {uri}", file=sys.stderr)
+        return
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(name, row.get(name)) for name in columns))
+    tables.show(table)
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "bytes" and isinstance(value, int):
+        return _size_text(value)
+    if name == "modified" and isinstance(value, float):
+        return _age(time.time() - value)
+    return str(value)
+
+
+def _size_text(count: float) -> str:
+    """Bytes as people read them, in powers of ten."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
 
 
 ACTIONS: dict[str, tuple[Callable[[Folder, argparse.Namespace], int], str, str | int]] = {

@@ -22,8 +22,7 @@ from tests.support.training import CPU, Few, Killed, Killer, Recorder, on_two_ra
 from workloads.convnext.images.sampling import Batch, Slot
 from workloads.convnext.learning import execution
 from workloads.convnext.learning import model as architecture
-from workloads.convnext.learning.loop import Position, Record, Training
-from workloads.convnext.learning.schedule import learning_rate
+from workloads.convnext.learning.loop import Position, Record, Training, learning_rate
 from workloads.errors import UsageError, WorkloadFailedError
 
 TIMES = {"seconds", "train/images_per_second", "train/data_wait_share"}

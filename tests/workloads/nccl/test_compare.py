@@ -12,7 +12,7 @@ from tests.support.bench_results import conditions, measured, run
 from workloads import __main__ as command_line
 from workloads.errors import UsageError
 from workloads.nccl.definitions.stages import Stage
-from workloads.nccl.results import comparison, noise, report
+from workloads.nccl.results import compare, report
 from workloads.nccl.results.measured import Conditions, Measured
 from workloads.nccl.results.records import Results
 from workloads.nccl.results.remarks import NO_REMARKS, Remarks
@@ -25,9 +25,9 @@ def results(found: list[Measured], source: str = "here", remarks: Remarks = NO_R
     return Results(source=source, measured=tuple(found), remarks=remarks)
 
 
-def changed(before: list[Results], after: list[Results]) -> list[comparison.Compared]:
+def changed(before: list[Results], after: list[Results]) -> list[compare.Compared]:
     """What is found to differ beyond noise."""
-    return [line for line in comparison.compare(before, after).lines if line.change.real]
+    return [line for line in compare.compare(before, after).lines if line.change.real]
 
 
 @pytest.mark.thorough
@@ -39,7 +39,7 @@ def test_two_draws_of_one_distribution_do_not_differ(scatter: float) -> None:
         for _ in range(SEEDS)
     )
     # Each comparison may be wrong once in a hundred times; more than four of a hundred is once in 300.
-    assert noise.FALSE_ALARM == 0.01 and alarms <= 4
+    assert compare.FALSE_ALARM == 0.01 and alarms <= 4
 
 
 @pytest.mark.thorough
@@ -92,7 +92,7 @@ def test_calls_that_vary_widen_the_noise() -> None:
         return replace(one, rows=tuple(rows))
 
     (narrow, *_), (wide, *_) = (
-        comparison.compare([results([one])], [results([one])]).lines for one in (calm, shaky(calm))
+        compare.compare([results([one])], [results([one])]).lines for one in (calm, shaky(calm))
     )
     assert wide.change.noise > 1.3 * narrow.change.noise
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_compared_is_refused(other: Conditions, words: str) -> No
     stage = Stage(name="all", nodes=(0, 1))
     mine, theirs = measured(stage, conditions(2)), measured(stage, other)
     with pytest.raises(UsageError, match=words) as refusal:
-        comparison.compare([results([mine], "a")], [results([theirs], "b")])
+        compare.compare([results([mine], "a")], [results([theirs], "b")])
     assert refusal.value.remedy
 
 
@@ -143,11 +143,9 @@ def test_a_forced_algorithm_and_sizes_without_overlap_are_refused() -> None:
         measured(Stage(name="all", nodes=(0, 1), algorithm=algorithm), conditions(2)) for algorithm in ("", "RING")
     )
     with pytest.raises(UsageError, match="different forced algorithms, none in here and RING in here"):
-        comparison.compare([results([mine])], [results([ring])])
+        compare.compare([results([mine])], [results([ring])])
     with pytest.raises(UsageError, match="no size in common"):
-        comparison.compare(
-            [results([replace(mine, rows=mine.rows[:3])])], [results([replace(mine, rows=mine.rows[3:])])]
-        )
+        compare.compare([results([replace(mine, rows=mine.rows[:3])])], [results([replace(mine, rows=mine.rows[3:])])])
 
 
 def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_measurement() -> None:
@@ -156,13 +154,13 @@ def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_m
     before = results([one], "a", Remarks(verdicts={"all": path}))
     other = {**path, "path": "socket", "channels": 2}
     after = results([one], "b", Remarks(verdicts={"all": other}, stopped="lost"))
-    found = comparison.compare([before], [after])
+    found = compare.compare([before], [after])
     assert found.differences == ("all_reduce (float), all: gib-gdr RING SIMPLE 16 in A, socket RING SIMPLE 2 in B",)
     assert found.left_out == ("b stopped before its end: lost",)
     last = one.rows[-1]
     wrong = replace(one, rows=(*one.rows[:-1], replace(last, in_place=replace(last.in_place, wrong=3))))
     with pytest.raises(UsageError, match="3 elements of the results were wrong in b"):
-        comparison.compare([before], [results([wrong], "b")])
+        compare.compare([before], [results([wrong], "b")])
 
 
 @pytest.mark.thorough

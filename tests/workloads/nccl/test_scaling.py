@@ -24,7 +24,8 @@ from workloads.convnext.learning.model import STAGES, build
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import report
 from workloads.nccl.results.measured import Conditions
-from workloads.nccl.scaling import gradients, prediction, published, scaling
+from workloads.nccl.scaling import gradients, published, scaling
+from workloads.nccl.scaling.predict import ASSUMED_JITTER
 from workloads.nccl.scaling.published import GIB, MIB
 from workloads.nccl.scaling.scaling import PUBLISHED, Work
 from workloads.storage.folders import locate
@@ -225,7 +226,7 @@ def test_predict_says_what_is_extrapolated_and_assumes_that_steps_vary(
 
 def test_the_assumed_jitter_is_what_published_clusters_lose_to_their_slowest_rank() -> None:
     """ResNet-50 keeps 7.74 to 7.95 of 8 GPUs' speed, and 64,000 GPUs vary by 9 %: the sources stand at the constant."""
-    loss = {ranks: prediction.ASSUMED_JITTER * scaling.slowest_of(ranks) for ranks in (8, 64_000)}
+    loss = {ranks: ASSUMED_JITTER * scaling.slowest_of(ranks) for ranks in (8, 64_000)}
     assert 8 / 7.95 - 1 <= loss[8] <= 8 / 7.74 - 1
     assert loss[64_000] == pytest.approx(0.09, abs=0.01)
 

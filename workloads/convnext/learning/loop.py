@@ -23,10 +23,12 @@ from workloads.convnext.images.sampling import Batch, Source, order, slots
 from workloads.convnext.learning import execution, flops, snapshot
 from workloads.convnext.learning.meter import Meter, Tally
 from workloads.convnext.learning.model import AveragedWeights, parameter_groups
-from workloads.convnext.learning.schedule import learning_rate
 from workloads.errors import WorkloadFailedError
 
 Record = dict[str, Any]
+
+_FINAL_LEARNING_RATE = 0.01
+"""Where the cosine ends, as a share of the peak."""
 
 
 @dataclass
@@ -281,3 +283,13 @@ class Training:
         meter.gather()
         tally = meter.read()
         return {"val/loss": tally.loss, "val/accuracy": tally.accuracy, "val/images": int(tally.images)}
+
+
+def learning_rate(config: TrainConfig, epochs_done: float) -> float:
+    """Linear warm-up, then a cosine to one hundredth of the peak, by epochs done (a fraction within an epoch)."""
+    if epochs_done < config.warmup_epochs:
+        return config.learning_rate * max(epochs_done, 1e-3) / config.warmup_epochs
+    span = max(config.epochs - config.warmup_epochs, 1e-9)
+    fraction = min((epochs_done - config.warmup_epochs) / span, 1.0)
+    share = _FINAL_LEARNING_RATE + (1 - _FINAL_LEARNING_RATE) * (1 + math.cos(math.pi * fraction)) / 2
+    return config.learning_rate * share

@@ -1,14 +1,46 @@
-"""Which path NCCL took, read from its own logs into one verdict over all ranks. Pure."""
+"""Which path NCCL took, read from its own logs into one verdict over all ranks, and what is wrong with it. Pure.
+
+A log may contradict the promise of gIB with GPUDirect RDMA, or another rank; each problem says what to do. Fail closed:
+where RDMA was promised, whatever a log does not show counts as missing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from workloads.nccl.logs import path, promise
+from workloads.nccl.logs import path
 from workloads.nccl.logs.path import Choice, Nic, RankLog
-from workloads.nccl.logs.promise import WORDS, NicState, Path, Problem
+from workloads.nccl.logs.remedies import ENVIRONMENT, INSTALLER, REPLACE_NODE, SAME_IMAGE
+from workloads.nccl.logs.xids import Severity
+
+Path = Literal["gib-gdr", "gib-host", "ib-gdr", "ib-host", "socket", "nvlink", "shm", "none", "mixed", "unknown"]
+"""`gdr` is GPUDirect RDMA, `host` goes through host memory; `nvlink` is GPU to GPU within a node (NVLink or PCIe),
+`none` has nothing to transfer, `unknown` is a network that nothing here knows, or a log that does not say."""
+
+_BETWEEN_NODES = frozenset({"gib-gdr", "gib-host", "ib-gdr", "ib-host", "socket", "mixed"})
+"""Paths that are known and lead to other nodes."""
+
+WORDS: dict[Path, str] = {
+    "gib-gdr": "gIB with GPUDirect RDMA",
+    "gib-host": "gIB through host memory, without GPUDirect RDMA",
+    "ib-gdr": "NCCL's own IB with GPUDirect RDMA, not gIB",
+    "ib-host": "NCCL's own IB through host memory, without GPUDirect RDMA",
+    "socket": "TCP sockets",
+    "nvlink": "within the node, GPU to GPU",
+    "shm": "within the node, through host memory",
+    "none": "nothing to transfer",
+    "mixed": "different paths on different ranks",
+    "unknown": "a path that the log does not show",
+}
+
+_GPU_DIRECT = (
+    "Let set_nccl_env.sh set NCCL_NET_GDR_LEVEL, and check that the driver gives DMA-BUF to containers. On one node "
+    f"alone: {REPLACE_NODE}"
+)
+_TUNER = "Let set_nccl_env.sh set NCCL_TUNER_CONFIG_PATH, with /usr/local/gib/lib64 in LD_LIBRARY_PATH."
+_SUBSYSTEMS = "Run with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +92,51 @@ class Verdict:
         return {"ok": self.ok, **asdict(self), "problems": problems}
 
 
+@dataclass(frozen=True, kw_only=True)
+class NicState:
+    """One RDMA NIC of one node, over all ranks there."""
+
+    node: str
+    index: int
+    """NCCL's number, the one in `via NET/gIB/3`."""
+    name: str
+    """Device, `mlx5_3`; empty where no line names it."""
+    link: str
+    """`RoCE` or `IB`; empty where no line says."""
+    gpu_direct: bool | None
+    """None where no log says."""
+    channels: int
+    """Channels to other nodes over it."""
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"NIC {self.name or self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, and what to do."""
+
+    severity: Severity
+    """A warning leaves the job right, and fast as far as the log shows."""
+    problem: str
+    remedy: str
+    ranks: tuple[int, ...] = ()
+    node: str = ""
+    nic: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.remedy}"
+
+    @property
+    def text(self) -> str:
+        """What is wrong, with where in front."""
+        ranks = f"rank{'s' * (len(self.ranks) > 1)} {_numbers(self.ranks)}" if self.ranks else ""
+        where = ", ".join(filter(None, [f"node {self.node}" if self.node else "", self.nic, ranks]))
+        return f"{where}: {self.problem}" if where else self.problem
+
+
 def read(logs: Mapping[int, str], nics: int, promised: bool, hosts: Mapping[int, str] | None = None) -> Verdict:
     """Read the logs of one communicator's ranks.
 
@@ -72,7 +149,7 @@ def read(logs: Mapping[int, str], nics: int, promised: bool, hosts: Mapping[int,
     ranks = {rank: path.read(text) for rank, text in sorted(logs.items())}
     for rank, log in ranks.items():
         log.host = (hosts or {}).get(rank) or log.host
-    paths: dict[int, Path] = {rank: path_of(log) for rank, log in ranks.items()}
+    paths: dict[int, Path] = {rank: _path_of(log) for rank, log in ranks.items()}
     states = tuple(_nics(ranks.values()))
     choices = [choice for log in ranks.values() for choice in log.choices]
     largest = max(choices, key=lambda choice: choice.size, default=None)
@@ -88,11 +165,11 @@ def read(logs: Mapping[int, str], nics: int, promised: bool, hosts: Mapping[int,
         channels=_channels(ranks.values(), largest),
         nvls=_everywhere(log.nvls for log in ranks.values()),
         nics=states,
-        problems=promise.problems(ranks, paths, states, nics, promised),
+        problems=_problems(ranks, paths, states, nics, promised),
     )
 
 
-def path_of(log: RankLog) -> Path:
+def _path_of(log: RankLog) -> Path:
     """The path that one rank's log shows."""
     if log.network_channels:
         return _one({_kind(network, all(direct)) for network, direct in log.network_channels.items()})
@@ -116,7 +193,7 @@ def _kind(network: str, direct: bool) -> Path:
 
 def _overall(paths: set[Path]) -> Path:
     """A rank without a connection of its own to another node says nothing of the way between nodes."""
-    between = paths & promise.BETWEEN_NODES
+    between = paths & _BETWEEN_NODES
     if between:
         return _one(between)
     return "unknown" if "unknown" in paths else "shm" if "shm" in paths else "nvlink" if "nvlink" in paths else "none"
@@ -153,3 +230,117 @@ def _first(values: Iterable[str]) -> str:
 def _everywhere(values: Iterable[bool | None]) -> bool | None:
     known = [value for value in values if value is not None]
     return all(known) if known else None
+
+
+def _problems(
+    ranks: Mapping[int, RankLog], paths: Mapping[int, Path], nics: Iterable[NicState], count: int, promised: bool
+) -> tuple[Problem, ...]:
+    """Everything that is wrong, each thing once, with all ranks that it concerns.
+
+    Args:
+        ranks: every rank's log.
+        paths: the path that each rank's log shows.
+        nics: of all nodes.
+        count: RDMA NICs that each node must show; 0 does not count them.
+        promised: whether gIB with GPUDirect RDMA must carry what goes between nodes.
+    """
+    found = [*_differences(ranks, paths), *_faults(ranks)]
+    if promised:
+        found += [*_broken(ranks, paths), *_missing_nics(list(nics), count, bool(ranks))]
+    merged: dict[Problem, set[int]] = {}
+    for problem in found:
+        merged.setdefault(replace(problem, ranks=()), set()).update(problem.ranks)
+    return tuple(replace(problem, ranks=tuple(sorted(ranks))) for problem, ranks in merged.items())
+
+
+def _broken(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Problem]:
+    """What each rank's log shows instead of what was promised, or does not show."""
+    if not ranks:
+        yield _error("There is no NCCL log, so nothing shows gIB: gloo, or a run that wrote none.", _SUBSYSTEMS)
+    # Within a node the ranks share the NICs: one of them may have no connection of its own to other nodes.
+    carried = {log.host for rank, log in ranks.items() if paths[rank] == "gib-gdr"}
+    for rank, log in ranks.items():
+        taken = paths[rank]
+        shared = bool(log.local_channels) and log.host in carried and log.network in ("", "gIB")
+        for text, remedy in _contradictions(log, taken, shared):
+            yield _error(text, remedy, rank, log.host)
+        if log.tuner_missing and not log.tuner and taken == "gib-gdr":
+            text = "gIB's tuner was not loaded."
+            yield Problem(severity="warning", problem=text, remedy=_TUNER, ranks=(rank,), node=log.host)
+
+
+def _contradictions(log: RankLog, taken: Path, shared: bool) -> Iterator[tuple[str, str]]:
+    if not log.recognised:
+        yield "Its log is empty or not NCCL's.", _SUBSYSTEMS
+    elif taken == "gib-host":
+        yield "gIB goes through host memory: not all channels have GPUDirect RDMA.", _GPU_DIRECT
+    elif taken in _BETWEEN_NODES - {"gib-gdr"} or (taken == "unknown" and log.network not in ("", "gIB")):
+        words = f"the network {log.network}" if taken == "unknown" else WORDS[taken]
+        why = "; it found no network plugin" if log.plugin_missing and not log.plugin else ""
+        yield f"NCCL took {words} where gIB was promised{why}.", INSTALLER
+    elif taken in ("nvlink", "shm", "none") and not shared:
+        yield "Its log shows no connection to another node.", "Check NCCL_HOSTID, and that the log is a whole one."
+    elif taken == "unknown" and not shared:
+        yield "Its log does not show which path was taken.", _SUBSYSTEMS
+
+
+def _missing_nics(nics: list[NicState], count: int, logs: bool) -> Iterator[Problem]:
+    if count and logs and not nics:
+        yield _error("No log lists an RDMA NIC.", INSTALLER)
+    for node in dict.fromkeys(nic.node for nic in nics):
+        found = [nic for nic in nics if nic.node == node]
+        if len(found) < count:
+            names = ", ".join(nic.name or str(nic.index) for nic in found)
+            text = f"{len(found)} of {count} RDMA NICs appear in the logs: {names}."
+            yield _error(
+                text, f"Compare /sys/class/infiniband in the pod with a healthy node. {REPLACE_NODE}", node=node
+            )
+        for nic in found:
+            if nic.gpu_direct is False:
+                yield _error("It works without GPUDirect RDMA.", _GPU_DIRECT, node=node, nic=nic.label)
+
+
+def _differences(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Problem]:
+    """Ranks that do not agree with most of the others."""
+    aspects: list[tuple[str, Callable[[int], str]]] = [
+        ("path", lambda rank: paths[rank] if paths[rank] in _BETWEEN_NODES else ""),
+        ("network", lambda rank: ranks[rank].network),
+        ("NCCL version", lambda rank: ranks[rank].version),
+        ("plugin version", lambda rank: ranks[rank].plugin_version),
+    ]
+    for aspect, value in aspects:
+        values = {rank: value(rank) for rank in ranks if value(rank)}
+        usual = max(sorted(set(values.values())), key=list(values.values()).count, default="")
+        for rank, found in values.items():
+            if found != usual:
+                text = f"Its {aspect} is {found}; that of most ranks is {usual}."
+                yield _error(text, f"{SAME_IMAGE} {ENVIRONMENT}", rank, ranks[rank].host)
+
+
+def _faults(ranks: Mapping[int, RankLog]) -> Iterator[Problem]:
+    for rank, log in ranks.items():
+        for fault in log.faults:
+            yield Problem(
+                severity=fault.severity,
+                problem=f"{fault.name}: {fault.meaning}.",
+                remedy=fault.remedy,
+                ranks=(rank,),
+                node=log.host,
+                nic=fault.device,
+            )
+
+
+def _error(problem: str, remedy: str, rank: int | None = None, node: str = "", nic: str = "") -> Problem:
+    ranks = () if rank is None else (rank,)
+    return Problem(severity="error", problem=problem, remedy=remedy, ranks=ranks, node=node, nic=nic)
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """`0-3, 7` of ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

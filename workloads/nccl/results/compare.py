@@ -1,16 +1,29 @@
-"""`python -m workloads bench compare A B`: is B slower than A by more than either varies? Needs no torch and no Ray."""
+"""`python -m workloads bench compare A B`: is B slower than A by more than either varies? Needs no torch and no Ray.
+
+The command first, then the comparison, then its arithmetic. Small messages and large ones are judged apart, as latency
+and bandwidth fail apart; single sizes are never judged, as of hundreds some always stand out. Changes and noise are in
+logarithms of times, where a change by a percentage is the same at every size.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, mean, median, variance
+from typing import Any
 
 from rich.table import Table
 
 from workloads import tables
-from workloads.errors import EXIT_OK, WorkloadFailedError
-from workloads.nccl.definitions.bandwidth import format_size
+from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
+from workloads.nccl.definitions.bandwidth import Row, Timing, format_size
 from workloads.nccl.results import stored
-from workloads.nccl.results.comparison import Comparison, compare
+from workloads.nccl.results.measured import Conditions
+from workloads.nccl.results.records import Results
+from workloads.reporting.progress import counted
 
 DESCRIPTION = """\
 Whether the results B differ from the results A by more than noise, for each collective and stage that both have: of
@@ -30,6 +43,39 @@ QUIETER = (
     "folder. More calls (--iterations), more sizes and nothing else on the nodes help, too."
 )
 """What makes the noise smaller."""
+
+LATENCY_BYTES = 64 * 1024
+"""Up to here a call's time is its latency: on published tables it hardly grows."""
+
+BANDWIDTH_SHARE = 16
+"""A size is a large one from this fraction of the largest on; on published tables bandwidth has levelled out there."""
+
+_95_OF_NORMAL = 1.645
+
+MUST_AGREE = (
+    ("backend", "backends"),
+    ("accelerator", "accelerators"),
+    ("machine_type", "machine types"),
+    ("average", "definitions of time (--average)"),
+)
+"""Fields of the conditions without which times cannot be compared, with their names for people."""
+
+RUN_SPREAD = 0.01
+"""Standard deviation between whole runs on the same machines, where nothing better is known. The same eight H200 gave
+473.1 and 477.5 GB/s at 8 GiB, 480.0 and 482.3 at 16 GiB (stas00/ml-engineering, network/README.md)."""
+
+FALSE_ALARM = 0.01
+"""Chance that a comparison of two like results reports any difference at all."""
+
+_JUDGED = math.log(1.5)
+"""Noise in which no difference may be read as none: half of a lost NIC's factor of two, as of `suspects.SLOW_RATIO`.
+All-reduce at 216 to 231 GB/s where 470 are due (NVIDIA/nccl 2409) is what a comparison must not pass over."""
+
+_MEDIAN_LOSS = math.pi / 2
+"""By how much a median's variance is larger than a mean's."""
+
+_PRIOR_RUNS = 4
+"""How many runs' worth of belief `RUN_SPREAD` has against the spread of runs that were repeated."""
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +101,7 @@ def run_compare(args: argparse.Namespace) -> int:
     """
     found = compare(stored.load(args.before), stored.load(args.after))
     slower = [one for one in found.lines if one.change.real and one.change.size > 0]
-    show(found)
+    _show(found)
     if slower and args.fail_on_regression:
         worst = max(slower, key=lambda one: one.change.size)
         raise WorkloadFailedError(
@@ -72,7 +118,322 @@ def run_compare(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def show(found: Comparison) -> None:
+@dataclass(frozen=True, kw_only=True, order=True)
+class Key:
+    """What is compared with what."""
+
+    op: str
+    stage: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.dtype}), {self.stage}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One line of the table."""
+
+    key: Key
+    regime: str
+    """`latency`, `bandwidth`, or `all sizes` where there are too few to tell them apart."""
+    sizes: tuple[int, int]
+    """Smallest and largest, in bytes."""
+    before: float
+    """Median of seconds, or of bytes per second of bus bandwidth, as `unit` says."""
+    after: float
+    unit: str
+    change: Change
+
+    @property
+    def words(self) -> str:
+        """`slower by 12 % (noise 3 %)`, `no difference beyond noise (3 %)`, `too noisy to judge (noise above 50 %)`."""
+        if self.change.hidden:
+            return f"too noisy to judge (noise above {math.expm1(_JUDGED):.0%})".replace("%", " %")
+        allowed = f"{math.expm1(self.change.noise):.1%}".replace("%", " %")
+        if not self.change.real:
+            return f"no difference beyond noise ({allowed})"
+        share = f"{abs(self.change.share):.1%}".replace("%", " %")
+        return f"{'slower' if self.change.size > 0 else 'faster'} by {share} (noise {allowed})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """How much longer the second side takes. Of logarithms: 0.1 is 10.5 % longer."""
+
+    size: float
+    noise: float
+    """What two like results may differ by."""
+
+    @property
+    def share(self) -> float:
+        """The change as a share of the first side's time: 0.12 is 12 % longer."""
+        return math.expm1(self.size)
+
+    @property
+    def real(self) -> bool:
+        """Whether it is more than noise."""
+        return abs(self.size) > self.noise
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the noise is so wide that a broken part would not show in it, either."""
+        return not self.real and self.noise > _JUDGED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two sets of results, compared."""
+
+    lines: tuple[Compared, ...]
+    differences: tuple[str, ...]
+    """In versions, image and variables: what may be the reason."""
+    left_out: tuple[str, ...]
+    """What only one side has, and why stages of a run are missing."""
+
+
+def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
+    """Compare every collective and stage that both sides have.
+
+    Raises:
+        UsageError: they have none in common, or were measured on what cannot be compared.
+    """
+    old, new = _runs(before), _runs(after)
+    common = [key for key in old if key in new]
+    if not common:
+        raise UsageError(
+            f"The two have no collective and stage in common: {_names(old)} against {_names(new)}.",
+            "Compare results of the same collective, type and number of nodes.",
+        )
+    for key in common:
+        _check(key, [*old[key], *new[key]])
+    groups = [(key, *group) for key in common for group in _regimes(old[key], new[key])]
+    if not groups:
+        raise UsageError(
+            f"The two have no size in common: {_names(old)} against {_names(new)}.",
+            "Measure both with the same --sizes.",
+        )
+    lines = [_compared(key, regime, sizes, old[key], new[key], len(groups)) for key, regime, sizes in groups]
+    left_out = [f"{key} only in {side}" for side, keys in (("A", old), ("B", new)) for key in keys if key not in common]
+    left_out += [
+        f"{one.source} stopped before its end: {one.remarks.stopped}"
+        for one in (*before, *after)
+        if one.remarks.stopped
+    ]
+    return Comparison(
+        lines=tuple(lines),
+        differences=(
+            *_differences(old[common[0]][0].conditions, new[common[0]][0].conditions),
+            *(line for key in common for line in _other_path(key, old[key][0], new[key][0])),
+        ),
+        left_out=tuple(left_out),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One stage of one result."""
+
+    source: str
+    conditions: Conditions
+    algorithm: str
+    rows: tuple[Row, ...]
+    taken: str
+    """The path that NCCL's log showed, with algorithm, protocol and channels; empty where nobody looked."""
+
+
+def _runs(side: Sequence[Results]) -> dict[Key, list[_Run]]:
+    runs: dict[Key, list[_Run]] = defaultdict(list)
+    for results in side:
+        for one in results.measured:
+            key = Key(op=one.conditions.op, stage=one.stage.name, dtype=one.rows[0].dtype)
+            runs[key].append(
+                _Run(
+                    source=results.source,
+                    conditions=one.conditions,
+                    algorithm=one.stage.algorithm,
+                    rows=one.rows,
+                    taken=_taken(results.remarks.verdicts.get(one.stage.name, {})),
+                )
+            )
+    return runs
+
+
+def _taken(verdict: Mapping[str, Any]) -> str:
+    parts = (verdict.get(name) for name in ("path", "algorithm", "protocol", "channels"))
+    return " ".join(str(part) for part in parts if part)
+
+
+def _check(key: Key, runs: Sequence[_Run]) -> None:
+    """Refuse what was measured on different things, or is no measurement: a wrong result may be a fast one."""
+    for run in runs:
+        if wrong := sum(row.wrong for row in run.rows):
+            raise UsageError(
+                f"{key}: {wrong} elements of the results were wrong in {run.source}; its times say nothing.",
+                "Compare results whose #wrong columns are 0.",
+            )
+    first = runs[0]
+    for other in runs[1:]:
+        for field, name in MUST_AGREE:
+            _same(key, name, first, other, getattr(first.conditions, field), getattr(other.conditions, field))
+        _same(key, "topologies", first, other, _topology(first.conditions), _topology(other.conditions))
+        _same(key, "forced algorithms", first, other, first.algorithm, other.algorithm)
+
+
+def _same(key: Key, name: str, first: _Run, other: _Run, mine: object, theirs: object) -> None:
+    if mine != theirs:
+        raise UsageError(
+            f"{key}: the two have different {name}, {mine or 'none'} in {first.source} and {theirs or 'none'} in "
+            f"{other.source}; their times say nothing about each other.",
+            "Compare results of like machines, measured alike.",
+        )
+
+
+def _topology(conditions: Conditions) -> str:
+    each = conditions.ranks // conditions.nodes
+    return f"{counted(conditions.nodes, 'node')} with {counted(each, 'rank')} each"
+
+
+def _regimes(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The sizes that all have, as small ones and large ones; as one group where there are few."""
+    sizes = sorted(set.intersection(*({row.size for row in run.rows} for run in (*old, *new))))
+    small = tuple(size for size in sizes if size <= LATENCY_BYTES)
+    large = tuple(size for size in sizes if size > LATENCY_BYTES and size * BANDWIDTH_SHARE >= sizes[-1])
+    if not large or not small:
+        if sizes:
+            yield "all sizes", tuple(sizes)
+        return
+    yield "latency", small
+    yield "bandwidth", large
+
+
+def _compared(
+    key: Key, regime: str, sizes: tuple[int, ...], old: Sequence[_Run], new: Sequence[_Run], comparisons: int
+) -> Compared:
+    change = _change(_points(old, sizes), _points(new, sizes), comparisons)
+    # What a reader knows the regime by: of small messages the time, of large ones the bandwidth.
+    bandwidth = regime == "bandwidth" and old[0].rows[0].factor > 0
+    values = [_typical(side, sizes, bandwidth) for side in (old, new)]
+    return Compared(
+        key=key,
+        regime=regime,
+        sizes=(sizes[0], sizes[-1]),
+        before=values[0],
+        after=values[1],
+        unit="GB/s" if bandwidth else "µs",
+        change=change,
+    )
+
+
+def _typical(side: Sequence[_Run], sizes: tuple[int, ...], bandwidth: bool) -> float:
+    """Median over sizes, places and runs: bus bandwidth in GB/s, or time in microseconds."""
+    values = [
+        row.busbw(timing) if bandwidth else timing.seconds * 1e6
+        for run in side
+        for row in run.rows
+        if row.size in sizes
+        for timing in (row.out_of_place, row.in_place)
+    ]
+    return median(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Point:
+    """One size in one place, as one side has it."""
+
+    times: tuple[float, ...]
+    """Logarithm of the seconds in each of the side's runs."""
+    spread: float
+    """Standard deviation of a run's time that its own calls show; 0 where they were not timed one by one."""
+
+
+def _points(side: Sequence[_Run], sizes: tuple[int, ...]) -> list[_Point]:
+    by_size = [{row.size: row for row in run.rows} for run in side]
+    return [_point([place(rows[size]) for rows in by_size]) for size in sizes for place in (_out_of_place, _in_place)]
+
+
+def _out_of_place(row: Row) -> Timing:
+    return row.out_of_place
+
+
+def _in_place(row: Row) -> Timing:
+    return row.in_place
+
+
+def _point(timings: Sequence[Timing]) -> _Point:
+    return _Point(
+        times=tuple(math.log(timing.seconds) for timing in timings), spread=max(_spread(timing) for timing in timings)
+    )
+
+
+def _spread(timing: Timing) -> float:
+    """Standard deviation of the mean, as calls one by one have it: from the upper half, which jitter makes."""
+    alone = timing.blocking
+    if alone is None:
+        return 0.0
+    return (alone.p95 / alone.p50 - 1) / _95_OF_NORMAL / math.sqrt(alone.calls)
+
+
+def _change(before: Sequence[_Point], after: Sequence[_Point], comparisons: int) -> Change:
+    """The typical change over points of one kind, and what of it may be noise.
+
+    Args:
+        before: one side's points, at least one.
+        after: the other's, in the same order.
+        comparisons: how many like this are made together; more of them must each be surer.
+    """
+    ratios = [mean(new.times) - mean(old.times) for old, new in zip(before, after, strict=True)]
+    shown = variance(ratios) if len(ratios) > 1 else 0.0
+    # Rows that happen to agree are not surer than their own calls.
+    own = sum(mean(one.spread**2 / len(one.times) for one in side) for side in (before, after))
+    rows = max(shown, own) * _MEDIAN_LOSS / len(ratios)
+    runs = sum(_run_variance(side) for side in (before, after))
+    certainty = NormalDist().inv_cdf(1 - FALSE_ALARM / 2 / comparisons)
+    noise = math.hypot(_students(certainty, len(ratios) - 1) * math.sqrt(rows), certainty * math.sqrt(runs))
+    return Change(size=median(ratios), noise=noise)
+
+
+def _students(certainty: float, freedom: int) -> float:
+    """Student's quantile from the normal one, for a deviation that is itself only estimated from a few values.
+
+    The first terms of its expansion (Abramowitz and Stegun, 26.7.5), within 4 % from 9 degrees of freedom on; of fewer
+    it is too small, and of a single size, where there are none, a row's own calls are all there is.
+    """
+    if freedom < 1:
+        return certainty
+    z = certainty
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def _run_variance(side: Sequence[_Point]) -> float:
+    """Variance of the mean of a side's runs: of whole runs, each of which moves all its points together."""
+    runs = len(side[0].times)
+    levels = [mean(point.times[run] for point in side) for run in range(runs)]
+    deviations = sum((level - mean(levels)) ** 2 for level in levels)
+    return (_PRIOR_RUNS * RUN_SPREAD**2 + deviations) / (_PRIOR_RUNS + runs - 1) / runs
+
+
+def _differences(old: Conditions, new: Conditions) -> Iterator[str]:
+    for name in sorted({*old.versions, *new.versions}):
+        if old.versions.get(name) != new.versions.get(name):
+            yield f"{name}: {old.versions.get(name, 'none')} in A, {new.versions.get(name, 'none')} in B"
+    if old.image != new.image:
+        yield f"image: {old.image or 'none'} in A, {new.image or 'none'} in B"
+    for name in sorted({*old.variables, *new.variables}):
+        if old.variables.get(name) != new.variables.get(name):
+            yield f"{name}={old.variables.get(name, '')} in A, {name}={new.variables.get(name, '')} in B"
+
+
+def _other_path(key: Key, old: _Run, new: _Run) -> Iterator[str]:
+    if old.taken and new.taken and old.taken != new.taken:
+        yield f"{key}: {old.taken} in A, {new.taken} in B"
+
+
+def _names(runs: dict[Key, list[_Run]]) -> str:
+    return "; ".join(map(str, runs))
+
+
+def _show(found: Comparison) -> None:
     """Print the table, and beneath it what else there is to know."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("collective", "stage", "sizes", "", "A", "B", "B against A"):

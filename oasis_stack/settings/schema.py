@@ -1,0 +1,421 @@
+"""Every setting of a stack, its default and its limits. Defaults live only here.
+
+`Settings` at the end is a whole stack; its sections stand above it, in its order. How they are read is in `settings`,
+what several of them must fulfil together in `rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pulumi
+
+from oasis_stack.facts import address_plan, names
+from oasis_stack.facts.address_plan import AddressPlan
+from oasis_stack.facts.capacity_rules import CapacityEntry
+from oasis_stack.facts.lifecycle import BucketLifecycle, Lifecycle, RepositoryLifecycle
+from oasis_stack.facts.machine import BUILD_MACHINES, GENERAL_PURPOSE, MACHINES, Machine, PoolSize
+from oasis_stack.facts.site import Site
+
+
+@dataclass(frozen=True)
+class Between:
+    """A whole number within bounds, both included."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.low} to {self.high}"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, int) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Text of a given form."""
+
+    pattern: str | re.Pattern[str]
+    meaning: str
+    """The form in words, with an example."""
+
+    def __str__(self) -> str:
+        return self.meaning
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A name that ends with a size: `e2-standard-8` is of the family `e2-standard`."""
+
+    families: Mapping[str, Sequence[int]]
+    """The sizes of each."""
+
+    def __str__(self) -> str:
+        return f"a machine type of {', '.join(self.families)}: {', '.join(self._names(next(iter(self.families))))} ..."
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str) and value in self._names(value.rpartition("-")[0])
+
+    def allowed(self, value: object) -> str:
+        """The names of the value's own family; the families where it is of none."""
+        names = self._names(str(value).rpartition("-")[0])
+        return f"one of {', '.join(names)}" if names else str(self)
+
+    def _names(self, family: str) -> list[str]:
+        return [f"{family}-{size}" for size in self.families.get(family, ())]
+
+
+@dataclass(frozen=True)
+class ItemDefaults:
+    """Defaults for the fields of a list's items whose class has none of its own."""
+
+    values: Mapping[str, object]
+
+
+_Label = Annotated[str, Matching(names.DNS_LABEL_PATTERN, "1 to 63 of a-z, 0-9 and -, no - at either end")]
+_Block = Annotated[str, Matching(r"[0-9.]+/[0-9]+", "a private IPv4 network such as 10.64.0.0/16")]
+_Time = Annotated[str, Matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a UTC time, as 2027-01-31T00:00:00Z")]
+_NodeMachine = Annotated[str, Sized(GENERAL_PURPOSE)]
+_NAME = "1 to 16 of a-z, 0-9 and -, a letter first, no - at the end, not beginning with goog nor containing google"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """The three blocks that every range is cut from. Changing one of an existing stack replaces its cluster."""
+
+    primary_block: _Block = "10.64.0.0/16"
+    """Nodes, Services, load balancer proxies, build workers, control plane."""
+    pods_block: _Block = "10.96.0.0/14"
+    """Pods: a /24 per node."""
+    device_block: _Block = "10.128.0.0/15"
+    """Second gVNIC and the RDMA NICs of the GPU nodes, a sixteenth each."""
+    proxy_only: bool = False
+    """Whether the VPC gets a proxy-only subnet, which an Ingress of class `gce-internal` of your own would need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorizedNetwork:
+    """A network from which the IP endpoint of the control plane answers."""
+
+    name: Annotated[str, Matching(r"[^\x00-\x1f]{1,50}", "text of 1 to 50 characters")]
+    """What the network is, for people."""
+    cidr: Annotated[str, Matching(r"[0-9a-fA-F.:]+/[0-9]+", "a network such as 203.0.113.0/24")]
+    """Its addresses as seen from the internet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceExclusion:
+    """A time in which GKE upgrades neither minor versions nor nodes. Fixed, so that an `up` never moves it."""
+
+    start: _Time
+    """First moment."""
+    end: _Time | None = None
+    """Last moment, at most 180 days after the first; one that has passed protects nothing. Without it the exclusion
+    lasts until the support of the cluster's version ends."""
+
+    @property
+    def period(self) -> tuple[str, str | None]:
+        """Both moments."""
+        return self.start, self.end
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemPool(PoolSize):
+    """Nodes that are always on: GKE's own pods, KubeRay, the Ray head."""
+
+    machine_type: _NodeMachine = "e2-standard-8"
+    """Must hold the Ray head beside about 1 vCPU and 2 GiB of system pods."""
+    min_nodes: Annotated[int, Between(1, 100)] = 1
+    """Paid for around the clock."""
+    max_nodes: Annotated[int, Between(1, 100)] = 3
+    """Limit of the autoscaler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuPool(PoolSize):
+    """Nodes of Ray's CPU workers; none while nothing needs them."""
+
+    machine_type: _NodeMachine = "e2-standard-8"
+    """One CPU worker takes one node."""
+    min_nodes: Annotated[int, Between(0, 100)] = 0
+    """Nodes that are kept ready, and paid for, whether anything runs or not."""
+    max_nodes: Annotated[int, Between(0, 1000)] = 4
+    """Limit of the autoscaler; 0 builds no such pool, and then `ray.cpu_workers_max` must be 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """The GKE cluster."""
+
+    release_channel: Literal["RAPID", "REGULAR", "STABLE", "EXTENDED"] = "REGULAR"
+    """How early GKE upgrades the control plane."""
+    minimum_version: Annotated[
+        str, Matching(r"1\.\d+(\.\d+(-gke\.\d+)?)?", 'a GKE version in quotes, such as "1.35"')
+    ] = "1.35"
+    """Lowest control plane version. Below 1.34 the latest GPU driver is too old for a CUDA 13 image; the
+    admission policies of the Ray namespace need 1.33."""
+    endpoint: Literal["dns", "ip"] = "dns"
+    """How the control plane is reached: `dns` by a Google name and IAM alone; `ip` from authorised networks alone."""
+    authorized_networks: tuple[AuthorizedNetwork, ...] = ()
+    """With endpoint `ip`: who may connect. Never the whole internet."""
+    maintenance_exclusion: MaintenanceExclusion | None = None
+    """Without it, an upgrade may drain a node under a training run."""
+    system_pool: SystemPool = field(default_factory=SystemPool)
+    cpu_pool: CpuPool = field(default_factory=CpuPool)
+    deletion_protection: bool = False
+    """Whether Pulumi refuses to delete the cluster; a destroy deletes nothing until this is false and applied."""
+    secrets_encryption_key: (
+        Annotated[
+            str,
+            Matching(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+", "a Cloud KMS key's full name"),
+        ]
+        | None
+    ) = None
+    """Cloud KMS key, in the stack's region, that encrypts Kubernetes Secrets in the control plane's store, beyond
+    Google's own encryption."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSettings:
+    """GPU nodes and the ways to get them."""
+
+    machine_type: Annotated[str, Matching("|".join(map(str, MACHINES)), f"one of {', '.join(MACHINES)}")] = (
+        "a3-ultragpu-8g"
+    )
+    """What a GPU node is; `machine.py` has the facts of each."""
+    capacity: Annotated[
+        tuple[CapacityEntry, ...],
+        ItemDefaults({"max_run_duration_hours": None, "reservation": None, "compact_placement": False}),
+    ]
+    """The ladder, tried from the top. Each entry is a pool of its own that rests at 0 nodes."""
+    consolidation_delay_minutes: Annotated[int, Between(1, 1440)] = 15
+    """How long an empty GPU node stays: too short gives scarce capacity back between jobs, too long pays for none."""
+    driver_version: Literal["LATEST", "DEFAULT"] = "LATEST"
+    """NVIDIA driver that GKE installs with a node: the newest of the node's GKE version, or the one that Google
+    recommends for it, which moves less. torch with CUDA 13 needs R580 or newer, and no public source says that DEFAULT
+    is that new: compare with `python -m workloads doctor` on a node."""
+    compute_class: _Label = ""
+    """ComputeClass that GPU pods select. Default: the GPU's short name, as `h200` or `l4`."""
+
+    @property
+    def machine(self) -> Machine:
+        """Facts about `machine_type`."""
+        return MACHINES[self.machine_type]
+
+    @property
+    def has_spot(self) -> bool:
+        """Whether a rung is Spot, where a pod has 15 seconds to leave."""
+        return any(entry.mode == "spot" for entry in self.capacity)
+
+    @property
+    def max_run_seconds(self) -> int | None:
+        """Life of the flex-start rung's nodes; None where no rung has an end."""
+        hours = [entry.max_run_duration_hours for entry in self.capacity if entry.max_run_duration_hours]
+        return min(hours) * 3600 if hours else None
+
+    @property
+    def max_nodes(self) -> int:
+        """Sum of `gpu.capacity[].max_nodes`: derived, not a key of the stack file."""
+        return sum(entry.max_nodes for entry in self.capacity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSettings:
+    """The Ray head pod. It runs no tasks, only Ray's own services and the drivers of jobs."""
+
+    cpus: Annotated[int, Between(1, 127)] = 4
+    """vCPUs."""
+    memory_gb: Annotated[int, Between(4, 1023)] = 16
+    """Memory in GiB; a head that runs out of it takes the whole cluster's jobs with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuWorkerSettings:
+    """One pod of Ray's CPU worker group, on a node of `cluster.cpu_pool`."""
+
+    cpus: Annotated[int, Between(1, 127)] = 6
+    """vCPUs."""
+    memory_gb: Annotated[int, Between(1, 1023)] = 24
+    """Memory in GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaySettings:
+    """The long-lived RayCluster."""
+
+    namespace: Annotated[
+        str,
+        Matching(
+            names.RAY_NAMESPACE_PATTERN,
+            "1 to 63 of a-z, 0-9 and -, no - at either end; "
+            f"not default, {names.KUBERAY_NAMESPACE}, kube-*, gke-* or gmp-*",
+        ),
+    ] = "ray"
+    """Kubernetes namespace, made and deleted with the stack."""
+    cluster_name: Annotated[
+        str, Matching(names.RAY_CLUSTER_PATTERN, "1 to 53 of a-z, 0-9 and -, a letter first, no - at the end")
+    ] = "oasis"
+    """Name of the RayCluster object and of the Secret with its token."""
+    version: Annotated[str, Matching(r"\d+\.\d+\.\d+", "a Ray version such as 2.60.0")] = "2.60.0"
+    """Ray inside the image; another number here than there, and KubeRay starts Ray with options it does not know."""
+    image: Annotated[
+        str,
+        Matching(
+            r"[a-z0-9][a-z0-9._:/-]*(:\w[\w.-]{0,127}|(:\w[\w.-]{0,127})?@sha256:[0-9a-f]{64})",
+            "an image with a tag or a digest; `make image` writes one",
+        ),
+    ] = ""
+    """Container image of every Ray pod; without a registry's name it comes from Docker Hub, by the stack's mirror.
+    Default: Ray's stock image of `version`, which runs what needs only Ray."""
+    operator_repository: Annotated[str, Matching(r"https?://\S+", "the address of a Helm repository")] = (
+        "https://ray-project.github.io/kuberay-helm/"
+    )
+    """Where the KubeRay operator's chart comes from: where its project publishes it (ray-project/kuberay,
+    helm-chart/kuberay-operator/README.md), or a mirror of that."""
+    idle_timeout_seconds: Annotated[int, Between(30, 86400)] = 600
+    """How long a worker without work stays."""
+    dashboard_access: Literal["port-forward", "internal-load-balancer"] = "port-forward"
+    """How the dashboard and the Jobs API are reached; never from the internet."""
+    dashboard_port: Annotated[int, Between(1024, 65535)] = 8265
+    """Port of `ray_dashboard_url`: on this machine for a port-forward, else the load balancer's."""
+    dashboard_client_ranges: tuple[_Block, ...] = ()
+    """With an internal load balancer: private networks whose machines may use it."""
+    cpu_workers_max: Annotated[int, Between(0, 1000)] = 4
+    """Most CPU workers; 0 builds no such group."""
+    cpu_worker: CpuWorkerSettings = field(default_factory=CpuWorkerSettings)
+    head: HeadSettings = field(default_factory=HeadSettings)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether an internal load balancer shows the dashboard."""
+        return self.dashboard_access == "internal-load-balancer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketSettings(BucketLifecycle):
+    """One bucket."""
+
+    keep: bool = True
+    """Whether `pulumi destroy` leaves it. If false, everything in it is deleted with the stack."""
+    adopt: bool = False
+    """Set true once, when an earlier stack kept the bucket: `up` takes it over instead of making one."""
+    soft_delete_days: Annotated[int, Between(0, 90)] = 7
+    """How long a deleted object can be restored, and is paid for: 7 to 90 days, or 0 for not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerHubSettings:
+    """A login at Docker Hub, which refuses (429) what comes without one from an address that has fetched enough, and
+    many share one."""
+
+    username: Annotated[str, Matching(r"[a-z0-9]{4,30}", "a Docker ID, 4 to 30 of a-z and 0-9")]
+    """Docker ID."""
+    password_secret: Annotated[
+        str,
+        Matching(
+            r"projects/[^/]+/secrets/[^/]+/versions/([0-9]+|latest)",
+            "a secret version's full name, projects/<project>/secrets/<secret>/versions/<version>",
+        ),
+    ]
+    """Version of a secret in Secret Manager, made beforehand, that holds an access token of Docker Hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrySettings(RepositoryLifecycle):
+    """The repositories of images and Python packages."""
+
+    keep: bool = True
+    """Whether `pulumi destroy` keeps the two local repositories. The others only hold copies and are always deleted."""
+    adopt: bool = False
+    """As for a bucket."""
+    keep_untagged_days: Annotated[int, Between(1, 365)] = 7
+    """Untagged images older than this are deleted. What `make image` builds keeps its tag, and goes after 180 days."""
+    keep_versions: Annotated[int, Between(1, 100)] = 5
+    """The newest versions of each image and package that no policy deletes; nor does one delete the image in use."""
+    docker_hub: DockerHubSettings | None = None
+    """Login with which public images are fetched; without one, what Docker Hub gives to everybody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """A Cloud Build private worker pool for the image."""
+
+    machine_type: Annotated[str, Sized(BUILD_MACHINES)] = "e2-highmem-8"
+    """What a build runs on; paid only while one does."""
+    disk_gb: Annotated[int, Between(100, 4000)] = 200
+    """Disk of a build in GB: base image, layers and cache together."""
+    peered: bool = False
+    """Whether builds run inside the primary VPC; that adds service networking, whose removal Google delays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbSettings(Lifecycle):
+    """The secret that holds the Weights & Biases key. `make secret` gives it a value."""
+
+    keep: bool = False
+    """Whether `pulumi destroy` leaves the secret and its versions."""
+    adopt: bool = False
+    """As for a bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole stack. Plain values, but for the one secret."""
+
+    project: Annotated[str, Matching(names.PROJECT_PATTERN, "a project id, 6 to 30 of a-z, 0-9 and -")]
+    """Google Cloud project id; in the stack file `gcp:project`, written by `make init`."""
+    region: Annotated[str, Matching(r"[a-z]+-[a-z]+[0-9]+", "a region such as us-central1")]
+    """Region of everything. Changing it replaces everything."""
+    zone: Annotated[str, Matching(r"[a-z]+-[a-z]+[0-9]+-[a-z]", "a zone such as us-central1-b")]
+    """Zone of all nodes; an RDMA VPC has exactly one."""
+    name: Annotated[str, Matching(names.NAME_PATTERN, _NAME)] = "oasis"
+    """First part of every name that must be found again; two stacks of one project need two. A change replaces."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels of everything that can carry some, for the bill."""
+    state_backend: Annotated[str, Matching(r"(gs|file)://.+", "an address such as gs://bucket")] = ""
+    """Where Pulumi keeps this stack's state; written by `make init`, read by the make targets, not by the program."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    gpu: GpuSettings | None = None
+    """Leave it out for a stack without GPUs."""
+    ray: RaySettings = field(default_factory=RaySettings)
+    data: BucketSettings = field(default_factory=BucketSettings)
+    """Bucket of the training data."""
+    runs: BucketSettings = field(default_factory=BucketSettings)
+    """Bucket of checkpoints, results and logs."""
+    registry: RegistrySettings = field(default_factory=RegistrySettings)
+    build: BuildSettings | None = None
+    """`{}` takes its defaults; leave it out to build images with a local Docker or Podman only."""
+    wandb: WandbSettings | None = None
+    """`{}` takes its defaults; leave it out for a stack without Weights & Biases."""
+    wandb_api_key: pulumi.Output[str] | None = None
+    """Optional first value of the secret, encrypted in the stack file; `make secret` needs no copy there."""
+
+    @property
+    def site(self) -> Site:
+        """Where the stack stands."""
+        return Site(project=self.project, region=self.region, zone=self.zone, prefix=self.name, labels=self.labels)
+
+    def address_plan(self) -> AddressPlan:
+        """Every range of the stack.
+
+        Raises:
+            SettingsError: the blocks are wrong, overlap, or hold too few nodes.
+        """
+        pools = (self.cluster.system_pool.max_nodes, self.cluster.cpu_pool.max_nodes)
+        return address_plan.plan(
+            primary_block=self.network.primary_block,
+            pods_block=self.network.pods_block,
+            device_block=self.network.device_block,
+            max_gpu_nodes=self.gpu.max_nodes if self.gpu else 0,
+            # A surge upgrade adds one node to each of these pools.
+            max_other_nodes=sum(pools) + len(pools),
+            rdma_nics=self.gpu.machine.rdma_nics if self.gpu else 0,
+        )
