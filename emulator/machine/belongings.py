@@ -26,13 +26,15 @@ class Content:
 
 def content(path: Path) -> Content:
     """Look at all of it."""
-    if path.is_symlink() or not path.is_dir():
-        return Content(path.lstat().st_size, 0)
     size = runs = 0
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # what runs here goes on while we look
+            size = path.lstat().st_size
+        return Content(size, 0)
     for name, folders, files in os.walk(path):
         folder = Path(name)
         for file in files:
-            with contextlib.suppress(FileNotFoundError):  # what runs here goes on while we look
+            with contextlib.suppress(FileNotFoundError):
                 size += (folder / file).lstat().st_size
         # A folder of runs is no run itself, and a run's own folders hold none.
         within = _PARTS.isdisjoint(folder.relative_to(path).parts)

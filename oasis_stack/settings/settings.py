@@ -172,6 +172,10 @@ class _Reader:
         near = near or [known for known in self._known if known.rsplit(".", 1)[-1] == last]
         section = plain.rpartition(".")[0]
         siblings = [known for known in self._known if known.rpartition(".")[0] == section]
+        # What is known stands at index 0; what is said is about the entry that was written.
+        here = key.rpartition(".")[0]
+        if section:
+            near, siblings = ([name.replace(section, here, 1) for name in names] for names in (near, siblings))
         remedy = f"did you mean {config_key(near[0])}?" if near else "remove it; a setting without effect is not kept"
         self._refuse(key, UNKNOWN, f"the keys {', '.join(config_key(known) for known in siblings)}", remedy)
 

@@ -29,7 +29,7 @@ def refusal(config: dict[str, Any]) -> SettingsError:
 MISTAKES: dict[str, tuple[str, object, str, str]] = {
     "unknown key at the top": ("oasis:regoin", "us-central1", "oasis:regoin", "did you mean oasis:region"),
     "unknown key in a section": ("oasis:ray.namspace", "ray", "oasis:ray.namspace", "did you mean oasis:ray.namespace"),
-    "unknown key in a list": ("oasis:gpu.capacity[1].nodes", 2, "oasis:gpu.capacity[1].nodes", "capacity[0].max_nodes"),
+    "unknown key in a list": ("oasis:gpu.capacity[1].nodes", 2, "oasis:gpu.capacity[1].nodes", "capacity[1].max_nodes"),
     "key of another section": ("oasis:machine_type", "x", "oasis:machine_type", "did you mean oasis:gpu.machine_type"),
     "project in the wrong namespace": ("oasis:project", "p-12345", "oasis:project", "did you mean gcp:project"),
     "missing project": ("gcp:project", None, "gcp:project", "is missing"),

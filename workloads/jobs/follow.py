@@ -252,7 +252,7 @@ def exit_code(details: JobDetails) -> int:
 def whose(entrypoint: str) -> str:
     """What is said after the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
     ours = entrypoint.startswith(f"{OURS} ")
-    return "" if ours else ", its command's own: it is none of those that `python -m workloads --help` explains"
+    return "" if ours else ", its command's own: the table of `python -m workloads --help` is not about it"
 
 
 def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:

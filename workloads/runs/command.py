@@ -267,7 +267,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], uri: str, *, as_json: bool) -> N
         print(json.dumps(rows, indent=1))
         return
     if not rows:
-        print(f"nothing of that kind in {uri}", file=sys.stderr)
+        print(f"there is nothing to show in {uri}", file=sys.stderr)
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(box=None, pad_edge=False)

@@ -17,7 +17,7 @@ import pytest
 from workloads.__main__ import main
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
-from workloads.cluster import session
+from workloads.cluster import run_lock, session
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
 from workloads.convnext.run import train
@@ -192,6 +192,18 @@ def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, capsys: py
     assert place == str(laptop / ".oasis" / "data" / "digits")  # where the run itself writes and reads them
     assert "asked of Ray: 3 x [1 CPU], placed SPREAD" in said
     assert list(laptop.iterdir()) == []
+
+
+def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
+    laptop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--run", "both", "--data", "synthetic", "--wandb", "off"]
+    (laptop / ".oasis/results/both").mkdir(parents=True)
+    with run_lock.hold_here(laptop / ".oasis/results/both", "both"):
+        assert main(words) == 2
+        assert "run both is being trained by another `train` on this machine" in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="Ray was started"):
+        main(words)
 
 
 def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ray_starts(

@@ -10,12 +10,12 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import get_args
 
 from workloads import dry_run, run_name
-from workloads.cluster import session
+from workloads.cluster import run_lock, session
 from workloads.convnext import config as configuration
 from workloads.convnext import fields
 from workloads.convnext.images import location
@@ -103,6 +103,11 @@ def run_train(args: argparse.Namespace) -> int:
         progress.note(unseen)
     location.check_storage(run.folder)
     location.check_results(run.results)
+    with run_lock.hold_here(run.results, run.name) if place.embedded else nullcontext():
+        return _train(run, place, args)
+
+
+def _train(run: Run, place: session.Place, args: argparse.Namespace) -> int:
     cluster = place.environment
     wandb = wandb_reader(
         args.wandb,
