@@ -40,13 +40,13 @@ OWN = frozenset(
             "kubernetes",
         ),
         *("ports.json", "ports.lock", "processes", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
-        *("cloud.sqlite", "cloud.sqlite-shm", "cloud.sqlite-wal"),
+        *("cloud.sqlite", "cloud.sqlite-journal", "cloud.sqlite-shm", "cloud.sqlite-wal"),
     }
 )
 """What is the emulator's own in `.oasis`, and goes with the emulated cloud. All else is what people have made: runs,
 data, results, logs, and the objects in the buckets with what is known of them."""
 
-_INDEX = ("storage.sqlite", "storage.sqlite-shm", "storage.sqlite-wal")
+_INDEX = ("storage.sqlite", "storage.sqlite-journal", "storage.sqlite-shm", "storage.sqlite-wal")
 # Above the range that Ray gives its workers (10002-19999), which it refuses to share, and below Linux's for outgoing
 # connections (32768-60999, ip-sysctl.rst), which could take a port while nobody listens.
 _PORTS = range(20000, 32000)

@@ -257,7 +257,7 @@ def _assert_nothing_is_left(checkout: Path, *made: str) -> None:
     assert processes.owned_by(checkout / ".oasis") == []
     assert _mentioning(f"{checkout}/", f"{checkout} ", str(ray_folder.session_directory(checkout / ".oasis"))) == []
     left = {entry.name for entry in (checkout / ".oasis").iterdir()}
-    index = {"storage.sqlite", "storage.sqlite-shm", "storage.sqlite-wal"}
+    index = {"storage.sqlite", "storage.sqlite-journal", "storage.sqlite-shm", "storage.sqlite-wal"}
     assert left <= {"lock", "logs", "results", "buckets", *index, *made}
 
 

@@ -215,7 +215,15 @@ def test_clearing_forgets_the_emulated_cloud_and_nothing_that_people_have_made(s
         *("buckets/some-runs/mine/journal/1", "storage.sqlite"),
     ]
     own = [
-        *("cloud.sqlite", "cloud.sqlite-wal", "kubeconfig", "token-key", "pulumi/state/s.json", "scratch/copy"),
+        *(
+            "cloud.sqlite",
+            "cloud.sqlite-journal",
+            "cloud.sqlite-wal",
+            "kubeconfig",
+            "token-key",
+            "pulumi/state/s.json",
+            "scratch/copy",
+        ),
         *("kubernetes/etcd/wal", "processes/old.json", "ports.json", ".ports.json.1.2", "bin/pulumi", "uploads/half"),
     ]
     for name in [*made, *own]:
