@@ -1,20 +1,14 @@
-"""Locks that let one driver train a run, and that end with it, however it ends, and so need no expiry.
+"""The lock that lets one driver of a Ray train a run: a named actor that dies with its driver, and needs no expiry.
 
-Among the drivers of one Ray the lock is a named actor. Drivers that each start a Ray of their own on one machine cannot
-see one another's actors: theirs is a lock on a file in the run's results.
-
-This module is imported by the actor's process, and therefore imports no torch, which would cost that process half a
-gigabyte.
+It is imported by the actor's process, and therefore imports no torch, which would cost that process half a gigabyte.
 """
 
 from __future__ import annotations
 
-import fcntl
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -25,28 +19,6 @@ NAMESPACE = "oasis-runs"
 
 PATIENCE_SECONDS = 20.0
 """How long a killed driver's actors may outlive it, before a lease counts as held by someone alive."""
-
-
-@contextmanager
-def hold_here(results: Path, run: str) -> Iterator[None]:
-    """Be the only driver of a run on this machine, of those that keep its results in this folder.
-
-    Args:
-        results: folder of the run's results, which exists.
-        run: name of the run, for the message.
-
-    Raises:
-        UsageError: another driver is alive.
-    """
-    with (results / "driver.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"run {run} is being trained by another `train` on this machine, with results in {results}.",
-                "Wait for it, end it with Ctrl-C, or choose another --run name.",
-            ) from error
-        yield
 
 
 @contextmanager

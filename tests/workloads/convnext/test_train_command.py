@@ -17,7 +17,7 @@ import pytest
 from workloads.__main__ import main
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
-from workloads.cluster import run_lock, session
+from workloads.cluster import machine_lock, session
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
 from workloads.convnext.run import train
@@ -198,8 +198,7 @@ def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
     laptop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--run", "both", "--data", "synthetic", "--wandb", "off"]
-    (laptop / ".oasis/results/both").mkdir(parents=True)
-    with run_lock.hold_here(laptop / ".oasis/results/both", "both"):
+    with machine_lock.hold(locate(laptop / ".oasis/runs/both").uri, "both"):
         assert main(words) == 2
         assert "run both is being trained by another `train` on this machine" in capsys.readouterr().err
     with pytest.raises(AssertionError, match="Ray was started"):
@@ -245,9 +244,9 @@ def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ra
 
 @pytest.mark.thorough
 def test_what_runs_beside_the_workers_imports_no_torch() -> None:
-    # Half a gigabyte for each of them: driver, Ray Train's controller, lease.
-    modules = "driver", "trainer", "lease", "train_group"
-    script = f"import sys; {'; '.join(f'import workloads.convnext.{name}' for name in modules)}"
+    # Half a gigabyte for each of them: driver, Ray Train's controller, lock.
+    modules = "convnext.run.driver", "convnext.run.trainer", "cluster.run_lock", "convnext.run.train_group"
+    script = f"import sys; {'; '.join(f'import workloads.{name}' for name in modules)}"
     script += "; print(sorted(set(sys.modules) & {'torch', 'torchvision'}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
