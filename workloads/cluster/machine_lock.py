@@ -5,6 +5,7 @@ It is a socket's name, which the kernel gives once. Imports no Ray, which is not
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import socket
 import sys
@@ -33,6 +34,8 @@ def hold(uri: str, run: str) -> Iterator[None]:
             # An abstract name (unix(7)) leaves no file, and is free when its process has ended.
             held.bind(f"\0oasis-train-{hashlib.sha256(uri.encode()).hexdigest()}")
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
             raise UsageError(
                 f"run {run} is being trained by another `train` on this machine, into {uri}.",
                 "Wait for it, end it with Ctrl-C, or choose another --run name.",
