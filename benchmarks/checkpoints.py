@@ -48,7 +48,7 @@ SPEED, SPEED_BYTES = "md5 of one core after each, GB/s", 100_000_000
 PHASES = ("nothing in flight", "a save in flight")
 
 
-class Results:
+class CheckpointResults:
     """The file of results, rewritten after every piece of work."""
 
     def __init__(self, path: Path, section: str, again: bool) -> None:
@@ -91,14 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--results", type=Path, default=RESULTS, help="file of results (%(default)s)")
         command.add_argument("--again", action="store_true", help="forget what was measured before")
     given = parser.parse_args(arguments)
-    results = Results(given.results, given.what, given.again)
+    results = CheckpointResults(given.results, given.what, given.again)
     with tempfile.TemporaryDirectory(prefix="oasis-checkpoints-", dir=given.folder) as folder:
         sound = {"kill": kills, "faults": faults, "notice": notices}[given.what](given, results, Path(folder))
     print(json.dumps(results.cases, indent=1))
     return 0 if sound else 1
 
 
-def kills(given: argparse.Namespace, results: Results, folder: Path) -> bool:
+def kills(given: argparse.Namespace, results: CheckpointResults, folder: Path) -> bool:
     """Kill writers of each variant; whether ours lost nothing."""
     for number, variant in enumerate(checkpoint_kills.VARIANTS):
         wanted = given.trials or KILLS[variant]
@@ -114,7 +114,7 @@ def kills(given: argparse.Namespace, results: Results, folder: Path) -> bool:
     return not any(ours[name] for name in ("unloadable", "wrong", "lost", "uncollected"))
 
 
-def faults(given: argparse.Namespace, results: Results, folder: Path) -> bool:
+def faults(given: argparse.Namespace, results: CheckpointResults, folder: Path) -> bool:
     """Let each call of a save fail; whether a valid newest always remained, and nothing hung."""
     for place in checkpoint_faults.PLACES:
         for error in checkpoint_faults.ERRORS:
@@ -137,7 +137,7 @@ def faults(given: argparse.Namespace, results: Results, folder: Path) -> bool:
     return not any(case[name] for case in results.cases.values() for name in bad)
 
 
-def notices(given: argparse.Namespace, results: Results, folder: Path) -> bool:
+def notices(given: argparse.Namespace, results: CheckpointResults, folder: Path) -> bool:
     """Time urgent saves of 1.4 GB."""
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     places: dict[str, Callable[[Path], Any]] = {"disk": _disk, "gs": _emulated_bucket}

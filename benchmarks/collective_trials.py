@@ -24,7 +24,7 @@ from tests.support import gloo
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.definitions.stages import Round, ladder
 from workloads.nccl.ranks import driver, teams
-from workloads.nccl.ranks.measure import Participant, Plan
+from workloads.nccl.ranks.measure import Participant, RankPlan
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Layout
 from workloads.nccl.results import suspects
@@ -166,7 +166,7 @@ def measured(
         size: bytes.
         iterations: calls that are timed.
     """
-    plan: Plan = replace(gloo.plan(iterations=iterations), links=True, timeout_seconds=60)
+    plan: RankPlan = replace(gloo.plan(iterations=iterations), links=True, timeout_seconds=60)
     real = teams.RankActor
     teams.RankActor = rank
     try:
@@ -190,7 +190,7 @@ def _slow(slow: int) -> type[RankActor]:
     class Slowed(RankActor):
         """A rank; one of them is stopped four fifths of the time."""
 
-        def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: Mapping[str, str]) -> None:
+        def __init__(self, seat: Seat, layout: Layout, plan: RankPlan, log: Mapping[str, str]) -> None:
             super().__init__(seat, layout, plan, log)
             self._brake = subprocess.Popen([sys.executable, "-c", _DUTY]) if seat.rank == slow else None
 

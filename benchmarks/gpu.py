@@ -55,7 +55,7 @@ PRODUCT_SIZE = 8192
 """Rows and columns of the matrices whose product gives the measured peak: large enough that nothing but it counts."""
 
 
-class Enough(Exception):
+class TimeUpError(Exception):
     """Every window is measured."""
 
 
@@ -98,7 +98,7 @@ class Windows:
             self._profile.__exit__(None, None, None)
             events, on_gpu = self._profile.events() or [], self._device.type == "cuda"
             self.split, self.busy = split(events, on_gpu), busy(events, on_gpu)
-            raise Enough
+            raise TimeUpError
 
     def _now(self) -> float:
         return _finished(self._device)
@@ -174,7 +174,7 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
         return {"does not fit": error.problem}
     except WorkloadFailedError as error:
         return {"failed": error.problem}
-    except Enough:
+    except TimeUpError:
         pass
     counted = flops.training_flops(config.model, config.image_size, CLASSES)
     peak = flops.peak(device, config.precision)

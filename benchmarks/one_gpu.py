@@ -36,7 +36,7 @@ from workloads.nccl.logs.debug_log import Keeper
 from workloads.nccl.logs.verdict import WORDS
 from workloads.nccl.ranks import rows
 from workloads.nccl.results import findings, records, report
-from workloads.nccl.results.findings import Finding
+from workloads.nccl.results.findings import JudgedStage
 from workloads.nccl.results.measured import Measured
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -86,7 +86,7 @@ show an error or another path. However it ends, no rank is left running."""
 
 
 @dataclass(frozen=True)
-class Run:
+class OneGpuRun:
     """What so many ranks have measured."""
 
     measured: Measured
@@ -98,7 +98,7 @@ class Run:
         """What its figures are worth."""
         return LABELS[self.measured.conditions.backend, self.measured.conditions.ranks]
 
-    def as_record(self, found: Sequence[Finding]) -> dict[str, Any]:
+    def as_record(self, found: Sequence[JudgedStage]) -> dict[str, Any]:
         """The run as plain data.
 
         Args:
@@ -153,7 +153,7 @@ def _run(given: argparse.Namespace) -> int:
     sizes = bandwidth.parse_sizes(given.sizes or (GPU_SIZES if nccl else bandwidth.CPU_SIZES))
     results = given.results or (RESULTS if nccl else None)
     _check(given, results)
-    done: list[tuple[Run, list[Finding]]] = []
+    done: list[tuple[OneGpuRun, list[JudgedStage]]] = []
     for ranks in dict.fromkeys(given.ranks):
         run = _measure(ranks, given, sizes)
         done.append((run, findings.show_findings([run.measured])))
@@ -187,7 +187,7 @@ def _check(given: argparse.Namespace, results: Path | None) -> None:
         raise UsageError(f"{results} holds what a GPU has measured.", "Give --results another file for gloo's figures.")
 
 
-def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> Run:
+def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> OneGpuRun:
     """Every size with so many ranks, each row printed when it is measured."""
     layout = one_gpu_rank.layout(ranks, given.backend)
     plan = one_gpu_rank.plan(given.timeout)
@@ -225,7 +225,7 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> Run
         _keep_logs(given.logs, stage.name, texts)
         raise
     whole = Measured(stage=stage, conditions=conditions, rows=tuple(measured), links=(), logs=_texts(timed, keeper))
-    return Run(whole, tuple(own["variables"] for own in facts))
+    return OneGpuRun(whole, tuple(own["variables"] for own in facts))
 
 
 def _texts(timed: Sequence[str], keeper: Keeper) -> dict[int, str]:
@@ -241,7 +241,7 @@ def _keep_logs(folder: Path, stage: str, logs: Mapping[int, str]) -> None:
         print(f"# NCCL's logs written to {folder / report.LOGS}", flush=True)
 
 
-def _conclude(done: Sequence[tuple[Run, Sequence[Finding]]]) -> int:
+def _conclude(done: Sequence[tuple[OneGpuRun, Sequence[JudgedStage]]]) -> int:
     """The exit code, now that everything is kept.
 
     Raises:

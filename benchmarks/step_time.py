@@ -53,7 +53,7 @@ WARM_UP_STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class LoopWork:
     """What each of the three computes."""
 
     config: TrainConfig
@@ -66,7 +66,7 @@ class Work:
     """Where."""
 
 
-def timm_model(work: Work) -> nn.Module:
+def timm_model(work: LoopWork) -> nn.Module:
     """timm's ConvNeXt of the same widths and depths."""
     widths, depths = STAGES[work.config.model]
     model = timm.create_model(
@@ -75,7 +75,7 @@ def timm_model(work: Work) -> nn.Module:
     return model.to(work.device).to(memory_format=torch.channels_last)
 
 
-def timm_loop(work: Work) -> Iterator[None]:
+def timm_loop(work: LoopWork) -> Iterator[None]:
     """timm's train.py with the ConvNeXt paper's settings: one step per item."""
     config, model = work.config, timm_model(work)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -108,14 +108,14 @@ def timm_loop(work: Work) -> Iterator[None]:
         yield
 
 
-def torchvision_model(work: Work) -> nn.Module:
+def torchvision_model(work: LoopWork) -> nn.Module:
     """torchvision's, which its reference training leaves in the default layout."""
     widths, depths = STAGES[work.config.model]
     stages = [CNBlockConfig(*stage) for stage in zip(widths, (*widths[1:], None), depths, strict=True)]
     return ConvNeXt(stages, stochastic_depth_prob=DROP_PATH, num_classes=CLASSES).to(work.device)
 
 
-def torchvision_loop(work: Work) -> Iterator[None]:
+def torchvision_loop(work: LoopWork) -> Iterator[None]:
     """torchvision's references/classification/train.py with its ConvNeXt recipe: one step per item."""
     config, model = work.config, torchvision_model(work)
     norms = [
@@ -149,7 +149,7 @@ def torchvision_loop(work: Work) -> Iterator[None]:
         yield
 
 
-class Enough(Exception):
+class StepLimitError(Exception):
     """Every step that was to be timed is timed."""
 
 
@@ -174,7 +174,7 @@ class Turns:
             next(steps)
             self.seconds[name].append(self._now() - begun)
         if len(self.seconds[OURS]) >= self._steps + WARM_UP_STEPS:
-            raise Enough
+            raise StepLimitError
         self._begun = self._now()
 
     def _now(self) -> float:
@@ -185,12 +185,12 @@ class Turns:
         return time.process_time()
 
 
-def measured(work: Work, steps: int) -> dict[str, float]:
+def measured(work: LoopWork, steps: int) -> dict[str, float]:
     """Median seconds of a step, by contender, with everything built anew."""
     turns = Turns({"timm": timm_loop(work), "torchvision": torchvision_loop(work)}, steps, work.device)
     try:
         Training(work.config, work.data, work.data, work.device).run(turns)
-    except Enough:
+    except StepLimitError:
         return {name: statistics.median(taken[-steps:]) for name, taken in turns.seconds.items()}
     raise RuntimeError("an epoch ended before the steps were timed")
 
@@ -253,7 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, recipe in (("bare", False), ("recipe", True)):
         config = configured(given.model, given.image_size, given.batch_size, recipe)
         figures[name] = compared(
-            [measured(Work(config, recipe, Prepared(config, device), device), given.steps) for _ in range(given.rounds)]
+            [
+                measured(LoopWork(config, recipe, Prepared(config, device), device), given.steps)
+                for _ in range(given.rounds)
+            ]
         )
         print(json.dumps({name: figures[name]}, indent=1), file=sys.stderr, flush=True)
     text = json.dumps(figures, indent=2)

@@ -31,7 +31,7 @@ from workloads.convnext.images.data import sources
 from workloads.convnext.learning.loop import Training
 from workloads.reporting.credentials import Key
 from workloads.reporting.journal import Journal
-from workloads.reporting.tracking import Follower, Record, Wandb, parse
+from workloads.reporting.tracking import JournalFollower, Record, Wandb, parse
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -61,7 +61,7 @@ class Blocks:
         os.environ["WANDB_BASE_URL"] = url
         key = Key(value="a" * 40, source="this benchmark")
         self._wandb = Wandb("hanging", {}, folder / "wandb", key, self.said.append)
-        self._follower = Follower(self.journal.path, self._wandb.read, self._wandb.finish, "W&B")
+        self._follower = JournalFollower(self.journal.path, self._wandb.read, self._wandb.finish, "W&B")
 
     def record(self, record: Record) -> None:
         """Write the journal, as the head does; here in the step path, where it costs the most."""

@@ -48,7 +48,7 @@ STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoCommand:
     """One command of the demo."""
 
     title: str
@@ -96,17 +96,17 @@ def forget(state: State, runs_uri: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def steps(data_uri: str, results: Path) -> list[Step]:
+def steps(data_uri: str, results: Path) -> list[DemoCommand]:
     """What the demo runs on the deployed platform."""
     workloads = (sys.executable, "-m", "workloads")
     submit = (*workloads, "submit", "--stack", STACK, "--results", str(results), "--")
     return [
-        Step(
+        DemoCommand(
             "handwritten digits, as an image folder, into the stack's data bucket",
             (*workloads, "digits", "--to", f"{data_uri}/{DATA_SET}"),
         ),
-        Step("ConvNeXt on them: a job on the stack's Ray, two gloo workers on two nodes", (*submit, *TRAINING)),
-        Step("all-reduce between the two nodes", (*submit, *BENCHMARK)),
+        DemoCommand("ConvNeXt on them: a job on the stack's Ray, two gloo workers on two nodes", (*submit, *TRAINING)),
+        DemoCommand("all-reduce between the two nodes", (*submit, *BENCHMARK)),
     ]
 
 

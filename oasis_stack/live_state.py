@@ -53,7 +53,7 @@ class WaitError(Exception):
     """What was waited for did not come in time."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The other side will not answer this however often it is asked: no credentials, no permission, a bad request."""
 
 
@@ -65,7 +65,7 @@ class Unreachable(NotAnswering):
     """No connection to the cluster's API server at all."""
 
 
-class Cluster:
+class KubernetesClient:
     """The few requests that waiting needs, authenticated as the kubeconfig says."""
 
     def __init__(self, kubeconfig: str) -> None:
@@ -125,7 +125,7 @@ class Cluster:
             if failure.status == 404:
                 return None
             if failure.status in (401, 403):
-                raise Refused(
+                raise RequestRefused(
                     f"the cluster answers {failure.status} {failure.reason} about {' '.join(arguments) or 'services'}. "
                     "Check that gke-gcloud-auth-plugin is on PATH, run `gcloud auth application-default login`, and "
                     'compare your roles with the table in docs/cloud.md ("Who may do what").'
@@ -151,7 +151,7 @@ def fetch(url: str) -> bytes:
     if response.status_code >= 500 or response.status_code == 429:
         raise NotAnswering(f"{url} answers {response.status_code}")
     if response.status_code != 200:
-        raise Refused(f"{url} answers {response.status_code}. Check the address.")
+        raise RequestRefused(f"{url} answers {response.status_code}. Check the address.")
     return response.content
 
 
@@ -237,7 +237,7 @@ def _get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any
     if answer.status_code == 404:
         return {}
     if answer.status_code != 200:
-        raise Refused(
+        raise RequestRefused(
             f"{url} answers {answer.status_code}: {answer.text[:500]}. See the table of roles in docs/cloud.md."
         )
     return answer.json()
@@ -263,7 +263,9 @@ def _request(project: str, url: str, parameters: Mapping[str, str]) -> requests.
     except google.auth.exceptions.TransportError as failure:
         raise NotAnswering(f"no access token yet ({failure})") from failure
     except google.auth.exceptions.GoogleAuthError as failure:
-        raise Refused(f"no Google credentials: {failure}. Run `gcloud auth application-default login`.") from failure
+        raise RequestRefused(
+            f"no Google credentials: {failure}. Run `gcloud auth application-default login`."
+        ) from failure
     except requests.RequestException as failure:
         raise NotAnswering(f"{url} does not answer ({type(failure).__name__})") from failure
     if answer.status_code == 429 or answer.status_code >= 500:

@@ -17,9 +17,9 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
 
 from oasis_stack.live_state import (
-    Cluster,
+    KubernetesClient,
     NotAnswering,
-    Refused,
+    RequestRefused,
     Unreachable,
     WaitError,
     google_says_disabled,
@@ -81,7 +81,7 @@ def _one_message() -> Iterator[None]:
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
         yield
-    except (WaitError, Refused, NotAnswering) as error:
+    except (WaitError, RequestRefused, NotAnswering) as error:
         sys.tracebacklimit = 0
         raise type(error)(str(error)) from None
 
@@ -99,7 +99,7 @@ class _ApisAnswer(Waiter):
 
 class _CustomResourcesServed(Waiter):
     def await_arrival(self, props: Mapping[str, Any]) -> None:
-        cluster = Cluster(props["kubeconfig"])
+        cluster = KubernetesClient(props["kubeconfig"])
         until_none(
             "waiting until the cluster serves",
             lambda: [kind for kind in props["kinds"] if not is_established(cluster.definition(kind))],
@@ -117,7 +117,7 @@ def is_established(definition: Mapping[str, Any]) -> bool:
 
 class _WorkloadsGone(Waiter):
     def await_departure(self, props: Mapping[str, Any]) -> None:
-        cluster = Cluster(props["kubeconfig"])
+        cluster = KubernetesClient(props["kubeconfig"])
         if _cluster_gone(cluster):
             return
         until_none(
@@ -129,7 +129,7 @@ class _WorkloadsGone(Waiter):
         )
 
 
-def _cluster_gone(cluster: Cluster) -> bool:
+def _cluster_gone(cluster: KubernetesClient) -> bool:
     """Whether there is no cluster to clean up, which the user must say, since a network fault looks the same.
 
     Raises:
@@ -159,7 +159,7 @@ def _cluster_gone(cluster: Cluster) -> bool:
     return False
 
 
-def _remove_workloads(cluster: Cluster) -> list[str]:
+def _remove_workloads(cluster: KubernetesClient) -> list[str]:
     """Delete what is not being deleted yet, and name everything that is still there."""
     found: list[str] = []
     for group, plural in MAKERS:

@@ -37,7 +37,7 @@ HANG_SECONDS = 30.0
 
 
 @dataclass
-class Fault:
+class PlannedFailure:
     """One planned failure: call number `at` fails, alone or with all that follow it."""
 
     at: int
@@ -60,7 +60,7 @@ class Fault:
 class FaultyCalls:
     """The system calls of `workloads.storage.disk`, with a fault in them."""
 
-    def __init__(self, fault: Fault, below: Any = disk.calls) -> None:
+    def __init__(self, fault: PlannedFailure, below: Any = disk.calls) -> None:
         """Lead to `below`, which is the operating system or has the same calls."""
         self._fault, self._below = fault, below
 
@@ -80,7 +80,7 @@ class FaultyCalls:
 class FaultyStore(fs.FileSystemHandler):
     """Objects in memory by Cloud Storage's rules (whole at close, no folders but in names), and a fault in it."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: PlannedFailure) -> None:
         self.fault = fault
         self.objects: dict[str, bytes] = {}
 
@@ -191,7 +191,7 @@ class _Download:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """What one failing save left."""
 
     struck: bool
@@ -206,7 +206,7 @@ class Outcome:
 
 
 @contextmanager
-def disk_place(fault: Fault) -> Iterator[Folder]:
+def disk_place(fault: PlannedFailure) -> Iterator[Folder]:
     """A folder on a disk, whose calls go through the fault."""
     with (
         tempfile.TemporaryDirectory(prefix="oasis-faults-") as folder,
@@ -216,12 +216,12 @@ def disk_place(fault: Fault) -> Iterator[Folder]:
 
 
 @contextmanager
-def object_place(fault: Fault) -> Iterator[Folder]:
+def object_place(fault: PlannedFailure) -> Iterator[Folder]:
     """A folder of an object store, whose calls go through the fault."""
     yield Folder("objects://bucket/run", fs.PyFileSystem(FaultyStore(fault)), "bucket/run")
 
 
-PLACES: dict[str, Callable[[Fault], Any]] = {"disk": disk_place, "object store": object_place}
+PLACES: dict[str, Callable[[PlannedFailure], Any]] = {"disk": disk_place, "object store": object_place}
 
 
 def state(step: int) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def state(step: int) -> dict[str, Any]:
     return {"weights": [torch.full((3000,), float(step)) for _ in range(4)], "step": step}
 
 
-def strike(place: str, at: int, error: int, lasting: bool) -> Outcome:
+def strike(place: str, at: int, error: int, lasting: bool) -> SaveOutcome:
     """Make one save whose I/O call number `at` fails, and look at what is there afterwards.
 
     Args:
@@ -238,7 +238,7 @@ def strike(place: str, at: int, error: int, lasting: bool) -> Outcome:
         error: errno it fails with.
         lasting: whether all later calls of the save fail too.
     """
-    fault = Fault(0, error, lasting=False)
+    fault = PlannedFailure(0, error, lasting=False)
     with PLACES[place](fault) as folder, mock.patch.object(checkpoint_state, "SHARD_BYTES", 20_000):
         store = CheckpointStore(folder, keep=2)
         for step in (1, 2):
@@ -252,10 +252,10 @@ def strike(place: str, at: int, error: int, lasting: bool) -> Outcome:
         seconds, struck = time.monotonic() - began, fault.calls >= at
         fault.at, fault.lasting = 0, False
         valid = _valid(folder, at_least=2 if raised else 3)
-        return Outcome(struck, raised, seconds, valid, _saves_again(folder))
+        return SaveOutcome(struck, raised, seconds, valid, _saves_again(folder))
 
 
-def sweep(place: str, error: int, lasting: bool) -> Iterator[Outcome]:
+def sweep(place: str, error: int, lasting: bool) -> Iterator[SaveOutcome]:
     """Outcomes for call 1, 2, ... until a save ends before its fault."""
     at = 1
     while (outcome := strike(place, at, error, lasting)).struck:

@@ -23,7 +23,7 @@ from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.run.run import Run
 
 
-class Observation:
+class RunObservation:
     """What the workers of one run wrote of themselves."""
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +115,7 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def kill_worker(seen: Observation, wait: float, chance: random.Random) -> dict[str, float]:
+def kill_worker(seen: RunObservation, wait: float, chance: random.Random) -> dict[str, float]:
     """SIGKILL a random rank that long after its attempt's first step, and wait for the next attempt's first step.
 
     Returns:

@@ -18,7 +18,15 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from benchmarks.kill_runs import work as kill_work
-from benchmarks.kill_runs.observation import Observation, final_state, in_background, kill, kill_worker, orphans, until
+from benchmarks.kill_runs.observation import (
+    RunObservation,
+    final_state,
+    in_background,
+    kill,
+    kill_worker,
+    orphans,
+    until,
+)
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
@@ -87,7 +95,7 @@ EPOCHS = 14
 def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expected: str) -> dict[str, Any]:
     """One run, some kills at random moments."""
     run = bench.run(name, bench.config(epochs=EPOCHS))
-    seen = Observation(Path(f"{run.folder.path}-observed"))
+    seen = RunObservation(Path(f"{run.folder.path}-observed"))
     done: list[dict[str, float]] = []
 
     def strike() -> None:
@@ -108,7 +116,7 @@ def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expec
 def resized_run(bench: Bench, name: str, chance: random.Random) -> dict[str, Any]:
     """One run on two numbers of ranks, killed on each, and stopped at a random moment between them."""
     legs = [bench.run(name, bench.config(epochs=EPOCHS), workers=size) for size in chance.sample([1, 2, 4], k=2)]
-    seen = Observation(bench.directory / "runs" / f"{name}-observed")
+    seen = RunObservation(bench.directory / "runs" / f"{name}-observed")
     for leg, run in enumerate(legs):
         stop = seen.folder / kill_work.STOP
         before = len(seen.attempts())
@@ -135,7 +143,7 @@ def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random) 
     order = {"rank": chance.randrange(2), "step": chance.randrange(10, 40)}
     (folder / kill_work.ABSENT).write_text(json.dumps(order))
     driver.fit(run, work=kill_work.observed)
-    seen = Observation(folder)
+    seen = RunObservation(folder)
     since = float((folder / "absent-since").read_text())
     restarted = seen.first(seen.attempts()[1])["time"]
     return {
@@ -180,7 +188,7 @@ def _killed_driver(flags: list[str], store: CheckpointStore, newest: str, wait: 
 def baseline(bench: Bench, name: str, kills: int, chance: random.Random) -> dict[str, Any]:
     """Ray Train's own checkpoints and resume, with its defaults, killed in the same way."""
     run = bench.run(name, bench.config(epochs=400))
-    seen = Observation(Path(f"{run.folder.path}-observed"))
+    seen = RunObservation(Path(f"{run.folder.path}-observed"))
     storage = bench.directory / "ray-train"
     trainer = DataParallelTrainer(
         kill_work.baseline,

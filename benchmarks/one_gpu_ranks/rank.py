@@ -16,7 +16,7 @@ from workloads.cluster import process_group
 from workloads.errors import WorkloadError
 from workloads.nccl.definitions.collectives import COLLECTIVES, Seat
 from workloads.nccl.ranks import host
-from workloads.nccl.ranks.measure import Plan
+from workloads.nccl.ranks.measure import RankPlan
 from workloads.nccl.ranks.rank import Layout, Rank
 
 ADDRESS = "127.0.0.1"
@@ -26,13 +26,13 @@ _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 
 
-def plan(timeout_seconds: float) -> Plan:
+def plan(timeout_seconds: float) -> RankPlan:
     """What `bench` does by default, but the exchanges that find a slow one among several.
 
     Args:
         timeout_seconds: as the plan has it.
     """
-    return Plan(
+    return RankPlan(
         collective=COLLECTIVES["all_reduce"],
         dtype="float",
         warmup=10,

@@ -18,7 +18,7 @@ from emulator.gcp.tables import IDENTITIES, ROWS
 from emulator.gcp.types import inputs_of
 from emulator.google.cloud import Cloud, CloudObject, Use
 from emulator.google.errors import NotFoundError
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.scope import Scope, project_number
 from emulator.google.storage import ObjectStore
 
@@ -26,14 +26,14 @@ from emulator.google.storage import ObjectStore
 _FOLLOWING = frozenset({"effectiveAnnotations", "effectiveLabels", "pulumiLabels"})
 
 
-class UnknownTypeError(Exception):
+class MissingRowError(Exception):
     """The program uses a resource type that `tables` has no row for."""
 
 
 def row_of(token: str) -> ResourceType:
     """The row of a resource type. Raises UnknownTypeError."""
     if token not in ROWS:
-        raise UnknownTypeError(
+        raise MissingRowError(
             f"the emulated Google has no {token!r}. Add a row to emulator/gcp/tables.py, with the page it was read "
             f"from; it has {', '.join(sorted(ROWS))}."
         )
@@ -100,7 +100,7 @@ class GoogleCloud:
             if found is None or row.stays or policy == "ABANDON":
                 return
             if policy == "PREVENT":
-                raise Refused(400, f"cannot destroy {name} while deletion_policy is PREVENT", "failedPrecondition")
+                raise RefusedCall(400, f"cannot destroy {name} while deletion_policy is PREVENT", "failedPrecondition")
             gcp_rules.admit_removal(self._cloud, found)
             if row.kind == "storage/bucket":
                 self._objects.drop(name, force=bool(found.body.get("forceDestroy")))
@@ -119,7 +119,7 @@ class GoogleCloud:
         body = {**{key: place for key, place in places.items() if key in takes and place}, **inputs}
         needed = [key for key in places if f"{{{key}}}" in row.identity and key in takes and not body.get(key)]
         if needed:
-            raise Refused(400, f"{needed[0]}: required field is not set", "required")
+            raise RefusedCall(400, f"{needed[0]}: required field is not set", "required")
         project = str(body.get("project") or self._project_of_named(row, body) or scope.project)
         path = f"projects/{project}"
         if self._cloud.find("resourcemanager/project", path) is None:

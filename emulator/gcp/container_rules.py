@@ -14,7 +14,7 @@ from emulator.gcp.machines import GPU_FAMILIES, GPU_MACHINES
 from emulator.gcp.network_rules import is_roce, zone_of_roce
 from emulator.gcp.row import COMPUTE_URL, at_path
 from emulator.google.cloud import Cloud, CloudObject
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
@@ -173,5 +173,5 @@ def _require_name(name: str, what: str) -> None:
         )
 
 
-def _bad(message: str) -> Refused:
-    return Refused(400, message, "badRequest")
+def _bad(message: str) -> RefusedCall:
+    return RefusedCall(400, message, "badRequest")

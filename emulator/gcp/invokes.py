@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.scope import Scope, project_number
 
 
@@ -27,7 +27,7 @@ def _project(arguments: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     # Terraform Google provider: google_project.
     project = str(arguments.get("projectId") or scope.project)
     if not project:
-        raise Refused(400, "project: required field is not set", "required")
+        raise RefusedCall(400, "project: required field is not set", "required")
     return {
         "autoCreateNetwork": False,
         "billingAccount": "000000-000000-000000",

@@ -10,7 +10,7 @@ from typing import Any
 from emulator.gcp.machines import ROCE_ZONES
 from emulator.gcp.row import COMPUTE_URL
 from emulator.google.cloud import Cloud, CloudObject
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 
 ROCE_SUFFIX = "-vpc-roce"
 
@@ -23,9 +23,9 @@ def admit_network(body: Mapping[str, Any]) -> None:
     zone = profile.removesuffix(ROCE_SUFFIX)
     if not profile.endswith(ROCE_SUFFIX) or zone not in ROCE_ZONES:
         path = f"projects/{body['project']}/global/networkProfiles/{profile}"
-        raise Refused(404, f"The resource '{path}' was not found", "notFound")
+        raise RefusedCall(404, f"The resource '{path}' was not found", "notFound")
     if body.get("autoCreateSubnetworks", True):
-        raise Refused(
+        raise RefusedCall(
             400,
             "Invalid value for field 'resource.autoCreateSubnetworks': 'true'. "
             f"Network profile '{profile}' does not allow auto mode subnets.",
@@ -45,7 +45,7 @@ def admit_subnetwork(cloud: Cloud, body: Mapping[str, Any], name: str) -> None:
             for label, block in _blocks(body):
                 if ip_network(block).overlaps(ip_network(taken)):
                     subnetwork, region = other.body["name"], other.body["region"]
-                    raise Refused(
+                    raise RefusedCall(
                         400,
                         f"Invalid IPCidrRange: {block} conflicts with existing subnetwork '{subnetwork}' "
                         f"in region '{region}'. ({label} overlaps {taken})",
@@ -59,7 +59,7 @@ def refuse_on_roce(cloud: Cloud, body: Mapping[str, Any], what: str) -> None:
     """Refuse an object that a RoCE network does not take; `what` names it in the plural."""
     network = _network(cloud, body)
     if is_roce(network):
-        raise Refused(
+        raise RefusedCall(
             400,
             f"Invalid value for field 'resource.network': '{COMPUTE_URL}{network.name}'. "
             f"Network profile '{network.body['networkProfile']}' does not support {what}.",
@@ -88,7 +88,7 @@ def free_address(cloud: Cloud, body: Mapping[str, Any]) -> str:
     for index in range(block.num_addresses - 3, 1, -1):
         if str(block[index]) not in taken:
             return str(block[index])
-    raise Refused(400, f"IP space of {block} is exhausted.", "ipSpaceExhausted")
+    raise RefusedCall(400, f"IP space of {block} is exhausted.", "ipSpaceExhausted")
 
 
 def is_roce(network: CloudObject) -> bool:
@@ -109,7 +109,7 @@ def admit_connection(cloud: Cloud, body: Mapping[str, Any]) -> None:
         path = allocated if "/" in allocated else f"projects/{network.body['project']}/global/addresses/{allocated}"
         address = cloud.find("compute/globalAddress", path)
         if address is None or address.body.get("purpose") != "VPC_PEERING":
-            raise Refused(
+            raise RefusedCall(
                 400,
                 f"Requested reserved range {allocated!r} is not an allocated range with purpose VPC_PEERING "
                 f"in network {network.name}.",
@@ -139,7 +139,11 @@ def _require_block(label: str, block: str) -> None:
     try:
         network = IPv4Network(block)
     except ValueError as problem:
-        raise Refused(400, f"Invalid value for field 'resource.ipCidrRange': '{block}'. {problem}", "invalid") from None
+        raise RefusedCall(
+            400, f"Invalid value for field 'resource.ipCidrRange': '{block}'. {problem}", "invalid"
+        ) from None
     # "VPC subnets": IPv4 subnet ranges, valid sizes.
     if not 4 <= network.prefixlen <= 29:
-        raise Refused(400, f"Invalid IPCidrRange: {block} ({label}): a subnet range has between /4 and /29", "invalid")
+        raise RefusedCall(
+            400, f"Invalid IPCidrRange: {block} ({label}): a subnet range has between /4 and /29", "invalid"
+        )

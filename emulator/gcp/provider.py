@@ -19,7 +19,7 @@ from emulator.gcp import diff as gcp_diff
 from emulator.gcp import invokes as gcp_invokes
 from emulator.gcp import tables as gcp_tables
 from emulator.gcp import types as gcp_types
-from emulator.gcp.calls import GoogleCloud, UnknownTypeError, row_of
+from emulator.gcp.calls import GoogleCloud, MissingRowError, row_of
 from emulator.google import faults
 from emulator.google.cloud import Cloud, CloudObject
 from emulator.google.errors import CloudError
@@ -180,7 +180,7 @@ def _answering(context: Context, subject: str) -> Iterator[None]:
         yield
     except CloudError as error:
         _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{in_googles_words(error)}")
-    except (UnknownTypeError, gcp_types.UnknownTypeError, gcp_invokes.UnknownFunctionError, ValueError) as error:
+    except (MissingRowError, gcp_types.UnknownTypeError, gcp_invokes.UnknownFunctionError, ValueError) as error:
         _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{subject}: {error}")
 
 

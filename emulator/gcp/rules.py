@@ -20,7 +20,7 @@ from emulator.gcp import container_rules as gcp_container_rules
 from emulator.gcp import network_rules as gcp_network_rules
 from emulator.gcp.row import COMPUTE_URL
 from emulator.google.cloud import Cloud, CloudObject, Use
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.secrets import next_version
 
 LATE_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATE_SECONDS", "1.5"))
@@ -46,7 +46,7 @@ def require_api(cloud: Cloud, api: str, project: str, number: str) -> None:
     enabled = cloud.find("serviceusage/service", f"{project}/{api}")
     if enabled is not None and time.time() >= datetime.fromisoformat(enabled.created).timestamp() + API_SECONDS:
         return
-    raise Refused(
+    raise RefusedCall(
         403,
         f"{api} has not been used in project {number} before or it is disabled. Enable it by visiting "
         f"https://console.developers.google.com/apis/api/{api}/overview?project={number} then retry. If you enabled "
@@ -118,7 +118,7 @@ def admit_removal(cloud: Cloud, found: CloudObject) -> None:
     """Refuse to let an object go for a reason that is not an edge."""
     body = found.body
     if found.kind == "container/cluster" and body.get("deletionProtection", True):
-        raise Refused(
+        raise RefusedCall(
             400,
             "Cannot destroy cluster because deletion_protection is set to true. Set it to false to proceed with "
             "cluster deletion.",
@@ -127,7 +127,7 @@ def admit_removal(cloud: Cloud, found: CloudObject) -> None:
     if found.kind == "servicenetworking/connection":
         held = [other for other in cloud.list(PRODUCER) if _same(other.body["network"], body["network"])]
         if held:
-            raise Refused(
+            raise RefusedCall(
                 400,
                 "Unable to remove Service Networking Connection, err: Error code 9, message: Failed to delete "
                 "connection; Producer services (e.g. CloudSQL, Cloud Memstore, etc.) are still using this connection.",
@@ -177,7 +177,7 @@ def _admit_worker_pool(cloud: Cloud, body: Mapping[str, Any]) -> None:
     network = body.get("networkConfig", {}).get("peeredNetwork")
     connections = cloud.list("servicenetworking/connection")
     if network and not any(_same(connection.body["network"], network) for connection in connections):
-        raise Refused(
+        raise RefusedCall(
             400,
             f"failed precondition: due to network {network} having no private connection to "
             "servicenetworking.googleapis.com, the worker pool cannot be peered with it",
@@ -190,13 +190,13 @@ def _admit_bucket(body: Mapping[str, Any]) -> None:
     kept = body.get("softDeletePolicy", {}).get("retentionDurationSeconds", 604800)
     # "Soft delete": 0 turns it off, otherwise 7 to 90 days.
     if kept and not 7 * 86400 <= kept <= 90 * 86400:
-        raise Refused(400, f"Soft delete retention of {kept} s must be 0 or between 7 and 90 days.", "invalid")
+        raise RefusedCall(400, f"Soft delete retention of {kept} s must be 0 or between 7 and 90 days.", "invalid")
     if body.get("hierarchicalNamespace", {}).get("enabled"):
         # "Hierarchical namespace": needs uniform bucket-level access; no object versioning.
         if not body.get("uniformBucketLevelAccess"):
-            raise Refused(400, "Hierarchical namespace buckets must use uniform bucket-level access.", "invalid")
+            raise RefusedCall(400, "Hierarchical namespace buckets must use uniform bucket-level access.", "invalid")
         if body.get("versioning", {}).get("enabled"):
-            raise Refused(400, "Hierarchical namespace buckets do not support object versioning.", "invalid")
+            raise RefusedCall(400, "Hierarchical namespace buckets do not support object versioning.", "invalid")
 
 
 def _admit_member(cloud: Cloud, body: Mapping[str, Any]) -> None:
@@ -209,7 +209,7 @@ def _admit_member(cloud: Cloud, body: Mapping[str, Any]) -> None:
     pool = re.search(r"/workloadIdentityPools/([^/]+)/|serviceAccount:([^\[]+\.svc\.id\.goog)\[", str(body["member"]))
     if pool and not cloud.find("iam/workloadIdentityPool", pool[1] or pool[2]):
         # The pool comes with the project's first cluster that has Workload Identity.
-        raise Refused(400, f"Identity Pool does not exist ({pool[1] or pool[2]}).", "badRequest")
+        raise RefusedCall(400, f"Identity Pool does not exist ({pool[1] or pool[2]}).", "badRequest")
 
 
 def _network(body: Mapping[str, Any]) -> str:
@@ -223,4 +223,4 @@ def _same(one: str, other: str) -> bool:
 
 def _require(pattern: re.Pattern[str], value: str, field: str, allowed: str) -> None:
     if not pattern.fullmatch(value):
-        raise Refused(400, f"Invalid value for field '{field}': '{value}'. Must be {allowed}.", "invalid")
+        raise RefusedCall(400, f"Invalid value for field '{field}': '{value}'. Must be {allowed}.", "invalid")

@@ -33,7 +33,7 @@ class UnknownTypeError(Exception):
 
 
 @dataclass(frozen=True)
-class Problem:
+class InputProblem:
     """An input that Google's provider would refuse."""
 
     path: str
@@ -83,7 +83,7 @@ def import_ahead(tokens: Iterable[str]) -> threading.Thread:
     return thread
 
 
-def problems(token: str, inputs: Mapping[str, Any]) -> list[Problem]:
+def problems(token: str, inputs: Mapping[str, Any]) -> list[InputProblem]:
     """Everything in plain inputs that the type does not take. Raises UnknownTypeError."""
     return list(_in_object("", inputs, _arguments_class(token)))
 
@@ -105,25 +105,27 @@ def _arguments_class(token: str) -> type:
     return getattr(importlib.import_module(resource.__module__), f"{resource.__name__}Args")
 
 
-def _in_object(path: str, value: Mapping[str, Any], arguments: type) -> Sequence[Problem]:
+def _in_object(path: str, value: Mapping[str, Any], arguments: type) -> Sequence[InputProblem]:
     types = _types.input_type_types(arguments)
     names = _types.input_type_py_to_pulumi_names(arguments)
     parameters = inspect.signature(arguments).parameters
     required = {names[name] for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
-    found: list[Problem] = []
+    found: list[InputProblem] = []
     for missing in sorted(required - value.keys()):
-        found.append(Problem(f"{path}{missing}", f'Missing required argument: the argument "{missing}" is required'))
+        found.append(
+            InputProblem(f"{path}{missing}", f'Missing required argument: the argument "{missing}" is required')
+        )
     for key, item in value.items():
         if key in types:
             found += _in_value(f"{path}{key}", item, types[key])
         else:
             close = get_close_matches(key, types, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(sorted(types))}"
-            found.append(Problem(f"{path}{key}", f"Unsupported argument {key!r}{hint}"))
+            found.append(InputProblem(f"{path}{key}", f"Unsupported argument {key!r}{hint}"))
     return found
 
 
-def _in_value(path: str, value: Any, expected: Any) -> Sequence[Problem]:
+def _in_value(path: str, value: Any, expected: Any) -> Sequence[InputProblem]:
     if value == UNKNOWN:
         return []
     expected = _types.unwrap_type(expected)
@@ -148,5 +150,5 @@ def _in_value(path: str, value: Any, expected: Any) -> Sequence[Problem]:
     return []
 
 
-def _mismatch(path: str, expected: str, value: Any) -> Problem:
-    return Problem(path, f"Incorrect value type: {expected} is expected, {value!r} was given")
+def _mismatch(path: str, expected: str, value: Any) -> InputProblem:
+    return InputProblem(path, f"Incorrect value type: {expected} is expected, {value!r} was given")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from emulator.gke.networking import DeviceNetworks
+from emulator.gke.networking import DeviceNetworkControllers
 from emulator.gke.nodes import Autoscaler
 from emulator.gke.services import LoadBalancers
 from emulator.google.cloud import Cloud
@@ -56,7 +56,12 @@ def main() -> None:
     api, cloud = control_plane.connect(state), Cloud(state.directory)
     crds.install_kueue(api)
     types = ResourceTypes(api, cloud)
-    steps = (types.step, Autoscaler(api, cloud).step, DeviceNetworks(api, cloud).step, LoadBalancers(api, cloud).step)
+    steps = (
+        types.step,
+        Autoscaler(api, cloud).step,
+        DeviceNetworkControllers(api, cloud).step,
+        LoadBalancers(api, cloud).step,
+    )
     while True:
         begun = time.monotonic()
         for step in steps:

@@ -18,7 +18,7 @@ _IN_USE = "networking.gke.io/in-use"
 _INTERFACES = "networking.gke.io/interfaces"
 
 
-class DeviceNetworks:
+class DeviceNetworkControllers:
     """Both controllers, over the emulated cloud's networks."""
 
     def __init__(self, api: Api, cloud: Cloud) -> None:

@@ -13,14 +13,14 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 
 FILE = "faults.json"
 _EFFECTS = ("fail", "delay", "lose-answer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class PlannedFault:
     """One line of the file that meets the call at hand."""
 
     effect: Literal["fail", "delay", "lose-answer"]
@@ -31,7 +31,7 @@ class Fault:
     """How long the call takes."""
 
 
-def meet(cloud: Cloud, resource_type: str, call: str) -> Fault | None:
+def meet(cloud: Cloud, resource_type: str, call: str) -> PlannedFault | None:
     """The first fault for this call, counted as used. Raises ValueError for a file that is not as the module says."""
     file = cloud.directory / FILE
     if not file.exists():
@@ -47,23 +47,23 @@ def meet(cloud: Cloud, resource_type: str, call: str) -> Fault | None:
                 continue
             cloud.put("emulator/fault", str(index), {"met": met + 1})
         message = entry.get("message", "the service is currently unavailable (asked for in faults.json)")
-        return Fault(effect=entry["effect"], message=message, seconds=float(entry.get("seconds", 0)))
+        return PlannedFault(effect=entry["effect"], message=message, seconds=float(entry.get("seconds", 0)))
     return None
 
 
-def before(fault: Fault | None) -> None:
+def before(fault: PlannedFault | None) -> None:
     """What a fault does before the call is carried out. Raises Refused for `fail`."""
     if fault is None:
         return
     time.sleep(fault.seconds)
     if fault.effect == "fail":
-        raise Refused(503, fault.message, "backendError")
+        raise RefusedCall(503, fault.message, "backendError")
 
 
-def after(fault: Fault | None) -> None:
+def after(fault: PlannedFault | None) -> None:
     """What a fault does after the call was carried out. Raises Refused for `lose-answer`."""
     if fault is not None and fault.effect == "lose-answer":
-        raise Refused(503, f"the answer was lost: {fault.message}", "backendError")
+        raise RefusedCall(503, f"the answer was lost: {fault.message}", "backendError")
 
 
 def _require_legal(entry: dict[str, Any]) -> None:

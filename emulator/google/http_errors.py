@@ -5,7 +5,7 @@ from __future__ import annotations
 from emulator.google.errors import AlreadyExistsError, CloudError, InUseError, NotFoundError
 
 
-class Refused(CloudError):
+class RefusedCall(CloudError):
     """Google's refusal of a call."""
 
     def __init__(self, code: int, message: str, reason: str) -> None:
@@ -22,30 +22,30 @@ _COMPUTE_LABELS = {
 }
 
 
-def in_googles_words(error: CloudError) -> Refused:
+def in_googles_words(error: CloudError) -> RefusedCall:
     """The refusal that Google answers where the emulated cloud finds an object missing, there already, or in use."""
     match error:
-        case Refused():
+        case RefusedCall():
             return error
         case NotFoundError(kind="iam/serviceAccount", name=name):
-            return Refused(400, f"Service account {name.rsplit('/', 1)[-1]} does not exist.", "badRequest")
+            return RefusedCall(400, f"Service account {name.rsplit('/', 1)[-1]} does not exist.", "badRequest")
         case NotFoundError(kind="storage/bucket"):
-            return Refused(404, "The specified bucket does not exist.", "notFound")
+            return RefusedCall(404, "The specified bucket does not exist.", "notFound")
         case NotFoundError(kind=kind, name=name) if kind.startswith("compute/"):
-            return Refused(404, f"The resource '{name}' was not found", "notFound")
+            return RefusedCall(404, f"The resource '{name}' was not found", "notFound")
         case NotFoundError(name=name):
-            return Refused(404, f"Resource '{name}' was not found.", "notFound")
+            return RefusedCall(404, f"Resource '{name}' was not found.", "notFound")
         case AlreadyExistsError(kind="storage/bucket"):
             message = "Your previous request to create the named bucket succeeded and you already own it."
-            return Refused(409, message, "conflict")
+            return RefusedCall(409, message, "conflict")
         case AlreadyExistsError(kind=kind, name=name) if kind.startswith("compute/"):
-            return Refused(409, f"The resource '{name}' already exists", "alreadyExists")
+            return RefusedCall(409, f"The resource '{name}' already exists", "alreadyExists")
         case AlreadyExistsError(name=name):
-            return Refused(409, f"Already exists: {name}", "alreadyExists")
+            return RefusedCall(409, f"Already exists: {name}", "alreadyExists")
         case InUseError(kind=kind, name=name, users=users) if kind in _COMPUTE_LABELS:
             label, user = _COMPUTE_LABELS[kind], users[0][1]
             message = f"The {label} resource '{name}' is already being used by '{user}'"
-            return Refused(400, message, "resourceInUseByAnotherResource")
+            return RefusedCall(400, message, "resourceInUseByAnotherResource")
         case InUseError(name=name, users=users):
-            return Refused(400, f"Resource '{name}' is in use by '{users[0][1]}'", "failedPrecondition")
-    return Refused(500, str(error), "backendError")
+            return RefusedCall(400, f"Resource '{name}' is in use by '{users[0][1]}'", "failedPrecondition")
+    return RefusedCall(500, str(error), "backendError")

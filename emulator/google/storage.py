@@ -17,7 +17,7 @@ from typing import Any
 
 from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.storage_index import Checksums, Index, ObjectFacts, Preconditions, examine
 
 ANY = Preconditions()
@@ -59,7 +59,7 @@ class ObjectStore:
         parts = name.removesuffix("/").split("/")
         if any(part in ("", ".", "..") or "\0" in part or len(part.encode()) > 255 for part in parts):
             message = f"Object name {name!r} cannot be kept here: no part may be empty, '.', '..' or over 255 bytes"
-            raise Refused(400, message, "invalid")
+            raise RefusedCall(400, message, "invalid")
         return self._root.joinpath(bucket, *parts)
 
     def stat(self, bucket: str, name: str) -> ObjectFacts | None:
@@ -81,7 +81,7 @@ class ObjectStore:
         """The object's facts. Raises Refused (404)."""
         found = self.stat(bucket, name)
         if found is None:
-            raise Refused(404, f"No such object: {bucket}/{name}", "notFound")
+            raise RefusedCall(404, f"No such object: {bucket}/{name}", "notFound")
         return found
 
     def put(
@@ -170,7 +170,7 @@ class ObjectStore:
     def drop(self, bucket: str, *, force: bool) -> None:
         """Let the objects go with their bucket. Raises Refused if there are any, unless forced."""
         if not force and self.names(bucket):
-            raise Refused(409, "The bucket you tried to delete is not empty.", "conflict")
+            raise RefusedCall(409, "The bucket you tried to delete is not empty.", "conflict")
         shutil.rmtree(self.folder(bucket), ignore_errors=True)
         self._index.forget(bucket)
 
@@ -185,7 +185,7 @@ class ObjectStore:
         if taken or (target.is_dir() and not name.endswith("/")) or (target.is_file() and name.endswith("/")):
             other = (taken or [target])[0].relative_to(root).as_posix()
             message = f"{name!r} cannot be kept here beside {other!r}: one is a file where the other is a folder"
-            raise Refused(400, message, "invalid")
+            raise RefusedCall(400, message, "invalid")
 
     def _prune(self, bucket: str, folder: Path) -> None:
         """Remove folders that hold nothing and are no objects themselves, from `folder` upwards."""

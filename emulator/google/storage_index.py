@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 
 _PIECE = 1 << 18
 """Bytes at a time: with smaller ones a dozen uploads at once fight over the interpreter's lock; larger ones have left
@@ -66,7 +66,7 @@ class Preconditions:
             or (self.metageneration is not None and (not found or found.metageneration != self.metageneration))
         )
         if wrong:
-            raise Refused(412, "At least one of the pre-conditions you specified did not hold.", "conditionNotMet")
+            raise RefusedCall(412, "At least one of the pre-conditions you specified did not hold.", "conditionNotMet")
 
 
 def pieces(stream: BinaryIO) -> Iterator[bytes]:

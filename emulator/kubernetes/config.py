@@ -31,7 +31,7 @@ KNOWN = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ProviderConfig:
     """The provider's settings, read."""
 
     kubeconfig: dict[str, Any] | None
@@ -46,7 +46,7 @@ class Settings:
     """Whether objects of a cluster that does not answer count as deleted."""
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Settings:
+    def read(cls, values: Mapping[str, Any]) -> ProviderConfig:
         """From the inputs of the provider resource."""
         kinds = (kind for kind in ("ConfigMap", "Secret") if _is_true(values.get(f"enable{kind}Mutable")))
         unreachable = values.get("deleteUnreachable") or os.environ.get("PULUMI_K8S_DELETE_UNREACHABLE")

@@ -18,7 +18,7 @@ from pulumi.runtime.proto import plugin_pb2, provider_pb2
 from emulator.kubernetes import config as kubernetes_config
 from emulator.kubernetes import helm, messages, objects
 from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError, UnreachableError
-from emulator.kubernetes.config import Settings
+from emulator.kubernetes.config import ProviderConfig
 from emulator.kubernetes.wait import NotReadyError, StillThereError, until_gone, until_ready
 from emulator.machine.state import EmulatorError
 from emulator.protocol import wire
@@ -38,7 +38,7 @@ class KubernetesProvider(Provider):
 
     def __init__(self) -> None:
         self._api: Api | None = None
-        self._settings = Settings.read({})
+        self._settings = ProviderConfig.read({})
         self._cancelled = threading.Event()
 
     def GetPluginInfo(self, request: empty_pb2.Empty, context: grpc.ServicerContext) -> plugin_pb2.PluginInfo:
@@ -54,14 +54,14 @@ class KubernetesProvider(Provider):
     def DiffConfig(self, request: provider_pb2.DiffRequest, context: grpc.ServicerContext) -> provider_pb2.DiffResponse:
         old, new = (wire.plain(wire.decode(values)) for values in (request.old_inputs, request.news))
         changed = messages.top_level(objects.changes(old, new))
-        before, after = Settings.read(old).cluster, Settings.read(new).cluster
+        before, after = ProviderConfig.read(old).cluster, ProviderConfig.read(new).cluster
         moved = changed if before and after and before != after else []
         return provider_pb2.DiffResponse(changes=messages.any_change(changed), diffs=changed, replaces=moved)
 
     def Configure(
         self, request: provider_pb2.ConfigureRequest, context: grpc.ServicerContext
     ) -> provider_pb2.ConfigureResponse:
-        self._settings = Settings.read(wire.plain(wire.decode(request.args)))
+        self._settings = ProviderConfig.read(wire.plain(wire.decode(request.args)))
         self._api = Api(self._settings.kubeconfig) if self._settings.kubeconfig else None
         return provider_pb2.ConfigureResponse(supportsPreview=True)
 

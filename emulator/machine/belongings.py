@@ -12,7 +12,7 @@ _PARTS = {"checkpoints", "journal", "results"}
 
 
 @dataclass(frozen=True)
-class Content:
+class TreeSize:
     """What is in a file or folder; a link counts as itself, not as what it leads to."""
 
     size: int
@@ -24,13 +24,13 @@ class Content:
         return ", ".join([size_text(self.size), *([runs_text(self.runs)] if self.runs else [])])
 
 
-def content(path: Path) -> Content:
+def content(path: Path) -> TreeSize:
     """Look at all of it."""
     size = runs = 0
     if path.is_symlink() or not path.is_dir():
         with contextlib.suppress(FileNotFoundError):  # what runs here goes on while we look
             size = path.lstat().st_size
-        return Content(size, 0)
+        return TreeSize(size, 0)
     for name, folders, files in os.walk(path):
         folder = Path(name)
         for file in files:
@@ -39,7 +39,7 @@ def content(path: Path) -> Content:
         # A folder of runs is no run itself, and a run's own folders hold none.
         within = _PARTS.isdisjoint(folder.relative_to(path).parts)
         runs += folder != path and within and not _PARTS.isdisjoint(folders)
-    return Content(size, runs)
+    return TreeSize(size, runs)
 
 
 def runs_text(count: int) -> str:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError
-from emulator.google.http_errors import Refused, in_googles_words
+from emulator.google.http_errors import RefusedCall, in_googles_words
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
 from emulator.rest import charts
 from emulator.rest.api_probes import ApiProbes
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if response is not None:
                     return response
             message = f"The emulated Google has no {request.method} {request.path}"
-            return as_error(Refused(404, message, "notFound"))
+            return as_error(RefusedCall(404, message, "notFound"))
         except CloudError as error:
             return as_error(in_googles_words(error))
 

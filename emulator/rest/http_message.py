@@ -10,7 +10,7 @@ from email.message import Message
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 
 # google.rpc.Code, as the JSON error's `status` names it ("Errors", Google Cloud APIs documentation).
 _STATUS = {
@@ -48,9 +48,9 @@ class Request:
         try:
             value = json.loads(text) if text.strip() else {}
         except ValueError:
-            raise Refused(400, "Parse Error: the body is not JSON", "parseError") from None
+            raise RefusedCall(400, "Parse Error: the body is not JSON", "parseError") from None
         if not isinstance(value, dict):
-            raise Refused(400, "Parse Error: the body is not a JSON object", "parseError")
+            raise RefusedCall(400, "Parse Error: the body is not a JSON object", "parseError")
         return value
 
 
@@ -71,7 +71,7 @@ def as_json(value: object, status: int = 200, headers: Mapping[str, str] | None 
     return Response(status=status, body=json.dumps(value).encode(), headers=content)
 
 
-def as_error(refused: Refused) -> Response:
+def as_error(refused: RefusedCall) -> Response:
     """A refusal as Google's JSON APIs give it."""
     detail = {"domain": "global", "reason": refused.reason, "message": refused.message}
     error = {"code": refused.code, "message": refused.message, "errors": [detail]}

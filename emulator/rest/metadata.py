@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.scope import project_number
 from emulator.rest.http_message import Request, Response, Route, as_json, dispatch
 
@@ -80,7 +80,7 @@ class Tokens:
         parts = token.split(".")
         good = len(parts) == 4 and hmac.compare_digest(parts[3], self._signature(parts[2])) and parts[2].isdigit()
         if not good or int(parts[2]) < time.time():
-            raise Refused(
+            raise RefusedCall(
                 401,
                 "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other "
                 "valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project.",
@@ -180,7 +180,7 @@ class MetadataServer:
     def _require_account(self, account: str) -> Identity:
         me = identity(self._cloud)
         if account not in ("default", _email(me)):
-            raise Refused(404, f"there is no service account {account!r} on this machine", "notFound")
+            raise RefusedCall(404, f"there is no service account {account!r} on this machine", "notFound")
         return me
 
 

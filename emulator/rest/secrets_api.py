@@ -12,7 +12,7 @@ import google_crc32c
 from emulator.google import secrets
 from emulator.google.cloud import Cloud, CloudObject
 from emulator.google.errors import NotFoundError
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.scope import project_number
 from emulator.rest.http_message import Request, Response, Route, as_json, dispatch
 from emulator.rest.metadata import Tokens, identity
@@ -53,12 +53,12 @@ class SecretsApi:
         try:
             data = base64.b64decode(given.get("data", ""), validate=False)
         except binascii.Error:
-            raise Refused(400, "payload.data is not base64", "badRequest") from None
+            raise RefusedCall(400, "payload.data is not base64", "badRequest") from None
         if not data:
-            raise Refused(400, "The secret payload must not be empty.", "badRequest")
+            raise RefusedCall(400, "The secret payload must not be empty.", "badRequest")
         sent = given.get("dataCrc32c")
         if sent is not None and int(sent) != google_crc32c.value(data):
-            raise Refused(400, "Checksum mismatch: payload.data_crc32c is not that of payload.data.", "badRequest")
+            raise RefusedCall(400, "Checksum mismatch: payload.data_crc32c is not that of payload.data.", "badRequest")
         return as_json(_version(secrets.add_version(self._cloud, found.name, data)))
 
     def _versions(self, request: Request, project: str, secret: str) -> Response:
@@ -75,7 +75,7 @@ class SecretsApi:
         one = self._one_version(found, version)
         if not one.body.get("enabled", True):
             state = f"Secret Version [{_numbered(one.name)}] is in DISABLED state."
-            raise Refused(400, state, "failedPrecondition")
+            raise RefusedCall(400, state, "failedPrecondition")
         data = secrets.payload(one)
         checksum = str(google_crc32c.value(data))
         payload = {"data": base64.b64encode(data).decode(), "dataCrc32c": checksum}
@@ -88,12 +88,12 @@ class SecretsApi:
         principal = identity(self._cloud).principal
         # Google answers 403 before 404, so that who has no right learns nothing.
         if permission and principal and not secrets.may_access(self._cloud, name, principal):
-            raise Refused(
+            raise RefusedCall(
                 403, f"Permission '{permission}' denied for resource '{name}' (or it may not exist).", "forbidden"
             )
         found = self._cloud.find("secretmanager/secret", name)
         if found is None:
-            raise Refused(404, f"Secret [{_numbered(name)}] not found.", "notFound")
+            raise RefusedCall(404, f"Secret [{_numbered(name)}] not found.", "notFound")
         return found
 
     def _one_version(self, secret: CloudObject, version: str) -> CloudObject:
@@ -103,7 +103,7 @@ class SecretsApi:
             message = f"Secret Version [{_numbered(missing.name)}] not found."
             if version == "latest":
                 message = f"Secret [{_numbered(secret.name)}] not found or has no versions."
-            raise Refused(404, message, "notFound") from None
+            raise RefusedCall(404, message, "notFound") from None
 
     def _project(self, project: str) -> str:
         for known in self._cloud.list("resourcemanager/project"):

@@ -11,7 +11,7 @@ from email.utils import formatdate
 from typing import Any
 
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import ObjectFacts
 from emulator.rest.http_message import Request, Response, Route, as_json, dispatch
@@ -67,7 +67,7 @@ class StorageApi:
 
     def _refuse_bucket(self, request: Request, bucket: str = "") -> Response:
         message = "Buckets of the emulated cloud are made and deleted by the Pulumi program alone."
-        raise Refused(403, message, "forbidden")
+        raise RefusedCall(403, message, "forbidden")
 
     # ---- objects
 
@@ -143,7 +143,7 @@ class StorageApi:
 
     def _copy(self, request: Request, bucket: str, name: str, verb: str, to_bucket: str, to_name: str) -> Response:
         if verb not in ("copyTo", "rewriteTo"):
-            raise Refused(404, f"no method {verb}", "notFound")
+            raise RefusedCall(404, f"no method {verb}", "notFound")
         facts = self._copied(request, bucket, name, to_bucket, to_name)
         resource = object_resource(request, to_bucket, to_name, facts)
         if verb == "copyTo":
@@ -203,7 +203,7 @@ class StorageApi:
         name = str(resource.get("name") or request.query.get("name") or "")
         if not name:
             content.file.unlink()
-            raise Refused(400, "Required parameter: name", "required")
+            raise RefusedCall(400, "Required parameter: name", "required")
         facts = content.put(self._store, bucket, name, resource, request.headers, demands(request.query))
         return as_json(object_resource(request, bucket, name, facts))
 
@@ -222,6 +222,6 @@ class StorageApi:
         self._store.bucket(bucket)
         found = self._store.get(bucket, name)
         if request.query.get("generation", str(found.generation)) != str(found.generation):
-            raise Refused(404, f"No such object: {bucket}/{name}#{request.query['generation']}", "notFound")
+            raise RefusedCall(404, f"No such object: {bucket}/{name}#{request.query['generation']}", "notFound")
         demands(request.query).check(found)
         return found

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from emulator.google.cloud import CloudObject
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.scope import project_number
 from emulator.google.storage_index import ObjectFacts, Preconditions
 from emulator.rest.http_message import Request
@@ -54,7 +54,7 @@ def byte_range(header: str, size: int) -> tuple[int, int, int]:
     else:
         start, end = int(first), min(int(last), size - 1) if last else size - 1
     if start >= size:
-        raise Refused(416, "The requested range cannot be satisfied.", "requestedRangeNotSatisfiable")
+        raise RefusedCall(416, "The requested range cannot be satisfied.", "requestedRangeNotSatisfiable")
     return start, end, 206
 
 

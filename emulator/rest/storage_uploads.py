@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from emulator.google.errors import CloudError
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import Checksums, ObjectFacts, Preconditions, pieces
 from emulator.rest.http_message import Request, Response
@@ -25,7 +25,7 @@ from emulator.rest.http_message import Request, Response
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
 
 
-class Content:
+class UploadBody:
     """An upload's bytes in a file, with their checksums, which are kept as they arrive."""
 
     def __init__(self, file: Path) -> None:
@@ -88,7 +88,9 @@ class Content:
             if announced[kind] and announced[kind] != actual:
                 self.file.unlink()
                 kind, said = kind.upper(), announced[kind]
-                raise Refused(400, f"Provided {kind} {said!r} doesn't match calculated {kind} {actual!r}.", "invalid")
+                raise RefusedCall(
+                    400, f"Provided {kind} {said!r} doesn't match calculated {kind} {actual!r}.", "invalid"
+                )
 
 
 @dataclass(kw_only=True)
@@ -98,7 +100,7 @@ class _Session:
     bucket: str
     resource: dict[str, Any]
     demands: Preconditions
-    content: Content
+    content: UploadBody
     lock: threading.Lock = field(default_factory=threading.Lock)
     finished: tuple[str, ObjectFacts] | None = None
 
@@ -110,9 +112,9 @@ class Uploads:
         self._store = store
         self._sessions: dict[str, _Session] = {}
 
-    def collect(self, request: Request, *, multipart: bool) -> tuple[Content, dict[str, Any]]:
+    def collect(self, request: Request, *, multipart: bool) -> tuple[UploadBody, dict[str, Any]]:
         """A whole upload's content, and the object's metadata that came with it."""
-        content = Content(self._store.temporary())
+        content = UploadBody(self._store.temporary())
         if not multipart:
             content.take(request.body)
             return content, {"contentType": request.headers.get("Content-Type")}
@@ -127,10 +129,10 @@ class Uploads:
         resource.setdefault("name", request.query.get("name"))
         resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
         if not resource["name"]:
-            raise Refused(400, "Required parameter: name", "required")
+            raise RefusedCall(400, "Required parameter: name", "required")
         self._store.path(bucket, resource["name"])  # a name that cannot be kept is refused before its content is sent
         upload = secrets.token_urlsafe(32)
-        content = Content(self._store.temporary())
+        content = UploadBody(self._store.temporary())
         self._sessions[upload] = _Session(bucket=bucket, resource=resource, demands=demands, content=content)
         query = f"uploadType=resumable&name={quote(resource['name'], safe='')}&upload_id={upload}"
         location = f"http://{request.host}/upload/storage/v1/b/{quote(bucket, safe='')}/o?{query}"
@@ -150,7 +152,7 @@ class Uploads:
             elif found[1] is not None:
                 if int(found[1]) > held:
                     message = f"The chunk starts at byte {found[1]}; {held} bytes have been received."
-                    raise Refused(400, message, "invalid")
+                    raise RefusedCall(400, message, "invalid")
                 session.content.take(request.body, int(found[1]))
             held = session.content.size
             total = found[3] if found else str(held)
@@ -176,7 +178,7 @@ class Uploads:
 
     def _session(self, upload: str) -> _Session:
         if upload not in self._sessions:
-            raise Refused(404, "No such upload session; start the upload again.", "notFound")
+            raise RefusedCall(404, "No such upload session; start the upload again.", "notFound")
         return self._sessions[upload]
 
 
@@ -184,10 +186,10 @@ def _parts(request: Request) -> tuple[bytes, str | None, bytes]:
     """The two parts of a multipart/related upload: metadata, the media's type, the media."""
     boundary = re.search(r'boundary="?([^";]+)"?', request.headers.get("Content-Type", ""))
     if boundary is None:
-        raise Refused(400, "A multipart upload names its boundary in Content-Type.", "badRequest")
+        raise RefusedCall(400, "A multipart upload names its boundary in Content-Type.", "badRequest")
     pieces = (b"\r\n" + request.body.read()).split(b"\r\n--" + boundary[1].encode())
     if len(pieces) < 4:
-        raise Refused(400, "A multipart upload has two parts: metadata and media.", "badRequest")
+        raise RefusedCall(400, "A multipart upload has two parts: metadata and media.", "badRequest")
     (_, metadata), (headers, media) = (piece.removeprefix(b"\r\n").split(b"\r\n\r\n", 1) for piece in pieces[1:3])
     media_type = re.search(rb"(?im)^content-type:\s*(.+?)\s*$", headers)
     return metadata, media_type[1].decode() if media_type else None, media

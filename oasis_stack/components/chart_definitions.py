@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 import pulumi
 from pulumi.dynamic import Resource
 
-from oasis_stack.live_state import Cluster, Refused, fetch, say, until_none
+from oasis_stack.live_state import KubernetesClient, RequestRefused, fetch, say, until_none
 from oasis_stack.wait import Waiter, is_established, secret_kubeconfig
 
 TIMEOUT_MINUTES = 5
@@ -23,7 +23,7 @@ TIMEOUT_MINUTES = 5
 
 class _ChartDefinitions(Waiter):
     def await_arrival(self, props: Mapping[str, Any]) -> None:
-        cluster = Cluster(props["kubeconfig"])
+        cluster = KubernetesClient(props["kubeconfig"])
         repository, chart, version = props["repository"], props["chart"], props["version"]
         made: list[str] = []
 
@@ -65,11 +65,13 @@ def definitions(repository: str, chart: str, version: str) -> Iterator[dict[str,
     index = yaml.load(fetch(urljoin(base, "index.yaml")), loader)
     entries = [entry for entry in index["entries"].get(chart, ()) if entry["version"] == version]
     if not entries:
-        raise Refused(f"{base} has no chart {chart} of version {version}. Name a repository that has, or a version.")
+        raise RequestRefused(
+            f"{base} has no chart {chart} of version {version}. Name a repository that has, or a version."
+        )
     archive = fetch(urljoin(base, entries[0]["urls"][0]))
     digest = hashlib.sha256(archive).hexdigest()
     if digest != entries[0]["digest"]:
-        raise Refused(
+        raise RequestRefused(
             f"chart {chart} {version} of {base} has the SHA-256 {digest}, where its index says {entries[0]['digest']}. "
             "Do not use it; tell whoever keeps the repository."
         )

@@ -12,7 +12,7 @@ import torch
 from benchmarks import kills
 from benchmarks.kill_runs import trials as kill_trials
 from benchmarks.kill_runs import work as kill_work
-from benchmarks.kill_runs.observation import Observation
+from benchmarks.kill_runs.observation import RunObservation
 from benchmarks.kill_runs.trials import Bench
 from workloads.convnext.images.data import sources
 from workloads.convnext.learning.loop import Record, Training
@@ -44,7 +44,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exactness(folder: Path, lines: list[dict[str, Any]]) -> tuple[int, int]:
     folder.mkdir(exist_ok=True)
     (folder / "1-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = Observation(folder).exactness(1, kill_work.IMAGES)
+    found = RunObservation(folder).exactness(1, kill_work.IMAGES)
     return found["missing"], found["repeated"]
 
 

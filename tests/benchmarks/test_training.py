@@ -36,7 +36,7 @@ def one_thread() -> None:
 def test_three_loops_take_turns_on_the_same_model_and_images(recipe: bool) -> None:
     config = step_time.configured("nano", 32, 8, recipe)
     assert bool(config.mixup) == recipe
-    work = step_time.Work(config, recipe, Prepared(config, CPU), CPU)
+    work = step_time.LoopWork(config, recipe, Prepared(config, CPU), CPU)
     ours = build("nano", CLASSES, seed=0)
     for built in (step_time.timm_model(work), step_time.torchvision_model(work)):
         assert sorted(p.numel() for p in built.parameters()) == sorted(p.numel() for p in ours.parameters())

@@ -21,7 +21,7 @@ from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 from oasis_stack import wait
 from oasis_stack.components import chart_definitions
-from oasis_stack.live_state import Refused, WaitError
+from oasis_stack.live_state import RequestRefused, WaitError
 from tests.support import loopback
 from tests.support.deployment import Deploy
 from tests.support.loopback import Request
@@ -215,7 +215,7 @@ def test_what_never_comes_is_named_with_what_to_do(world: World) -> None:
 
 def test_a_refusal_is_not_waited_out(world: World) -> None:
     world.answers["/apis/apiextensions.k8s.io/v1/customresourcedefinitions/a.b.c"] = (403, {})
-    with pytest.raises(Refused, match=r"403.*gke-gcloud-auth-plugin.*gcloud auth application-default login"):
+    with pytest.raises(RequestRefused, match=r"403.*gke-gcloud-auth-plugin.*gcloud auth application-default login"):
         wait._CustomResourcesServed().create(
             {"kubeconfig": world.kubeconfig, "kinds": ["a.b.c"], "timeout_minutes": 60}
         )
@@ -334,7 +334,7 @@ def test_the_connection_is_free_when_no_worker_pool_is_peered_with_its_network(w
 
 def test_a_google_api_that_forbids_is_not_waited_out(world: World) -> None:
     world.answers["/compute/v1/projects/project-a/global/firewalls"] = (403, {"error": {"message": "no permission"}})
-    with pytest.raises(Refused, match=r"403.*no permission.*table of roles"):
+    with pytest.raises(RequestRefused, match=r"403.*no permission.*table of roles"):
         wait._NetworkFree().delete("id", {"project": "project-a", "network": "n", "timeout_minutes": 60.0})
 
 

@@ -12,7 +12,7 @@ import torch
 
 from workloads.cluster import process_group
 from workloads.nccl.definitions.collectives import COLLECTIVES, Seat
-from workloads.nccl.ranks.measure import Participant, Plan
+from workloads.nccl.ranks.measure import Participant, RankPlan
 
 Answer = TypeVar("Answer")
 
@@ -20,9 +20,9 @@ _listeners: list[socket.socket] = []
 """In a rank's process: the meeting point, which rank 0 keeps."""
 
 
-def plan(op: str = "all_reduce", dtype: str = "float", iterations: int = 2, blocking: bool = False) -> Plan:
+def plan(op: str = "all_reduce", dtype: str = "float", iterations: int = 2, blocking: bool = False) -> RankPlan:
     """A short one."""
-    return Plan(
+    return RankPlan(
         collective=COLLECTIVES[op],
         dtype=dtype,
         warmup=1,

@@ -50,7 +50,7 @@ def test_a_short_limit_does_not_turn_what_can_never_come_into_no_capacity() -> N
 def test_bundles_share_a_node_unless_each_must_have_its_own(
     strategy: capacity.Strategy, bundles: int, fitting: int, text: str
 ) -> None:
-    request = capacity.Request(({"CPU": 1},) * bundles, strategy)
+    request = capacity.CapacityRequest(({"CPU": 1},) * bundles, strategy)
     assert request.fitting([{"CPU": 4, "GPU": 1}, {"driver": 1}, {"CPU": 1.5}]) == fitting
     assert str(request) == text
 

@@ -12,12 +12,12 @@ from tests.support.stub_kubectl import OUTPUTS
 from tests.support.wandb_server import answering
 from workloads.doctor import access
 from workloads.doctor import command as doctor
-from workloads.doctor.finding import Finding, Place
+from workloads.doctor.finding import Finding, Subject
 from workloads.storage.folders import EMULATOR_VARIABLE, Folder, locate
 
 
 def finding(uri: str) -> Finding:
-    place = Place(environment=replace(OUTPUTS, data_uri=uri), variables={}, gpus=8)
+    place = Subject(environment=replace(OUTPUTS, data_uri=uri), variables={}, gpus=8)
     return doctor.examine("data bucket", access.data_bucket, place)
 
 

@@ -25,15 +25,15 @@ from tests.support.wandb_server import answering, silent
 from workloads import __main__ as command_line
 from workloads.doctor import access, cluster, hardware, listeners, software
 from workloads.doctor import command as doctor
-from workloads.doctor.finding import Finding, Place, Refused, Unfit
+from workloads.doctor.finding import AccessRefused, Finding, Subject, Unfit
 
-LAPTOP = Place(environment=None, variables={}, gpus=0)
-GPU_WORKER = Place(environment=OUTPUTS, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, gpus=8)
+LAPTOP = Subject(environment=None, variables={}, gpus=0)
+GPU_WORKER = Subject(environment=OUTPUTS, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, gpus=8)
 KEY = "e2" * 20
 NEW_IMAGE = r"(?s)make image.*pulumi up.*make restart"
 
 
-def finding(place: Place, check: str) -> Finding:
+def finding(place: Subject, check: str) -> Finding:
     """The outcome of one check."""
     return doctor.examine(check, doctor.CHECKS[check], place)
 
@@ -86,7 +86,7 @@ def test_a_gpu_worker_without_gib_is_unfit_and_with_it_fit(tmp_path: Path, monke
         (replace(LAPTOP, variables={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), "listeners"),
     ],
 )
-def test_a_check_that_does_not_apply_says_so_instead_of_passing(place: Place, check: str) -> None:
+def test_a_check_that_does_not_apply_says_so_instead_of_passing(place: Subject, check: str) -> None:
     assert finding(place, check).outcome == "not here"
 
 
@@ -393,8 +393,8 @@ def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_a
     ("problems", "code"),
     [
         ([Unfit("found this", "do that")], 8),
-        ([Refused("a token", "another")], 7),
-        ([Refused("a token", "another"), Unfit("found this", "do that")], 8),
+        ([AccessRefused("a token", "another")], 7),
+        ([AccessRefused("a token", "another"), Unfit("found this", "do that")], 8),
         ([], 0),
     ],
 )
@@ -402,7 +402,7 @@ def test_the_exit_code_says_whether_a_key_or_something_else_is_missing(
     problems: list[Unfit], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(problem: Unfit) -> object:
-        def check(place: Place) -> str:
+        def check(place: Subject) -> str:
             raise problem
 
         return check
@@ -494,7 +494,7 @@ def test_a_kubectl_whose_port_forward_the_dns_endpoint_refuses_is_named(
     program.write_text(f"""#!/bin/sh\necho '{{"clientVersion": {{"gitVersion": "{version}"}}}}'\n""")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    place = Place(environment=None, variables={"PATH": str(tmp_path)}, gpus=0)
+    place = Subject(environment=None, variables={"PATH": str(tmp_path)}, gpus=0)
 
     finding = doctor.examine("kubectl", cluster.kubectl, place)
 

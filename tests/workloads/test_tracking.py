@@ -20,7 +20,7 @@ from workloads.errors import AuthError, PlaceError
 from workloads.reporting import credentials, progress, tracking
 from workloads.reporting.history import Segments, history
 from workloads.reporting.journal import Journal
-from workloads.reporting.tracking import Follower, Wandb, merge, parse, wandb_reader
+from workloads.reporting.tracking import JournalFollower, Wandb, merge, parse, wandb_reader
 from workloads.reporting.wandb_process import Patience, fresh
 from workloads.storage.folders import Folder, locate
 
@@ -55,13 +55,13 @@ def resumed(number: int, name: str | None) -> dict[str, Any]:
 def drains(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[None]:
     """One item for each time that a follower has read what there was."""
     done: queue.Queue[None] = queue.Queue()
-    drain = Follower._drain
+    drain = JournalFollower._drain
 
-    def counted(follower: Follower) -> None:
+    def counted(follower: JournalFollower) -> None:
         drain(follower)
         done.put(None)
 
-    monkeypatch.setattr(Follower, "_drain", counted)
+    monkeypatch.setattr(JournalFollower, "_drain", counted)
     monkeypatch.setattr(tracking, "POLL_SECONDS", 0.01)
     return done
 
@@ -72,7 +72,7 @@ def test_a_follower_reads_every_record_once_in_order_also_one_that_is_still_bein
     path = tmp_path / "journal" / "a.jsonl"
     seen: list[int] = []
     finished: list[bool] = []
-    follower = Follower(path, lambda record: seen.append(record["step"]), lambda: finished.append(True), "test")
+    follower = JournalFollower(path, lambda record: seen.append(record["step"]), lambda: finished.append(True), "test")
     journal = Journal(path)
     journal.append([step(1), step(2)])
     line = json.dumps(step(3)) + "\n"
@@ -119,8 +119,8 @@ def test_a_reader_that_hangs_or_fails_is_left_behind_with_a_word(tmp_path: Path)
     def fail(_: Any) -> None:
         raise ConnectionError("no route")
 
-    hanging = Follower(journal.path, hang, lambda: None, "W&B")
-    failing = Follower(journal.path, fail, lambda: None, "W&B")
+    hanging = JournalFollower(journal.path, hang, lambda: None, "W&B")
+    failing = JournalFollower(journal.path, fail, lambda: None, "W&B")
     began = time.monotonic()
     assert hanging.close(0.3) == f"W&B did not finish within 0 s; the metrics are in {journal.path}."
     assert failing.close(5) == f"W&B failed (no route); the metrics are in {journal.path}."
@@ -181,8 +181,8 @@ class Recorded:
                 patch.setenv(name, value)
             self.reader.read(step(first))
 
-    def follow(self) -> Follower:
-        return Follower(self.journal.path, self.reader.read, self.reader.finish, "W&B")
+    def follow(self) -> JournalFollower:
+        return JournalFollower(self.journal.path, self.reader.read, self.reader.finish, "W&B")
 
     def offline_runs(self) -> list[Path]:
         return sorted(self.folder.glob("wandb/wandb/offline-run-*/*.wandb"))

@@ -32,7 +32,7 @@ from workloads.storage.folders import locate
 from workloads.tune import command, concurrency, planning, plot, preview, report, space, space_file
 from workloads.tune.asha import Begun, ResumedAsha
 from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, ranking
-from workloads.tune.search import Trials
+from workloads.tune.search import TrialSearcher
 
 BASE = config.digits_laptop()
 LAPTOP = session.Place(address=None, environment=None)
@@ -310,7 +310,7 @@ class Tune:
         values: dict[str, Any] = {"outcomes": ledger.open(plan, retry_failed=False), "pasts": {}}
         self.begun = Begun(plan=plan, ledger=ledger, **values | begun)
         self.storage = ledger.folder
-        self.trials = Trials(
+        self.trials = TrialSearcher(
             self.begun, limit, lambda trial: {"arguments": ["--run", trial.name]}, self.said.append, self.check
         )
 

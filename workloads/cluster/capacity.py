@@ -102,7 +102,7 @@ def hold(
     """
     group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     try:
-        _wait(group, Request(tuple(bundles), strategy), timeout_seconds, report)
+        _wait(group, CapacityRequest(tuple(bundles), strategy), timeout_seconds, report)
         yield group
     finally:
         remove_placement_group(group)
@@ -122,7 +122,7 @@ def check_maximum(nodes: int, maximum: int, kind: str, setting: str) -> None:
 
 
 @dataclass(frozen=True)
-class Request:
+class CapacityRequest:
     """What is asked of Ray in one go."""
 
     bundles: tuple[Bundle, ...]
@@ -150,7 +150,9 @@ class Request:
         return held
 
 
-def _wait(group: PlacementGroup, request: Request, timeout_seconds: float, report: Callable[[str], None]) -> None:
+def _wait(
+    group: PlacementGroup, request: CapacityRequest, timeout_seconds: float, report: Callable[[str], None]
+) -> None:
     watch = _Watch(group, request)
     began = time.monotonic()
     said, said_at = "", began
@@ -170,7 +172,7 @@ def _wait(group: PlacementGroup, request: Request, timeout_seconds: float, repor
             report(f"{line}; waited {waited:.0f} of at most {timeout_seconds:.0f} s")
 
 
-def _describe(seen: Observation, request: Request) -> str:
+def _describe(seen: Observation, request: CapacityRequest) -> str:
     text = f"{WAITING}{request}: {seen.fitting} of them up"
     if seen.launching:
         text += f", {seen.launching} being added"
@@ -179,7 +181,9 @@ def _describe(seen: Observation, request: Request) -> str:
     return text
 
 
-def _refusal(verdict: Verdict, seen: Observation, request: Request, waited: float) -> InfeasibleError | CapacityError:
+def _refusal(
+    verdict: Verdict, seen: Observation, request: CapacityRequest, waited: float
+) -> InfeasibleError | CapacityError:
     if verdict == "infeasible":
         return InfeasibleError(
             f"This cluster can never give {request}: {seen.fitting} of them up, and "
@@ -203,7 +207,7 @@ def _refusal(verdict: Verdict, seen: Observation, request: Request, waited: floa
 class _Watch:
     """Observes one request; remembers which replies of the autoscaler were already counted."""
 
-    def __init__(self, group: PlacementGroup, request: Request) -> None:
+    def __init__(self, group: PlacementGroup, request: CapacityRequest) -> None:
         self._group = group
         self._request = request
         reply = autoscaler.read()

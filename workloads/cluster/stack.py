@@ -28,7 +28,7 @@ _IDENTITY = ("project", "cluster_name", "ray_namespace", "ray_cluster_name")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
+class DeployedStack:
     """A deployed stack, as a client sees it."""
 
     environment: ClusterEnvironment
@@ -54,7 +54,7 @@ class Stack:
         """
         return _run([*self.kubectl, "--namespace", self.environment.ray_namespace, *words], _KUBECTL, given)
 
-    def of_cluster(self, name: str) -> Stack:
+    def of_cluster(self, name: str) -> DeployedStack:
         """The same stack with another RayCluster of its namespace, reached by a port-forward of its own.
 
         Raises:
@@ -83,7 +83,7 @@ def flags(args: argparse.Namespace) -> str:
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given if value)
 
 
-def find(args: argparse.Namespace) -> Stack:
+def find(args: argparse.Namespace) -> DeployedStack:
     """The stack that the arguments name.
 
     Raises:
@@ -93,10 +93,10 @@ def find(args: argparse.Namespace) -> Stack:
     """
     environment = outputs(args)
     kubectl = _kubectl(args)
-    return Stack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
+    return DeployedStack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
 
 
-def without_token(*flags: str) -> Stack:
+def without_token(*flags: str) -> DeployedStack:
     """The stack of kubectl's current cluster, to ask Kubernetes about; Ray's token is not read.
 
     Args:
@@ -107,7 +107,9 @@ def without_token(*flags: str) -> Stack:
         AuthError: the API server refuses.
     """
     kubectl = ("kubectl", *flags)
-    return Stack(environment=ClusterEnvironment.from_mapping(_config_map(kubectl, None)), token="", kubectl=kubectl)
+    return DeployedStack(
+        environment=ClusterEnvironment.from_mapping(_config_map(kubectl, None)), token="", kubectl=kubectl
+    )
 
 
 def outputs(args: argparse.Namespace) -> ClusterEnvironment:

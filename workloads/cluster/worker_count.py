@@ -11,7 +11,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from workloads.cluster import autoscaler, capacity
-from workloads.cluster.capacity import Bundle, Request, Strategy
+from workloads.cluster.capacity import Bundle, CapacityRequest, Strategy
 
 SETTLE_SECONDS = 10.0
 """How long places that ended workers held may take to be free again: on a busy machine more than two seconds."""
@@ -58,7 +58,7 @@ def _held_by_those_that_stay(bundle: Bundle, most: int, strategy: Strategy) -> i
     """How many of `most` the nodes that are not drained could hold, were they free: for others there is no waiting."""
     going = autoscaler.draining()
     staying = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
-    return Request((bundle,) * most, strategy).fitting(staying)
+    return CapacityRequest((bundle,) * most, strategy).fitting(staying)
 
 
 def placeable(bundles: Sequence[Bundle], strategy: Strategy, seconds: float) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from workloads.doctor import dashboard, listeners
 from workloads.doctor.dashboard import ANSWER_SECONDS, NO_TOKEN
-from workloads.doctor.finding import Doubtful, NotHere, Place, Refused, Unfit
+from workloads.doctor.finding import AccessRefused, Doubtful, NotHere, Subject, Unfit
 from workloads.errors import first_line
 
 FIRST_NAMES = 20
@@ -23,13 +23,13 @@ PROTECTED = "/api/jobs/"
 WANDB = "https://api.wandb.ai"
 
 
-def authentication(place: Place) -> str:
+def authentication(place: Subject) -> str:
     """Whether Ray accepts our token, and neither a wrong one nor none."""
     if not place.in_cluster:
         raise NotHere("not in a Ray cluster; an embedded Ray makes a token of its own")
     mode = place.variables.get("RAY_AUTH_MODE", "")
     if mode != "token":
-        raise Refused(f"RAY_AUTH_MODE is {mode!r}", NO_TOKEN)
+        raise AccessRefused(f"RAY_AUTH_MODE is {mode!r}", NO_TOKEN)
     token = dashboard.token(place)
     addresses = dashboard.addresses(place)
     for address in addresses:
@@ -42,7 +42,7 @@ def authentication(place: Place) -> str:
     )
 
 
-def ray_listeners(place: Place) -> str:
+def ray_listeners(place: Subject) -> str:
     """Whether a Ray of this machine can be reached from others."""
     if "KUBERNETES_SERVICE_HOST" in place.variables:
         raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
@@ -55,7 +55,7 @@ def ray_listeners(place: Place) -> str:
     return "no Ray on this machine listens beyond loopback"
 
 
-def runs_bucket(place: Place) -> str:
+def runs_bucket(place: Subject) -> str:
     """Whether the runs bucket can be looked at, written, listed, read and deleted from."""
     if place.environment is None:
         raise NotHere("no stack, so no bucket")
@@ -73,7 +73,7 @@ def runs_bucket(place: Place) -> str:
     return f"{uri}: written, read, deleted, listed and looked up"
 
 
-def data_bucket(place: Place) -> str:
+def data_bucket(place: Subject) -> str:
     """Whether the data bucket can be looked at and listed, and an object of it read."""
     if place.environment is None:
         raise NotHere("no stack, so no bucket")
@@ -83,7 +83,7 @@ def data_bucket(place: Place) -> str:
     return f"{uri}: listed, and {name} was read" if name else f"{uri}: listed; it is empty, so nothing was read"
 
 
-def wandb(place: Place) -> str:
+def wandb(place: Subject) -> str:
     """Whether there is a W&B key, of the right form, that the server accepts."""
     from workloads.reporting.credentials import wandb_key
 
@@ -93,7 +93,9 @@ def wandb(place: Place) -> str:
     server = place.variables.get("WANDB_BASE_URL", WANDB).rstrip("/")
     parts = urlsplit(server)
     if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise Refused(f"WANDB_BASE_URL is {server}: the key would cross the network in the clear", "Use https://.")
+        raise AccessRefused(
+            f"WANDB_BASE_URL is {server}: the key would cross the network in the clear", "Use https://."
+        )
     question = json.dumps({"query": "query Viewer { viewer { id } }"}).encode()
     basic = base64.b64encode(f"api:{key.value}".encode()).decode()
     request = urllib.request.Request(
@@ -112,19 +114,21 @@ def wandb(place: Place) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise Doubtful(f"{server} does not answer within {ANSWER_SECONDS:.0f} s", offline) from error
     if viewer is None:
-        raise Refused(f"{server} refuses the key from {key.source}", "Store a valid one with `make secret STACK=...`.")
+        raise AccessRefused(
+            f"{server} refuses the key from {key.source}", "Store a valid one with `make secret STACK=...`."
+        )
     return f"{server} accepts the key from {key.source}"
 
 
 def _tried(address: str, token: str, without: int) -> str:
     if without < 400:
-        raise Refused(f"Ray at {address} answers without a token", NO_TOKEN)
+        raise AccessRefused(f"Ray at {address} answers without a token", NO_TOKEN)
     wrong = _status(f"{address}{PROTECTED}", secrets.token_hex(32))
     if wrong is not None and wrong < 400:
-        raise Refused(f"Ray at {address} takes any token", NO_TOKEN)
+        raise AccessRefused(f"Ray at {address} takes any token", NO_TOKEN)
     right = _status(f"{address}{PROTECTED}", token)
     if right in (401, 403):
-        raise Refused(
+        raise AccessRefused(
             f"Ray at {address} refuses our token",
             "It is another cluster's, or from before a restart: take it again from the Secret of the RayCluster.",
         )
@@ -161,7 +165,7 @@ def _read_first(uri: str) -> str:
             return ""
         blob.download_as_bytes(start=0, end=0, retry=patience)
     except (google.Forbidden, google.Unauthorized, GoogleAuthError) as error:
-        raise Refused(
+        raise AccessRefused(
             f"objects of {uri} may not be read: {first_line(error)[:200]}",
             "The account needs storage.objects.list and get on it: roles/storage.objectUser, which the stack grants.",
         ) from error
@@ -186,7 +190,7 @@ def _get_bucket(uri: str) -> None:
         found = folder.filesystem.get_file_info(bucket)
     except OSError as error:
         said = first_line(error)[:200]
-        raise Refused(
+        raise AccessRefused(
             f"gs://{bucket} may not be looked up: {said}",
             "The account needs storage.buckets.get on it: roles/storage.bucketViewer, which the stack grants.",
         ) from error

@@ -6,7 +6,7 @@ import shutil
 import socket
 
 from workloads.cluster import stack
-from workloads.doctor.finding import Doubtful, NotHere, Place, Unfit
+from workloads.doctor.finding import Doubtful, NotHere, Subject, Unfit
 from workloads.errors import WorkloadError
 from workloads.jobs import pending
 
@@ -16,7 +16,7 @@ HEAD = "headgroup"
 """What KubeRay says in `RAY_NODE_TYPE_NAME` to a head (ray-project/kuberay v1.6.2, controllers/ray/common/pod.go)."""
 
 
-def kubectl(place: Place) -> str:
+def kubectl(place: Subject) -> str:
     """Whether kubectl forwards ports to Ray's dashboard through a control plane's DNS endpoint."""
     if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
         raise NotHere("kubectl is not installed; it is needed where jobs are submitted from")
@@ -28,7 +28,7 @@ def kubectl(place: Place) -> str:
     return "kubectl forwards ports over WebSockets"
 
 
-def nodes_for_pods(place: Place) -> str:
+def nodes_for_pods(place: Subject) -> str:
     """Whether the stack's pods have nodes, or wait for what can never come."""
     if "KUBERNETES_SERVICE_HOST" in place.variables:
         raise NotHere("a pod may not see pods; ask where kubectl works")
@@ -47,7 +47,7 @@ def nodes_for_pods(place: Place) -> str:
     return said or "no pod waits for a node"
 
 
-def control_plane(place: Place) -> str:
+def control_plane(place: Subject) -> str:
     """Whether Ray's autoscaler, which runs beside the head, reaches the Kubernetes API through the NetworkPolicy."""
     host = place.variables.get("KUBERNETES_SERVICE_HOST")
     if not host:

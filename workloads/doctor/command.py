@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from workloads.doctor import access, cluster, hardware, software
-from workloads.doctor.finding import Doubtful, Finding, NotHere, Place, Refused, Unfit
+from workloads.doctor.finding import AccessRefused, Doubtful, Finding, NotHere, Subject, Unfit
 from workloads.environment import ClusterEnvironment, variable
 from workloads.errors import EXIT_OK, AuthError, PlaceError, WorkloadError
 
-CHECKS: dict[str, Callable[[Place], str]] = {
+CHECKS: dict[str, Callable[[Subject], str]] = {
     "python": software.python,
     "ray": software.ray,
     "torch": software.torch,
@@ -68,7 +68,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     return AuthError.exit_code if all(finding.authentication for finding in failed) else PlaceError.exit_code
 
 
-def examine(name: str, check: Callable[[Place], str], place: Place) -> Finding:
+def examine(name: str, check: Callable[[Subject], str], place: Subject) -> Finding:
     """The outcome of one check."""
     try:
         return Finding(check=name, outcome="ok", found=check(place), remedy="")
@@ -77,7 +77,7 @@ def examine(name: str, check: Callable[[Place], str], place: Place) -> Finding:
     except Doubtful as doubt:
         return Finding(check=name, outcome="warn", found=doubt.found, remedy=doubt.remedy)
     except Unfit as problem:
-        refused = isinstance(problem, Refused)
+        refused = isinstance(problem, AccessRefused)
         return Finding(check=name, outcome="fail", found=problem.found, remedy=problem.remedy, authentication=refused)
     except WorkloadError as problem:
         refused = isinstance(problem, AuthError)
@@ -87,14 +87,14 @@ def examine(name: str, check: Callable[[Place], str], place: Place) -> Finding:
         return Finding(check=name, outcome="fail", found=found, remedy=software.MAKE_IMAGE)
 
 
-def this_place(variables: Mapping[str, str]) -> Place:
+def this_place(variables: Mapping[str, str]) -> Subject:
     """The place that these variables describe, on this machine.
 
     Raises:
         EnvironmentContractError: OASIS_ variables are set, and incomplete.
     """
     environment = ClusterEnvironment.from_env(variables) if variable("project") in variables else None
-    return Place(environment=environment, variables=dict(variables), gpus=hardware.visible_gpus())
+    return Subject(environment=environment, variables=dict(variables), gpus=hardware.visible_gpus())
 
 
 def _line(finding: Finding, terminal: bool) -> str:

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from workloads.doctor.finding import Place, Refused
+from workloads.doctor.finding import AccessRefused, Subject
 
 ANSWER_SECONDS = 5.0
 
@@ -17,7 +17,7 @@ PORT = 8265
 NO_TOKEN = "Without a token anybody who reaches the dashboard runs code: deploy with spec.authOptions.mode token."
 
 
-def addresses(place: Place) -> list[str]:
+def addresses(place: Subject) -> list[str]:
     """Where it may answer: the stack's own address, then the host of Ray's, then this machine."""
     stated = [place.environment.ray_dashboard_url.rstrip("/")] if place.environment else []
     host = urlsplit(f"//{place.variables.get('RAY_ADDRESS', '')}").hostname
@@ -25,7 +25,7 @@ def addresses(place: Place) -> list[str]:
     return list(dict.fromkeys([*stated, *(f"http://{name}:{PORT}" for name in hosts)]))
 
 
-def token(place: Place) -> str:
+def token(place: Subject) -> str:
     """The token that Ray's own client would send.
 
     Raises:
@@ -35,13 +35,15 @@ def token(place: Place) -> str:
         return found
     path = place.variables.get("RAY_AUTH_TOKEN_PATH", "")
     if not path:
-        raise Refused("RAY_AUTH_MODE is 'token', without a token", NO_TOKEN)
+        raise AccessRefused("RAY_AUTH_MODE is 'token', without a token", NO_TOKEN)
     try:
         found = Path(path).read_text().strip()
     except OSError as error:
-        raise Refused(f"the token file {path} cannot be read: {error.strerror}", "Check the Secret's mount.") from error
+        raise AccessRefused(
+            f"the token file {path} cannot be read: {error.strerror}", "Check the Secret's mount."
+        ) from error
     if not found:
-        raise Refused(f"the token file {path} is empty", "Check the Secret that KubeRay made for the RayCluster.")
+        raise AccessRefused(f"the token file {path} is empty", "Check the Secret that KubeRay made for the RayCluster.")
     return found
 
 

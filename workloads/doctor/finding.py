@@ -30,7 +30,7 @@ class Unfit(Ill):
     """What the workloads need does not work."""
 
 
-class Refused(Unfit):
+class AccessRefused(Unfit):
     """A token, a key or a permission is missing or refused."""
 
 
@@ -55,7 +55,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Subject:
     """What the checks look at."""
 
     environment: ClusterEnvironment | None

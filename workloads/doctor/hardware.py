@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from workloads import environment
-from workloads.doctor.finding import Doubtful, NotHere, Place, Unfit
+from workloads.doctor.finding import Doubtful, NotHere, Subject, Unfit
 from workloads.environment import GIB_DIRECTORY
 
 SHARED_MEMORY = "/dev/shm"
@@ -26,7 +26,7 @@ def visible_gpus() -> int:
     return len(list(_GPU_LIST.glob("*"))) if _GPU_LIST.is_dir() else 0
 
 
-def gpus(place: Place) -> str:
+def gpus(place: Subject) -> str:
     """Whether torch can use as many GPUs as the stack promises."""
     if not place.gpus:
         raise NotHere("no GPU on this node")
@@ -39,7 +39,7 @@ def gpus(place: Place) -> str:
     return f"{usable} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
 
 
-def gib(place: Place) -> str:
+def gib(place: Subject) -> str:
     """Whether gIB's files are where NCCL looks for them."""
     if place.environment is None or not place.environment.rdma_nics:
         raise NotHere("the stack promises no RDMA NICs")
@@ -57,7 +57,7 @@ def gib(place: Place) -> str:
     return f"gIB in {directory}"
 
 
-def shared_memory(place: Place) -> str:
+def shared_memory(place: Subject) -> str:
     """Whether /dev/shm is large enough."""
     size, _ = _room(SHARED_MEMORY)
     least = _LEAST_SHM_BYTES[place.gpus > 0]
@@ -69,7 +69,7 @@ def shared_memory(place: Place) -> str:
     return f"{size / 1024**3:.1f} GiB"
 
 
-def scratch(place: Place) -> str:
+def scratch(place: Subject) -> str:
     """Whether there is disk for data that is copied from a bucket, W&B's files and an embedded Ray."""
     mount = environment.mount(environment.SCRATCH_MOUNT, place.variables)
     folder = mount if Path(mount).is_dir() else tempfile.gettempdir()

@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from workloads.doctor import dashboard
-from workloads.doctor.finding import Doubtful, NotHere, Place, Refused, Unfit
+from workloads.doctor.finding import AccessRefused, Doubtful, NotHere, Subject, Unfit
 from workloads.errors import first_line
 
 RAY_SERIES = "2.60"
@@ -39,7 +39,7 @@ _NCCL = re.compile(r"nvidia-nccl-cu(\d+)\s*==\s*([\d.]+)")
 _COMPILER = "Training runs uncompiled, slower; for torch.compile install gcc, g++ and Python's headers in the image."
 
 
-def python(place: Place) -> str:
+def python(place: Subject) -> str:
     """Python's version."""
     series = ".".join(platform.python_version_tuple()[:2])
     if series not in PYTHON_SERIES:
@@ -48,7 +48,7 @@ def python(place: Place) -> str:
     return platform.python_version()
 
 
-def ray(place: Place) -> str:
+def ray(place: Subject) -> str:
     """Ray's version: of the tested series, and the very one of the cluster around, which takes no other."""
     version = _version("ray")
     if not version.startswith(f"{RAY_SERIES}."):
@@ -64,7 +64,7 @@ def ray(place: Place) -> str:
     return version
 
 
-def torch(place: Place) -> str:
+def torch(place: Subject) -> str:
     """Whether torch and torchvision are a pair: declared, importable, and with operators that run."""
     versions = {name: _version(name) for name in ("torch", "torchvision")}
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -84,7 +84,7 @@ def torch(place: Place) -> str:
     return f"{found}; an operator of each runs"
 
 
-def cuda(place: Place) -> str:
+def cuda(place: Subject) -> str:
     """Whether driver, CUDA and NCCL fit the torch that is installed."""
     _version("torch")
     wanted = _requirement("torch", _NCCL)
@@ -110,7 +110,7 @@ def cuda(place: Place) -> str:
     return f"{found}, driver {driver}"
 
 
-def compiler(place: Place) -> str:
+def compiler(place: Subject) -> str:
     """Whether torch.compile can build what it generates: C++ for CPUs, Triton's launchers in C for GPUs."""
     _version("torch")
     programs = {
@@ -153,13 +153,13 @@ def _nvidia_smi() -> str:
         return ""
 
 
-def _cluster_version(place: Place) -> tuple[str, str] | None:
+def _cluster_version(place: Subject) -> tuple[str, str] | None:
     """Address and version of the Ray around, as its dashboard says; None where there is none, or none that tells us."""
     if not place.in_cluster:
         return None
     try:
         token = dashboard.token(place)
-    except Refused:  # `access.authentication` says so
+    except AccessRefused:  # `access.authentication` says so
         token = None
     answers = ((address, dashboard.ask(f"{address}{VERSION}", token)) for address in dashboard.addresses(place))
     address, answer = next((found for found in answers if found[1] is not None), ("", None))

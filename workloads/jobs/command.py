@@ -17,7 +17,7 @@ from rich.text import Text
 
 from workloads import tables
 from workloads.cluster import stack
-from workloads.cluster.stack import Stack
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
 from workloads.jobs import ray_job_actions, ray_job_status, results
 from workloads.jobs.dashboard import reach
@@ -26,7 +26,7 @@ from workloads.jobs.ray_job_status import Status
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class JobRow:
     """One job in a list."""
 
     name: str
@@ -65,13 +65,13 @@ def run_jobs(args: argparse.Namespace) -> int:
         return ACTIONS[args.action].shared(Jobs(dashboard), job_id, args)
 
 
-def rows(deployed: Stack, jobs: Jobs) -> list[Row]:
+def rows(deployed: DeployedStack, jobs: Jobs) -> list[JobRow]:
     """Every job of a stack, newest first: those on its cluster and those with their own."""
     found = [*map(_shared_row, submitted(jobs)), *map(_own_row, ray_job_status.listed(deployed))]
     return sorted(found, key=lambda row: row.began, reverse=True)
 
 
-def table(found: Iterable[Row], now: float) -> Table:
+def table(found: Iterable[JobRow], now: float) -> Table:
     """Jobs as a table.
 
     Args:
@@ -100,7 +100,7 @@ def submitted(jobs: Jobs) -> list[JobDetails]:
     return [job for job in jobs.ask(lambda client: client.list_jobs()) if job.submission_id]
 
 
-def _list(deployed: Stack) -> int:
+def _list(deployed: DeployedStack) -> int:
     with reach(deployed) as dashboard:
         found = rows(deployed, Jobs(dashboard))
     if found:
@@ -135,14 +135,14 @@ def _attach(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
     return exit_code(details)
 
 
-def _ray_job(deployed: Stack, name: str) -> Status | None:
+def _ray_job(deployed: DeployedStack, name: str) -> Status | None:
     try:
         return ray_job_status.find(deployed, name)
     except (AuthError, PlaceError):  # who may not see RayJobs has none
         return None
 
 
-def _newest(deployed: Stack) -> str:
+def _newest(deployed: DeployedStack) -> str:
     with reach(deployed) as dashboard:
         found = rows(deployed, Jobs(dashboard))
     if not found:
@@ -150,8 +150,8 @@ def _newest(deployed: Stack) -> str:
     return found[0].name
 
 
-def _shared_row(job: JobDetails) -> Row:
-    return Row(
+def _shared_row(job: JobDetails) -> JobRow:
+    return JobRow(
         name=job.submission_id or "",
         status=job.status.value,
         began=(job.start_time or 0) / 1000,
@@ -162,8 +162,8 @@ def _shared_row(job: JobDetails) -> Row:
     )
 
 
-def _own_row(status: Status) -> Row:
-    return Row(
+def _own_row(status: Status) -> JobRow:
+    return JobRow(
         name=status.name,
         status=status.job if status.phase in ("Running", "Complete") and status.job else status.phase.upper(),
         began=_seconds(status.began),
@@ -191,7 +191,7 @@ class Action:
     help: str
     shared: Callable[[Jobs, str, argparse.Namespace], int]
     """On the stack's cluster."""
-    alone: Callable[[Stack, Status, argparse.Namespace], int]
+    alone: Callable[[DeployedStack, Status, argparse.Namespace], int]
     """With a cluster of its own."""
 
 

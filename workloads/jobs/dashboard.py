@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.cluster.stack import Stack, old_kubectl
+from workloads.cluster.stack import DeployedStack, old_kubectl
 from workloads.errors import AuthError, PlaceError
 
 READY_SECONDS = 30.0
@@ -43,7 +43,7 @@ class Node:
 class Dashboard:
     """A stack's Ray dashboard; `address` is where it answers now."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: DeployedStack) -> None:
         self._stack = stack
         self._child: subprocess.Popen[str] | None = None
         self._address = ""
@@ -150,7 +150,7 @@ class Dashboard:
 
 
 @contextmanager
-def reach(stack: Stack, *, young: bool = False) -> Iterator[Dashboard]:
+def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
     """The way to a stack's dashboard for the length of the block.
 
     Args:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workloads.cluster.stack import Stack
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import WorkloadError
 from workloads.reporting.progress import counted
 
@@ -52,7 +52,7 @@ class Wait:
     """In the words of the autoscaler or the scheduler; may be empty."""
 
 
-def look(stack: Stack, pods: Iterable[Body] | None = None) -> list[Wait]:
+def look(stack: DeployedStack, pods: Iterable[Body] | None = None) -> list[Wait]:
     """The waits of pods; none where they may not be seen.
 
     Args:
@@ -119,7 +119,7 @@ def _scheduler(pod: Body) -> str:
     return ""
 
 
-def _events(stack: Stack) -> list[Body]:
+def _events(stack: DeployedStack) -> list[Body]:
     text = stack.ask("get", "events", "--field-selector", "involvedObject.kind=Pod", "-o", "json")
     return json.loads(text)["items"]
 

@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.cluster.stack import Stack
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import CapacityError, InfeasibleError, PlaceError, WorkloadError, WorkloadFailedError
 from workloads.jobs.follow import tell
 from workloads.jobs.ray_job_status import find, never_fit, pods
@@ -36,7 +36,7 @@ _PROGRESS_SECONDS = 10.0
 _GRACE_SECONDS = 30.0  # beyond its deadline, for an operator that is slow; one that is dead is not waited for
 
 
-def spec_of_cluster(stack: Stack) -> dict[str, Any]:
+def spec_of_cluster(stack: DeployedStack) -> dict[str, Any]:
     """Spec of the stack's RayCluster, as the API server has it.
 
     Raises:
@@ -83,9 +83,9 @@ def manifest(name: str, namespace: str, command: str, spec: dict[str, Any], dead
 class OwnCluster:
     """The cluster of one RayJob."""
 
-    stack: Stack
+    stack: DeployedStack
     """The stack, with this cluster in place of its own."""
-    parent: Stack
+    parent: DeployedStack
     name: str
     begun: bool = False
     """Whether `begin` has succeeded here."""
@@ -114,7 +114,7 @@ class OwnCluster:
 
 
 @contextmanager
-def own_cluster(stack: Stack, name: str, command: str, deadline_seconds: int) -> Iterator[OwnCluster]:
+def own_cluster(stack: DeployedStack, name: str, command: str, deadline_seconds: int) -> Iterator[OwnCluster]:
     """Make a RayJob and wait until its cluster is up; it goes again if the job has not begun when the block fails.
 
     Raises:
@@ -136,7 +136,7 @@ def own_cluster(stack: Stack, name: str, command: str, deadline_seconds: int) ->
 
 
 def await_cluster(
-    stack: Stack, name: str, patience_seconds: float, phases: Collection[str] = ("Waiting", "Running")
+    stack: DeployedStack, name: str, patience_seconds: float, phases: Collection[str] = ("Waiting", "Running")
 ) -> OwnCluster:
     """Wait until a RayJob's cluster takes jobs.
 
@@ -183,7 +183,7 @@ def await_cluster(
         time.sleep(_POLL_SECONDS)
 
 
-def ended_unseen(stack: Stack, name: str) -> int | None:
+def ended_unseen(stack: DeployedStack, name: str) -> int | None:
     """Exit code of a job whose cluster is out of reach, if KubeRay saw its end; None while it goes on."""
     status = find(stack, name)
     if status is None or not status.over:
@@ -194,7 +194,7 @@ def ended_unseen(stack: Stack, name: str) -> int | None:
     return status.exit_code
 
 
-def remove(stack: Stack, name: str) -> None:
+def remove(stack: DeployedStack, name: str) -> None:
     """Delete a RayJob, its cluster and the job on it, and wait until they are gone."""
     timeout = f"--timeout={REMOVAL_SECONDS:.0f}s"
     try:
@@ -204,12 +204,12 @@ def remove(stack: Stack, name: str) -> None:
         tell(f"RayJob {name} is still there: {error.problem} Delete it with `kubectl delete rayjob {name}`.")
 
 
-def patch(stack: Stack, name: str, spec: dict[str, Any]) -> None:
+def patch(stack: DeployedStack, name: str, spec: dict[str, Any]) -> None:
     """Change fields of a RayJob's spec."""
     stack.ask("patch", "rayjob", name, "--type", "merge", "--patch", json.dumps({"spec": spec}))
 
 
-def _may_have_begun(stack: Stack, name: str) -> bool:
+def _may_have_begun(stack: DeployedStack, name: str) -> bool:
     """Whether the job may run by KubeRay's word, which also holds where the answer to `begin` was lost."""
     try:
         text = stack.ask("get", "rayjob", name, "--ignore-not-found", "-o", "json")
@@ -222,7 +222,7 @@ def _may_have_begun(stack: Stack, name: str) -> bool:
     return bool(text.strip() and json.loads(text)["spec"].get("jobId"))
 
 
-def _until_gone(stack: Stack) -> bool:
+def _until_gone(stack: DeployedStack) -> bool:
     cluster, deadline = stack.environment.ray_cluster_name, time.monotonic() + REMOVAL_SECONDS
     while stack.ask("get", "raycluster", cluster, "--ignore-not-found", "-o", "name").strip():
         if time.monotonic() > deadline:
@@ -231,7 +231,7 @@ def _until_gone(stack: Stack) -> bool:
     return True
 
 
-def _protect_head(stack: Stack) -> None:
+def _protect_head(stack: DeployedStack) -> None:
     """A disruption budget as the stack's own head has: an upgrade of its node does not take the job along.
 
     It belongs to the RayCluster, and goes with it.

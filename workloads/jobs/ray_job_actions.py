@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from workloads.cluster.stack import Stack
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError
 from workloads.jobs import ray_job, results
 from workloads.jobs.dashboard import reach
@@ -20,7 +20,7 @@ ATTACH_SECONDS = 1800.0
 """How long a RayJob that was not submitted yet is waited for by whoever attaches to it."""
 
 
-def logs(deployed: Stack, status: Status, args: argparse.Namespace) -> int:
+def logs(deployed: DeployedStack, status: Status, args: argparse.Namespace) -> int:
     """Print the log so far; of an ended job whose cluster is gone, what KubeRay kept of it."""
     if not status.job and not status.over:
         print(f"{status.name} has not begun: {pods(deployed, status.cluster)}", file=sys.stderr)
@@ -36,7 +36,7 @@ def logs(deployed: Stack, status: Status, args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def stop(deployed: Stack, status: Status, args: argparse.Namespace) -> int:
+def stop(deployed: DeployedStack, status: Status, args: argparse.Namespace) -> int:
     """Stop the job if it runs, and have its cluster removed in any case."""
     if status.over:
         print(f"{status.name} had ended already")
@@ -54,7 +54,7 @@ def stop(deployed: Stack, status: Status, args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def attach(deployed: Stack, status: Status, args: argparse.Namespace) -> int:
+def attach(deployed: DeployedStack, status: Status, args: argparse.Namespace) -> int:
     """Follow the job and return its exit code; Ctrl-C leaves it running."""
     if status.over:
         logs(deployed, status, args)

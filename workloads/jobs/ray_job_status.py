@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.cluster.stack import Stack
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, WorkloadError, WorkloadFailedError
 from workloads.jobs import pending
 from workloads.jobs.follow import whose
@@ -58,13 +58,13 @@ class Status:
         return f"job {self.name} ended with exit code {named[1]}{whose(self.command)}" if named else ""
 
 
-def find(stack: Stack, name: str) -> Status | None:
+def find(stack: DeployedStack, name: str) -> Status | None:
     """A RayJob of the stack's namespace, or None."""
     text = stack.ask("get", "rayjob", name, "--ignore-not-found", "-o", "json")
     return _status(json.loads(text)) if text.strip() else None
 
 
-def listed(stack: Stack) -> list[Status]:
+def listed(stack: DeployedStack) -> list[Status]:
     """The RayJobs of the stack's namespace; none where they may not be listed."""
     try:
         items: list[dict[str, Any]] = json.loads(stack.ask("get", "rayjobs", "-o", "json"))["items"]
@@ -73,7 +73,7 @@ def listed(stack: Stack) -> list[Status]:
     return [_status(item) for item in items]
 
 
-def pods(stack: Stack, cluster: str) -> str:
+def pods(stack: DeployedStack, cluster: str) -> str:
     """What a cluster's pods do, and why those that wait do."""
     items = _pods(stack, cluster)
     if items is None:
@@ -84,12 +84,12 @@ def pods(stack: Stack, cluster: str) -> str:
     return f"pods: {states or 'none yet'}" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
-def never_fit(stack: Stack, cluster: str) -> bool:
+def never_fit(stack: DeployedStack, cluster: str) -> bool:
     """Whether a cluster has a pod that no node could ever hold."""
     return any(wait.verdict == "never fits" for wait in pending.look(stack, _pods(stack, cluster) or []))
 
 
-def _pods(stack: Stack, cluster: str) -> list[dict[str, Any]] | None:
+def _pods(stack: DeployedStack, cluster: str) -> list[dict[str, Any]] | None:
     try:
         text = stack.ask("get", "pods", "--selector", f"ray.io/cluster={cluster}", "-o", "json")
     except WorkloadError:

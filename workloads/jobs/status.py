@@ -11,7 +11,7 @@ from rich.table import Table
 
 from workloads import tables
 from workloads.cluster import stack
-from workloads.cluster.stack import Stack
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import EXIT_OK
 from workloads.jobs import command as jobs
 from workloads.jobs import pending
@@ -44,7 +44,7 @@ def run_status(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def head_line(deployed: Stack, address: str) -> str:
+def head_line(deployed: DeployedStack, address: str) -> str:
     """Which cluster this is, what it may grow to, and where its dashboard answers now."""
     environment = deployed.environment
     grows = f"up to {environment.cpu_workers_max} CPU workers"

@@ -24,7 +24,7 @@ import yaml
 
 from workloads import dry_run
 from workloads.cluster import stack
-from workloads.cluster.stack import Stack
+from workloads.cluster.stack import DeployedStack
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
 from workloads.jobs import entry_point, preview, ray_job, ray_job_status, results, working_dir
@@ -139,7 +139,7 @@ def hand_in(jobs: Jobs, job: Job) -> None:
         raise UsageError(f"Ray does not accept the runtime environment: {error}", "Correct --runtime-env.") from error
 
 
-def _run(args: argparse.Namespace, deployed: Stack, jobs: Jobs, job: Job) -> int:
+def _run(args: argparse.Namespace, deployed: DeployedStack, jobs: Jobs, job: Job) -> int:
     cluster = deployed.environment.ray_cluster_name
     try:
         hand_in(jobs, job)
@@ -151,7 +151,7 @@ def _run(args: argparse.Namespace, deployed: Stack, jobs: Jobs, job: Job) -> int
     return _watch(args, jobs, job, deployed, cluster)
 
 
-def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
+def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> int:
     entry_point.refuse_impossible(job.demand, entry_point.groups(ray_job.spec_of_cluster(deployed)))
     with ray_job.own_cluster(deployed, job.name, job.entrypoint, args.start_timeout) as own:
         try:
@@ -171,7 +171,7 @@ def _run_alone(args: argparse.Namespace, deployed: Stack, job: Job) -> int:
         return code
 
 
-def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: Stack, cluster: str) -> int:
+def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: DeployedStack, cluster: str) -> int:
     follower = _follower(jobs, job, deployed, cluster)
     try:
         details = follower.run()
@@ -186,7 +186,7 @@ def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: Stack, clus
     return exit_code(details)
 
 
-def _follower(jobs: Jobs, job: Job, deployed: Stack, cluster: str) -> Follower:
+def _follower(jobs: Jobs, job: Job, deployed: DeployedStack, cluster: str) -> Follower:
     return Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
 
 
@@ -216,7 +216,7 @@ def _again(args: argparse.Namespace, follower: Follower) -> str:
     return f"python -m workloads jobs attach {follower.submission_id}{stack.flags(args)}"
 
 
-def _refuse_impossible(demand: Demand, deployed: Stack, nodes: Sequence[Node]) -> None:
+def _refuse_impossible(demand: Demand, deployed: DeployedStack, nodes: Sequence[Node]) -> None:
     there = [Supply(name=f"node {node.address}", resources=node.resources, count=1) for node in nodes]
     if any(demand.fits(node.resources) for node in there):
         return

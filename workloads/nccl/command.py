@@ -18,7 +18,7 @@ from workloads.reporting import progress
 
 if TYPE_CHECKING:
     from workloads.nccl.ranks.driver import StoppedError
-    from workloads.nccl.request import Request
+    from workloads.nccl.request import BenchmarkRequest
     from workloads.nccl.results.measured import Measured
 
 IMPORTS = ("workloads.nccl.ranks.placement",)
@@ -142,7 +142,7 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
     return dry_run.show(settings, [request.layout.bundle] * request.layout.nodes, "STRICT_SPREAD", args.json)
 
 
-def _stopped(error: StoppedError, request: Request) -> NoReturn:
+def _stopped(error: StoppedError, request: BenchmarkRequest) -> NoReturn:
     """Show and keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
     from workloads.nccl.results import findings, report
     from workloads.storage import folders as storage

@@ -14,7 +14,7 @@ from rich.table import Table
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl.logs import faults, path, verdict
-from workloads.nccl.logs.faults import Fault
+from workloads.nccl.logs.faults import LoggedError
 
 DESCRIPTION = """\
 What the errors in logs of the kernel, of NCCL or of workers mean, and what to do: each kind once, with the line that
@@ -61,7 +61,7 @@ class Found:
     """Which wrote it; empty where neither the line nor the file's name says."""
     host: str
     """Pod or node that wrote it; empty likewise."""
-    fault: Fault
+    fault: LoggedError
 
 
 @dataclass

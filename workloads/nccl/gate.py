@@ -19,10 +19,10 @@ from workloads.nccl.logs import faults
 from workloads.nccl.ranks import driver
 from workloads.nccl.ranks.driver import StoppedError
 from workloads.nccl.ranks.failures import HungError
-from workloads.nccl.ranks.measure import Plan
+from workloads.nccl.ranks.measure import RankPlan
 from workloads.nccl.ranks.rank import Layout
 from workloads.nccl.results import findings, report, suspects
-from workloads.nccl.results.findings import Finding
+from workloads.nccl.results.findings import JudgedStage
 from workloads.nccl.results.measured import Measured
 from workloads.storage.folders import Folder
 
@@ -33,7 +33,7 @@ CPU_SIZES = (1024**2,)
 
 OP = "all_reduce"
 
-PLAN = Plan(
+PLAN = RankPlan(
     collective=COLLECTIVES[OP],
     dtype="float",
     warmup=5,
@@ -149,7 +149,7 @@ def _origin(error: BaseException) -> BaseException:
     return error
 
 
-def _said(found: Sequence[Finding], measured: Sequence[Measured], say: Callable[[str], None]) -> str:
+def _said(found: Sequence[JudgedStage], measured: Sequence[Measured], say: Callable[[str], None]) -> str:
     """Say each stage's result and who is slow; returns the latter, for the end of a message."""
     for one in found:
         say(f"fabric, {one.line()}")
@@ -191,7 +191,7 @@ def rounds(nodes: int, ring: bool) -> Sequence[Round]:
     return [first, *others[-1:]]
 
 
-def _found(one: Measured, promise: ClusterEnvironment) -> Finding:
+def _found(one: Measured, promise: ClusterEnvironment) -> JudgedStage:
     """Unlike `bench`, which may be asked for gloo, the gate demands gIB between nodes whatever was measured."""
     several = one.conditions.nodes > 1
     return findings.find(one, promise.rdma_nics if several else 0, several)

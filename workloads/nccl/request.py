@@ -17,7 +17,7 @@ from workloads.nccl.definitions import bandwidth, stages
 from workloads.nccl.definitions.collectives import COLLECTIVES
 from workloads.nccl.definitions.stages import Round
 from workloads.nccl.ranks import measure, rows
-from workloads.nccl.ranks.measure import Plan
+from workloads.nccl.ranks.measure import RankPlan
 from workloads.nccl.ranks.rank import Layout
 
 RANKS_EMBEDDED = 2
@@ -25,11 +25,11 @@ RANKS_EMBEDDED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class BenchmarkRequest:
     """One run of the benchmark."""
 
     layout: Layout
-    plan: Plan
+    plan: RankPlan
     rounds: tuple[Round, ...]
     sizes: tuple[int, ...]
     shorten: bool
@@ -54,7 +54,7 @@ class Request:
         ]
 
 
-def resolve(args: argparse.Namespace, place: Place) -> Request:
+def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:
     """The request that these arguments are in this place.
 
     Raises:
@@ -65,7 +65,7 @@ def resolve(args: argparse.Namespace, place: Place) -> Request:
     _check(args)
     layout = _layout(args, place)
     _check_algorithm(args.algo, args.op, layout.backend)
-    plan = Plan(
+    plan = RankPlan(
         collective=COLLECTIVES[args.op],
         dtype=args.dtype,
         warmup=args.warmup,
@@ -82,7 +82,7 @@ def resolve(args: argparse.Namespace, place: Place) -> Request:
         raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {least} or more.")
     rows.fitting(plan, sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
     name = args.name or f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return Request(
+    return BenchmarkRequest(
         layout=layout,
         plan=plan,
         rounds=_rounds(args, layout),

@@ -66,7 +66,7 @@ _ORDER = {event: place for place, event in enumerate(("step", "epoch", "checkpoi
 """In which order things happen at one step."""
 
 
-class Follower:
+class JournalFollower:
     """Feeds a journal's records to one reader, in a thread of its own."""
 
     def __init__(self, path: Path, read: Callable[[Record], None], finish: Callable[[], None], name: str) -> None:

@@ -166,7 +166,7 @@ def _search(
         from workloads.cluster import run_lock
         from workloads.tune import processes
         from workloads.tune.asha import Begun
-        from workloads.tune.search import PROGRESS_SECONDS, Trials, run
+        from workloads.tune.search import PROGRESS_SECONDS, TrialSearcher, run
 
         fitting = at_most or concurrency.of_cluster(search.workers, place.environment)
         limit = concurrency.choose(args.concurrency, fitting, search.workers, progress.note)
@@ -184,7 +184,7 @@ def _search(
 
         with run_lock.hold(search.folder.uri, search.name):
             begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
-            trials = Trials(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
+            trials = TrialSearcher(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
             kept = processes.start(limit)
             every = f"after it, a line every {PROGRESS_SECONDS:.0f} s"
             progress.note(f"starting Ray Tune and the first trials, which takes 10 to 30 s; {every}")

@@ -54,7 +54,7 @@ _SETTINGS = {
 }
 
 
-class Trials(Searcher):
+class TrialSearcher(Searcher):
     """Hands trials to Ray Tune, at most `limit` at a time, and writes down how they end."""
 
     def __init__(
@@ -206,7 +206,7 @@ class _Running:
         )
 
 
-def run(trials: Trials, begun: Begun) -> None:
+def run(trials: TrialSearcher, begun: Begun) -> None:
     """Run the trials to their ends; after Ctrl-C, which ends those that run, some have no outcome.
 
     Args:

@@ -11,7 +11,7 @@ import yaml
 from emulator.kubernetes import control_plane, crds, helm
 from emulator.rest import cloud_server
 from oasis_stack.components import chart_definitions
-from oasis_stack.live_state import Refused
+from oasis_stack.live_state import RequestRefused
 from tests.emulator.conftest import ControlPlane
 
 pytestmark = pytest.mark.emulated
@@ -52,9 +52,9 @@ def test_a_chart_that_is_not_what_the_index_says_is_refused(repository: str, mon
         return whole(url) + (b"x" if url.endswith(".tgz") else b"")
 
     monkeypatch.setattr(chart_definitions, "fetch", changed)
-    with pytest.raises(Refused, match="where its index says"):
+    with pytest.raises(RequestRefused, match="where its index says"):
         list(chart_definitions.definitions(repository, helm.CHART, helm.operator_version()))
-    with pytest.raises(Refused, match=r"no chart kuberay-operator of version 0\.1"):
+    with pytest.raises(RequestRefused, match=r"no chart kuberay-operator of version 0\.1"):
         list(chart_definitions.definitions(repository, helm.CHART, "0.1"))
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import Refused
+from emulator.google.http_errors import RefusedCall
 from emulator.google.storage import ObjectStore
 from emulator.machine.state import State
 from tests.emulator.google import PROJECT, Google, served
@@ -317,7 +317,7 @@ def test_what_was_put_and_not_deleted_is_listed(
         try:
             store.put("b", name, content)
             held.add(name)
-        except Refused:  # a file where another name needs a folder
+        except RefusedCall:  # a file where another name needs a folder
             assert any(other.startswith(f"{name}/") or name.startswith(f"{other}/") for other in held)
     for name in data.draw(st.sets(st.sampled_from(sorted(held)))) if held else ():
         store.delete("b", name)

@@ -182,7 +182,7 @@ def test_a_disk_that_takes_nothing_is_named_and_loses_nothing(tmp_path: Path, er
     store.save(state(1), 1, IDENTITY, {})
     with (
         mock.patch.object(
-            disk, "calls", checkpoint_faults.FaultyCalls(checkpoint_faults.Fault(1, error, lasting=True))
+            disk, "calls", checkpoint_faults.FaultyCalls(checkpoint_faults.PlannedFailure(1, error, lasting=True))
         ),
         pytest.raises(PlaceError, match=os.strerror(error)) as caught,
     ):
@@ -195,7 +195,7 @@ def test_a_disk_that_takes_nothing_is_named_and_loses_nothing(tmp_path: Path, er
 def test_a_full_disk_gets_back_what_a_failed_save_had_taken(tmp_path: Path) -> None:
     store = CheckpointStore(locate(tmp_path), keep=2)
     store.save(state(1), 1, IDENTITY, {})
-    full = checkpoint_faults.Fault(12, errno.ENOSPC, lasting=False)
+    full = checkpoint_faults.PlannedFailure(12, errno.ENOSPC, lasting=False)
     with mock.patch.object(disk, "calls", checkpoint_faults.FaultyCalls(full)), pytest.raises(PlaceError):
         store.save(state(2), 2, IDENTITY, {})
     assert [entry.name for entry in tmp_path.iterdir()] == store.committed()

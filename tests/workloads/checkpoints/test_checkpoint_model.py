@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from benchmarks.checkpoint_trials.faults import ERRORS, Fault, FaultyCalls
+from benchmarks.checkpoint_trials.faults import ERRORS, FaultyCalls, PlannedFailure
 from tests.support.gcsfuse import Bucket, Mount, altered
 from workloads.checkpoints import manifest
 from workloads.checkpoints.store import Checkpoint, CheckpointStore
@@ -33,7 +33,7 @@ class CrashError(Exception):
     """The process is gone: nothing catches this."""
 
 
-class Crash(Fault):
+class Crash(PlannedFailure):
     """From one call on, every call is the end of the process."""
 
     def exception(self) -> Exception:
@@ -72,7 +72,7 @@ class Store(RuleBasedStateMachine):
         saved = self.store.save({"weights": torch.full((50,), float(self.step))}, self.step, IDENTITY, {})
         self.acknowledged = saved.name
 
-    def fail(self, fault: Fault) -> None:
+    def fail(self, fault: PlannedFailure) -> None:
         """A save over a fault; the process survives it unless it was a crash."""
         good = self.good()
         disk.__dict__["calls"] = FaultyCalls(fault, self.mount)
@@ -96,7 +96,7 @@ class Store(RuleBasedStateMachine):
 
     @rule(at=st.integers(1, CALLS), error=st.sampled_from(ERRORS), lasting=st.booleans())
     def saves_over_a_fault(self, at: int, error: int, lasting: bool) -> None:
-        self.fail(Fault(at, error, lasting))
+        self.fail(PlannedFailure(at, error, lasting))
 
     @rule(at=st.integers(1, CALLS))
     def crashes_in_a_save(self, at: int) -> None:

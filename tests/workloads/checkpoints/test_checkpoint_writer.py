@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.checkpoint_trials.faults import Fault, FaultyCalls
+from benchmarks.checkpoint_trials.faults import FaultyCalls, PlannedFailure
 from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints import writer as checkpoint_writer
@@ -42,7 +42,7 @@ class Place:
     """A store on a disk that can be made to fail, its writer, and what the writer said."""
 
     def __init__(self, folder: Path) -> None:
-        self.fault = Fault(0, errno.EIO, lasting=False)
+        self.fault = PlannedFailure(0, errno.EIO, lasting=False)
         self.folder = locate(folder)
         self.store = CheckpointStore(self.folder, keep=2)
         self.said: list[str] = []

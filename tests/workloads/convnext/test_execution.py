@@ -18,7 +18,7 @@ from workloads.convnext.learning import execution
 from workloads.convnext.learning import model as architecture
 from workloads.convnext.learning.loop import Training
 from workloads.doctor import command as doctor
-from workloads.doctor.finding import Place
+from workloads.doctor.finding import Subject
 from workloads.errors import WorkloadFailedError
 
 GPU = torch.device("cuda", 0)
@@ -146,7 +146,7 @@ def test_two_ranks_whose_model_is_compiled_learn_what_eager_ones_learn(
     # Time: no trial of each instruction set, and no pool of processes that import torch.
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    here = Place(environment=None, variables=os.environ, gpus=0)
+    here = Subject(environment=None, variables=os.environ, gpus=0)
     lacking = doctor.examine("compiler", doctor.CHECKS["compiler"], here).found
     ranks = [found for found, _ in on_two_ranks(compiled_and_eager)]
     for (said, losses, ends), (nothing, exact, eager) in ranks:

@@ -435,11 +435,11 @@ def _uploaded(ray: FakeRay) -> set[str]:
 
 
 def _jobs(ray: FakeRay) -> follow.Jobs:
-    from workloads.cluster.stack import Stack
+    from workloads.cluster.stack import DeployedStack
     from workloads.jobs.dashboard import Dashboard
 
     environment = replace(OUTPUTS, ray_dashboard_url=ray.url, ray_dashboard_command="")
-    return follow.Jobs(Dashboard(Stack(environment=environment, token=TOKEN, kubectl=("kubectl",))))
+    return follow.Jobs(Dashboard(DeployedStack(environment=environment, token=TOKEN, kubectl=("kubectl",))))
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -487,9 +487,9 @@ def test_a_dashboard_that_is_gone_while_a_job_stops_is_not_waited_for_longer(
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
     ray: FakeRay, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from workloads.cluster.stack import Stack
+    from workloads.cluster.stack import DeployedStack
 
-    assert TOKEN not in repr(Stack(environment=OUTPUTS, token=TOKEN, kubectl=("kubectl",)))
+    assert TOKEN not in repr(DeployedStack(environment=OUTPUTS, token=TOKEN, kubectl=("kubectl",)))
     assert command_line.main(["submit", "--", "bench"]) == 0
     printed = capsys.readouterr()
     assert ray.submitted["entrypoint"] == "python -m workloads bench"

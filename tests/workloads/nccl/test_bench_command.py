@@ -25,7 +25,7 @@ from workloads.errors import PlaceError, WorkloadFailedError
 from workloads.nccl import gate
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.ranks import driver, failures, kept_logs, teams
-from workloads.nccl.ranks.failures import Place
+from workloads.nccl.ranks.failures import RankPlace
 from workloads.nccl.ranks.rank import Layout
 from workloads.nccl.results import records, report
 from workloads.nccl.results.measured import Measured
@@ -270,7 +270,7 @@ def test_help_teaches_and_needs_neither_ray_nor_torch() -> None:
 
 def test_different_versions_on_two_nodes_are_one_message_that_names_both() -> None:
     stage = Stage(name="all", nodes=(0, 1))
-    places = [Place(stage, 0, 0, "a/1234"), Place(stage, 1, 1, "b/5678")]
+    places = [RankPlace(stage, 0, 0, "a/1234"), RankPlace(stage, 1, 1, "b/5678")]
     same = {"torch": "2.15.0", "cuda": "13.2", "nccl": "2.30.7", "python": "3.11.9"}
     teams.check_versions([same, same | {"python": "3.12.1"}], places)
     teams.check_versions([{"torch": "2.15.0"}, {"torch": "2.15.0"}], places)
@@ -282,7 +282,7 @@ def test_different_versions_on_two_nodes_are_one_message_that_names_both() -> No
 
 def test_a_dead_rank_is_blamed_for_those_it_left_hanging_and_named_with_its_node() -> None:
     stage = Stage(name="all", nodes=(0, 1))
-    places = [Place(stage, rank, rank // 2, f"Host-{rank // 2}/1234") for rank in range(4)]
+    places = [RankPlace(stage, rank, rank // 2, f"Host-{rank // 2}/1234") for rank in range(4)]
     torn, died = RuntimeError("Connection closed by peer\nmore"), RayActorError()
     with pytest.raises(WorkloadFailedError, match=r"^Rank 2 of 'all', on node 1 \(Host-1/1234\) died: ") as refusal:
         failures.raise_failure({0: torn, 2: died}, [1, 3], places, late=False)
@@ -296,7 +296,7 @@ def test_a_dead_rank_is_blamed_for_those_it_left_hanging_and_named_with_its_node
 
 def test_a_rank_that_hangs_is_named_and_not_those_that_gave_up_waiting_for_it() -> None:
     stage = Stage(name="all", nodes=(0, 1))
-    places = [Place(stage, rank, rank // 2, f"host-{rank // 2}/1234", pid=70 + rank) for rank in range(4)]
+    places = [RankPlace(stage, rank, rank // 2, f"host-{rank // 2}/1234", pid=70 + rank) for rank in range(4)]
     aborted = {rank: RayActorError() for rank in (0, 1, 3)}  # as torch's watchdog ends a process on NCCL
     hung = r"^No answer from rank 2 of 'all', on node 1 \(host-1/1234, process 72\) when the ranks that waited for it"
     with pytest.raises(failures.HungError, match=hung):
@@ -340,7 +340,7 @@ def test_a_slow_start_is_no_hang_however_much_longer_it_takes_than_a_collective_
     monkeypatch.setattr(failures, "time", ray)
     stage = Stage(name="all", nodes=(0, 1, 2))
     actors: list[Any] = [SimpleNamespace(arrive=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in range(3)]
-    team = teams.Team(stage, actors, [Place(stage, rank, rank, "abc"[rank]) for rank in range(3)])
+    team = teams.Team(stage, actors, [RankPlace(stage, rank, rank, "abc"[rank]) for rank in range(3)])
     layout = Layout(nodes=3, ranks_per_node=1, gpus_per_node=1)
     with pytest.raises(WorkloadFailedError, match=said) as raised:
         teams.SideBySide([team], layout, gate.PLAN).join()

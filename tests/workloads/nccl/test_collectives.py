@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support import gloo
 from workloads.nccl.definitions import collectives
 from workloads.nccl.definitions.collectives import COLLECTIVES, Counts, Seat
-from workloads.nccl.definitions.pattern import DTYPES, NEVER, Block, Data
+from workloads.nccl.definitions.pattern import DTYPES, NEVER, Data, Piece
 from workloads.nccl.ranks import measure
 from workloads.nccl.ranks.measure import Participant, Sample
 
@@ -85,7 +85,7 @@ def test_the_sum_over_ranks_is_exactly_what_is_expected_in_every_type_and_order(
     buffers = [torch.empty(3 * data.period * data.turns + 1, dtype=kind) for _ in range(ranks)]
     for rank, buffer in enumerate(buffers):
         data.fill(buffer, rank)
-    expected = [Block(senders=range(ranks), start=0, length=len(buffers[0]))]
+    expected = [Piece(senders=range(ranks), start=0, length=len(buffers[0]))]
     for order in (buffers, buffers[::-1]):
         total = torch.zeros_like(buffers[0])
         for buffer in order:
@@ -98,7 +98,7 @@ def test_a_missing_rank_a_shifted_block_a_nan_and_one_changed_element_are_all_co
     kind = DTYPES[dtype]
     ranks, count = 4, 5000
     data = Data.of(True, kind, ranks)
-    expected = [Block(senders=range(ranks), start=0, length=count)]
+    expected = [Piece(senders=range(ranks), start=0, length=count)]
 
     def total(of: range) -> Tensor:
         result = torch.zeros(count, dtype=kind)
@@ -123,7 +123,7 @@ def test_a_missing_rank_a_shifted_block_a_nan_and_one_changed_element_are_all_co
 
 @pytest.mark.parametrize(("dtype", "ranks"), [("bfloat16", 80), ("half", 176), ("float", 251), ("half", 16)])
 def test_sums_over_many_ranks_still_differ_from_place_to_place(dtype: str, ranks: int) -> None:
-    data, block = Data.of(True, DTYPES[dtype], ranks), Block(senders=tuple(range(ranks)), start=0, length=64)
+    data, block = Data.of(True, DTYPES[dtype], ranks), Piece(senders=tuple(range(ranks)), start=0, length=64)
     sums = data._tile(block, torch.empty(64, dtype=DTYPES[dtype]))
     assert len(sums.unique()) > 1
 
@@ -135,11 +135,11 @@ def test_a_rank_that_is_missing_among_very_many_is_found_though_a_small_type_can
     length = data.period * data.turns
 
     def of(*senders: int) -> Tensor:
-        block = Block(senders=senders, start=0, length=length)
+        block = Piece(senders=senders, start=0, length=length)
         return data._tile(block, torch.empty(1, dtype=torch.bfloat16))[:length]
 
     assert all(of(rank).any() for rank in range(ranks))  # without it the sum is another one
-    without_the_last = [Block(senders=range(ranks - 1), start=0, length=length)]
+    without_the_last = [Piece(senders=range(ranks - 1), start=0, length=length)]
     assert data.count_wrong(of(*range(ranks)), without_the_last) == int(of(ranks - 1).count_nonzero())
 
 

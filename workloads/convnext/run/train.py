@@ -25,7 +25,7 @@ from workloads.environment import SUBMITTED_VARIABLE, ClusterEnvironment
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
 from workloads.reporting import credentials, progress
 from workloads.reporting.history import history
-from workloads.reporting.tracking import Follower, Record, Wandb, WandbMode, wandb_reader
+from workloads.reporting.tracking import JournalFollower, Record, Wandb, WandbMode, wandb_reader
 from workloads.storage.folders import locate
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
@@ -205,9 +205,9 @@ def _workers(given: str | None, default: int, batch_size: int) -> tuple[int, int
 
 @contextmanager
 def _following(run: Run, wandb: Wandb | None) -> Iterator[None]:
-    followers = [Follower(run.journal, progress.Paced().emit, lambda: None, "progress")]
+    followers = [JournalFollower(run.journal, progress.Paced().emit, lambda: None, "progress")]
     if wandb is not None:
-        followers.append(Follower(run.journal, wandb.read, wandb.finish, "W&B"))
+        followers.append(JournalFollower(run.journal, wandb.read, wandb.finish, "W&B"))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workloads.nccl.definitions.bandwidth import all_reduce_factor, exchange_factor, one_way_factor
-from workloads.nccl.definitions.pattern import Block
+from workloads.nccl.definitions.pattern import Piece
 
 ROOT = 0
 """Of broadcast; nccl-tests' default."""
@@ -72,7 +72,7 @@ class Collective:
     """What has to be done before each call and is no part of it: torch has some in place only."""
     copies: bool = False
     """Whether `prepare` does anything out of place."""
-    expected: Callable[[Seat, Counts], list[Block]]
+    expected: Callable[[Seat, Counts], list[Piece]]
     """What must stand in a rank's target, from its beginning to its end."""
     reduces: bool = False
     """Whether values are summed, which bounds them."""
@@ -131,8 +131,8 @@ def exchange(source: Tensor, target: Tensor, receiver: int, sender: int) -> None
         work.wait()
 
 
-def _parts_of_all(seat: Seat, counts: Counts, start: int) -> list[Block]:
-    return [Block(senders=(sender,), start=start, length=counts.parameter) for sender in range(seat.ranks)]
+def _parts_of_all(seat: Seat, counts: Counts, start: int) -> list[Piece]:
+    return [Piece(senders=(sender,), start=start, length=counts.parameter) for sender in range(seat.ranks)]
 
 
 COLLECTIVES = {
@@ -147,7 +147,7 @@ COLLECTIVES = {
             run=lambda source, target, seat: dist.all_reduce(target),
             prepare=_copy,
             copies=True,
-            expected=lambda seat, counts: [Block(senders=range(seat.ranks), start=0, length=counts.received)],
+            expected=lambda seat, counts: [Piece(senders=range(seat.ranks), start=0, length=counts.received)],
             reduces=True,
         ),
         Collective(
@@ -168,7 +168,7 @@ COLLECTIVES = {
             counts=_scattered,
             run=lambda source, target, seat: dist.reduce_scatter_tensor(target, source),
             expected=lambda seat, counts: [
-                Block(senders=range(seat.ranks), start=seat.rank * counts.parameter, length=counts.received)
+                Piece(senders=range(seat.ranks), start=seat.rank * counts.parameter, length=counts.received)
             ],
             reduces=True,
             target_in_place=lambda seat, counts: seat.rank * counts.parameter,
@@ -182,7 +182,7 @@ COLLECTIVES = {
             run=lambda source, target, seat: dist.broadcast(target, src=ROOT),
             prepare=_copy_on_root,
             copies=True,
-            expected=lambda seat, counts: [Block(senders=(ROOT,), start=0, length=counts.received)],
+            expected=lambda seat, counts: [Piece(senders=(ROOT,), start=0, length=counts.received)],
         ),
         Collective(
             name="all_to_all",
@@ -201,7 +201,7 @@ COLLECTIVES = {
             factor=one_way_factor,
             counts=_whole,
             run=_send_and_receive,
-            expected=lambda seat, counts: [Block(senders=(seat.sender,), start=0, length=counts.received)],
+            expected=lambda seat, counts: [Piece(senders=(seat.sender,), start=0, length=counts.received)],
             in_place=False,
         ),
     )

@@ -27,7 +27,7 @@ _LEAST_PERIOD, _LARGEST_PERIOD = 3, 251
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class Piece:
     """A piece of a result: the sum of what some ranks hold from some position on."""
 
     senders: Sequence[int]
@@ -68,11 +68,11 @@ class Data:
 
     def fill(self, buffer: Tensor, rank: int) -> None:
         """Write a rank's data, without a temporary of the buffer's size."""
-        tile = self._tile(Block(senders=(rank,), start=0, length=len(buffer)), buffer)
+        tile = self._tile(Piece(senders=(rank,), start=0, length=len(buffer)), buffer)
         for chunk in buffer.split(len(tile)):
             chunk.copy_(tile[: len(chunk)])
 
-    def count_wrong(self, result: Tensor, expected: Sequence[Block]) -> int:
+    def count_wrong(self, result: Tensor, expected: Sequence[Piece]) -> int:
         """How many elements of a flat result differ from the expected ones, compared on its device."""
         wrong = torch.zeros((), dtype=torch.int64, device=result.device)
         for part, block in zip(result.split([block.length for block in expected]), expected, strict=True):
@@ -81,7 +81,7 @@ class Data:
                 wrong += (chunk != tile[: len(chunk)]).sum()
         return int(wrong.item())
 
-    def _tile(self, block: Block, buffer: Tensor) -> Tensor:
+    def _tile(self, block: Piece, buffer: Tensor) -> Tensor:
         """Whole periods of a block: enough for a small buffer, few enough for a large one's memory; at least 1."""
         length = self.period * self.turns
         positions = torch.arange(block.start, block.start + length)

@@ -19,7 +19,7 @@ _OTHER_RANK = "Look for the rank that failed first, by time: this one only saw i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class LoggedError:
     """One error that a log holds."""
 
     name: str
@@ -189,12 +189,12 @@ _WARN = re.compile(r"(\S*:\d+ (?:\(\w+\) )?)?NCCL WARN (.+)")
 _DEVICE = re.compile(r"(?:\bhca |\bon dev )(\w+)")
 
 
-def in_text(text: str) -> tuple[Fault, ...]:
+def in_text(text: str) -> tuple[LoggedError, ...]:
     """The errors of a log of NCCL, of a worker or of the kernel, in the order of their first lines, each once."""
     return tuple(dict.fromkeys(fault for line in by_line(text) for fault in line))
 
 
-def by_line(text: str) -> Iterator[tuple[Fault, ...]]:
+def by_line(text: str) -> Iterator[tuple[LoggedError, ...]]:
     """The errors of each line of such a log; mostly none."""
     before = ""
     for line in text.splitlines():
@@ -204,7 +204,7 @@ def by_line(text: str) -> Iterator[tuple[Fault, ...]]:
         before = line
 
 
-def of_program(line: str) -> Fault | None:
+def of_program(line: str) -> LoggedError | None:
     """How a line says that a rank's own program ended; None where it does not."""
     if _PEER.search(line):
         return None
@@ -218,7 +218,7 @@ def advice(text: str) -> str:
     )
 
 
-def origins(logs: Mapping[int, str]) -> dict[int, tuple[Fault, ...]]:
+def origins(logs: Mapping[int, str]) -> dict[int, tuple[LoggedError, ...]]:
     """The ranks whose logs show a failure of their own, and the failures; those that saw a peer go are left out.
 
     Args:
@@ -235,7 +235,7 @@ UNKNOWN_WARNING = "NCCL warning"
 """Name of a WARN line that is not in the table."""
 
 
-def _in_line(line: str) -> Iterator[Fault]:
+def _in_line(line: str) -> Iterator[LoggedError]:
     if match := _XID.search(line):
         yield of_xid(int(match[2]), match[1])
     elif match := _BUS.search(line):
@@ -248,7 +248,7 @@ def _in_line(line: str) -> Iterator[Fault]:
             yield _fault(known, line)
 
 
-def of_xid(code: int, device: str) -> Fault:
+def of_xid(code: int, device: str) -> LoggedError:
     """What an Xid means.
 
     Args:
@@ -257,20 +257,20 @@ def of_xid(code: int, device: str) -> Fault:
     """
     xid = xids.XIDS.get(code, xids.UNKNOWN)
     severity, remedy = xids.ACTIONS[xid.action]
-    return Fault(name=f"Xid {code}", meaning=xid.meaning, remedy=remedy, severity=severity, device=device)
+    return LoggedError(name=f"Xid {code}", meaning=xid.meaning, remedy=remedy, severity=severity, device=device)
 
 
-def _of_warning(text: str) -> Fault:
+def _of_warning(text: str) -> LoggedError:
     for known in _WARNINGS:
         if known.pattern.search(text):
             return _fault(known, text)
     remedy = "If the job fails or is slow, start here."
-    return Fault(name=UNKNOWN_WARNING, meaning=text.rstrip("."), remedy=remedy, severity="warning")
+    return LoggedError(name=UNKNOWN_WARNING, meaning=text.rstrip("."), remedy=remedy, severity="warning")
 
 
-def _fault(known: _Known, line: str) -> Fault:
+def _fault(known: _Known, line: str) -> LoggedError:
     device = _DEVICE.search(line)
-    return Fault(
+    return LoggedError(
         name=known.name,
         meaning=known.meaning,
         remedy=known.remedy,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from workloads.nccl.logs import faults
-from workloads.nccl.logs.faults import Fault
+from workloads.nccl.logs.faults import LoggedError
 
 _LINE = re.compile(
     r"(?:(?P<host><\w+>|[^\s:>)\]]+):[^\s:]+:[^\s:]+ \[\s*\d+\s*\] )?(?:\S+:\d+ (?:\(\w+\) )?)?"
@@ -105,7 +105,7 @@ class RankLog:
     """Channels of collectives."""
     choices: list[Choice] = field(default_factory=list)
     """What NCCL chose for each call that it logged."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[LoggedError, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

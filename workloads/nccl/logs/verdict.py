@@ -65,7 +65,7 @@ class Verdict:
     nvls: bool | None
     """Whether NVLink SHARP is at hand on every rank; None where no log says."""
     nics: tuple[NicState, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Diagnosis, ...]
 
     @property
     def ok(self) -> bool:
@@ -115,7 +115,7 @@ class NicState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Diagnosis:
     """One thing that is wrong, and what to do."""
 
     severity: Severity
@@ -234,7 +234,7 @@ def _everywhere(values: Iterable[bool | None]) -> bool | None:
 
 def _problems(
     ranks: Mapping[int, RankLog], paths: Mapping[int, Path], nics: Iterable[NicState], count: int, promised: bool
-) -> tuple[Problem, ...]:
+) -> tuple[Diagnosis, ...]:
     """Everything that is wrong, each thing once, with all ranks that it concerns.
 
     Args:
@@ -247,13 +247,13 @@ def _problems(
     found = [*_differences(ranks, paths), *_faults(ranks)]
     if promised:
         found += [*_broken(ranks, paths), *_missing_nics(list(nics), count, bool(ranks))]
-    merged: dict[Problem, set[int]] = {}
+    merged: dict[Diagnosis, set[int]] = {}
     for problem in found:
         merged.setdefault(replace(problem, ranks=()), set()).update(problem.ranks)
     return tuple(replace(problem, ranks=tuple(sorted(ranks))) for problem, ranks in merged.items())
 
 
-def _broken(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Problem]:
+def _broken(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Diagnosis]:
     """What each rank's log shows instead of what was promised, or does not show."""
     if not ranks:
         yield _error("There is no NCCL log, so nothing shows gIB: gloo, or a run that wrote none.", _SUBSYSTEMS)
@@ -266,7 +266,7 @@ def _broken(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator
             yield _error(text, remedy, rank, log.host)
         if log.tuner_missing and not log.tuner and taken == "gib-gdr":
             text = "gIB's tuner was not loaded."
-            yield Problem(severity="warning", problem=text, remedy=_TUNER, ranks=(rank,), node=log.host)
+            yield Diagnosis(severity="warning", problem=text, remedy=_TUNER, ranks=(rank,), node=log.host)
 
 
 def _contradictions(log: RankLog, taken: Path, shared: bool) -> Iterator[tuple[str, str]]:
@@ -284,7 +284,7 @@ def _contradictions(log: RankLog, taken: Path, shared: bool) -> Iterator[tuple[s
         yield "Its log does not show which path was taken.", _SUBSYSTEMS
 
 
-def _missing_nics(nics: list[NicState], count: int, logs: bool) -> Iterator[Problem]:
+def _missing_nics(nics: list[NicState], count: int, logs: bool) -> Iterator[Diagnosis]:
     if count and logs and not nics:
         yield _error("No log lists an RDMA NIC.", INSTALLER)
     for node in dict.fromkeys(nic.node for nic in nics):
@@ -300,7 +300,7 @@ def _missing_nics(nics: list[NicState], count: int, logs: bool) -> Iterator[Prob
                 yield _error("It works without GPUDirect RDMA.", _GPU_DIRECT, node=node, nic=nic.label)
 
 
-def _differences(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Problem]:
+def _differences(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Diagnosis]:
     """Ranks that do not agree with most of the others."""
     aspects: list[tuple[str, Callable[[int], str]]] = [
         ("path", lambda rank: paths[rank] if paths[rank] in _BETWEEN_NODES else ""),
@@ -317,10 +317,10 @@ def _differences(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Ite
                 yield _error(text, f"{SAME_IMAGE} {ENVIRONMENT}", rank, ranks[rank].host)
 
 
-def _faults(ranks: Mapping[int, RankLog]) -> Iterator[Problem]:
+def _faults(ranks: Mapping[int, RankLog]) -> Iterator[Diagnosis]:
     for rank, log in ranks.items():
         for fault in log.faults:
-            yield Problem(
+            yield Diagnosis(
                 severity=fault.severity,
                 problem=f"{fault.name}: {fault.meaning}.",
                 remedy=fault.remedy,
@@ -330,9 +330,9 @@ def _faults(ranks: Mapping[int, RankLog]) -> Iterator[Problem]:
             )
 
 
-def _error(problem: str, remedy: str, rank: int | None = None, node: str = "", nic: str = "") -> Problem:
+def _error(problem: str, remedy: str, rank: int | None = None, node: str = "", nic: str = "") -> Diagnosis:
     ranks = () if rank is None else (rank,)
-    return Problem(severity="error", problem=problem, remedy=remedy, ranks=ranks, node=node, nic=nic)
+    return Diagnosis(severity="error", problem=problem, remedy=remedy, ranks=ranks, node=node, nic=nic)
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:

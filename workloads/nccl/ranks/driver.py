@@ -20,7 +20,7 @@ from workloads.nccl.definitions.stages import Round, Stage
 from workloads.nccl.logs import debug_log, faults
 from workloads.nccl.ranks import kept_logs, placement, rows, teams
 from workloads.nccl.ranks.kept_logs import KeptLogs
-from workloads.nccl.ranks.measure import Plan
+from workloads.nccl.ranks.measure import RankPlan
 from workloads.nccl.ranks.rank import Facts, Layout
 from workloads.nccl.ranks.teams import SideBySide
 from workloads.nccl.results.measured import Conditions, Measured
@@ -48,7 +48,7 @@ class StoppedError(WorkloadError):
 
 def run(
     layout: Layout,
-    plan: Plan,
+    plan: RankPlan,
     rounds: Sequence[Round],
     sizes: Sequence[int],
     *,
@@ -105,7 +105,7 @@ class _Held:
     group: PlacementGroup
     hosts: Sequence[str]
     layout: Layout
-    plan: Plan
+    plan: RankPlan
     logs: KeptLogs
     say: Callable[[str], None]
 
@@ -181,12 +181,12 @@ def _explained(measured: Sequence[Measured], stages: Round, logs: KeptLogs) -> I
 
 
 def _conditions(
-    layout: Layout, plan: Plan, stages: Round, facts: Sequence[Sequence[Facts]], promise: ClusterEnvironment | None
+    layout: Layout, plan: RankPlan, stages: Round, facts: Sequence[Sequence[Facts]], promise: ClusterEnvironment | None
 ) -> list[Conditions]:
     return [rows.conditions_of(layout, plan, *both, promise) for both in zip(stages, facts, strict=True)]
 
 
-def _sizes(plan: Plan, sizes: Sequence[int], facts: Sequence[Sequence[Facts]], shorten: bool) -> list[int]:
+def _sizes(plan: RankPlan, sizes: Sequence[int], facts: Sequence[Sequence[Facts]], shorten: bool) -> list[int]:
     room = min(rank["room"] for own in facts for rank in own)
     return rows.fitting(plan, sizes, max(map(len, facts)), room, shorten)
 
@@ -195,7 +195,7 @@ def _measured(
     asked: SideBySide,
     stages: Round,
     conditions: Sequence[Conditions],
-    plan: Plan,
+    plan: RankPlan,
     sizes: Sequence[int],
     logs: KeptLogs,
     screen: _Screen,

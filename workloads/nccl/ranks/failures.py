@@ -24,7 +24,7 @@ _GIVING_UP_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where one rank of a round is, for messages that name it."""
 
     stage: Stage
@@ -44,7 +44,9 @@ class HungError(WorkloadFailedError):
     """Ranks gave no answer where they meet in a collective."""
 
 
-def answers(futures: Sequence[ray.ObjectRef[Any]], places: Sequence[Place], limit: float, patience: float) -> list[Any]:
+def answers(
+    futures: Sequence[ray.ObjectRef[Any]], places: Sequence[RankPlace], limit: float, patience: float
+) -> list[Any]:
     """The results of all ranks; the first failure of any ends the wait for the others, which would hang without it.
 
     Args:
@@ -92,7 +94,7 @@ def _error(future: ray.ObjectRef[Any]) -> BaseException | None:
 
 
 def raise_failure(
-    failed: Mapping[int, BaseException], silent: Sequence[int], places: Sequence[Place], late: bool
+    failed: Mapping[int, BaseException], silent: Sequence[int], places: Sequence[RankPlace], late: bool
 ) -> NoReturn:
     """Raise the failure that explains the others: a rank's own message, else a hang, a death, or the first one.
 
@@ -121,7 +123,7 @@ def raise_failure(
 
 
 def _no_answer(
-    kind: type[WorkloadFailedError], silent: Sequence[int], places: Sequence[Place], when: str
+    kind: type[WorkloadFailedError], silent: Sequence[int], places: Sequence[RankPlace], when: str
 ) -> WorkloadFailedError:
     return kind(
         f"No answer from {'; '.join(str(places[index]) for index in silent)} {when}.",

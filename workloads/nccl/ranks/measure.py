@@ -44,7 +44,7 @@ _RESERVE_BYTES = 512 * 1024**2  # torch's and NCCL's own buffers beside ours
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RankPlan:
     """What every rank does alike."""
 
     collective: Collective
@@ -84,13 +84,13 @@ def element_size(dtype: str) -> int:
     return DTYPES[dtype].itemsize
 
 
-def counts(plan: Plan, size: int, ranks: int) -> Counts:
+def counts(plan: RankPlan, size: int, ranks: int) -> Counts:
     """Elements that a size asked for comes to, rounded down as nccl-tests does."""
     width = element_size(plan.dtype)
     return plan.collective.counts(size // width, width, ranks)
 
 
-def most_calls(plan: Plan) -> int:
+def most_calls(plan: RankPlan) -> int:
     """How many calls `Participant.measure` makes where each takes long."""
     timed = plan.iterations or LEAST_ITERATIONS
     alone = 2 * (plan.iterations or LEAST_CALLS) if plan.blocking else 0  # each after a barrier
@@ -135,7 +135,7 @@ class _GpuClock:
 class Participant:
     """One rank in the process group."""
 
-    def __init__(self, seat: Seat, device: torch.device, plan: Plan) -> None:
+    def __init__(self, seat: Seat, device: torch.device, plan: RankPlan) -> None:
         self._seat = seat
         self._plan = plan
         self._device = device

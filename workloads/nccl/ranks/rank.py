@@ -12,7 +12,7 @@ import torch
 
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.definitions.stages import Stage
-from workloads.nccl.ranks.measure import Participant, Plan, Sample
+from workloads.nccl.ranks.measure import Participant, RankPlan, Sample
 
 Facts = dict[str, Any]
 """What a rank says of itself: `host.describe`, and what `Rank.join` adds."""
@@ -57,7 +57,7 @@ class Layout:
 class Rank:
     """One rank, in the process that this is. Who starts it says how it learns of its place: `placement`, or another."""
 
-    def __init__(self, seat: Seat, layout: Layout, plan: Plan, log: Mapping[str, str]) -> None:
+    def __init__(self, seat: Seat, layout: Layout, plan: RankPlan, log: Mapping[str, str]) -> None:
         """Take this seat.
 
         Args:

@@ -10,12 +10,12 @@ from workloads.errors import UsageError
 from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing, format_size
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.ranks import measure
-from workloads.nccl.ranks.measure import Plan, Sample
+from workloads.nccl.ranks.measure import RankPlan, Sample
 from workloads.nccl.ranks.rank import Facts, Layout
 from workloads.nccl.results.measured import Conditions
 
 
-def fitting(plan: Plan, sizes: Sequence[int], ranks: int, room: int, shorten: bool) -> list[int]:
+def fitting(plan: RankPlan, sizes: Sequence[int], ranks: int, room: int, shorten: bool) -> list[int]:
     """The sizes that can be measured.
 
     Args:
@@ -65,7 +65,7 @@ def timing(samples: Sequence[Sample], average: bool) -> Timing:
     )
 
 
-def row_of(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Timing) -> Row:
+def row_of(plan: RankPlan, ranks: int, size: int, out_of_place: Timing, in_place: Timing) -> Row:
     """All ranks' measurement of one size, in both places, as a line of the table."""
     collective = plan.collective
     counts = measure.counts(plan, size, ranks)
@@ -83,7 +83,7 @@ def row_of(plan: Plan, ranks: int, size: int, out_of_place: Timing, in_place: Ti
 
 
 def conditions_of(
-    layout: Layout, plan: Plan, stage: Stage, facts: Sequence[Facts], promise: ClusterEnvironment | None
+    layout: Layout, plan: RankPlan, stage: Stage, facts: Sequence[Facts], promise: ClusterEnvironment | None
 ) -> Conditions:
     """What a stage's ranks have said of themselves, and the stack of its machines."""
     on_gpus = promise if layout.gpus_per_node else None

@@ -15,9 +15,9 @@ from ray.util.placement_group import PlacementGroup
 from workloads.errors import PlaceError
 from workloads.nccl.definitions.stages import Link, Round, Stage, exchanges
 from workloads.nccl.ranks import measure, placement
-from workloads.nccl.ranks.failures import Place, answers
+from workloads.nccl.ranks.failures import RankPlace, answers
 from workloads.nccl.ranks.kept_logs import START_SECONDS, KeptLogs
-from workloads.nccl.ranks.measure import Plan, Sample
+from workloads.nccl.ranks.measure import RankPlan, Sample
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Facts, Layout
 
@@ -37,13 +37,13 @@ class Team:
 
     stage: Stage
     actors: list[ActorHandle]
-    places: list[Place]
+    places: list[RankPlace]
 
 
 class SideBySide:
     """The ranks of a round's stages: each request goes to all of them, and all have answered before the next."""
 
-    def __init__(self, teams: list[Team], layout: Layout, plan: Plan) -> None:
+    def __init__(self, teams: list[Team], layout: Layout, plan: RankPlan) -> None:
         self._teams = teams
         self._layout = layout
         self._plan = plan
@@ -132,7 +132,7 @@ class SideBySide:
         return [gpu for ranks in nodes for gpu in sorted(rank["gpu"] for rank in ranks)]
 
 
-def check_versions(versions: Sequence[dict[str, str]], places: Sequence[Place]) -> None:
+def check_versions(versions: Sequence[dict[str, str]], places: Sequence[RankPlace]) -> None:
     """Refuse ranks whose libraries differ.
 
     Args:
@@ -158,7 +158,7 @@ def started(
     group: PlacementGroup,
     hosts: Sequence[str],
     layout: Layout,
-    plan: Plan,
+    plan: RankPlan,
     stages: Round,
     logs: KeptLogs,
     subsystems: str,
@@ -188,7 +188,7 @@ def started(
                 for seat, node, log in zip(seats, nodes, logs.open(stage, subsystems), strict=True)
             ]
             all_actors += actors
-            places = [Place(stage, rank, node, hosts[node]) for rank, node in enumerate(nodes)]
+            places = [RankPlace(stage, rank, node, hosts[node]) for rank, node in enumerate(nodes)]
             found.append(Team(stage, actors, places))
         yield found
     finally:

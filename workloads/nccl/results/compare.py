@@ -119,7 +119,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Key:
+class StageKey:
     """What is compared with what."""
 
     op: str
@@ -134,7 +134,7 @@ class Key:
 class Compared:
     """One line of the table."""
 
-    key: Key
+    key: StageKey
     regime: str
     """`latency`, `bandwidth`, or `all sizes` where there are too few to tell them apart."""
     sizes: tuple[int, int]
@@ -143,7 +143,7 @@ class Compared:
     """Median of seconds, or of bytes per second of bus bandwidth, as `unit` says."""
     after: float
     unit: str
-    change: Change
+    change: StageChange
 
     @property
     def words(self) -> str:
@@ -158,7 +158,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class StageChange:
     """How much longer the second side takes. Of logarithms: 0.1 is 10.5 % longer."""
 
     size: float
@@ -231,7 +231,7 @@ def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _StageResult:
     """One stage of one result."""
 
     source: str
@@ -242,13 +242,13 @@ class _Run:
     """The path that NCCL's log showed, with algorithm, protocol and channels; empty where nobody looked."""
 
 
-def _runs(side: Sequence[Results]) -> dict[Key, list[_Run]]:
-    runs: dict[Key, list[_Run]] = defaultdict(list)
+def _runs(side: Sequence[Results]) -> dict[StageKey, list[_StageResult]]:
+    runs: dict[StageKey, list[_StageResult]] = defaultdict(list)
     for results in side:
         for one in results.measured:
-            key = Key(op=one.conditions.op, stage=one.stage.name, dtype=one.rows[0].dtype)
+            key = StageKey(op=one.conditions.op, stage=one.stage.name, dtype=one.rows[0].dtype)
             runs[key].append(
-                _Run(
+                _StageResult(
                     source=results.source,
                     conditions=one.conditions,
                     algorithm=one.stage.algorithm,
@@ -264,7 +264,7 @@ def _taken(verdict: Mapping[str, Any]) -> str:
     return " ".join(str(part) for part in parts if part)
 
 
-def _check(key: Key, runs: Sequence[_Run]) -> None:
+def _check(key: StageKey, runs: Sequence[_StageResult]) -> None:
     """Refuse what was measured on different things, or is no measurement: a wrong result may be a fast one."""
     for run in runs:
         if wrong := sum(row.wrong for row in run.rows):
@@ -280,7 +280,7 @@ def _check(key: Key, runs: Sequence[_Run]) -> None:
         _same(key, "forced algorithms", first, other, first.algorithm, other.algorithm)
 
 
-def _same(key: Key, name: str, first: _Run, other: _Run, mine: object, theirs: object) -> None:
+def _same(key: StageKey, name: str, first: _StageResult, other: _StageResult, mine: object, theirs: object) -> None:
     if mine != theirs:
         raise UsageError(
             f"{key}: the two have different {name}, {mine or 'none'} in {first.source} and {theirs or 'none'} in "
@@ -294,7 +294,7 @@ def _topology(conditions: Conditions) -> str:
     return f"{counted(conditions.nodes, 'node')} with {counted(each, 'rank')} each"
 
 
-def _regimes(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _regimes(old: Sequence[_StageResult], new: Sequence[_StageResult]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The sizes that all have, as small ones and large ones; as one group where there are few."""
     sizes = sorted(set.intersection(*({row.size for row in run.rows} for run in (*old, *new))))
     small = tuple(size for size in sizes if size <= LATENCY_BYTES)
@@ -308,7 +308,12 @@ def _regimes(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[tuple[str, tu
 
 
 def _compared(
-    key: Key, regime: str, sizes: tuple[int, ...], old: Sequence[_Run], new: Sequence[_Run], comparisons: int
+    key: StageKey,
+    regime: str,
+    sizes: tuple[int, ...],
+    old: Sequence[_StageResult],
+    new: Sequence[_StageResult],
+    comparisons: int,
 ) -> Compared:
     change = _change(_points(old, sizes), _points(new, sizes), comparisons)
     # What a reader knows the regime by: of small messages the time, of large ones the bandwidth.
@@ -325,7 +330,7 @@ def _compared(
     )
 
 
-def _typical(side: Sequence[_Run], sizes: tuple[int, ...], bandwidth: bool) -> float:
+def _typical(side: Sequence[_StageResult], sizes: tuple[int, ...], bandwidth: bool) -> float:
     """Median over sizes, places and runs: bus bandwidth in GB/s, or time in microseconds."""
     values = [
         row.busbw(timing) if bandwidth else timing.seconds * 1e6
@@ -347,7 +352,7 @@ class _Point:
     """Standard deviation of a run's time that its own calls show; 0 where they were not timed one by one."""
 
 
-def _points(side: Sequence[_Run], sizes: tuple[int, ...]) -> list[_Point]:
+def _points(side: Sequence[_StageResult], sizes: tuple[int, ...]) -> list[_Point]:
     by_size = [{row.size: row for row in run.rows} for run in side]
     return [_point([place(rows[size]) for rows in by_size]) for size in sizes for place in (_out_of_place, _in_place)]
 
@@ -374,7 +379,7 @@ def _spread(timing: Timing) -> float:
     return (alone.p95 / alone.p50 - 1) / _95_OF_NORMAL / math.sqrt(alone.calls)
 
 
-def _change(before: Sequence[_Point], after: Sequence[_Point], comparisons: int) -> Change:
+def _change(before: Sequence[_Point], after: Sequence[_Point], comparisons: int) -> StageChange:
     """The typical change over points of one kind, and what of it may be noise.
 
     Args:
@@ -390,7 +395,7 @@ def _change(before: Sequence[_Point], after: Sequence[_Point], comparisons: int)
     runs = sum(_run_variance(side) for side in (before, after))
     certainty = NormalDist().inv_cdf(1 - FALSE_ALARM / 2 / comparisons)
     noise = math.hypot(_students(certainty, len(ratios) - 1) * math.sqrt(rows), certainty * math.sqrt(runs))
-    return Change(size=median(ratios), noise=noise)
+    return StageChange(size=median(ratios), noise=noise)
 
 
 def _students(certainty: float, freedom: int) -> float:
@@ -424,12 +429,12 @@ def _differences(old: Conditions, new: Conditions) -> Iterator[str]:
             yield f"{name}={old.variables.get(name, '')} in A, {name}={new.variables.get(name, '')} in B"
 
 
-def _other_path(key: Key, old: _Run, new: _Run) -> Iterator[str]:
+def _other_path(key: StageKey, old: _StageResult, new: _StageResult) -> Iterator[str]:
     if old.taken and new.taken and old.taken != new.taken:
         yield f"{key}: {old.taken} in A, {new.taken} in B"
 
 
-def _names(runs: dict[Key, list[_Run]]) -> str:
+def _names(runs: dict[StageKey, list[_StageResult]]) -> str:
     return "; ".join(map(str, runs))
 
 

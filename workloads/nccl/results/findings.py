@@ -52,7 +52,7 @@ class Printer:
 
 
 @dataclass(frozen=True)
-class Finding:
+class JudgedStage:
     """One stage, and what it is taken for."""
 
     measured: Measured
@@ -67,7 +67,7 @@ class Finding:
         return f"{self.measured.stage.name}: {speed}{self.verdict.line()}: {self.judgement.outcome}"
 
 
-def show_findings(measured: Sequence[Measured]) -> list[Finding]:
+def show_findings(measured: Sequence[Measured]) -> list[JudgedStage]:
     """What the stages are taken for, once it is said; and who is slow."""
     judged = _judged(measured)
     for one in judged:
@@ -78,7 +78,7 @@ def show_findings(measured: Sequence[Measured]) -> list[Finding]:
     return judged
 
 
-def _judged(measured: Sequence[Measured]) -> list[Finding]:
+def _judged(measured: Sequence[Measured]) -> list[JudgedStage]:
     """What the stages on NCCL are taken for; gloo promises nothing."""
     return [
         find(one, one.conditions.rdma_nics, one.conditions.promised_rdma and one.conditions.nodes > 1)
@@ -87,7 +87,7 @@ def _judged(measured: Sequence[Measured]) -> list[Finding]:
     ]
 
 
-def find(one: Measured, nics: int, promised: bool) -> Finding:
+def find(one: Measured, nics: int, promised: bool) -> JudgedStage:
     """Read a stage's logs and judge its speed.
 
     Args:
@@ -96,17 +96,17 @@ def find(one: Measured, nics: int, promised: bool) -> Finding:
         promised: whether gIB with GPUDirect RDMA must carry what goes between nodes.
     """
     taken = verdict.read(one.logs, nics, promised, dict(enumerate(one.conditions.hosts)))
-    return Finding(one, taken, thresholds.judge(one.conditions.machine_type, one, taken))
+    return JudgedStage(one, taken, thresholds.judge(one.conditions.machine_type, one, taken))
 
 
-def broken(findings: Sequence[Finding]) -> str:
+def broken(findings: Sequence[JudgedStage]) -> str:
     """What is bad, stage by stage; empty where nothing is."""
     failed = [one for one in findings if one.judgement.outcome == "fail"]
     return " ".join(f"{one.measured.stage.name}: {' '.join(one.judgement.reasons)}" for one in failed)
 
 
 def write(
-    folders: Sequence[Folder], measured: Sequence[Measured], findings: Sequence[Finding], stopped: str = ""
+    folders: Sequence[Folder], measured: Sequence[Measured], findings: Sequence[JudgedStage], stopped: str = ""
 ) -> list[str]:
     """Write every file into each folder; returns their names.
 

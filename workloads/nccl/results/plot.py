@@ -38,7 +38,7 @@ LEFT_TICKS, RIGHT_TICKS = 9, 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Series:
     """What is drawn in one colour: one stage, or all stages of one kind."""
 
     label: str
@@ -97,7 +97,7 @@ def saved(figure: Figure) -> dict[str, bytes]:
     return pictures
 
 
-def lines(measured: Sequence[Measured]) -> list[Line]:
+def lines(measured: Sequence[Measured]) -> list[Series]:
     """The stages in the order in which they came, many of one kind together where the first of them stands.
 
     Stages are of one kind that have as many nodes and the same forced algorithm.
@@ -108,12 +108,12 @@ def lines(measured: Sequence[Measured]) -> list[Line]:
     drawn = []
     for (nodes, algorithm), stages in kinds.items():
         if len(stages) <= MOST_LINES:
-            drawn += [Line(label=one.stage.name, stages=(one.rows,)) for one in stages]
+            drawn += [Series(label=one.stage.name, stages=(one.rows,)) for one in stages]
             continue
         each = "a node alone" if nodes == 1 else f"{nodes} nodes"
         forced = f", {algorithm.lower()}" if algorithm else ""
         drawn.append(
-            Line(label=f"{each}{forced}: median and range of {len(stages)}", stages=tuple(one.rows for one in stages))
+            Series(label=f"{each}{forced}: median and range of {len(stages)}", stages=tuple(one.rows for one in stages))
         )
     return drawn
 
@@ -161,7 +161,7 @@ def frame(axes: Axes, sizes: Sequence[int], most: int) -> None:
     axes.tick_params(colors=INK, length=0, labelsize=8.5)
 
 
-def _bandwidth(axes: Axes, line: Line, color: str, alone: bool) -> None:
+def _bandwidth(axes: Axes, line: Series, color: str, alone: bool) -> None:
     value = Row.algbw if alone else Row.busbw
     sizes = line.sizes()
     for in_place in (False, True):
@@ -169,7 +169,7 @@ def _bandwidth(axes: Axes, line: Line, color: str, alone: bool) -> None:
         _curve(axes, sizes, found, color, in_place, line.label)
 
 
-def _time(axes: Axes, line: Line, color: str) -> None:
+def _time(axes: Axes, line: Series, color: str) -> None:
     sizes = line.sizes()
     for in_place in (False, True):
         found = [[timing.seconds for _, timing in line.timings(size, in_place)] for size in sizes]

@@ -45,7 +45,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineThresholds:
     """One machine type."""
 
     gpus: int
@@ -55,8 +55,8 @@ class Machine:
     """Two nodes and more, over the ring: NCCL's trees on two nodes print more than the wire carries."""
 
 
-MACHINES: dict[str, Machine] = {
-    "a3-ultragpu-8g": Machine(
+MACHINES: dict[str, MachineThresholds] = {
+    "a3-ultragpu-8g": MachineThresholds(
         gpus=8,
         # Eight H200 over NVSwitch with NVLS: 482 at 16 GiB (NCCL 2.27.7, stas00/ml-engineering network/README.md), 480
         # at 8 GB and 468 at 1 GB (NCCL 2.20.5, Azure/AI-benchmarking-guide ND_H200_v5_results.md), 480
@@ -175,5 +175,5 @@ def _hint(measured: Measured, verdict: Verdict | None) -> str:
     return "Compare the nodes in pairs with `python -m workloads bench` to find the slow node or NIC."
 
 
-def _case(machine: Machine, measured: Measured) -> Expectation:
+def _case(machine: MachineThresholds, measured: Measured) -> Expectation:
     return machine.several if measured.conditions.nodes > 1 else machine.one

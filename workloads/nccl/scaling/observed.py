@@ -19,7 +19,7 @@ Curve = Mapping[int, float]
 """Seconds by bytes, the sizes rising."""
 
 
-class Measured:
+class MeasuredAllReduce:
     """All-reduce as a benchmark has measured it, carried to other numbers of nodes by the formula."""
 
     def __init__(self, curves: Mapping[int, Curve], fabric: Fabric) -> None:
@@ -51,7 +51,7 @@ class Measured:
         return found * ratio[0] / ratio[1]
 
 
-def all_reduce(place: str) -> Measured:
+def all_reduce(place: str) -> MeasuredAllReduce:
     """All-reduce from a file or folder of results: in place, as DDP has it, with the algorithm that NCCL chose.
 
     Raises:
@@ -78,7 +78,7 @@ def all_reduce(place: str) -> Measured:
             "Give the results of one `bench` whose nodes are alike.",
         )
     curves = {nodes: {size: median(found) for size, found in sorted(by.items())} for nodes, by in times.items()}
-    return Measured(curves, replace(PUBLISHED, gpus_per_node=each.pop()))
+    return MeasuredAllReduce(curves, replace(PUBLISHED, gpus_per_node=each.pop()))
 
 
 def interpolated(curve: Curve, size: int) -> float:

@@ -19,9 +19,9 @@ from rich.table import Table
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl.scaling import gradients, observed, scaling
-from workloads.nccl.scaling.observed import Measured
+from workloads.nccl.scaling.observed import MeasuredAllReduce
 from workloads.nccl.scaling.published import TABLED_NODES
-from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, Step, Work
+from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, PredictedStep, Work
 from workloads.reporting.progress import counted, duration
 
 DESCRIPTION = """\
@@ -106,7 +106,7 @@ def run_predict(args: argparse.Namespace) -> int:
     curve = observed.all_reduce(args.results) if args.results else None
     times = Model(fabric=curve.fabric if curve else PUBLISHED, curve=curve)
     trained = observed.images_per_second(args.measured)
-    setting = Setting(
+    setting = Training(
         model=model,
         batch=args.batch,
         bucket_bytes=int((args.bucket_mb or 0) * 1024**2),
@@ -130,7 +130,7 @@ def run_predict(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _rate(given: float | None, times: Model, setting: Setting, trained: Mapping[int, float]) -> tuple[float, str]:
+def _rate(given: float | None, times: Model, setting: Training, trained: Mapping[int, float]) -> tuple[float, str]:
     """Images per second of one GPU alone, and where the number comes from."""
     if given is not None:
         return given, "given"
@@ -178,7 +178,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Training:
     """What is to be trained."""
 
     model: str
@@ -201,7 +201,7 @@ class Prediction:
 
     nodes: int
     gpus: int
-    step: Step
+    step: PredictedStep
     efficiency: float
     """Predicted."""
     images_per_second: float
@@ -218,7 +218,7 @@ class Model:
     """All-reduce's times, measured or from the constants."""
 
     fabric: Fabric
-    curve: Measured | None
+    curve: MeasuredAllReduce | None
 
     def all_reduce(self, size: int, nodes: int) -> float:
         """Seconds of so many bytes."""
@@ -226,7 +226,7 @@ class Model:
             self.curve.seconds(size, nodes) if self.curve else scaling.seconds("all_reduce", size, nodes, self.fabric)
         )
 
-    def step(self, of: Work, nodes: int) -> Step:
+    def step(self, of: Work, nodes: int) -> PredictedStep:
         """One step on all GPUs of so many nodes."""
         return scaling.step(of, nodes, self.fabric.gpus_per_node, self.all_reduce)
 
@@ -248,7 +248,7 @@ class Model:
         fastest = min(times, key=times.__getitem__)
         return "nvlstree" if fastest == "nvls" and nodes > 1 else fastest
 
-    def rate_alone(self, setting: Setting, workers: int, together: float) -> float:
+    def rate_alone(self, setting: Training, workers: int, together: float) -> float:
         """Images per second that one GPU alone must have for a run of several to be as it was measured.
 
         Args:
@@ -263,7 +263,7 @@ class Model:
             rate = each / scaling.efficiency(one, self.step(one, nodes))
         return rate
 
-    def predict(self, setting: Setting, nodes: int, rate: float, trained: Mapping[int, float]) -> Prediction:
+    def predict(self, setting: Training, nodes: int, rate: float, trained: Mapping[int, float]) -> Prediction:
         """Predict one number of nodes.
 
         Args:
@@ -286,7 +286,7 @@ class Model:
         )
 
 
-def work(setting: Setting, rate: float) -> Work:
+def work(setting: Training, rate: float) -> Work:
     """What one GPU does in a step.
 
     Args:
@@ -319,7 +319,7 @@ def work(setting: Setting, rate: float) -> Work:
     )
 
 
-def _head(setting: Setting, rate: float, whose: str, all_reduce: str, jitter: str) -> list[str]:
+def _head(setting: Training, rate: float, whose: str, all_reduce: str, jitter: str) -> list[str]:
     one = work(setting, rate)
     smallest, largest = (size / 1e6 for size in (min(one.buckets), max(one.buckets)))
     return [

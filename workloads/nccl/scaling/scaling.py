@@ -153,7 +153,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class PredictedStep:
     """One step on a number of nodes."""
 
     seconds: float
@@ -163,7 +163,7 @@ class Step:
     """What of them the backward pass does not hide."""
 
 
-def step(work: Work, nodes: int, gpus_per_node: int, all_reduce: Collective) -> Step:
+def step(work: Work, nodes: int, gpus_per_node: int, all_reduce: Collective) -> PredictedStep:
     """A step in closed form: collectives follow one another, each once its bucket's gradients are ready everywhere.
 
     Gradients become ready as evenly as their bytes, which is on the safe side for a ConvNet: its last layers, first in
@@ -171,7 +171,7 @@ def step(work: Work, nodes: int, gpus_per_node: int, all_reduce: Collective) -> 
     """
     ranks = nodes * gpus_per_node
     if ranks == 1:
-        return Step(seconds=work.alone, communication=0.0, exposed=0.0)
+        return PredictedStep(seconds=work.alone, communication=0.0, exposed=0.0)
     backward = work.backward * (1 + work.contention)
     times = [all_reduce(size, nodes) for size in work.buckets]
     ready = done = 0.0
@@ -181,10 +181,10 @@ def step(work: Work, nodes: int, gpus_per_node: int, all_reduce: Collective) -> 
     exposed = max(0.0, done - backward)
     computed = work.forward + backward + exposed + work.optimizer
     total = max(computed, work.input) + work.jitter * slowest_of(ranks)
-    return Step(seconds=total, communication=sum(times), exposed=exposed)
+    return PredictedStep(seconds=total, communication=sum(times), exposed=exposed)
 
 
-def efficiency(work: Work, found: Step) -> float:
+def efficiency(work: Work, found: PredictedStep) -> float:
     """Images per second of a GPU in the crowd over those of one alone."""
     return work.alone / found.seconds
 
