@@ -94,7 +94,7 @@ def residuals(table: Table, every_second: bool) -> dict[str, Any]:
 
 def work(rate: float, batch: int, jitter: float, contention: float = 0.0) -> Work:
     """ConvNeXt-Base, as `bench predict` has it: images per second of one GPU, images per step, shares."""
-    setting = predict.Training(
+    setting = predict.PlannedTraining(
         model="base", batch=batch, bucket_bytes=0, contention=contention, jitter=jitter, input_rate=0.0
     )
     return predict.work(setting, rate)

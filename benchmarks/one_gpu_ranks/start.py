@@ -34,7 +34,7 @@ WORDS = 12
 
 
 @dataclass(frozen=True)
-class _Process:
+class _RankProcess:
     """One rank."""
 
     popen: subprocess.Popen[bytes]
@@ -60,7 +60,7 @@ class _Process:
 class Ranks:
     """The ranks of one process group: each request goes to all of them, and all have answered before the next."""
 
-    def __init__(self, processes: Sequence[_Process], limit: float) -> None:
+    def __init__(self, processes: Sequence[_RankProcess], limit: float) -> None:
         self._processes = processes
         self._limit = limit
 
@@ -148,7 +148,7 @@ def started(backend: str, limit: float, logs: Sequence[Mapping[str, str]]) -> It
             )
             stack.callback(_end, popen)
             theirs.close()
-            processes.append(_Process(popen, ours, words.fileno()))
+            processes.append(_RankProcess(popen, ours, words.fileno()))
         yield Ranks(processes, limit)
 
 

@@ -106,7 +106,7 @@ def run_predict(args: argparse.Namespace) -> int:
     curve = observed.all_reduce(args.results) if args.results else None
     times = Model(fabric=curve.fabric if curve else PUBLISHED, curve=curve)
     trained = observed.images_per_second(args.measured)
-    setting = Training(
+    setting = PlannedTraining(
         model=model,
         batch=args.batch,
         bucket_bytes=int((args.bucket_mb or 0) * 1024**2),
@@ -130,7 +130,9 @@ def run_predict(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _rate(given: float | None, times: Model, setting: Training, trained: Mapping[int, float]) -> tuple[float, str]:
+def _rate(
+    given: float | None, times: Model, setting: PlannedTraining, trained: Mapping[int, float]
+) -> tuple[float, str]:
     """Images per second of one GPU alone, and where the number comes from."""
     if given is not None:
         return given, "given"
@@ -178,7 +180,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class PlannedTraining:
     """What is to be trained."""
 
     model: str
@@ -248,7 +250,7 @@ class Model:
         fastest = min(times, key=times.__getitem__)
         return "nvlstree" if fastest == "nvls" and nodes > 1 else fastest
 
-    def rate_alone(self, setting: Training, workers: int, together: float) -> float:
+    def rate_alone(self, setting: PlannedTraining, workers: int, together: float) -> float:
         """Images per second that one GPU alone must have for a run of several to be as it was measured.
 
         Args:
@@ -263,7 +265,7 @@ class Model:
             rate = each / scaling.efficiency(one, self.step(one, nodes))
         return rate
 
-    def predict(self, setting: Training, nodes: int, rate: float, trained: Mapping[int, float]) -> Prediction:
+    def predict(self, setting: PlannedTraining, nodes: int, rate: float, trained: Mapping[int, float]) -> Prediction:
         """Predict one number of nodes.
 
         Args:
@@ -286,7 +288,7 @@ class Model:
         )
 
 
-def work(setting: Training, rate: float) -> Work:
+def work(setting: PlannedTraining, rate: float) -> Work:
     """What one GPU does in a step.
 
     Args:
@@ -319,7 +321,7 @@ def work(setting: Training, rate: float) -> Work:
     )
 
 
-def _head(setting: Training, rate: float, whose: str, all_reduce: str, jitter: str) -> list[str]:
+def _head(setting: PlannedTraining, rate: float, whose: str, all_reduce: str, jitter: str) -> list[str]:
     one = work(setting, rate)
     smallest, largest = (size / 1e6 for size in (min(one.buckets), max(one.buckets)))
     return [
