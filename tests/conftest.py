@@ -17,6 +17,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+SHARED = ("emulated", "bare_cluster", "cluster")
+"""Fixtures that take long to set up and gigabytes of memory, each for the length of a session."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the tests that share such a fixture run in one process, so that only one sets it up (`--dist loadgroup`)."""
+    for item in items:
+        for name in SHARED:
+            if isinstance(item, pytest.Function) and name in item.fixturenames:
+                item.add_marker(pytest.mark.xdist_group(name))
+
+
 @pytest.fixture
 def deploy() -> Deploy:
     """`deploy(program, config=None, preview=False)`: what a program registers, under Pulumi's mocks."""
