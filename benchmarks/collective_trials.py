@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group_table
 
 from tests.support import gloo
 from workloads.nccl.definitions.collectives import Seat
-from workloads.nccl.definitions.stages import Round, ladder
+from workloads.nccl.definitions.stages import Round, plan_rounds
 from workloads.nccl.ranks import driver, teams
 from workloads.nccl.ranks.measure import Participant, RankPlan
 from workloads.nccl.ranks.placement import RankActor
@@ -147,7 +147,7 @@ def slowed(rank: int | None) -> dict[str, Any]:
         rank: which one; None slows nobody.
     """
     layout = Layout(nodes=1, ranks_per_node=SLOW_RANKS, gpus_per_node=0)
-    stages = measured(layout, ladder(1, "all", ring=False), RankActor if rank is None else _slow(rank))
+    stages = measured(layout, plan_rounds(1, "all", ring=False), RankActor if rank is None else _slow(rank))
     found = suspects.suspects(stages)
     links = {f"{a}-{b}": round(1000 * link.seconds, 2) for link in stages[0].links for a, b in [link.ranks]}
     named, ratios = [one.number for one in found], [round(one.ratio, 2) for one in found]
@@ -157,11 +157,11 @@ def slowed(rank: int | None) -> dict[str, Any]:
 def measured(
     layout: Layout, rounds: Sequence[Round], rank: type[RankActor], size: int = 1 << 20, iterations: int = 5
 ) -> list[Measured]:
-    """What the benchmark measures at one size on the Ray that this process is connected to.
+    """Measure one size with the benchmark, on the Ray that this process is connected to.
 
     Args:
         layout: where the ranks are.
-        rounds: of `stages.ladder`.
+        rounds: of `stages.plan_rounds`.
         rank: what a rank is.
         size: bytes.
         iterations: calls that are timed.

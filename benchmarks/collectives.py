@@ -126,7 +126,7 @@ def summary(records: Sequence[Record]) -> Record:
 
 
 def right(record: Record) -> bool:
-    """Whether a trial is as it must be."""
+    """True if a trial is as it must be."""
     match record["part"]:
         case "overhead":
             return statistics.median(record["ratios"]) <= OVERHEAD_LIMIT

@@ -138,7 +138,7 @@ def busy(events: Iterable[Any], on_gpu: bool) -> float:
 
 
 def kind(operation: str, shapes: Sequence[Any], kernel: str = "") -> str:
-    """What an operation is part of: by its name and its operands' shapes; a fused kernel by Inductor's name for it."""
+    """Kind of an operation, by its name and its operands' shapes; a fused kernel goes by Inductor's name."""
     generated = kernel.startswith("triton_")
     name = kernel if generated else operation
     if "adam" in name.lower() or "_foreach_" in name or "Optimizer" in name:
@@ -220,7 +220,7 @@ def product_tflops(config: TrainConfig, device: torch.device) -> float:
 
 
 def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ()) -> dict[str, TrainConfig]:
-    """What is measured, by name.
+    """The measured configurations, by name.
 
     Args:
         smoke: a tiny model on a CPU, with a batch size of its own.
@@ -241,7 +241,7 @@ def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ())
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on, clocks included where nvidia-smi tells them."""
+    """Description of the machine measured on, clocks included where nvidia-smi tells them."""
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     facts["torchvision"] = torchvision.__version__
     if not torch.cuda.is_available():

@@ -170,7 +170,7 @@ def summary(records: Sequence[Record]) -> Record:
 
 
 def right(record: Record, interval: float) -> bool:
-    """Whether a trial lost nothing that it may not lose."""
+    """True if a trial lost nothing that it may not lose."""
     if "failed" in record:
         return False
     return (
@@ -183,7 +183,7 @@ def right(record: Record, interval: float) -> bool:
 
 
 def within(kill: Record, interval: float) -> bool:
-    """Whether a kill cost at most one interval and one step."""
+    """True if a kill cost at most one interval and one step."""
     return kill["redone_seconds"] <= interval + kill["longest_step"]
 
 

@@ -87,7 +87,7 @@ show an error or another path. However it ends, no rank is left running."""
 
 @dataclass(frozen=True)
 class OneGpuRun:
-    """What so many ranks have measured."""
+    """Measurements of a number of ranks."""
 
     measured: Measured
     variables: tuple[dict[str, str], ...]
@@ -95,7 +95,7 @@ class OneGpuRun:
 
     @property
     def label(self) -> str:
-        """What its figures are worth."""
+        """Remark on how far its figures can be trusted."""
         return LABELS[self.measured.conditions.backend, self.measured.conditions.ranks]
 
     def as_record(self, found: Sequence[JudgedStage]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _fit(table: Table, names: Sequence[str], algorithms: Sequence[str], start: F
 
 
 def residuals(table: Table, every_second: bool) -> dict[str, Any]:
-    """How far the model is off a table, as shares of the published times.
+    """Deviation of the model from a table, as shares of the published times.
 
     Args:
         table: published.
@@ -143,7 +143,7 @@ def figures(nodes: Sequence[int], steps: int) -> dict[str, Any]:
 
 
 def missed(found: Mapping[str, Any]) -> list[str]:
-    """What is not as it must be. Misses of tables from other systems are listed and no failure."""
+    """Aims that were missed. Misses of tables from other systems are listed and no failure."""
     held_out = found["rows of the fitted tables that the fit did not see"]
     off = found["closed form against simulation, largest difference"]
     return [f"{one['table']}: {one['misses']}" for one in held_out if one["misses"]] + (

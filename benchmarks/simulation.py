@@ -56,7 +56,7 @@ class _Reducer:
     """Time, kind, bucket, rank; earliest first."""
 
     def run(self) -> list[float]:
-        """When each rank has finished."""
+        """Time at which each rank has finished."""
         work, ranks, last = self.work, len(self.starts), len(self.taken) - 1
         contention = 1 + work.contention if ranks > 1 else 1.0
         waiting = [ranks] * len(self.taken)

@@ -54,7 +54,7 @@ WARM_UP_STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class LoopWork:
-    """What each of the three computes."""
+    """The computation that each of the three loops does."""
 
     config: TrainConfig
     """Model, sizes and seed, and our loop's augmentation."""

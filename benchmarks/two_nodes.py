@@ -29,7 +29,7 @@ from workloads.cluster import session
 from workloads.doctor import listeners
 from workloads.errors import FabricError
 from workloads.nccl import gate
-from workloads.nccl.definitions.stages import ladder
+from workloads.nccl.definitions.stages import plan_rounds
 from workloads.nccl.gate import Question
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Layout
@@ -76,7 +76,7 @@ def slowed(kind: str, chance: random.Random) -> dict[str, Any]:
     workers = sorted(node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU"))
     slow_node = chance.choice(workers) if kind == "node" else ""
     slow_rail = chance.randrange(LAYOUT.ranks_per_node) if kind == "rail" else None
-    rounds, rank = ladder(LAYOUT.nodes, "nodes", ring=False), _ranks(slow_node, slow_rail)
+    rounds, rank = plan_rounds(LAYOUT.nodes, "nodes", ring=False), _ranks(slow_node, slow_rail)
     found = measured(LAYOUT, rounds, rank, STAGE_BYTES, STAGE_CALLS)
     together = found[-1]
     blamed = suspects.suspects(found)
@@ -89,7 +89,7 @@ def slowed(kind: str, chance: random.Random) -> dict[str, Any]:
 
 
 def gated() -> dict[str, Any]:
-    """How long the gate takes until it refuses these nodes, which have no RDMA; on a fabric NCCL's start is added."""
+    """Seconds until the gate refuses these nodes, which have no RDMA; on a fabric NCCL's start is added."""
     began = time.monotonic()
     question = Question(
         promise=stub_kubectl.OUTPUTS,
@@ -109,7 +109,7 @@ def gated() -> dict[str, Any]:
 
 
 def _node(slow: str, together: Measured) -> tuple[str, int]:
-    """What the benchmark calls the node with this id of Ray's: its place in the placement group."""
+    """The benchmark's name for the node with this id of Ray's: its place in the placement group."""
     known = zip(together.conditions.node_of_rank, together.conditions.hosts, strict=True)
     return "node", next(node for node, host in known if slow[:8] in host)
 
@@ -155,7 +155,7 @@ def _ranks(slow_node: str, slow_rail: int | None) -> type[RankActor]:
 
 
 def _pace(number: int, rate: int, places: set[str]) -> bool:
-    """Whether this descriptor is a connection to one of these places, which then has this rate."""
+    """True if this descriptor is a connection to one of these places; it then has this rate."""
     try:
         with socket.socket(fileno=os.dup(number)) as connection:
             host, port = connection.getpeername()[:2]

@@ -75,7 +75,7 @@ class Program:
         return digest.hexdigest()[:20]
 
     def built(self) -> Path:
-        """Where the finished program is, once it is there."""
+        """Path of the finished program, once it is there."""
         return cache_directory() / "bin" / self.key() / self.name
 
 

@@ -97,7 +97,7 @@ def forget(state: State, runs_uri: str) -> None:
 
 
 def steps(data_uri: str, results: Path) -> list[DemoCommand]:
-    """What the demo runs on the deployed platform."""
+    """The commands that the demo runs on the deployed platform."""
     workloads = (sys.executable, "-m", "workloads")
     submit = (*workloads, "submit", "--stack", STACK, "--results", str(results), "--")
     return [
@@ -149,7 +149,7 @@ def check(results: Path) -> None:
 
 
 def summary(state: State, outputs: Mapping[str, object], seconds: float, resources: int, begun: float) -> str:
-    """Where everything is."""
+    """A list of where everything is."""
     results = state.path("results")
     files = [results / name for name in RESULTS]
     rows = [

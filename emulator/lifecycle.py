@@ -162,7 +162,7 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
 
 
 def trouble(state: State) -> str:
-    """Which standing process ended by itself, and its last words; empty while all run. Ray's are started again."""
+    """Name and last words of a standing process that ended by itself; empty while all run. Ray's are started again."""
     ended = [name for name in state.ended() if name not in (ray_nodes.HEAD, *ray_nodes.WORKERS)]
     if not ended:
         return ""

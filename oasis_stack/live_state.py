@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from oasis_stack.facts.names import CLOUD_PLATFORM_SCOPE
+
 if TYPE_CHECKING:
     import requests
 
@@ -50,7 +52,7 @@ _DEFINITIONS = ("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 
 class WaitError(Exception):
-    """What was waited for did not come in time."""
+    """The awaited state did not come in time."""
 
 
 class RequestRefused(Exception):
@@ -136,7 +138,7 @@ class KubernetesClient:
 
 
 def fetch(url: str) -> bytes:
-    """What is at an address that needs no login.
+    """The content of an address that needs no login.
 
     Raises:
         Refused: the server will not give it.
@@ -182,7 +184,7 @@ def google_list(project: str, url: str, key: str = "items") -> Iterator[dict[str
 
 
 def made_by_gke(project: str, network: str) -> list[str]:
-    """What GKE made in a network and has not removed yet, as `<collection>/<name>`."""
+    """Everything that GKE made in a network and has not removed yet, as `<collection>/<name>`."""
     base = google_api("compute", "https://compute.googleapis.com/compute/v1/")
     listings = ("global/firewalls", *(f"aggregated/{last}" for last in GKE_AGGREGATED))
     made = [
@@ -217,7 +219,7 @@ def last_part(path: str) -> str:
 
 
 def google_says_disabled(api: str, project: str) -> bool:
-    """Whether an API refuses a request because it is not enabled; any other answer means that it is.
+    """True if an API refuses a request because it is not enabled; any other answer means that it is.
 
     Raises:
         Refused: no credentials.
@@ -255,7 +257,7 @@ def _request(project: str, url: str, parameters: Mapping[str, str]) -> requests.
         if token := os.environ.get(ACCESS_TOKEN):
             credentials = google.oauth2.credentials.Credentials(token=token)
         else:
-            credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+            credentials, _ = google.auth.default(scopes=[CLOUD_PLATFORM_SCOPE])
         if isinstance(credentials, google.auth.credentials.CredentialsWithQuotaProject):
             # Otherwise Google also asks whether the API is on in the project that the credentials come from.
             credentials = credentials.with_quota_project(project)

@@ -110,7 +110,7 @@ class _CustomResourcesServed(Waiter):
 
 
 def is_established(definition: Mapping[str, Any]) -> bool:
-    """Whether the cluster serves the objects of this CustomResourceDefinition."""
+    """True if the cluster serves the objects of this CustomResourceDefinition."""
     conditions = definition.get("status", {}).get("conditions") or []  # null in the first moments
     return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
@@ -130,7 +130,7 @@ class _WorkloadsGone(Waiter):
 
 
 def _cluster_gone(cluster: KubernetesClient) -> bool:
-    """Whether there is no cluster to clean up, which the user must say, since a network fault looks the same.
+    """True if there is no cluster to clean up; the user must say so, since a network fault looks the same.
 
     Raises:
         polling.WaitError: the cluster does not answer, and the user has not said so.

@@ -16,7 +16,7 @@ STATUS = 141
 
 
 def run(main: Callable[[], int]) -> int | str | None:
-    """What `main` returns, for `sys.exit`; `STATUS` once the reader of its output has left."""
+    """Result of `main`, for `sys.exit`; `STATUS` once the reader of its output has left."""
     try:
         try:
             status: int | str | None = main()

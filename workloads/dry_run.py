@@ -102,7 +102,7 @@ def explain(
 
 
 def of_ray(place: Place) -> list[Setting]:
-    """Where Ray is, and whether it forks workers."""
+    """Address of Ray, and whether it forks workers."""
     forked = Setting("forked-workers", *session.forked_workers(place))
     if place.embedded:
         return [Setting("address", "embedded, on 127.0.0.1", DEFAULT), forked]
@@ -111,7 +111,7 @@ def of_ray(place: Place) -> list[Setting]:
 
 
 def of_stack(place: Place) -> list[Setting]:
-    """What the stack promises; nothing outside a stack."""
+    """The stack's promises; nothing outside a stack."""
     if place.environment is None:
         return []
     return [
@@ -202,7 +202,7 @@ def _text(value: object) -> str:
 
 
 def stack_origin(field: str, place: Place) -> str:
-    """Where a value comes from that the stack decides, if there is one."""
+    """Source of a value that the stack decides, if there is one."""
     if place.environment is None:
         return DEFAULT
     return place.told_by or f"variable {environment.variable(field)}"

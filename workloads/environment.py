@@ -21,20 +21,23 @@ FORK_VARIABLE = "OASIS_FORK_WORKERS"
 """0 in a command's environment has Ray start each of its workers of its own, with imports of its own; 1 has them forked
 on GPUs too."""
 
+MAX_RUN_VARIABLE = "OASIS_MAX_RUN_SECONDS"
+"""In GPU workers of a ladder with flex-start: GKE takes such a node so many seconds after its start, whatever runs."""
+
 SUBMITTED_VARIABLE = "OASIS_SUBMITTED_WITH"
 """In a job of `submit`, the flags with which it is submitted again. The folder it works in is gone after it."""
 
 DATA_MOUNT = "/data"
-"""Where pods see the data bucket: read, cached, never written by a job."""
+"""Mount of the data bucket in pods: read, cached, never written by a job."""
 
 RUNS_MOUNT = "/bucket"
-"""Where pods see the runs bucket: results and logs for people. Checkpoints go to `runs_uri`, not through the mount."""
+"""Mount of the runs bucket in pods: results and logs for people. Checkpoints go to `runs_uri`, not through it."""
 
 SCRATCH_MOUNT = "/scratch"
 """Node-local disk (local SSD on A3 Ultra), gone with the pod."""
 
 GIB_DIRECTORY = "/usr/local/gib"
-"""Where the RDMA NCCL plugin (gIB) is mounted in GPU workers."""
+"""Mount of the RDMA NCCL plugin (gIB) in GPU workers."""
 
 
 class EnvironmentContractError(ValueError):
@@ -43,7 +46,7 @@ class EnvironmentContractError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterEnvironment:
-    """What the stack tells a job about where it runs. Every field is a stack output, a ConfigMap key and a variable."""
+    """The stack's facts for a job. Every field is a stack output, a ConfigMap key and a variable."""
 
     project: str
     """Google Cloud project id."""
@@ -121,7 +124,7 @@ def variable(field: str) -> str:
 
 
 def mount(default: str, environ: Mapping[str, str] | None = None) -> str:
-    """Where this place has a mount: `OASIS_DATA_MOUNT` and its like, where they are set, else the default.
+    """Path of a mount in this place: `OASIS_DATA_MOUNT` and its like, where they are set, else the default.
 
     Args:
         default: `DATA_MOUNT`, `RUNS_MOUNT` or `SCRATCH_MOUNT`.

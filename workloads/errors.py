@@ -84,5 +84,5 @@ class FabricError(WorkloadError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line; the name of its type where it says nothing."""
+    """An exception's message, in one line; the name of its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

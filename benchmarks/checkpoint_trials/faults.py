@@ -53,7 +53,7 @@ class PlannedFailure:
             return self.calls == self.at or (self.lasting and self.calls > self.at)
 
     def exception(self) -> Exception:
-        """What the call raises."""
+        """The exception that the call raises."""
         return OSError(self.error, os.strerror(self.error))
 
 
@@ -192,7 +192,7 @@ class _Download:
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """What one failing save left."""
+    """Leftovers of one failing save."""
 
     struck: bool
     """Whether the fault's call came at all."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Description of the machine that the figures were measured on."""
     return {
         "cores": os.cpu_count(),
         "memory_gib": memory_kib("/proc/meminfo", "MemTotal") >> 20,

@@ -24,7 +24,7 @@ from workloads.convnext.run.run import Run
 
 
 class RunObservation:
-    """What the workers of one run wrote of themselves."""
+    """Everything that the workers of one run wrote of themselves."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def plan(timeout_seconds: float) -> RankPlan:
-    """What `bench` does by default, but the exchanges that find a slow one among several.
+    """The plan that `bench` has by default, without the exchanges that find a slow rank among several.
 
     Args:
         timeout_seconds: as the plan has it.
@@ -54,7 +54,7 @@ class LoneRank(Rank):
     """Says itself what an actor learns from Ray."""
 
     def arrive(self) -> dict[str, Any]:
-        """What this rank finds around itself; of rank 0 also the meeting point."""
+        """Facts about this rank's surroundings; from rank 0 also the meeting point."""
         meeting = {} if self._seat.rank else {"meeting": self.open()}
         return {**host.describe(self._layout.backend, socket.gethostname()), **meeting}
 

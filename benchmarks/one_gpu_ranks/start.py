@@ -43,7 +43,7 @@ class _RankProcess:
     """File descriptor of what it writes to its standard output and error."""
 
     def state(self) -> tuple[int, str]:
-        """How it ended, with the more telling ones first in order."""
+        """Way in which it ended; the more telling ones come first in order."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(0.5)
         code = self.popen.returncode

@@ -42,7 +42,7 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one run of the engine did."""
+    """The outcome of one run of the engine."""
 
     changes: Mapping[str, int]
     """Resources by what happened to them: `create`, `same`, `update`, `delete`, `replace`, ..."""
@@ -89,7 +89,7 @@ class Engine:
         return self._run("up", refresh=refresh)
 
     def preview(self) -> Result:
-        """What `up` would do."""
+        """Show what `up` would do."""
         return self._run("preview")
 
     def refresh(self) -> Result:

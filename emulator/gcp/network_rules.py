@@ -92,7 +92,7 @@ def free_address(cloud: Cloud, body: Mapping[str, Any]) -> str:
 
 
 def is_roce(network: CloudObject) -> bool:
-    """Whether a network has the RoCE profile."""
+    """True if a network has the RoCE profile."""
     return bool(network.body.get("networkProfile"))
 
 

@@ -209,7 +209,7 @@ def _outputs(token: str, found: CloudObject, given: Mapping[str, Any]) -> dict[s
 
 
 def _keeps_its_name(auto_name: tuple[str, int] | None, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether old and new object cannot exist at once, because the program gave both the same name."""
+    """True if old and new object cannot exist at once, because the program gave both the same name."""
     if auto_name is None or auto_name[0] in new.get(gcp_diff.DEFAULTS, []):
         return False
     return old.get(auto_name[0]) == new.get(auto_name[0])

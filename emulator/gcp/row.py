@@ -14,7 +14,7 @@ COMPUTE_URL = "https://www.googleapis.com/compute/v1/"
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What is known of an object when its outputs are computed."""
+    """Facts that are known of an object when its outputs are computed."""
 
     name: str
     """Its name path, which is Pulumi's id."""

@@ -55,7 +55,7 @@ def outputs_only(token: str) -> frozenset[str]:
 
 
 def has_input(token: str, path: str) -> bool:
-    """Whether a wire path, without indices of lists, names an input of a type. Raises UnknownTypeError."""
+    """True if a wire path, without indices of lists, names an input of a type. Raises UnknownTypeError."""
     expected: Any = _arguments_class(token)
     for segment in path.split("."):
         types = _types.input_type_types(expected) if _types.is_input_type(expected) or path else {}

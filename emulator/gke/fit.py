@@ -36,7 +36,7 @@ def quantity(text: str) -> float:
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
-    """What a pod asks for: all its containers, or one init container if that is more, each beside the sidecars.
+    """A pod's requests: all its containers, or one init container if that is more, each beside the sidecars.
 
     GKE's webhook adds the FUSE sidecar by annotation (GoogleCloudPlatform/gcs-fuse-csi-driver, pkg/webhook); here none
     runs, and it counts all the same.
@@ -57,7 +57,7 @@ def requests(pod: Mapping[str, Any]) -> dict[str, float]:
 
 
 def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
-    """What a node has left beside its pods."""
+    """A node's resources minus its pods' requests."""
     left = {key: quantity(value) for key, value in node["status"]["allocatable"].items()}
     for pod in pods:
         left = _sum(left, {key: -amount for key, amount in requests(pod).items()})
@@ -76,12 +76,12 @@ def refusal(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, 
 
 
 def fits(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, float]) -> bool:
-    """Whether the pod may run on the node and finds room in what is `left`."""
+    """True if the pod may run on the node and finds room in what is `left`."""
     return not refusal(pod, node, left)
 
 
 def selects(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether the pod's node selector and required node affinity allow these labels."""
+    """True if the pod's node selector and required node affinity allow these labels."""
     spec = pod["spec"]
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
@@ -94,7 +94,7 @@ def selects(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def tolerates(pod: Mapping[str, Any], taints: list[Body]) -> bool:
-    """Whether the pod tolerates every taint that keeps pods away."""
+    """True if the pod tolerates every taint that keeps pods away."""
     tolerations = pod["spec"].get("tolerations") or []
     return all(
         any(_tolerated(taint, toleration) for toleration in tolerations)

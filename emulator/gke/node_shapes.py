@@ -112,7 +112,7 @@ def reserved_cpu_millis(vcpus: int) -> int:
 
 
 def capacity_memory_mib(memory_gb: int) -> int:
-    """What is left of the machine's memory when the kernel has taken 1/64, 16 MiB, and 64 MiB beyond 3 GiB."""
+    """Memory of the machine minus the kernel's: 1/64, 16 MiB, and 64 MiB beyond 3 GiB."""
     physical = memory_gb * 1024
     return physical - physical // 64 - 16 - (64 if physical > 3 * 1024 else 0)
 

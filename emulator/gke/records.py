@@ -20,7 +20,7 @@ Body = dict[str, Any]
 
 
 def record_pool(cloud: Cloud, pool: Pool, count: int) -> None:
-    """How many nodes per zone it has, and labels and taints that GKE adds to those asked for."""
+    """Record a pool's number of nodes per zone, and the labels and taints that GKE adds to those asked for."""
     per_zone = -(-count // len(pool.zones))
     labels, taints = pool_labels(pool), effective_taints(pool)
 

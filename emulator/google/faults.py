@@ -52,7 +52,7 @@ def meet(cloud: Cloud, resource_type: str, call: str) -> PlannedFault | None:
 
 
 def before(fault: PlannedFault | None) -> None:
-    """What a fault does before the call is carried out. Raises Refused for `fail`."""
+    """Apply a fault before the call is carried out. Raises RefusedCall for `fail`."""
     if fault is None:
         return
     time.sleep(fault.seconds)
@@ -61,7 +61,7 @@ def before(fault: PlannedFault | None) -> None:
 
 
 def after(fault: PlannedFault | None) -> None:
-    """What a fault does after the call was carried out. Raises Refused for `lose-answer`."""
+    """Apply a fault after the call was carried out. Raises RefusedCall for `lose-answer`."""
     if fault is not None and fault.effect == "lose-answer":
         raise RefusedCall(503, f"the answer was lost: {fault.message}", "backendError")
 

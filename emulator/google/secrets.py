@@ -47,7 +47,7 @@ def version(cloud: Cloud, secret: str, which: str) -> CloudObject:
 
 
 def payload(found: CloudObject) -> bytes:
-    """What a version holds."""
+    """Payload of a version."""
     if "payload" in found.body:
         return base64.b64decode(found.body["payload"])
     text = str(found.body.get("secretData") or found.body.get("secretDataWo") or "")
@@ -55,6 +55,6 @@ def payload(found: CloudObject) -> bytes:
 
 
 def may_access(cloud: Cloud, secret: str, principal: str) -> bool:
-    """Whether a principal has a grant on the secret itself that lets it read versions."""
+    """True if a principal has a grant on the secret itself that lets it read versions."""
     grants = cloud.list("secretmanager/iamMember", f"{secret}/")
     return any(grant.body["member"] == principal and grant.body["role"] in ACCESSOR_ROLES for grant in grants)

@@ -55,7 +55,7 @@ class ObjectStore:
         return Path(path)
 
     def path(self, bucket: str, name: str) -> Path:
-        """Where an object's bytes are. Raises Refused for a name that a folder cannot hold."""
+        """Path of an object's bytes. Raises RefusedCall for a name that a folder cannot hold."""
         parts = name.removesuffix("/").split("/")
         if any(part in ("", ".", "..") or "\0" in part or len(part.encode()) > 255 for part in parts):
             message = f"Object name {name!r} cannot be kept here: no part may be empty, '.', '..' or over 255 bytes"

@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS objects (
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFacts:
-    """What is known of one object besides its bytes."""
+    """Metadata of one object."""
 
     size: int
     """Bytes."""
@@ -51,7 +51,7 @@ class ObjectFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Preconditions:
-    """What a caller demands of the object as it is; None demands nothing, generation 0 that there is none."""
+    """A caller's conditions on the object as it is; None demands nothing, generation 0 that there is none."""
 
     generation: int | None = None
     not_generation: int | None = None
@@ -70,7 +70,7 @@ class Preconditions:
 
 
 def pieces(stream: BinaryIO) -> Iterator[bytes]:
-    """What is left of a stream."""
+    """The rest of a stream."""
     while piece := stream.read(_PIECE):
         yield piece
 
@@ -134,7 +134,7 @@ class Index:
             connection.executescript(_SCHEMA)
 
     def get(self, bucket: str, name: str) -> ObjectFacts | None:
-        """What was recorded last, or None."""
+        """The newest record, or None."""
         with closing(self._open()) as connection:
             query = "SELECT facts FROM objects WHERE bucket = ? AND name = ?"
             row = connection.execute(query, (bucket, name)).fetchone()

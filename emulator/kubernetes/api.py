@@ -47,7 +47,7 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class ResourceKind:
-    """How the API server names a kind in its paths."""
+    """The API server's name for a kind in its paths."""
 
     prefix: str
     plural: str
@@ -78,7 +78,7 @@ class Api:
         self._lock = threading.Lock()
 
     def kind(self, api_version: str, kind: str) -> ResourceKind:
-        """How a kind is addressed. Raises KindNotServedError."""
+        """The address of a kind. Raises KindNotServedError."""
         with self._lock:
             if (api_version, kind) not in self._kinds:
                 self._discover(api_version)

@@ -82,7 +82,7 @@ def kubeconfig_file(state: State) -> Path:
 
 
 def is_running(state: State) -> bool:
-    """Whether the API server's process runs."""
+    """True if the API server's process runs."""
     return state.process("kube-apiserver") is not None
 
 

@@ -32,7 +32,7 @@ def install_networking(api: Api) -> None:
 
 
 def install_kuberay(api: Api) -> None:
-    """What KubeRay's Helm chart brings in its `crds` folder; like Helm, nothing here removes them."""
+    """Install the `crds` folder of KubeRay's Helm chart; like Helm, nothing here removes them."""
     _install(api, kuberay_files())
 
 

@@ -35,7 +35,7 @@ def abort_unready(context: grpc.ServicerContext, body: Body, error: NotReadyErro
 
 
 def advice(error: ApiError | KindNotServedError) -> str:
-    """What to do about a refusal, as the end of its sentence; empty where its own words say it."""
+    """Advice on a refusal, as the end of its sentence; empty where its own words give it."""
     if isinstance(error, KindNotServedError):
         return "; its CustomResourceDefinition is not there (yet)"
     if error.reason == "Conflict":
@@ -59,7 +59,7 @@ def placed(outputs: Body) -> Body:
 
 
 def any_change(changed: Collection[str]) -> provider_pb2.DiffResponse.DiffChanges.ValueType:
-    """Whether anything changed, in the protocol's words."""
+    """The protocol's word for whether anything changed."""
     return provider_pb2.DiffResponse.DIFF_SOME if changed else provider_pb2.DiffResponse.DIFF_NONE
 
 

@@ -58,7 +58,7 @@ def annotation(body: Mapping[str, Any], name: str) -> str:
 
 
 def is_set(body: Mapping[str, Any], name: str) -> bool:
-    """Whether an annotation says true."""
+    """True if an annotation says true."""
     return annotation(body, name).lower() == "true"
 
 
@@ -164,7 +164,7 @@ def _touches(path: str, prefix: str) -> bool:
 
 
 def same_place(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether both would be the same object to the API server, so that one must go before the other comes."""
+    """True if both would be the same object to the API server, so that one must go before the other comes."""
 
     def place(body: Mapping[str, Any]) -> tuple[Any, ...]:
         metadata = body.get("metadata", {})
@@ -187,7 +187,7 @@ def type_of(token: str) -> tuple[str, str]:
 
 
 def importable(live: Body) -> Body:
-    """What a program would have to write for an object found alive."""
+    """The inputs that a program would have to write for an object found alive."""
     body = {key: value for key, value in live.items() if key != "status"}
     kept = ("name", "namespace", "labels", "annotations")
     body["metadata"] = {key: value for key, value in live["metadata"].items() if key in kept}

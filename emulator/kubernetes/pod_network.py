@@ -22,7 +22,7 @@ _HOP_BY_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encodin
 
 
 class PodNetwork:
-    """Which port of this machine stands behind which Service."""
+    """Ports of this machine by the Service that they stand for."""
 
     def __init__(self) -> None:
         self._ports: dict[str, tuple[str, int]] = {}
@@ -39,12 +39,12 @@ class PodNetwork:
             self._ports.pop(cluster, None)
 
     def knows(self, cluster: str) -> bool:
-        """Whether the cluster's Ray runs."""
+        """True if the cluster's Ray runs."""
         with self._lock:
             return cluster in self._ports
 
     def port(self, host: str) -> int | None:
-        """Where a host name of the cluster, `<service>.<namespace>.svc.cluster.local`, leads; None if nowhere."""
+        """Port behind a host name of the cluster, `<service>.<namespace>.svc.cluster.local`; None if there is none."""
         with self._lock:
             known = dict(self._ports.values())
         return known.get(host.partition(".svc.")[0])

@@ -13,7 +13,7 @@ _PARTS = {"checkpoints", "journal", "results"}
 
 @dataclass(frozen=True)
 class TreeSize:
-    """What is in a file or folder; a link counts as itself, not as what it leads to."""
+    """Size of a file or folder; a link counts as itself, not as what it leads to."""
 
     size: int
     """Bytes of all files."""

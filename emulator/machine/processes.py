@@ -84,7 +84,7 @@ def run(
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks; None when it has ended, its last thread included (a zombie has)."""
+    """Start of the process, in clock ticks; None when it has ended, its last thread included (a zombie has)."""
     fields = _fields(pid)
     # A killed process is a zombie while its other threads still hold its sockets; field 20 counts them.
     if not fields or (fields[0] in "ZX" and int(fields[17]) <= 1):
@@ -94,7 +94,7 @@ def start_time(pid: int) -> int | None:
 
 @functools.cache
 def boot() -> str:
-    """What tells this boot of the machine from every other one."""
+    """Identifier of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -117,7 +117,7 @@ class State:
         return process
 
     def log(self, name: str) -> Path:
-        """Where a process's output goes."""
+        """Path of a process's output."""
         return self.path("logs", f"{name}.log")
 
     def process(self, name: str) -> Process | None:
@@ -168,7 +168,7 @@ class State:
                 entry.unlink()
 
     def kept(self) -> list[Path]:
-        """What people have made, and `clear` leaves: each bucket, and each other file or folder that holds anything."""
+        """Everything that people have made, which `clear` leaves: each bucket, each other file or folder of theirs."""
         entries = [entry for entry in self.directory.iterdir() if entry.name not in {*OWN, *_INDEX, "lock", "buckets"}]
         entries += self.directory.glob("buckets/*")
         return sorted(entry for entry in entries if not entry.is_dir() or any(entry.iterdir()))
@@ -217,7 +217,7 @@ class State:
         return str(holder["command"])
 
     def is_locked(self) -> bool:
-        """Whether a command is at work in this checkout, this process included."""
+        """True if a command is at work in this checkout, this process included."""
         with self.path("lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who only ask must not meet each other
@@ -256,7 +256,7 @@ def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
 
 
 def _taken(lock: IO[str]) -> bool:
-    """Whether the lock is ours now. Tried for a moment, as `is_locked` of another process holds it for an instant."""
+    """True if the lock is ours now. Tried for a moment, as `is_locked` of another process holds it for an instant."""
     for _ in range(10):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ TOOLS = CHECKOUT / "emulator" / "tools"
 
 
 def cache_directory() -> Path:
-    """Where builds and Go's caches live, by the XDG base directory specification."""
+    """Folder of builds and Go's caches, by the XDG base directory specification."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "oasis"
 
@@ -66,7 +66,7 @@ def module_directory(tool: str, module: str) -> Path:
 
 
 def is_downloaded(tool: str, module: str) -> bool:
-    """Whether `module_directory` answers without the network."""
+    """True if `module_directory` answers without the network."""
     return "Dir" in _download(tool, module, {"GOPROXY": "off"})
 
 

@@ -27,7 +27,7 @@ ANOTHER_CACHE = "set XDG_CACHE_HOME to a folder on a larger disk"
 
 
 def main(wanted: Sequence[str]) -> str | None:
-    """Whether what is about to be installed has room; the exit status for `sys.exit`, which is a text where it has not.
+    """Check that there is room for the installation; the exit status for `sys.exit`, a text if there is none.
 
     Args:
         wanted: `packages`, and `programs` where those of the emulator will be built next, if none are there yet.

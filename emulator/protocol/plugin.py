@@ -17,7 +17,7 @@ _THREADS = 64
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
-    """What every provider here answers alike: no secrets wanted (the engine marks outputs itself), no parameters."""
+    """Answers that all providers here share: no secrets wanted (the engine marks outputs itself), no parameters."""
 
     def Handshake(
         self, request: provider_pb2.ProviderHandshakeRequest, context: grpc.ServicerContext

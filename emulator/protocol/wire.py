@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a secret is anywhere in the value."""
+    """True if a secret is anywhere in the value."""
     match value:
         case Secret():
             return True
@@ -62,7 +62,7 @@ def holds_secret(value: Any) -> bool:
 
 
 def holds_unknown(value: Any) -> bool:
-    """Whether any part of the plain value is unknown."""
+    """True if any part of the plain value is unknown."""
     match value:
         case Mapping():
             return any(map(holds_unknown, value.values()))

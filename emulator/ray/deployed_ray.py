@@ -22,7 +22,7 @@ CONFIG_MAP = "oasis-environment"
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedRay:
-    """What the API server says about the stack's RayCluster."""
+    """The stack's RayCluster, as the API server has it."""
 
     environment: Mapping[str, str]
     """Data of the ConfigMap, by the names of the stack's outputs."""
@@ -52,7 +52,7 @@ def find(kubeconfig: Path, *, timeout_seconds: float = 120.0) -> DeployedRay:
 
 
 def _look(api: Api) -> tuple[str, DeployedRay | None]:
-    """What is missing, or what was found."""
+    """The RayCluster if all of it is there, or else what is missing."""
     maps = api.list("v1", "ConfigMap", fieldSelector=f"metadata.name={CONFIG_MAP}")
     if not maps:
         return f"ConfigMap {CONFIG_MAP}", None

@@ -15,7 +15,7 @@ _LONGEST_SOCKET = "/oasis-0123456789ab/worker-1/session_2026-01-01_00-00-00_0000
 
 
 def session_directory(directory: Path) -> Path:
-    """Where Ray keeps sockets and logs: not in the checkout, as a socket's path has only 107 characters (unix(7))."""
+    """Folder of Ray's sockets and logs: not in the checkout, as a socket's path has only 107 characters (unix(7))."""
     parent = tempfile.gettempdir()
     if len(parent) + len(_LONGEST_SOCKET) > 107:
         parent = "/tmp"

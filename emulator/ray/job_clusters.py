@@ -76,7 +76,7 @@ class JobClusters:
         self._network.learn(name, f"{name}-head-svc.{namespace}", port)
 
     def _forward(self, pod: Body, port: int) -> None:
-        """What kwok does with `kubectl port-forward` to this pod."""
+        """Forward a port as kwok does for `kubectl port-forward` to this pod."""
         metadata = {key: pod["metadata"][key] for key in ("name", "namespace")}
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
         target = {"ports": [DASHBOARD_PORT], "target": {"address": "127.0.0.1", "port": port}}

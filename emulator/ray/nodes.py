@@ -68,7 +68,7 @@ class _EndedError(EmulatorError):
 
 
 def overrides(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a Ray on loopback cannot have as the stack promises it: GPUs, NICs, mounts, an image. Nothing else differs.
+    """Settings for a Ray on loopback, which has no GPUs, NICs, mounts or image. All others are as the stack promises.
 
     Args:
         directory: the emulator's folder.
@@ -130,7 +130,7 @@ def start(
 
 
 def _is_up(state: State, names: Sequence[str], url: str, token: str) -> bool:
-    """Whether all of these nodes run and count; a dashboard that is late to answer is asked again."""
+    """True if all of these nodes run and count; a dashboard that is late to answer is asked again."""
     if not all(state.process(name) for name in names):
         return False
     try:
@@ -253,7 +253,7 @@ def worker_ports(state: State, name: str) -> range:
 
 
 def part_of_range(state: State) -> int:
-    """Which part of Ray's range of worker ports is this Ray's."""
+    """This Ray's part of Ray's range of worker ports."""
     return state.port("ray-gcs") % (len(_WORKER_PORTS) // (_PORTS_PER_NODE * len((HEAD, *WORKERS))))
 
 

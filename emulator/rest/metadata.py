@@ -30,7 +30,7 @@ _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who asks."""
+    """The identity of a caller."""
 
     project: str
     """Project id."""
@@ -48,7 +48,7 @@ def set_identity(cloud: Cloud, identity: Identity) -> None:
 
 
 def identity(cloud: Cloud) -> Identity:
-    """Who asks: what `set_identity` said, else an operator in the first project."""
+    """The caller's identity: the one that `set_identity` gave, else an operator in the first project."""
     said = cloud.find("emulator/identity", "default")
     if said:
         return Identity(**said.body)

@@ -55,7 +55,7 @@ def _require_websockets() -> None:
 
 
 def running(stack: Stack) -> Iterator[str]:
-    """What runs in the cluster and would end with it, a line each.
+    """Everything that runs in the cluster and would end with it, a line each.
 
     Raises:
         ProgramError: a program is missing, or the cluster does not answer.
@@ -72,7 +72,7 @@ def running(stack: Stack) -> Iterator[str]:
 
 
 def kept(settings: Settings) -> Iterator[str]:
-    """What `destroy` leaves, by which setting, and how the next `up` takes it over."""
+    """Resources that `destroy` leaves, by which setting, and how the next `up` takes them over."""
     project, name = settings.project, settings.name
     adopt = "set adopt: true in its section for the next up"
     for purpose, bucket in (("data", settings.data), ("runs", settings.runs)):

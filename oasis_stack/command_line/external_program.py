@@ -66,7 +66,7 @@ def read(
 
 
 def succeeds(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
-    """Whether a program that only asks a question answers yes."""
+    """True if a program that only asks a question answers yes."""
     try:
         read(arguments, environment)
     except ProgramError:

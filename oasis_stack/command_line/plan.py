@@ -22,7 +22,7 @@ def report(settings: Settings, values: Mapping[str, object]) -> str:
 
 
 def notes(settings: Settings, now: datetime) -> Iterator[str]:
-    """What is legal, and probably not meant."""
+    """Remarks on settings that are legal, and probably not meant."""
     exclusion = settings.cluster.maintenance_exclusion
     if exclusion is not None and exclusion.end is not None and datetime.fromisoformat(exclusion.end) <= now:
         yield (

@@ -33,7 +33,7 @@ class Stack:
         return cls(name=name, file=stack_file.find(name, directory))
 
     def environment(self) -> dict[str, str]:
-        """What the Pulumi command line needs beside the caller's environment, which wins.
+        """Variables that the Pulumi command line needs beside the caller's environment, which wins.
 
         Raises:
             ProgramError: the stack is encrypted with a passphrase that the caller's environment does not name.

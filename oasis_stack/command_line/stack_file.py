@@ -74,7 +74,7 @@ def config(path: Path) -> dict[str, object]:
 
 
 def encrypted_with_passphrase(path: Path) -> bool:
-    """Whether the stack's secrets are encrypted with a passphrase, which Pulumi then asks for.
+    """True if the stack's secrets are encrypted with a passphrase, which Pulumi then asks for.
 
     Raises:
         StackFileError: the file is no YAML mapping.

@@ -44,7 +44,7 @@ class DockerHub:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactRegistryArgs:
-    """What the repositories need to know."""
+    """Arguments of the repositories."""
 
     site: Site
     """Where the stack stands."""
@@ -224,7 +224,7 @@ def local_policies(format_: Format, lifecycle: RepositoryLifecycle) -> list[Poli
 
 
 def kept_in_use(image: str, repository: str) -> list[Policy]:
-    """What keeps the image that the stack runs, however many were built after it; nothing for one from elsewhere.
+    """A rule that keeps the stack's image, however many were built after it; none for an image from elsewhere.
 
     Args:
         image: reference by tag, by digest, or by both.

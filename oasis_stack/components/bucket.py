@@ -22,7 +22,7 @@ DAY_SECONDS = 24 * 60 * 60
 
 @dataclass(frozen=True, kw_only=True)
 class BucketArgs:
-    """What a bucket needs to know."""
+    """Arguments of a bucket."""
 
     site: Site
     """Where the stack stands."""

@@ -17,7 +17,7 @@ import pulumi_kubernetes as kubernetes
 from oasis_stack.components import control_plane
 from oasis_stack.components.attachments import ClusterNetwork
 from oasis_stack.components.control_plane import ControlPlane
-from oasis_stack.components.cpu_pool import CPU_NODES, SYSTEM_NODES, node_config
+from oasis_stack.components.node_config import CPU_NODES, SYSTEM_NODES, node_config
 from oasis_stack.facts import names
 from oasis_stack.facts.machine import PoolSize
 from oasis_stack.facts.site import Site
@@ -37,7 +37,7 @@ PODS_PER_NODE = 110
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterArgs:
-    """What the cluster needs to know."""
+    """Arguments of the cluster."""
 
     site: Site
     """Where the stack stands."""

@@ -22,7 +22,7 @@ SERVED_MINUTES = 90
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeClassArgs:
-    """What a ComputeClass needs to know."""
+    """Arguments of a ComputeClass."""
 
     class_name: str
     """What pools carry as label and taint and pods select; another one here than there, and no pod gets a node."""

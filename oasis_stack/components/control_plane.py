@@ -28,7 +28,7 @@ class EncryptionKey:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPlane:
-    """How the control plane is reached, when GKE upgrades it, and how it keeps Kubernetes Secrets."""
+    """Settings of the control plane: its addresses, its upgrades, the encryption of Kubernetes Secrets."""
 
     address_range: str
     """A /28 of its own for the private endpoint."""
@@ -48,7 +48,7 @@ class ControlPlane:
 
 
 def authorized(plane: ControlPlane) -> gcp.container.ClusterMasterAuthorizedNetworksConfigArgsDict | None:
-    """Who may reach the public address of the control plane; nothing to restrict where that address is off."""
+    """Networks that may reach the control plane's public address; nothing to restrict where that address is off."""
     if plane.endpoint == "dns":
         return None
     blocks: list[gcp.container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgsDict] = [
@@ -72,7 +72,7 @@ def private_cluster(plane: ControlPlane) -> gcp.container.ClusterPrivateClusterC
 
 
 def secrets_encryption(key: EncryptionKey | None) -> gcp.container.ClusterDatabaseEncryptionArgsDict:
-    """How Kubernetes Secrets are kept in the control plane's store."""
+    """Encryption of Kubernetes Secrets in the control plane's store."""
     return {"state": "DECRYPTED"} if key is None else {"state": "ENCRYPTED", "key_name": key.name}
 
 

@@ -28,7 +28,7 @@ DELETE_TIMEOUT = "20m"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNetworksArgs:
-    """What the device networks need to know."""
+    """Arguments of the device networks."""
 
     nics: Sequence[AdditionalNetwork]
     """Networks of the further NICs in interface order: the gVNIC, then RDMA NIC 0, 1, ...; two swapped, and NCCL joins

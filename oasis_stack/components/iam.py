@@ -29,7 +29,7 @@ class BucketGrant:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadIdentityArgs:
-    """Who gets what."""
+    """Arguments of the workload's identity: each grant and its scope."""
 
     site: Site
     """Where the stack stands."""

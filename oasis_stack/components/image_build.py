@@ -45,7 +45,7 @@ class Peering:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuildArgs:
-    """What the build place needs to know."""
+    """Arguments of the image build."""
 
     site: Site
     """Where the stack stands."""

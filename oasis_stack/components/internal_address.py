@@ -13,7 +13,7 @@ from oasis_stack.facts.site import Site
 
 @dataclass(frozen=True, kw_only=True)
 class InternalAddressArgs:
-    """What a reserved address needs to know."""
+    """Arguments of a reserved address."""
 
     site: Site
     """Where the stack stands."""

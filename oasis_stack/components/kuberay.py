@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 900
 
 @dataclass(frozen=True, kw_only=True)
 class KubeRayArgs:
-    """What the operator's release needs to know."""
+    """Arguments of the operator's release."""
 
     repository: str
     """Address of the Helm repository that has the chart."""

@@ -29,7 +29,7 @@ CLEANUP_MINUTES = 30
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs:
-    """What the primary VPC needs to know."""
+    """Arguments of the primary VPC."""
 
     site: Site
     """Where the stack stands."""
@@ -114,7 +114,7 @@ class Network(pulumi.ComponentResource):
 
     @property
     def for_cluster(self) -> ClusterNetwork:
-        """What a cluster in this VPC is attached to."""
+        """Arguments that attach a cluster to this VPC."""
         return ClusterNetwork(
             network_id=self.network_id,
             subnet_id=self.subnet_id,

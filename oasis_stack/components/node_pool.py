@@ -15,15 +15,13 @@ import pulumi
 import pulumi_gcp as gcp
 
 from oasis_stack.components.attachments import AdditionalNetwork
+from oasis_stack.components.node_config import node_config
 from oasis_stack.facts.capacity_rules import CapacityEntry, PoolRules, pool_rules
 from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.site import Site
 
 TIMEOUTS = pulumi.CustomTimeouts(create="30m", update="60m", delete="60m")
 """A deletion first drains whatever runs, up to an hour."""
-
-BOOT_DISK_GB = 100
-"""Images and pods live on the local SSDs, the boot disk holds the system alone (saltysoup/oasis-temp, infra/base)."""
 
 COMPUTE_CLASS_KEY = "cloud.google.com/compute-class"
 """Label and taint by which a pool joins a class (Google Cloud documentation, "About custom compute classes")."""
@@ -45,13 +43,10 @@ UPGRADES: gcp.container.NodePoolUpgradeSettingsArgsDict = {"strategy": "SURGE", 
 
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
-CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
-"""The scope that leaves every decision to the roles of the node account."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class GpuNodePoolArgs:
-    """What a GPU pool needs to know."""
+    """Arguments of a GPU pool."""
 
     site: Site
     """Where the stack stands."""
@@ -102,7 +97,7 @@ class GpuNodePool(pulumi.ComponentResource):
             upgrade_settings=UPGRADES if rules.surge_upgrades else None,
             placement_policy=None if rules.placement_type is None else {"type": rules.placement_type},
             network_config=network_config(args.nics),
-            node_config=node_config(args, rules),
+            node_config=gpu_node_config(args, rules),
             opts=pulumi.ResourceOptions(
                 parent=self,
                 custom_timeouts=TIMEOUTS,
@@ -120,14 +115,12 @@ class GpuNodePool(pulumi.ComponentResource):
         self.register_outputs({"pool_name": self.pool_name})
 
 
-def node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePoolNodeConfigArgsDict:
+def gpu_node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePoolNodeConfigArgsDict:
     """A GPU node. GKE taints it `nvidia.com/gpu` by itself; a Spot taint would add nothing to the class's own."""
     machine = args.machine
     config: gcp.container.NodePoolNodeConfigArgsDict = {
+        **node_config(args.node_service_account, args.site.labels, machine.boot_disk_type),
         "machine_type": machine.name,
-        "image_type": "COS_CONTAINERD",
-        "disk_type": machine.boot_disk_type,
-        "disk_size_gb": BOOT_DISK_GB,
         "ephemeral_storage_local_ssd_config": {"local_ssd_count": machine.local_ssds},
         "guest_accelerators": [
             {
@@ -137,15 +130,6 @@ def node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePo
                 "gpu_driver_installation_config": {"gpu_driver_version": args.driver_version},
             }
         ],
-        "gvnic": {"enabled": True},
-        "gcfs_config": {"enabled": True},
-        "service_account": args.node_service_account,
-        "oauth_scopes": [CLOUD_PLATFORM],
-        "workload_metadata_config": {"mode": "GKE_METADATA"},
-        "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": True},
-        "kubelet_config": {"insecure_kubelet_readonly_port_enabled": "FALSE"},
-        "metadata": {"disable-legacy-endpoints": "true"},
-        "resource_labels": dict(args.site.labels),
         # The label lets the class find the pool; the taint keeps every pod that did not ask for a GPU away.
         "labels": {COMPUTE_CLASS_KEY: args.compute_class},
         "taints": [{"key": COMPUTE_CLASS_KEY, "value": args.compute_class, "effect": "NO_SCHEDULE"}],

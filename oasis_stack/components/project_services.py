@@ -24,7 +24,7 @@ FIRST = ("cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com")
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectServicesArgs:
-    """What enabling APIs needs to know."""
+    """Arguments of the APIs to enable."""
 
     project: str
     """Project id. It must exist and have a billing account, or Compute Engine's API is refused."""

@@ -55,7 +55,7 @@ class InternalLoadBalancer:
 
 @dataclass(frozen=True, kw_only=True)
 class RayClusterArgs:
-    """What the RayCluster needs to know."""
+    """Arguments of the RayCluster."""
 
     namespace: str
     """Kubernetes namespace, made here; pods of other namespaces cannot reach it."""
@@ -138,7 +138,7 @@ class RayCluster(pulumi.ComponentResource):
         self.register_outputs({"ray_namespace": self.ray_namespace, "ray_cluster_name": self.ray_cluster_name})
 
     def _surroundings(self, name: str, args: RayClusterArgs) -> Sequence[pulumi.Resource]:
-        """What pods of the namespace find from their first second to their last."""
+        """Resources that pods of the namespace find from their first second to their last."""
         child = pulumi.ResourceOptions(parent=self)
         policies = network_policy.policies(
             names.KUBERAY_NAMESPACE,

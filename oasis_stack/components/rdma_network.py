@@ -23,7 +23,7 @@ TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
 
 @dataclass(frozen=True, kw_only=True)
 class RdmaNetworkArgs:
-    """What the gVNIC VPC and the RDMA VPC need to know."""
+    """Arguments of the gVNIC VPC and the RDMA VPC."""
 
     site: Site
     """Where the stack stands; a node of another zone cannot attach a NIC to the RDMA VPC."""

@@ -24,7 +24,7 @@ from oasis_stack.facts.site import Site
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKeySecretArgs:
-    """What a secret needs to know."""
+    """Arguments of a secret."""
 
     site: Site
     """Where the stack stands."""

@@ -52,7 +52,7 @@ class CapacityEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRules:
-    """What a rung demands of its node pool, in the words of the GKE API."""
+    """A rung's demands on its node pool, in the words of the GKE API."""
 
     flex_start: bool
     spot: bool

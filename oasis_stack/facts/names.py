@@ -12,6 +12,9 @@ NAME_PATTERN = re.compile(r"(?!goog|.*google)[a-z](?:[a-z0-9-]{0,14}[a-z0-9])?")
 """The stack's `name`: 16 characters, so that a service account `<name>-image-builder` keeps within 30. It stands in
 bucket names, where Google refuses its own (Cloud Storage documentation, "About Cloud Storage buckets")."""
 
+CLOUD_PLATFORM_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+"""The OAuth scope of all of Google Cloud."""
+
 PROJECT_PATTERN = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]")
 """Google Cloud project ids (Resource Manager documentation, "Creating and managing projects")."""
 
@@ -100,7 +103,7 @@ def pool(mode: str, reservation: str | None) -> str:
 
 
 def has_registry(image: str) -> bool:
-    """Whether an image reference starts with the host of a registry, as Docker reads it."""
+    """True if an image reference starts with the host of a registry, as Docker reads it."""
     host, slash, _ = image.partition("/")
     return bool(slash) and ("." in host or ":" in host or host == "localhost")
 

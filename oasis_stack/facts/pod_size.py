@@ -26,7 +26,7 @@ EVICTION_MEMORY_MIB = 100
 
 @dataclass(frozen=True, kw_only=True)
 class PodSize:
-    """What a Ray container asks for and is limited to."""
+    """Requests and limits of a Ray container."""
 
     cpus: int
     """vCPUs; more than a node has free, and the pod stays Pending for ever."""
@@ -36,7 +36,7 @@ class PodSize:
 
 @dataclass(frozen=True, kw_only=True)
 class SidecarSize:
-    """What the Cloud Storage FUSE sidecar of a pod asks for; its limits are the node's."""
+    """Requests of a pod's Cloud Storage FUSE sidecar; its limits are the node's."""
 
     cpu_millis: int
     """Thousandths of a vCPU."""
@@ -67,7 +67,7 @@ def allocatable_cpu_millis(vcpus: int) -> int:
 
 
 def allocatable_memory_mib(physical_mib: int) -> int:
-    """What pods may ask for together, by the autoscaler's own formula for a node that is not there yet (reserved.go).
+    """Memory that pods may ask for together, by the autoscaler's formula for a node to come (reserved.go).
 
     The kernel takes 1/64, 16 MiB, and from 3 GiB on 64 MiB for its I/O buffers (`CalculateKernelReserved`). GKE keeps
     25 % of the first 4 GB, 20 % of the next 4, 10 % of the next 8, 6 % of the next 112 and 2 % of the rest, where a GB

@@ -54,7 +54,7 @@ def install_container(security: dict[str, Any]) -> dict[str, Any]:
 
 
 def install_script() -> str:
-    """What the init container runs."""
+    """The script of the init container."""
     return "\n".join(
         (
             "set -ex",

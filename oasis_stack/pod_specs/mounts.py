@@ -26,7 +26,7 @@ SHARED_MEMORY_MAX_GIB = 250
 
 @dataclass(frozen=True, kw_only=True)
 class Mounts:
-    """Where pods see the buckets and the node's disks."""
+    """Paths of the buckets and the node's disks in pods."""
 
     data: str
     """Path of the data bucket."""
@@ -52,7 +52,7 @@ class PodVolumes:
 
 
 def pod_volumes(mounts: Mounts, size: PodSize, local_ssds: int, training: bool) -> PodVolumes:
-    """What a pod of `size` mounts; `training` pods live for days at most and read the same files again and again."""
+    """Volumes of a pod of `size`; `training` pods live for days at most and read the same files again and again."""
     disk_gib = local_ssds * LOCAL_SSD_GIB
     cache_gib, scratch_gib = (disk_gib // 4, disk_gib // 2) if disk_gib else (8, 20)
     shared_gib = shared_memory_gib(size.memory_gib)

@@ -135,7 +135,7 @@ def _google() -> Spec:
 
 
 def _dashboard_clients(ranges: Sequence[str]) -> Spec:
-    """Who may use the dashboard through its internal load balancer, which keeps the clients' addresses."""
+    """Clients that may use the dashboard through its internal load balancer, which keeps their addresses."""
     return _into_head({"from": [_range(cidr) for cidr in ranges], "ports": [_port(DASHBOARD_PORT)]})
 
 

@@ -17,6 +17,7 @@ from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.pod_size import PodSize
 from oasis_stack.pod_specs import gib
 from oasis_stack.pod_specs.mounts import GROUP, USER, Mounts, PodVolumes, pod_volumes
+from workloads.environment import MAX_RUN_VARIABLE
 
 HEAD_GRACE_SECONDS = 30
 
@@ -25,9 +26,6 @@ SPOT_DRAIN_SECONDS, SPOT_GRACE_SECONDS = 12, 15
 
 DRAIN_SECONDS, GRACE_SECONDS = 120, 150
 """Elsewhere: time for a checkpoint of some 10 GB to reach the bucket. Ray drains, then the pod may end."""
-
-MAX_RUN_VARIABLE = "OASIS_MAX_RUN_SECONDS"
-"""In GPU workers of a ladder with flex-start: GKE takes such a node so many seconds after its start, whatever runs."""
 
 HEAD_STARTS_PER_CPU = 3
 """Processes that the head may start at once, for each of its CPUs (SkyPilot's figure, sky/provision/instance_setup.py).
@@ -67,7 +65,7 @@ class GpuGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PodContext:
-    """What all pods of the cluster share."""
+    """Facts that all pods of the cluster share."""
 
     image: pulumi.Input[str]
     """Ray image; its Ray must be the cluster's version."""

@@ -211,7 +211,7 @@ class GpuSettings:
 
     @property
     def has_spot(self) -> bool:
-        """Whether a rung is Spot, where a pod has 15 seconds to leave."""
+        """True if a rung is Spot, where a pod has 15 seconds to leave."""
         return any(entry.mode == "spot" for entry in self.capacity)
 
     @property
@@ -294,7 +294,7 @@ class RaySettings:
 
     @property
     def balanced(self) -> bool:
-        """Whether an internal load balancer shows the dashboard."""
+        """True if an internal load balancer shows the dashboard."""
         return self.dashboard_access == "internal-load-balancer"
 
 
@@ -400,7 +400,7 @@ class Settings:
 
     @property
     def site(self) -> Site:
-        """Where the stack stands."""
+        """The place where the stack stands."""
         return Site(project=self.project, region=self.region, zone=self.zone, prefix=self.name, labels=self.labels)
 
     def address_plan(self) -> AddressPlan:

@@ -73,7 +73,7 @@ def _decoded(value: object) -> object:
 
 
 def _dated(value: object) -> object:
-    """What is below a value, with each date that stood without quotes as one in quotes is written.
+    """A value with each unquoted date inside it as a quoted one.
 
     Pulumi gives it in the form of Go's time.String (pulumi/sdk, go/common/resource/config/object.go).
     """

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from emulator.google.cloud import Cloud
+from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, State
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from emulator.rest.cloud_server import CloudServer
 from tests.support import stub_kubectl
+from tests.support.command_lines import command_line
 from workloads.environment import ClusterEnvironment
 
 
@@ -54,6 +56,11 @@ class Cluster:
             cwd=CHECKOUT,
             env=self.variables,
         )
+
+    def processes(self, words: str = "") -> list[int]:
+        """Running processes of this Ray, those of its jobs included, whose command line has these words."""
+        nodes = [pid for node in self.state.processes() for pid in processes.session_of(node)]
+        return [pid for pid in {*nodes, *processes.descendants(*nodes)} if words in command_line(pid)]
 
     def bucket(self, uri: str) -> Path:
         """The folder that a mount of a bucket would be."""

@@ -71,31 +71,31 @@ def test_more_nodes_than_there_are_is_infeasible_soon_and_leaves_the_nodes_free(
 
 def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(cluster: Cluster) -> None:
     client, output = _measuring(cluster)
-    ranks = _rank_processes()
+    ranks = cluster.processes("ray::RankActor")
     assert len(ranks) == 2
-    listening = list(listeners.of(int(rank.name) for rank in ranks))
+    listening = list(listeners.of(ranks))
     assert listening and all(loopback for _, loopback in listening)
-    began, victim = time.monotonic(), ranks[0].name
-    os.kill(int(victim), signal.SIGKILL)
+    began, victim = time.monotonic(), ranks[0]
+    os.kill(victim, signal.SIGKILL)
     rest, _ = client.communicate(timeout=400)
     assert client.returncode == 5, output + rest
     assert time.monotonic() - began < 30
     assert re.search(rf"Rank \d of 'all', on node \d \(\S+/[0-9a-f]{{8}}, process {victim}\) died", rest), rest
-    eventually(lambda: not _rank_processes(), 10)
+    eventually(lambda: not cluster.processes("ray::RankActor"), 10)
     eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
 
 
 def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluster) -> None:
     client, output = _measuring(cluster)
-    ranks = _rank_processes()
+    ranks = cluster.processes("ray::RankActor")
     assert len(ranks) == 2
-    drivers = _processes(b"workloads\0bench\0--sizes")
+    drivers = cluster.processes("workloads bench --sizes")
     assert drivers, output
     for driver in drivers:
-        os.kill(int(driver.name), signal.SIGKILL)
+        os.kill(driver, signal.SIGKILL)
     client.communicate(timeout=400)
     assert client.returncode != 0
-    eventually(lambda: not _rank_processes(), 30)
+    eventually(lambda: not cluster.processes("ray::RankActor"), 30)
     eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
 
 
@@ -268,7 +268,7 @@ from workloads.errors import WorkloadError
 from workloads.nccl.ranks import driver, teams
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Layout
-from workloads.nccl.definitions.stages import ladder
+from workloads.nccl.definitions.stages import plan_rounds
 
 class Hangs(RankActor):
     '''One of these stops without a word, as a process does whose GPU or disk no longer answers.'''
@@ -286,7 +286,7 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
     try:
         driver.run(
             Layout(nodes=1, ranks_per_node=3, gpus_per_node=0), replace(gloo.plan(), timeout_seconds=4.0),
-            ladder(1, "all", ring=False), [1 << 20],
+            plan_rounds(1, "all", ring=False), [1 << 20],
             shorten=False, wait_seconds=60, promise=None, say=lambda line: None,
             begin=lambda stage, conditions: None, show=lambda stage, row: None,
         )
@@ -334,19 +334,3 @@ def _measuring(cluster: Cluster) -> tuple[subprocess.Popen[str], str]:
     """A benchmark that measures, and what it has said so far."""
     client = cluster.start("submit", "--", "bench", "--sizes", "64M", "--iterations", "2000")
     return client, read_until(client, "#wrong")
-
-
-def _rank_processes() -> list[Path]:
-    return _processes(b"ray::RankActor")
-
-
-def _processes(words: bytes) -> list[Path]:
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if words in (process / "cmdline").read_bytes():
-                    found.append(process)
-            except OSError:  # ended meanwhile
-                continue
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import time
@@ -13,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from emulator.machine import processes
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.folder import session_directory
 from tests.cluster.conftest import Cluster
 from tests.support import stub_kubectl
+from tests.support.command_lines import command_lines
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.waiting import eventually, read_until
 from workloads.doctor import listeners
@@ -59,12 +60,13 @@ def test_a_job_runs_on_the_head_with_the_stack_s_variables_and_returns_its_exit_
 
 
 def test_ctrl_c_stops_the_job_and_what_it_started(cluster: Cluster) -> None:
-    client = cluster.start("submit", "--", "sleep", "54321")
-    eventually(lambda: _running("54321"))
+    seconds = str(10**6 + os.getpid())  # no other run of the tests sleeps as long
+    client = cluster.start("submit", "--", "sleep", seconds)
+    eventually(lambda: f"sleep {seconds}" in command_lines().values())
     client.send_signal(signal.SIGINT)
     output, _ = client.communicate(timeout=400)
     assert client.returncode == 130, output
-    eventually(lambda: not _running("54321"))
+    eventually(lambda: f"sleep {seconds}" not in command_lines().values())
     assert "STOPPED" in cluster.run("jobs", "list").stdout
 
 
@@ -78,10 +80,10 @@ def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_resu
     train = ["train", "--recipe", "digits_laptop", "--run", run, "--epochs", "10", "--wandb", "off"]
     client = cluster.start("submit", "--results", str(tmp_path), "--", *train)
     output = read_until(client, "epoch   2")
-    workers = [pid for pid in _of_the_cluster(cluster) if _command(pid).startswith(b"ray::RayTrainWorker")]
-    driver = [int(process.name) for process in Path("/proc").glob("[0-9]*") if _is_driver(int(process.name), run)]
+    workers = cluster.processes("ray::RayTrainWorker")
+    driver = cluster.processes(f"--run {run}")
     assert len(workers) == 2 and len(listeners.of(workers)) > 2 and driver
-    found = listeners.of({*driver, *_of_the_cluster(cluster)})
+    found = listeners.of(cluster.processes())
     assert [address for address, loopback in found if not loopback] == []
     rest, _ = client.communicate(timeout=400)
     assert client.returncode == 0, output + rest
@@ -198,7 +200,7 @@ def test_without_the_token_and_with_a_wrong_one_the_jobs_api_refuses(cluster: Cl
 
 
 def test_no_process_of_the_cluster_listens_beyond_loopback(cluster: Cluster) -> None:
-    found = listeners.of(_of_the_cluster(cluster))
+    found = listeners.of(cluster.processes())
     assert len(found) > 10  # three raylets, the GCS, the dashboard and the agents
     assert {address.rpartition(":")[0] for address, _ in found} == {"127.0.0.1"}
     assert all(loopback for _, loopback in found)
@@ -226,27 +228,3 @@ def test_starting_again_changes_nothing_while_all_nodes_run(cluster: Cluster) ->
     )
     ray_nodes.start(cluster.state, deployed, {}, print)
     assert cluster.state.processes() == before
-
-
-def _of_the_cluster(cluster: Cluster) -> list[int]:
-    return [pid for node in cluster.state.processes() for pid in processes.session_of(node)]
-
-
-def _is_driver(pid: int, run: str) -> bool:
-    words = _command(pid).split(b"\0")
-    return words[1:4] == [b"-m", b"workloads", b"train"] and run.encode() in words
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # ended meanwhile
-        return b""
-
-
-def _running(argument: str) -> bool:
-    for process in Path("/proc").glob("[0-9]*"):
-        words = _command(int(process.name)).split(b"\0")
-        if words[0] == b"sleep" and argument.encode() in words:
-            return True
-    return False

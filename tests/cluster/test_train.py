@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from emulator.google.cloud import Cloud
+from emulator.machine import processes
 from emulator.rest.cloud_server import CloudServer
 from emulator.rest.http_message import Request
+from tests.support.command_lines import command_line
 from tests.support.waiting import eventually, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
@@ -112,34 +114,16 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str], secon
 
 
 def descendants(process: subprocess.Popen[str]) -> dict[int, str]:
-    """Process ids and command lines of everything below a process, from /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            # The fields after the command's closing bracket: state, parent.
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    found, frontier = {}, {process.pid}
-    while frontier := {pid for pid, parent in parents.items() if parent in frontier}:
-        found |= {pid: command(pid) for pid in frontier}
-    return found
+    """Process ids and command lines of everything below a process."""
+    return {pid: command_line(pid) for pid in processes.descendants(process.pid)}
 
 
-def command(pid: int) -> str:
-    """The command line; empty for a process that has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def survivors(processes: dict[int, str], seconds: float = 60) -> dict[int, str]:
+def survivors(family: dict[int, str], seconds: float = 60) -> dict[int, str]:
     """Those that have not ended after that time, but for Ray's agents, which seek their killed raylet for 60 s."""
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-    watched = {pid: line for pid, line in processes.items() if line and not line.startswith(agents)}
+    watched = {pid: line for pid, line in family.items() if line and not line.startswith(agents)}
     deadline = time.monotonic() + seconds
-    while left := {pid: line for pid, line in watched.items() if command(pid) == line}:
+    while left := {pid: line for pid, line in watched.items() if command_line(pid) == line}:
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)

@@ -104,7 +104,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
     assert "Traceback" not in said
     after = place.outcomes()
     assert {name: after[name] for name in before} == before
-    for outcome in after.values():  # none missing, none told twice; all of them unless a rung stopped it
+    for outcome in after.values():  # none missing, none told twice; all of them unless a milestone stopped it
         reached = 16 if outcome["status"] == "complete" else len(outcome["epochs"])
         assert [epoch["epoch"] for epoch in outcome["epochs"]] == list(range(1, reached + 1))
     journals = sorted((tmp_path / "results" / "s" / begun / "journal").iterdir())

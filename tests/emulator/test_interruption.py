@@ -5,7 +5,6 @@ Everything runs in checkouts beside this one; small disks and little memory are 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -28,6 +27,7 @@ from emulator.machine.state import CHECKOUT, State
 from emulator.programs.go_modules import cache_directory
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
+from tests.support.command_lines import command_lines
 from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.emulated
@@ -395,12 +395,8 @@ def _users_environment() -> dict[str, str]:
 
 def _mentioning(*words: str) -> list[str]:
     """Command lines of running processes with one of the words; Ray's carry no mark but their folder's name."""
-    found: list[str] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):  # ended meanwhile
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return [line for line in found if any(word in line for word in words)]
+    found = [line for pid, line in command_lines().items() if pid != os.getpid()]
+    return [line for line in found if any(word in f"{line} " for word in words)]
 
 
 def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str, str]) -> tuple[int, str]:

@@ -18,7 +18,6 @@ from emulator.gcp.types import inputs_of
 from oasis_stack import components
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts.problem import config_key
-from oasis_stack.pod_specs.pods import MAX_RUN_VARIABLE
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import known_keys
 from tests.support.deployment import Deploy, Deployment, Registered
@@ -37,7 +36,7 @@ from tests.support.setting_examples import (
     SUBNET,
 )
 from tests.support.stacks import FULL, changed
-from workloads.environment import ClusterEnvironment
+from workloads.environment import MAX_RUN_VARIABLE, ClusterEnvironment
 
 SECRET_KEYS = frozenset({"oasis:wandb_api_key"})
 

@@ -100,6 +100,6 @@ def measured(
 
 
 def run(nodes: int = 2, draw: random.Random | None = None, **how: float) -> list[Measured]:
-    """Every stage of the ladder of so many nodes."""
-    found: Sequence[Stage] = [stage for round in stages.ladder(nodes, "pairs", ring=True) for stage in round]
+    """Every stage on so many nodes."""
+    found: Sequence[Stage] = [stage for round in stages.plan_rounds(nodes, "pairs", ring=True) for stage in round]
     return [measured(stage, conditions(len(stage.nodes)), draw, **how) for stage in found]

@@ -1,4 +1,4 @@
-"""Searches up to where Ray comes in: spaces, trials, rungs, outcomes, what is left behind and what it says."""
+"""Searches up to where Ray comes in: spaces, trials, milestones, outcomes, what is left behind and what it says."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path
     tune.trials.on_trial_result("b", {"at": 1.0, **epoch(1, 0.7)})
     tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": 6, "problem": "torn.png cannot be decoded."})
     assert tune.start("c") == "s-002"
-    tune.trials.on_trial_complete("b", {"at": 2.0, **epoch(2, 0.8)})  # stopped at a rung: no exit code
+    tune.trials.on_trial_complete("b", {"at": 2.0, **epoch(2, 0.8)})  # stopped at a milestone: no exit code
     tune.trials.on_trial_complete("c", error=True)
     assert tune.start("d") == "s-003"
     tune.trials.on_trial_result("d", {"at": 1.0, **epoch(1, 0.6)})
@@ -456,7 +456,7 @@ def test_rungs_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_one_tha
         "CONTINUE",
         "STOP",
     ]
-    assert decide(whole, trials[0], 2, 0.1) == "CONTINUE"  # no rung
+    assert decide(whole, trials[0], 2, 0.1) == "CONTINUE"  # no milestone
     assert decide(whole, trials[1], 9, 0.9) == "CONTINUE"
     assert decide(whole, trials[0], 9, 0.1) == "CONTINUE"  # the last epoch: nothing is left to stop
     assert whole.on_trial_result(None, trials[2], {"at": 0.5}) == "CONTINUE"  # no epoch's end

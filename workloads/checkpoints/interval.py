@@ -74,7 +74,7 @@ class Schedule:
         return min(max(young(statistics.median(self._costs), self._failure_hours), SHORTEST), LONGEST)
 
     def due(self, now: float) -> bool:
-        """Whether to save. Asked after every step: the longest time between two questions counts as a step's."""
+        """True if it is time to save. Asked after every step: the longest time between two calls counts as a step's."""
         if self._asked is None or self._state is None:
             self._state = now
         elif self._tried != self._asked:  # after a save the time between two questions is more than a step
@@ -103,7 +103,7 @@ class Schedule:
         self._costs.append(max(took if stalled is None else stalled, 1e-3))
 
     def last_call(self, now: float) -> bool:
-        """Whether the node's end is so near that a save must start; true until one has started after that instant."""
+        """True if the node's end is so near that a save must start, until one has started after that instant."""
         if self._deadline is None or self._state is None:
             return False
         # One save may be under way, and this one follows it; the question comes up to a step late.

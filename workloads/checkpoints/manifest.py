@@ -31,7 +31,7 @@ def new_name(step: int) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether it is the name of an attempt; anything else in the folder is somebody else's and left alone."""
+    """True if it is the name of an attempt; anything else in the folder is somebody else's and left alone."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -132,7 +132,7 @@ def check(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> Non
 
 
 def stands(folder: Folder) -> bool:
-    """Whether it is committed at this moment: a reader that finds damage asks, since `discard` may have been at it."""
+    """True if it is committed at this moment: a reader that finds damage asks, since `discard` may have been at it."""
     try:
         folder.read(COMMIT)
     except FileNotFoundError:

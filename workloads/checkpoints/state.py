@@ -34,7 +34,7 @@ class CutError(WorkloadError):
 
 
 class _Hashed:
-    """What torch.save writes to: passes on, counts and hashes, and remembers the error that torch hides."""
+    """A file for torch.save: passes on, counts and hashes, and remembers the error that torch hides."""
 
     def __init__(self, sink: Sink, cut: threading.Event) -> None:
         self._sink, self._cut, self.bytes, self.sha256 = sink, cut, 0, hashlib.sha256()

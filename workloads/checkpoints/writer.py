@@ -28,7 +28,7 @@ PASSING = (PlaceError, AuthError, DataIntegrityError)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one checkpoint is made of."""
+    """The parts of one checkpoint."""
 
     state: Mapping[str, Any]
     """A copy on the CPU that later steps do not change."""
@@ -68,7 +68,7 @@ class _Flight:
 
     @property
     def under_way(self) -> bool:
-        """Whether it is still worth waiting for."""
+        """True if it is still worth waiting for."""
         return self.thread.is_alive() and self.seconds_left > 0
 
     def launch(self, work: Callable[[], None]) -> _Flight:
@@ -103,7 +103,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is in flight, so that taking a copy of the state for another would be in vain."""
+        """True if a save is in flight, so that taking a copy of the state for another would be in vain."""
         return any(flight.under_way for flight in self._flights)
 
     def start(self, snapshot: Snapshot) -> bool:

@@ -45,7 +45,7 @@ FRESH_REPLIES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What is known about one request at one moment."""
+    """Everything known about one request at one moment."""
 
     granted: bool
     """All bundles are placed."""
@@ -64,7 +64,7 @@ class Observation:
 
 
 def judge(seen: Observation, bundles: int, waited: float, limit: float) -> Verdict:
-    """What an observation means.
+    """The verdict on an observation.
 
     Args:
         seen: the newest observation.
@@ -123,7 +123,7 @@ def check_maximum(nodes: int, maximum: int, kind: str, setting: str) -> None:
 
 @dataclass(frozen=True)
 class CapacityRequest:
-    """What is asked of Ray in one go."""
+    """A request for several bundles at once."""
 
     bundles: tuple[Bundle, ...]
     """Each on one node."""
@@ -138,7 +138,7 @@ class CapacityRequest:
         return " and ".join(f"{counted(count, each)} with {kind}" for kind, count in kinds.items())
 
     def fitting(self, nodes: Iterable[Mapping[str, float]]) -> int:
-        """How many of the bundles fit on nodes with these total resources, placed first-fit."""
+        """Number of the bundles that fit on nodes with these total resources, placed first-fit."""
         free = [Counter(node) for node in nodes]
         held = 0
         for bundle in self.bundles:

@@ -58,7 +58,7 @@ def main(modules: str, driver: str, *arguments: str) -> None:
 
 
 def _forked(modules: str, driver: str, arguments: Sequence[str]) -> bool:
-    """Whether a server made the worker; there is one, or this process's parent becomes it."""
+    """True if a server made the worker; there is one, or this process's parent becomes it."""
     place = address(arguments, modules)
     launched = [int(word.partition("=")[2]) / 1000 for word in arguments if word.startswith("--worker-launch-time-ms=")]
     until = min([*launched, time.time()]) + WAIT_SECONDS
@@ -77,7 +77,7 @@ def _forked(modules: str, driver: str, arguments: Sequence[str]) -> bool:
 
 
 def address(arguments: Sequence[str], modules: str) -> str:
-    """Where the server for a worker like this one listens: one for each job, environment and raylet.
+    """Address of the server for a worker like this one: one for each job, environment and raylet.
 
     Returns:
         The path of a socket beside the raylet's own; empty without a raylet.
@@ -140,7 +140,7 @@ def _made(place: str, arguments: Sequence[str], until: float) -> bool | None:
 
 
 def is_strangers(connection: socket.socket) -> bool:
-    """Whether another user is at the other end: Ray lets all users of a machine write to the socket's folder."""
+    """True if another user is at the other end: Ray lets all users of a machine write to the socket's folder."""
     facts = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", facts)[1] != os.getuid()
 

@@ -82,7 +82,7 @@ def process(pid: int) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is started with."""
+    """The start of a worker: its arguments, environment and output files."""
 
     arguments: list[str]
     """Its script, and what that is given."""
@@ -173,7 +173,7 @@ def _unfit() -> str:
 
 
 def _draw() -> bytes:
-    """What a fork draws first."""
+    """The first random number that a fork draws."""
     from ray import UniqueID
 
     reading, writing = os.pipe()

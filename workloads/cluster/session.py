@@ -39,7 +39,7 @@ _PYTHON_KEPT = {"working_dir", "py_modules", "excludes", "env_vars", "config", "
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a workload may know about the place it runs in."""
+    """Facts that a workload may know about the place it runs in."""
 
     address: str | None
     """Address of a running Ray; None for one embedded in this process, which ends with it."""
@@ -50,7 +50,7 @@ class Place:
 
     @property
     def embedded(self) -> bool:
-        """Whether Ray lives and dies with this process."""
+        """True if Ray lives and dies with this process."""
         return self.address is None
 
 
@@ -164,7 +164,7 @@ def release_places() -> None:
 
 
 def forked_workers(place: Place) -> tuple[bool, str]:
-    """Whether workers are forked where they can be, and what that follows from, in a few words.
+    """True if workers are forked where they can be, and the reason in a few words.
 
     Args:
         place: where the workers are to run. Of a client, outside it, neither variable nor job is asked.

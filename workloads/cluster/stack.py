@@ -42,7 +42,7 @@ class DeployedStack:
         return f"Stack({self.environment.cluster_name!r})"  # never the token
 
     def ask(self, *words: str, given: str | None = None) -> str:
-        """What kubectl answers in the Ray namespace.
+        """Kubectl's answer in the Ray namespace.
 
         Args:
             words: kubectl's arguments.
@@ -129,7 +129,7 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
 
 
 def origin(args: argparse.Namespace) -> str:
-    """Where `outputs` has them from, in a few words."""
+    """The source of `outputs`, in a few words."""
     return f"stack {args.stack}" if args.stack else f"the stack's ConfigMap {CONFIG_MAP}"
 
 

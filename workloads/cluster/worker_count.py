@@ -55,14 +55,14 @@ def gather(
 
 
 def _held_by_those_that_stay(bundle: Bundle, most: int, strategy: Strategy) -> int:
-    """How many of `most` the nodes that are not drained could hold, were they free: for others there is no waiting."""
+    """Number of `most` that the nodes not drained could hold, were they free: for others there is no waiting."""
     going = autoscaler.draining()
     staying = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in going]
     return CapacityRequest((bundle,) * most, strategy).fitting(staying)
 
 
 def placeable(bundles: Sequence[Bundle], strategy: Strategy, seconds: float) -> bool:
-    """Whether Ray finds places for all of these within so many seconds; nothing is held."""
+    """True if Ray finds places for all of these within so many seconds; nothing is held."""
     group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     try:
         return group.wait(seconds)

@@ -128,7 +128,7 @@ class TrainConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with a run that loads it, as far as the data does not decide it."""
+        """Everything that a checkpoint and a run that loads it must share, as far as the data does not decide it."""
         return {"model": self.model, "image_size": self.image_size, "seed": self.seed, "ema": self.ema_decay > 0}
 
     def to_dict(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def values(name: str, options: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def wrong(name: str, problem: str) -> UsageError:
-    """What is wrong with a field; the caller knows where it was written."""
+    """The error in a field; the caller knows where it was written."""
     return UsageError(f"{name} {problem}", "")
 
 

@@ -24,7 +24,7 @@ WANDB = "https://api.wandb.ai"
 
 
 def authentication(place: Subject) -> str:
-    """Whether Ray accepts our token, and neither a wrong one nor none."""
+    """Check that Ray accepts our token, and neither a wrong one nor none."""
     if not place.in_cluster:
         raise NotHere("not in a Ray cluster; an embedded Ray makes a token of its own")
     mode = place.variables.get("RAY_AUTH_MODE", "")
@@ -43,7 +43,7 @@ def authentication(place: Subject) -> str:
 
 
 def ray_listeners(place: Subject) -> str:
-    """Whether a Ray of this machine can be reached from others."""
+    """Check that no Ray of this machine can be reached from others."""
     if "KUBERNETES_SERVICE_HOST" in place.variables:
         raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
     exposed = [text for text, loopback in listeners.of(listeners.ray_processes()) if not loopback]
@@ -56,7 +56,7 @@ def ray_listeners(place: Subject) -> str:
 
 
 def runs_bucket(place: Subject) -> str:
-    """Whether the runs bucket can be looked at, written, listed, read and deleted from."""
+    """Check that the runs bucket can be looked at, written, listed, read and deleted from."""
     if place.environment is None:
         raise NotHere("no stack, so no bucket")
     from workloads.storage.folders import locate
@@ -74,7 +74,7 @@ def runs_bucket(place: Subject) -> str:
 
 
 def data_bucket(place: Subject) -> str:
-    """Whether the data bucket can be looked at and listed, and an object of it read."""
+    """Check that the data bucket can be looked at and listed, and an object of it read."""
     if place.environment is None:
         raise NotHere("no stack, so no bucket")
     uri = place.environment.data_uri
@@ -84,7 +84,7 @@ def data_bucket(place: Subject) -> str:
 
 
 def wandb(place: Subject) -> str:
-    """Whether there is a W&B key, of the right form, that the server accepts."""
+    """Check that there is a W&B key, of the right form, that the server accepts."""
     from workloads.reporting.credentials import wandb_key
 
     key = wandb_key(None, place.environment.wandb_secret if place.environment else "")

@@ -17,7 +17,7 @@ HEAD = "headgroup"
 
 
 def kubectl(place: Subject) -> str:
-    """Whether kubectl forwards ports to Ray's dashboard through a control plane's DNS endpoint."""
+    """Check that kubectl forwards ports to Ray's dashboard through a control plane's DNS endpoint."""
     if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
         raise NotHere("kubectl is not installed; it is needed where jobs are submitted from")
     if old := stack.old_kubectl():
@@ -29,7 +29,7 @@ def kubectl(place: Subject) -> str:
 
 
 def nodes_for_pods(place: Subject) -> str:
-    """Whether the stack's pods have nodes, or wait for what can never come."""
+    """Check that the stack's pods have nodes, or wait for ones that can come."""
     if "KUBERNETES_SERVICE_HOST" in place.variables:
         raise NotHere("a pod may not see pods; ask where kubectl works")
     if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
@@ -48,7 +48,7 @@ def nodes_for_pods(place: Subject) -> str:
 
 
 def control_plane(place: Subject) -> str:
-    """Whether Ray's autoscaler, which runs beside the head, reaches the Kubernetes API through the NetworkPolicy."""
+    """Check that Ray's autoscaler, which runs beside the head, reaches the Kubernetes API through the NetworkPolicy."""
     host = place.variables.get("KUBERNETES_SERVICE_HOST")
     if not host:
         raise NotHere("not in a pod")

@@ -18,7 +18,7 @@ NO_TOKEN = "Without a token anybody who reaches the dashboard runs code: deploy 
 
 
 def addresses(place: Subject) -> list[str]:
-    """Where it may answer: the stack's own address, then the host of Ray's, then this machine."""
+    """Addresses where it may answer: the stack's own, then the host of Ray's, then this machine."""
     stated = [place.environment.ray_dashboard_url.rstrip("/")] if place.environment else []
     host = urlsplit(f"//{place.variables.get('RAY_ADDRESS', '')}").hostname
     hosts = [name for name in (host, "127.0.0.1") if name and name != "auto"]

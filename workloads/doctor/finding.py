@@ -27,7 +27,7 @@ class Ill(Exception):
 
 
 class Unfit(Ill):
-    """What the workloads need does not work."""
+    """Something that the workloads need does not work."""
 
 
 class AccessRefused(Unfit):
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What the checks look at."""
+    """The surroundings that the checks look at."""
 
     environment: ClusterEnvironment | None
     """What the stack promises; None outside a stack's cluster."""
@@ -67,5 +67,5 @@ class Subject:
 
     @property
     def in_cluster(self) -> bool:
-        """Whether a Ray cluster is around, and not one that a command would start for itself."""
+        """True if a Ray cluster is around, and not one that a command would start for itself."""
         return self.environment is not None or "RAY_ADDRESS" in self.variables

@@ -27,7 +27,7 @@ def visible_gpus() -> int:
 
 
 def gpus(place: Subject) -> str:
-    """Whether torch can use as many GPUs as the stack promises."""
+    """Check that torch can use as many GPUs as the stack promises."""
     if not place.gpus:
         raise NotHere("no GPU on this node")
     import torch
@@ -40,7 +40,7 @@ def gpus(place: Subject) -> str:
 
 
 def gib(place: Subject) -> str:
-    """Whether gIB's files are where NCCL looks for them."""
+    """Check that gIB's files are where NCCL looks for them."""
     if place.environment is None or not place.environment.rdma_nics:
         raise NotHere("the stack promises no RDMA NICs")
     if not place.gpus:
@@ -58,7 +58,7 @@ def gib(place: Subject) -> str:
 
 
 def shared_memory(place: Subject) -> str:
-    """Whether /dev/shm is large enough."""
+    """Check that /dev/shm is large enough."""
     size, _ = _room(SHARED_MEMORY)
     least = _LEAST_SHM_BYTES[place.gpus > 0]
     if size < least:
@@ -70,7 +70,7 @@ def shared_memory(place: Subject) -> str:
 
 
 def scratch(place: Subject) -> str:
-    """Whether there is disk for data that is copied from a bucket, W&B's files and an embedded Ray."""
+    """Check that there is disk for data that is copied from a bucket, W&B's files and an embedded Ray."""
     mount = environment.mount(environment.SCRATCH_MOUNT, place.variables)
     folder = mount if Path(mount).is_dir() else tempfile.gettempdir()
     if not os.access(folder, os.W_OK):

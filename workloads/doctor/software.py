@@ -65,7 +65,7 @@ def ray(place: Subject) -> str:
 
 
 def torch(place: Subject) -> str:
-    """Whether torch and torchvision are a pair: declared, importable, and with operators that run."""
+    """Check that torch and torchvision are a pair: declared, importable, and with operators that run."""
     versions = {name: _version(name) for name in ("torch", "torchvision")}
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
     wanted = _requirement("torchvision", re.compile(r"torch\s*==\s*([\d.]+)"))
@@ -85,7 +85,7 @@ def torch(place: Subject) -> str:
 
 
 def cuda(place: Subject) -> str:
-    """Whether driver, CUDA and NCCL fit the torch that is installed."""
+    """Check that driver, CUDA and NCCL fit the torch that is installed."""
     _version("torch")
     wanted = _requirement("torch", _NCCL)
     if wanted is None:
@@ -111,7 +111,7 @@ def cuda(place: Subject) -> str:
 
 
 def compiler(place: Subject) -> str:
-    """Whether torch.compile can build what it generates: C++ for CPUs, Triton's launchers in C for GPUs."""
+    """Check that torch.compile can build what it generates: C++ for CPUs, Triton's launchers in C for GPUs."""
     _version("torch")
     programs = {
         "C compiler": (place.variables.get("CC"), "gcc", "cc", "clang"),

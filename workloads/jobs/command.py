@@ -186,7 +186,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Action:
-    """What is done with one job."""
+    """An action on one job."""
 
     help: str
     shared: Callable[[Jobs, str, argparse.Namespace], int]

@@ -50,11 +50,11 @@ class Dashboard:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request must carry. Said outright, as Ray's client would send a token it finds at home instead."""
+        """Headers of every request. Said outright, as Ray's client would send a token it finds at home instead."""
         return {"Authorization": f"Bearer {self._stack.token}"}
 
     def address(self) -> str:
-        """Where the dashboard answers, with a port-forward started or renewed if it takes one.
+        """Address of the dashboard, with a port-forward started or renewed if it takes one.
 
         Raises:
             PlaceError: it does not answer.

@@ -24,7 +24,7 @@ _BUILT_IN = ("CPU", "GPU", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What an entry point takes; all of it on one node."""
+    """An entry point's resources, all of them on one node."""
 
     amounts: Mapping[str, float]
     """By Ray's names: CPU, GPU, memory (bytes), and custom resources."""
@@ -42,7 +42,7 @@ class Demand:
         return found
 
     def fits(self, resources: Mapping[str, float]) -> bool:
-        """Whether a node with these resources, were it free, could hold the entry point."""
+        """True if a node with these resources, were it free, could hold the entry point."""
         return all(resources.get(name, 0) >= amount for name, amount in self.amounts.items())
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ def add_entry_point_arguments(group: Any) -> None:
 
 
 def read(args: argparse.Namespace) -> Demand:
-    """What the arguments ask for.
+    """The arguments' demand.
 
     Raises:
         UsageError: an amount is negative or no number, or one resource is asked for twice.
@@ -125,7 +125,7 @@ def refuse_impossible(demand: Demand, supplies: Iterable[Supply]) -> None:
 
 
 def groups(spec: Mapping[str, Any]) -> list[Supply]:
-    """What a RayCluster has by its object: the head, and each worker group at its most.
+    """A RayCluster's resources by its object: the head, and each worker group at its most.
 
     Args:
         spec: of the RayCluster.

@@ -110,7 +110,7 @@ class Jobs:
 
     @property
     def given_up(self) -> bool:
-        """Whether a job that was to stop has had its time."""
+        """True if a job that was to stop has had its time."""
         return time.monotonic() >= self._until
 
     def client(self) -> JobSubmissionClient:
@@ -120,7 +120,7 @@ class Jobs:
         return self._client
 
     def details(self, submission_id: str) -> JobDetails:
-        """What Ray knows of a job.
+        """Ray's record of a job.
 
         Raises:
             UsageError: it knows none of that id.
@@ -250,13 +250,13 @@ def exit_code(details: JobDetails) -> int:
 
 
 def whose(entrypoint: str) -> str:
-    """What is said after the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
+    """Remark on the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
     ours = entrypoint.startswith(f"{OURS} ")
     return "" if ours else ", its command's own: the table of `python -m workloads --help` is not about it"
 
 
 def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:
-    """What to say of a refusal by Ray's Jobs API."""
+    """Message on a refusal by Ray's Jobs API."""
     if "401" in str(error) or "403" in str(error) or "Authentication" in str(error):
         return AuthError(f"Ray refuses the token: {first_line(error)}", "Check --stack and --context.")
     return WorkloadFailedError(f"Ray refuses: {first_line(error)}", "The dashboard's Jobs page may say more.")

@@ -68,7 +68,7 @@ def look(stack: DeployedStack, pods: Iterable[Body] | None = None) -> list[Wait]
 
 
 def judge(pods: Iterable[Body], events: Iterable[Body]) -> list[Wait]:
-    """What the newest event of the autoscaler means for each pod.
+    """Meaning of the autoscaler's newest event for each pod.
 
     Args:
         pods: those without a node, as `kubectl get pods -o json` lists them.

@@ -210,7 +210,7 @@ def patch(stack: DeployedStack, name: str, spec: dict[str, Any]) -> None:
 
 
 def _may_have_begun(stack: DeployedStack, name: str) -> bool:
-    """Whether the job may run by KubeRay's word, which also holds where the answer to `begin` was lost."""
+    """True if the job may run by KubeRay's word, which also holds where the answer to `begin` was lost."""
     try:
         text = stack.ask("get", "rayjob", name, "--ignore-not-found", "-o", "json")
     except WorkloadError as error:

@@ -21,7 +21,7 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What KubeRay says of a RayJob."""
+    """KubeRay's report on a RayJob."""
 
     name: str
     command: str
@@ -38,7 +38,7 @@ class Status:
 
     @property
     def over(self) -> bool:
-        """Whether it does not change any more."""
+        """True if it does not change any more."""
         return self.phase in OVER
 
     @property
@@ -74,7 +74,7 @@ def listed(stack: DeployedStack) -> list[Status]:
 
 
 def pods(stack: DeployedStack, cluster: str) -> str:
-    """What a cluster's pods do, and why those that wait do."""
+    """States of a cluster's pods, with the reason of those that wait."""
     items = _pods(stack, cluster)
     if items is None:
         return "its pods cannot be seen"
@@ -85,7 +85,7 @@ def pods(stack: DeployedStack, cluster: str) -> str:
 
 
 def never_fit(stack: DeployedStack, cluster: str) -> bool:
-    """Whether a cluster has a pod that no node could ever hold."""
+    """True if a cluster has a pod that no node could ever hold."""
     return any(wait.verdict == "never fits" for wait in pending.look(stack, _pods(stack, cluster) or []))
 
 

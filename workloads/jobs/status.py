@@ -45,7 +45,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def head_line(deployed: DeployedStack, address: str) -> str:
-    """Which cluster this is, what it may grow to, and where its dashboard answers now."""
+    """Name of this cluster, its limit of growth, and the address of its dashboard now."""
     environment = deployed.environment
     grows = f"up to {environment.cpu_workers_max} CPU workers"
     if environment.gpu_max_nodes:

@@ -50,7 +50,7 @@ _SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORE
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is handed to Ray."""
+    """A job for Ray."""
 
     name: str
     """Its submission id, and the name of its RayJob if it has one."""

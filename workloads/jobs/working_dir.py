@@ -42,7 +42,7 @@ _NAMED = 5  # of the largest entries, in a refusal
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What of a folder would be uploaded."""
+    """The part of a folder that would be uploaded."""
 
     files: int
     size: int
@@ -68,7 +68,7 @@ def excludes(folder: Path, more: Sequence[str]) -> list[str]:
 
 
 def check(folder: Path, patterns: Sequence[str]) -> Contents:
-    """What of a folder would be uploaded.
+    """The part of a folder that would be uploaded.
 
     Args:
         folder: the working directory.

@@ -11,7 +11,7 @@ from workloads import dry_run
 from workloads.cluster import session
 from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, UsageError, WorkloadError
 from workloads.nccl.definitions import bandwidth
-from workloads.nccl.definitions.stages import ALGORITHMS, LADDERS
+from workloads.nccl.definitions.stages import ALGORITHMS, EXTENTS
 from workloads.nccl.results import compare
 from workloads.nccl.scaling import predict
 from workloads.reporting import progress
@@ -31,7 +31,7 @@ DESCRIPTION = """\
 Measure and check collectives between the processes of one or more nodes: NCCL on GPUs, gloo on CPUs.
 
 Sizes, columns, factors and #wrong are those of NVIDIA's nccl-tests. Every result is checked element by element, before
-and after it is timed. On GPUs a ladder is climbed: each node alone, every pair of nodes, then all; on two nodes also
+and after it is timed. On GPUs it goes in stages: each node alone, every pair of nodes, then all; on two nodes also
 with NCCL's ring forced, as its tree prints more than the wire carries. A slow node, rail or rank is named."""
 
 EPILOG = f"""\
@@ -39,7 +39,7 @@ examples:
   bench                                        all-reduce between two processes on this machine
   bench --dry-run --nodes 2                    what would be asked of Ray and measured, nothing started
   bench --op all_gather --dtype bfloat16       one of {", ".join(OPS)}
-  bench --nodes 2 --stages all --sizes 1G:8G   the large sizes on all nodes at once, without the ladder
+  bench --nodes 2 --stages all --sizes 1G:8G   the large sizes on all nodes at once, without smaller stages
   bench compare before/all_reduce.jsonl after/all_reduce.jsonl
   bench predict --model convnext-base --nodes 1,2,4,16,128,1000
 
@@ -70,7 +70,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         f"({bandwidth.GPU_SIZES}, as memory allows; on CPU {bandwidth.CPU_SIZES})",
     )
     add("--dtype", choices=DTYPES, default="float", help="element type (%(default)s)")
-    add("--stages", choices=LADDERS, help="all nodes at once; each node first; every pair, too (pairs; on CPU all)")
+    add("--stages", choices=EXTENTS, help="all nodes at once; each node first; every pair, too (pairs; on CPU all)")
     add("--algo", choices=ALGORITHMS, metavar="NAME", help=f"force NCCL's algorithm: {', '.join(ALGORITHMS)}")
     add("--warmup", type=int, default=10, metavar="N", help="calls before timing (%(default)s)")
     add("--iterations", type=int, default=0, metavar="N", help="calls timed per size (as many as 0.2 s need)")

@@ -50,7 +50,7 @@ _TRAIN_ANYWAY = "Run again once that is done, or train all the same with --no-re
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be found before training."""
+    """The question to be answered before training."""
 
     promise: ClusterEnvironment
     """What the stack says of its nodes."""
@@ -84,7 +84,7 @@ def admit(question: Question, say: Callable[[str], None]) -> None:
 
 
 def conclude(question: Question, measured: Sequence[Measured], say: Callable[[str], None]) -> None:
-    """What `admit` does once it has measured.
+    """Judge what `admit` has measured.
 
     Args:
         question: what is to be found.
@@ -113,7 +113,7 @@ def conclude(question: Question, measured: Sequence[Measured], say: Callable[[st
 
 
 def stopped(question: Question, error: StoppedError, say: Callable[[str], None]) -> WorkloadError:
-    """What `admit` does where it has not measured to the end: keeps what there is; returns what is to be raised.
+    """Keep what `admit` has measured so far, where it did not come to its end; returns what is to be raised.
 
     That is a FabricError where something shows that the network or a GPU was at fault, or a rank hung in a collective;
     a process that died of anything else says nothing of the fabric.
@@ -187,7 +187,7 @@ def rounds(nodes: int, ring: bool) -> Sequence[Round]:
         nodes: how many.
         ring: force NCCL's ring among all, so that what is measured is the wire.
     """
-    first, *others = stages.ladder(nodes, "nodes", ring)
+    first, *others = stages.plan_rounds(nodes, "nodes", ring)
     return [first, *others[-1:]]
 
 

@@ -39,7 +39,7 @@ class BenchmarkRequest:
     """Where the results go: local folders and addresses in a bucket."""
 
     def settings(self, place: Place) -> list[Setting]:
-        """What the arguments stand for here, for `--dry-run`."""
+        """The arguments' meaning in this place, for `--dry-run`."""
         layout = self.layout
         return [
             *of_ray(place),
@@ -106,9 +106,9 @@ def _check_algorithm(forced: str | None, op: str, backend: str) -> None:
 
 
 def _rounds(args: argparse.Namespace, layout: Layout) -> tuple[Round, ...]:
-    rungs = args.stages or ("pairs" if layout.gpus_per_node else "all")
+    extent = args.stages or ("pairs" if layout.gpus_per_node else "all")
     ring = layout.backend == "nccl" and args.op == "all_reduce" and not args.algo
-    found = stages.ladder(layout.nodes, rungs, ring)
+    found = stages.plan_rounds(layout.nodes, extent, ring)
     return tuple(
         tuple(replace(stage, algorithm=args.algo.upper() if args.algo else stage.algorithm) for stage in round_)
         for round_ in found
@@ -136,7 +136,7 @@ def _layout(args: argparse.Namespace, place: Place) -> Layout:
 
 
 def _check_own_gpus(place: Place) -> None:
-    """Where no stack promises GPUs: those of this machine, or of the Ray at the address, are found when ranks start."""
+    """Check this machine's GPUs where no stack promises any; those of a Ray elsewhere are found when ranks start."""
     if place.environment is not None:
         raise PlaceError(
             "--backend nccl needs GPUs; this stack has no GPU nodes.",

@@ -73,7 +73,7 @@ def draw(records: Sequence[Record], title: str) -> bytes:
 
 
 def figure_of(records: Sequence[Record], title: str) -> Figure:
-    """What `draw` draws."""
+    """The figure that `draw` saves."""
     figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, color=INK, fontsize=12, fontweight="bold", x=0.01, ha="left")

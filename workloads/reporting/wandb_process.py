@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long W&B is waited for, in seconds; never by training."""
+    """Longest waits for W&B, in seconds; training never waits."""
 
     init_seconds: float = 10.0
     """For the server to accept a run, before it is recorded offline. W&B's own default is 90."""

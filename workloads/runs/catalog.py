@@ -104,7 +104,7 @@ class KnownRun:
         return "stopped early" if self._outcome() == "stopped" else "unfinished"
 
     def _outcome(self) -> str:
-        """What its search has decided of it; empty where it is no trial, or one that goes on."""
+        """The search's decision on it; empty where it is no trial, or one that goes on."""
         try:
             return str(json.loads(self.folder.read(TRIAL))["status"])
         except (FileNotFoundError, ValueError, LookupError):

@@ -183,7 +183,7 @@ def _gc(place: Folder, args: argparse.Namespace) -> int:
 
 
 def _superfluous(run: KnownRun, args: argparse.Namespace) -> list[tuple[Attempt, str]]:
-    """What a run would not miss, and why; of checkpoints only those with enough newer ones that verify."""
+    """Files that a run would not miss, and why; of checkpoints only those with enough newer ones that verify."""
     before = time.time() - args.orphan_hours * 3600
     found = [
         (attempt, "orphan: it has no COMMIT")
@@ -232,7 +232,7 @@ def _row(run: KnownRun, attempt: Attempt) -> dict[str, Any]:
 
 
 def _facts(run: KnownRun, attempt: Attempt) -> dict[str, Any] | None:
-    """What its manifest says; None where it was removed since it was listed."""
+    """The manifest's content; None where it was removed since it was listed."""
     if not attempt.committed:
         return {"verdict": "no COMMIT"}
     try:

@@ -52,7 +52,7 @@ calls = Calls()
 
 @dataclass(frozen=True)
 class Entry:
-    """What a listing says of one object or folder."""
+    """A listing's row on one object or folder."""
 
     path: str
     """Relative to the folder that was listed."""

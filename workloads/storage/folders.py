@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 class Sink(Protocol):
-    """What an object's bytes are written to."""
+    """A place to write an object's bytes to."""
 
     def write(self, content: bytes | memoryview, /) -> object:
         """Add bytes."""
@@ -273,7 +273,7 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
 
 
 def _reason(error: OSError) -> str:
-    """What the system or Google says, without the path, which stands before it, and what the client says of itself."""
+    """The system's or Google's reason, without the path, which stands before it, and what the client says of itself."""
     said = error.strerror or first_line(error)
     google = re.search(r"with a last message of (.*?) error_info=", said)
     return (google[1] if google else said).partition("\n")[0][:300].rstrip(".")

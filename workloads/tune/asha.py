@@ -1,4 +1,4 @@
-"""Which trials go on: ASHA, with its rungs filled again from what a resumed search knows."""
+"""Which trials go on: ASHA, with its milestones filled again from what a resumed search knows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Begun:
 
 
 class ResumedAsha(ASHAScheduler):
-    """ASHA (arXiv 1810.05934) over epochs, whose rungs know the trials of earlier attempts at the search."""
+    """ASHA (arXiv 1810.05934) over epochs, whose milestones know the trials of earlier attempts at the search."""
 
     def __init__(self, begun: Begun) -> None:
-        """Fill the rungs with the trials that have ended; those that go on enter them when they do."""
+        """Fill the milestones with the trials that have ended; those that go on enter them when they do."""
         self._plan = plan = begun.plan
         self._epochs = int(plan.base["epochs"])
         super().__init__(
@@ -49,7 +49,7 @@ class ResumedAsha(ASHAScheduler):
         self._replay(tune_controller, trial, self._pasts.get(trial.config["trial"], []))
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Whether the trial goes on; only an epoch's end is a reason to stop it, and the last is none."""
+        """Decide whether the trial goes on; only an epoch's end is a reason to stop it, and the last is none."""
         epoch = measured(result)
         if not epoch:
             return TrialScheduler.CONTINUE

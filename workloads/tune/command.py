@@ -36,7 +36,11 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace-epochs", type=int, default=1, metavar="N", help="epochs that every trial gets (default %(default)s)"
     )
     group.add_argument(
-        "--reduction", type=float, default=3, metavar="F", help="one in so many goes on at a rung (default %(default)g)"
+        "--reduction",
+        type=float,
+        default=3,
+        metavar="F",
+        help="one in so many goes on at each milestone (default %(default)g)",
     )
 
 
@@ -140,7 +144,7 @@ def _run(kind: Kind, args: argparse.Namespace) -> int:
 
 
 def _past(folder: Folder) -> list[Epoch]:
-    """What a trial that goes on had reported when its newest checkpoint was committed."""
+    """Last report of a trial that goes on, as of the commit of its newest checkpoint."""
     return [measured(record) for record in history(folder) if record["event"] == "epoch"]
 
 
@@ -245,7 +249,7 @@ def _conclude(
 
 
 def _failure(outcomes: list[Outcome]) -> WorkloadError:
-    """What it means that no trial succeeded: what all failed of, where that is one thing."""
+    """Explanation of a search in which no trial succeeded: the common reason, where there is one."""
     codes = {outcome.exit_code for outcome in outcomes}
     alike = next((kind for kind in WorkloadError.__subclasses__() if {kind.exit_code} == codes), WorkloadFailedError)
     return alike(

@@ -1,7 +1,7 @@
 """What a search is and how far it has come, in its folder: the plan, and an outcome for each trial that has ended.
 
 A search is its name, as a run is: the same command again reads this and goes on with the trials that have no outcome.
-Ray Tune's own snapshots are not used: they are pickles, do not hold the scheduler's rungs, and one torn file is fatal.
+Ray Tune's own snapshots are not used: they are pickles, lack the scheduler's milestones, and one torn file is fatal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUTCOME = run_catalog.TRIAL
 SCHEMA = 1
 
 Status = Literal["complete", "stopped", "failed", "unfinished"]
-"""`stopped` was worse than its peers at a rung; `unfinished` has no outcome and goes on when the search does."""
+"""`stopped` was worse than its peers at a milestone; `unfinished` has no outcome and goes on when the search does."""
 
 METRICS = {"val/accuracy": "max", "val/loss": "min"}
 """What a search can go by, and which way is better."""
@@ -58,7 +58,7 @@ class Plan:
     grace_epochs: int
     """Epochs that every trial gets."""
     reduction: float
-    """At each rung one trial in so many goes on."""
+    """At each milestone one trial in so many goes on."""
     trials: list[Trial]
     """All of them, by index."""
 
@@ -75,7 +75,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a trial stands."""
+    """The state of a trial."""
 
     trial: Trial
     status: Status
@@ -140,7 +140,7 @@ class Ledger:
 
 
 def measured(record: Mapping[str, Any]) -> dict[str, float]:
-    """What was measured at an epoch's end, of a record of `train` or a result of Ray Tune; else nothing."""
+    """Measurements at an epoch's end, from a record of `train` or a result of Ray Tune; else nothing."""
     if "epoch" not in record:
         return {}
     return {

@@ -111,6 +111,6 @@ def _train_arguments(args: argparse.Namespace, workers: int) -> tuple[str, ...]:
 
 
 def configurations(search: Search) -> list[TrainConfig]:
-    """What each trial computes."""
+    """Configuration of each trial."""
     base = TrainConfig(**search.plan.base)
     return [dataclasses.replace(base, **trial.changes) for trial in search.plan.trials]

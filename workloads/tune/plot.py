@@ -38,7 +38,7 @@ LABEL_HEIGHT = 0.05
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a field's values are on its axis, from 0 at the bottom to 1 at the top."""
+    """Positions of a field's values on its axis, from 0 at the bottom to 1 at the top."""
 
     ticks: tuple[tuple[float, str], ...]
     """Height and label."""

@@ -22,7 +22,7 @@ SHOWN = 20
 
 
 def title(search: Search) -> str:
-    """What a search is, in one line."""
+    """A search in one line."""
     varied = ", ".join(search.space.varied) or "nothing"
     return f"{search.plan.kind} {search.name}: {progress.counted(len(search.plan.trials), 'trial')} over {varied}"
 
@@ -72,7 +72,7 @@ def _as_train(search: Search, args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _drawn(search: Search, file: Path) -> dict[str, Setting]:
-    """What the space decides, whatever was typed."""
+    """Values that the space decides, whatever was typed."""
     found = {}
     for name, spec in search.plan.space.items():
         kind, values = next(iter(spec.items())) if isinstance(spec, dict) else ("choice", spec)

@@ -116,7 +116,7 @@ class _Process:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended, of itself or by somebody's signal."""
+        """True if it has not ended, of itself or by somebody's signal."""
         return self._process.poll() is None
 
     def begin(self, config: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def failure(log: Path) -> str:
-    """What the command line said last: the error it explained, or the last line of a traceback."""
+    """The command line's last words: the error it explained, or the last line of a traceback."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - LOG_BYTES))
         text = stream.read().decode(errors="replace").strip()

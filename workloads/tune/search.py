@@ -193,7 +193,7 @@ class _Running:
             self.epochs = [known for known in self.epochs if known["epoch"] < epoch["epoch"]] + [epoch]
 
     def outcome(self, exit_code: int | None, problem: str, error: bool) -> Outcome:
-        """How it ended: by itself, by the search, or with an accident too many."""
+        """Its end: by itself, by the search, or with an accident too many."""
         if error:
             exit_code, problem = 5, f"its process was killed {ACCIDENTS + 1} times"
         return Outcome(

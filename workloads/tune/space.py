@@ -73,7 +73,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search varies, by field, in the file's order."""
+    """The fields that a search varies, in the file's order."""
 
     fields: Mapping[str, Values | Range]
 

@@ -22,9 +22,9 @@ from oasis_stack.components.ray_cluster import InternalLoadBalancer, RayCluster,
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.pod_size import PodSize, gpu_pod
 from oasis_stack.pod_specs import gib
-from oasis_stack.pod_specs.pods import MAX_RUN_VARIABLE, GpuGroup
+from oasis_stack.pod_specs.pods import GpuGroup
 from tests.support.deployment import Deploy, Deployment
-from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, ClusterEnvironment, variable
+from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, MAX_RUN_VARIABLE, ClusterEnvironment, variable
 
 RAY_CLUSTER = "kubernetes:ray.io/v1:RayCluster"
 H200 = MACHINES["a3-ultragpu-8g"]
@@ -231,8 +231,6 @@ def test_only_gpu_workers_of_a_ladder_with_flex_start_learn_when_their_node_goes
             "cpu": None,
             "head": None,
         }
-    # The name by which a job would read a field of the contract.
-    assert variable("max_run_seconds") == MAX_RUN_VARIABLE
 
 
 def test_shared_memory_holds_rays_object_store_and_loader_workers(deploy: Deploy) -> None:

@@ -41,7 +41,7 @@ REMARKS = Remarks(
 
 
 def two_nodes() -> list[Measured]:
-    """A ladder of two nodes, with a link and logs in its last stage."""
+    """Stages of two nodes, with a link and logs in its last stage."""
     *others, last = run(2)
     return [*others, replace(last, links=(Link(ranks=(0, 8), seconds=1e-3),), logs={0: "zero\n", 15: "fifteen\n"})]
 

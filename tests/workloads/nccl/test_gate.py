@@ -118,7 +118,9 @@ def question(*folders: Path) -> gate.Question:
     )
 
 
-def ladder(alone: float = 480, together: float = 372, logs: str = "made_gib_2_27_7", wrong: int = 0) -> list[Measured]:
+def stages_measured(
+    alone: float = 480, together: float = 372, logs: str = "made_gib_2_27_7", wrong: int = 0
+) -> list[Measured]:
     """Two nodes alone and together, as fast as that, with these logs."""
     found = []
     for node, busbw in enumerate((480, alone)):
@@ -134,7 +136,7 @@ def ladder(alone: float = 480, together: float = 372, logs: str = "made_gib_2_27
 
 def test_a_sound_fabric_passes_and_is_shown_and_kept(tmp_path: Path) -> None:
     said: list[str] = []
-    gate.conclude(question(tmp_path), ladder(), said.append)
+    gate.conclude(question(tmp_path), stages_measured(), said.append)
     assert said[-1] == (
         "fabric, all, ring: 372 GB/s at 4 GiB, gIB with GPUDirect RDMA, 4 of 4 NICs carry channels, RING SIMPLE, "
         "16 channels, NVLS, gIB 1.1.1, NCCL 2.27.7+cuda12.9: pass"
@@ -164,7 +166,7 @@ def test_a_sound_fabric_passes_and_is_shown_and_kept(tmp_path: Path) -> None:
 )
 def test_a_bad_fabric_is_refused_with_node_nic_and_remedy(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(FabricError) as refused:
-        gate.conclude(question(), ladder(**changes), lambda line: None)
+        gate.conclude(question(), stages_measured(**changes), lambda line: None)
     assert all(part in refused.value.problem for part in words), refused.value.problem
     assert "--no-require-fabric" in refused.value.remedy
 
@@ -172,12 +174,12 @@ def test_a_bad_fabric_is_refused_with_node_nic_and_remedy(changes: dict[str, Any
 def test_a_node_that_shows_fewer_nics_than_the_stack_promised_is_refused() -> None:
     asked = replace(question(), promise=replace(RDMA, rdma_nics=3))
     with pytest.raises(FabricError, match=r"node gke-a3u-1: 2 of 3 RDMA NICs appear in the logs: mlx5_0, mlx5_1\."):
-        gate.conclude(asked, ladder(), lambda line: None)
+        gate.conclude(asked, stages_measured(), lambda line: None)
 
 
 def test_the_result_of_a_refusal_is_kept_and_the_message_says_where(tmp_path: Path) -> None:
     with pytest.raises(FabricError, match=re.escape(f"Tables and NCCL's logs: {tmp_path}.")):
-        gate.conclude(question(tmp_path), ladder(logs="made_all_sockets"), lambda line: None)
+        gate.conclude(question(tmp_path), stages_measured(logs="made_all_sockets"), lambda line: None)
     assert "Verdict              : fail" in (tmp_path / "all_reduce.txt").read_text()
 
 
@@ -190,7 +192,7 @@ def stopped(problem: str, *measured: Measured, logs: str = "", cause: BaseExcept
 
 def test_a_check_that_stops_keeps_the_stages_before_it_and_says_what_they_show(tmp_path: Path) -> None:
     said: list[str] = []
-    alone, slow, _ = ladder(alone=150)
+    alone, slow, _ = stages_measured(alone=150)
     error = gate.stopped(question(tmp_path), stopped("Rank 9 died: lost.", alone, slow), said.append)
     assert isinstance(error, FabricError)  # for the node that is slow alone
     assert "failed before training: Rank 9 died: lost. node 1: 150 GB/s of bus bandwidth" in error.problem
@@ -225,12 +227,12 @@ def test_only_what_shows_the_network_or_a_gpu_at_fault_is_a_bad_fabric(
 
 def test_wrong_results_are_a_matter_of_data_and_not_of_speed() -> None:
     with pytest.raises(DataIntegrityError, match="6 elements of the results are wrong"):
-        gate.conclude(question(), ladder(wrong=3), lambda line: None)
+        gate.conclude(question(), stages_measured(wrong=3), lambda line: None)
 
 
 def test_a_machine_that_nobody_knows_passes_on_its_path_alone() -> None:
     nowhere = {"machine_type": ""}
-    slow = [replace(one, conditions=replace(one.conditions, **nowhere)) for one in ladder(together=9)]
+    slow = [replace(one, conditions=replace(one.conditions, **nowhere)) for one in stages_measured(together=9)]
     said: list[str] = []
     gate.conclude(question(), slow, said.append)
     assert all(line.endswith("no verdict") for line in said)

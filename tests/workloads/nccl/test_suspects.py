@@ -1,4 +1,4 @@
-"""The ladder's stages, and who is slow by what they measured: found when slow, never when only the noise differs."""
+"""The stages, and who is slow by what they measured: found when slow, never when only the noise differs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.workloads.nccl.test_bandwidth import row
-from workloads.nccl.definitions.stages import LADDERS, Link, Stage, exchanges, ladder, tournament
+from workloads.nccl.definitions.stages import EXTENTS, Link, Stage, exchanges, plan_rounds, tournament
 from workloads.nccl.results.measured import Conditions, Measured
 from workloads.nccl.results.suspects import suspects
 
@@ -29,8 +29,8 @@ class Made:
         self.slow_rails: dict[int, float] = {}
 
     def measured(self) -> list[Measured]:
-        """Every stage of the whole ladder."""
-        stages = [stage for stages in ladder(self.nodes, "pairs", ring=True) for stage in stages]
+        """Every stage that there is."""
+        stages = [stage for stages in plan_rounds(self.nodes, "pairs", ring=True) for stage in stages]
         return [self._stage(stage) for stage in stages]
 
     def named(self) -> list[tuple[str, int]]:
@@ -97,7 +97,7 @@ def test_nobody_is_named_when_only_the_noise_differs(nodes: int, each: int) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("nodes", "each"), [(2, 8), (3, 2), (4, 8), (16, 8)])
-def test_a_node_at_half_speed_is_named_and_none_of_its_ranks_by_any_part_of_the_ladder(nodes: int, each: int) -> None:
+def test_a_node_at_half_speed_is_named_and_none_of_its_ranks_by_any_stage(nodes: int, each: int) -> None:
     for seed, node in itertools.product(range(2), range(nodes)):
         made = Made(nodes, each, seed)
         made.slow_nodes = {node: 2.0}
@@ -144,8 +144,8 @@ def test_a_tournament_has_every_pair_once_and_nobody_twice_in_a_round(players: i
     assert len(rounds) == (0 if players == 1 else players - 1 + players % 2)
 
 
-def test_the_ladder_has_each_node_every_pair_and_all_and_no_node_twice_in_a_round() -> None:
-    rounds = ladder(5, "pairs", ring=True)
+def test_the_stages_are_each_node_every_pair_and_all_and_no_node_twice_in_a_round() -> None:
+    rounds = plan_rounds(5, "pairs", ring=True)
     for stages in rounds:
         nodes = [node for stage in stages for node in stage.nodes]
         assert len(nodes) == len(set(nodes))
@@ -160,11 +160,13 @@ def test_the_ladder_has_each_node_every_pair_and_all_and_no_node_twice_in_a_roun
 
 
 def test_two_nodes_are_measured_with_nccl_s_own_choice_and_with_the_ring() -> None:
-    names = {rungs: [[stage.name for stage in stages] for stages in ladder(2, rungs, ring=True)] for rungs in LADDERS}
+    names = {
+        extent: [[stage.name for stage in stages] for stages in plan_rounds(2, extent, ring=True)] for extent in EXTENTS
+    }
     last = [["all"], ["nodes 0+1, ring"]]
     assert names == {"all": last, "nodes": [["node 0", "node 1"], *last], "pairs": [["node 0", "node 1"], *last]}
-    assert [[stage.name for stage in stages] for stages in ladder(2, "all", ring=False)] == [["all"]]
-    assert [[stage.name for stage in stages] for stages in ladder(1, "pairs", ring=True)] == [["all"]]
+    assert [[stage.name for stage in stages] for stages in plan_rounds(2, "all", ring=False)] == [["all"]]
+    assert [[stage.name for stage in stages] for stages in plan_rounds(1, "pairs", ring=True)] == [["all"]]
 
 
 def test_exchanges_stay_on_a_node_or_on_a_rail_and_a_large_cluster_has_no_more_rounds_than_asked_for() -> None:

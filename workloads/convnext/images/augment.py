@@ -37,7 +37,7 @@ Transform = Callable[[Any], Tensor]
 
 
 def loader_transform(config: TrainConfig, train: bool) -> Transform:
-    """What the loader does to one RGB picture: cut it to size, alter it if it is to be learnt from.
+    """The loader's transform of one RGB picture: cut to size, and altered if it is to be learnt from.
 
     Returns:
         From a PIL picture to uint8 [3, S, S]. It draws from torch's global generator: call it through `keyed`.

@@ -164,5 +164,5 @@ def _store(folder: Path, known: Sequence[str] | None) -> PictureStore:
 
 
 def exhausted(error: Exception) -> bool:
-    """Whether it says that memory has ended; torch has a type for the GPU's alone."""
+    """True if the error says that memory has ended; torch has a type for the GPU's alone."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

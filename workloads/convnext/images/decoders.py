@@ -40,7 +40,7 @@ class Decoder(ForkServerProcess):
 
 
 class Context(ForkServerContext):
-    """What a DataLoader makes its processes with."""
+    """The multiprocessing context of a DataLoader."""
 
     Process = Decoder
 

@@ -54,7 +54,7 @@ class FolderPictures:
         self._files = np.array([os.fsencode(f"{name}/{file}") for name in names for file in files[name]])
 
     def path(self, index: int) -> Path:
-        """Where the picture lies."""
+        """Path of the picture."""
         return self._folder / os.fsdecode(bytes(self._files[index]))
 
     def name(self, index: int) -> str:

@@ -61,7 +61,7 @@ def fetch(data: str) -> None:
 
 
 def fetched(data: str) -> Path | None:
-    """What `data_folder` says, at once where `fetch` came before; raises as it does."""
+    """The answer of `data_folder`, at once where `fetch` came before; raises as it does."""
     return _fetched.pop(data, None) or data_folder(data)
 
 

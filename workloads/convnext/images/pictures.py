@@ -41,7 +41,7 @@ class PictureStore(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """What a person finds the picture by."""
+        """A name by which a person finds the picture."""
         ...
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Slot:
-    """What one rank computes at once: its share of a global batch, or one of `accumulate` parts of that share.
+    """A rank's share of a global batch, or one of `accumulate` parts of that share, computed at once.
 
     Padded to the same length on every rank and step; weights say so. Images 0 and 1 are a pair, 2 and 3, and so on:
     the pairs that mixup and CutMix mix, the same for every number of ranks and parts.
@@ -95,7 +95,7 @@ def _share(batch: Tensor, number: int, shares: int) -> Tensor:
 
 
 class Draw(IntEnum):
-    """What chance decides about an image in an epoch; each has its own stream of random numbers."""
+    """The random decisions about an image in an epoch; each has its own stream of random numbers."""
 
     LOADER = 0
     """Seed of what the loader does to one picture."""

@@ -39,7 +39,7 @@ COPY_AGAIN = "Copy it again from where it was made."
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where one shard's pictures are, in the order in which they lie."""
+    """The places of one shard's pictures, in the order in which they lie."""
 
     version: int
     bytes: int
@@ -62,7 +62,7 @@ def _checksum(fields: dict[str, object]) -> int:
 
 
 def index_path(shard: Path) -> Path:
-    """Where the shard's index is kept."""
+    """Path of the shard's index."""
     return shard.with_name(shard.name + INDEX_SUFFIX)
 
 

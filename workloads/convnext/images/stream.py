@@ -64,7 +64,7 @@ def _collate(items: list[Decoded | WorkloadError]) -> tuple[Tensor, Tensor] | Wo
 
 
 class _Visits(Iterable[list[Visit]]):
-    """What the loader is to fetch next; changed from epoch to epoch, since its processes outlast them."""
+    """The images that the loader is to fetch next; changed from epoch to epoch, since its processes outlast them."""
 
     def __init__(self) -> None:
         self.slots: Sequence[Slot] = ()

@@ -33,7 +33,7 @@ _FINAL_LEARNING_RATE = 0.01
 
 @dataclass
 class Position:
-    """How far a run is. Counted in images, so that it keeps its meaning when batch or worker count changes."""
+    """Progress of a run, counted in images, so that it keeps its meaning when batch or worker count changes."""
 
     step: int = 0
     """Optimiser steps done."""
@@ -44,7 +44,7 @@ class Position:
 
 
 class Observer(Protocol):
-    """What surrounds the loop: where records go and when checkpoints are due."""
+    """The surroundings of the loop: where records go and when checkpoints are due."""
 
     def record(self, record: Record) -> None:
         """Take one record. Called on every rank, with equal values but for times."""
@@ -119,7 +119,7 @@ class Training:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with a run that loads it."""
+        """Everything that a checkpoint and a run that loads it must have in common."""
         return {
             **self.config.identity,
             "classes": list(self._train.classes),

@@ -96,7 +96,7 @@ class Meter:
         self._mine = self._zeros()
 
     def read(self) -> Tally:
-        """What was gathered since the last reading. Collective: every rank reads equally often."""
+        """Sums since the last reading. Collective: every rank reads equally often."""
         waited = self._clock.read()
         times = torch.tensor([time.perf_counter() - self._since, waited, 1.0], dtype=torch.float64, device=self._device)
         if dist.is_initialized():
@@ -115,7 +115,7 @@ class Meter:
 
 
 class _HostClock:
-    """Where the host computes: it waits for a batch from asking for it to having it."""
+    """Clock for a host that computes: it waits for a batch from asking for it to having it."""
 
     def __init__(self) -> None:
         self._asked = time.perf_counter()
@@ -133,7 +133,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Where a GPU computes: it waits from the end of what was queued to the beginning of the next batch's work."""
+    """Clock for a GPU: it waits from the end of what was queued to the beginning of the next batch's work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -41,7 +41,7 @@ class Block(CNBlock):
 
 
 class StochasticDepth:
-    """Which images skip which blocks (arXiv 1603.09382), the last block the most often, the first never."""
+    """Random skipping of blocks (arXiv 1603.09382): the last block the most often, the first never."""
 
     def __init__(self, model: nn.Module, rate: float, seed: int, device: torch.device) -> None:
         """Take hold of the model's blocks.

@@ -12,11 +12,8 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from workloads import environment
 from workloads.cluster import autoscaler
-
-MAX_RUN_VARIABLE = environment.variable("max_run_seconds")
-"""Seconds that this node runs at most, from its start: of flex-start nodes, which Google ends then. Unset: no limit."""
+from workloads.environment import MAX_RUN_VARIABLE
 
 POLL_SECONDS = 0.5
 """Between looks at Ray's drains. Spot leaves 15 seconds in all; a look takes about a millisecond."""
@@ -26,7 +23,7 @@ _answered = threading.Event()
 
 
 def run_until(variables: Mapping[str, str] = os.environ, uptime: Path = Path("/proc/uptime")) -> float | None:
-    """When this node's run duration ends, unix time; None without a limit.
+    """End of this node's run duration, unix time; None without a limit.
 
     Reckoned from the kernel's start, which is some seconds after the machine's: far less than the margin that a
     checkpoint before the deadline has. A pod sees the uptime of its node (proc(5): it is not part of a namespace).
@@ -58,7 +55,7 @@ class Notice:
 
     @property
     def deadline(self) -> float | None:
-        """When the first of the nodes goes, unix time, infinite if nobody named one; None as long as all stay."""
+        """Unix time at which the first of the nodes goes, infinite if nobody named one; None as long as all stay."""
         return self._deadline
 
     def close(self) -> None:
@@ -78,17 +75,17 @@ def ask() -> None:
 
 
 def asked() -> bool:
-    """Whether the controller asked and was not answered yet."""
+    """True if the controller asked and was not answered yet."""
     return _asked.is_set()
 
 
 def answer(*, saved: bool) -> None:
-    """What was asked is saved, or cannot be now; then the controller waits in vain, and may ask again."""
+    """Tell the controller that the save it asked for is done, or cannot be done now; it may ask again."""
     _asked.clear()
     if saved:
         _answered.set()
 
 
 def answered() -> bool:
-    """Whether what the controller asked for is done."""
+    """True if what the controller asked for is done."""
     return _answered.is_set()

@@ -14,7 +14,7 @@ from workloads.dry_run import Setting
 
 
 def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
-    """What `train` would use.
+    """The settings that `train` would use.
 
     Args:
         args: of `train`.

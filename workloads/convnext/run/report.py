@@ -18,7 +18,7 @@ WANDB = "wandb"
 
 @dataclass(frozen=True)
 class Written:
-    """What was published."""
+    """The published results of a run."""
 
     table: str
     """The training curve in numbers."""

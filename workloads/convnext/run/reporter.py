@@ -42,7 +42,7 @@ class _Save:
 
 
 class Reporter:
-    """What the loop tells, on every rank; on rank 0 also the one who saves."""
+    """Receiver of the loop's records on every rank; on rank 0 it also saves."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class Run:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What Ray gives each worker. One CPU on a GPU node too: the loader's processes are not Ray's."""
+        """Ray resources of each worker. One CPU on a GPU node too: the loader's processes are not Ray's."""
         return {"GPU": 1, "CPU": 1} if self.gpus_per_node else {"CPU": 1}
 
     @property
@@ -72,5 +72,5 @@ class Run:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What all workers need, and what is asked of Ray."""
+        """Resources of all workers, as asked of Ray."""
         return [self.bundle] * self.workers

@@ -36,7 +36,7 @@ def finished(folder: Folder, config: TrainConfig) -> Record | None:
 
 
 def prospect(folder: Folder) -> str:
-    """What the same command would do with a run that was interrupted.
+    """The effect of the same command on a run that was interrupted.
 
     Args:
         folder: of the run; it may not exist.
@@ -49,7 +49,7 @@ def prospect(folder: Folder) -> str:
 
 
 def _summary(folder: Folder, name: str, found: dict[str, Any]) -> Record | None:
-    """What the run's end wrote, unless that was at another checkpoint, or the checkpoint does not verify."""
+    """The summary at the run's end, unless that was at another checkpoint, or the checkpoint does not verify."""
     try:
         manifest.verify(folder.child("checkpoints", name))
         summary = json.loads(folder.child("results").read("summary.json"))

@@ -148,7 +148,7 @@ class _Growth:
 
 
 class Scaling(ElasticScalingPolicy):
-    """How many workers, fixed or elastic.
+    """The number of workers, fixed or elastic.
 
     Ray's own policies wait for places silently, the elastic one for ever; this one shows the wait and ends it with a
     verdict. It grows a running group only where the places are really free, and only after a checkpoint.
@@ -233,7 +233,7 @@ class Retries(DefaultFailurePolicy):
         self._newest = ""
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        """Whether to go on."""
+        """Decide whether to go on."""
         newest = self._newest_committed()
         if newest != self._newest:
             self._newest = newest

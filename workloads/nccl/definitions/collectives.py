@@ -23,7 +23,7 @@ _ALIGNED_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Where a rank is among the ranks."""
+    """A rank's position among the ranks."""
 
     rank: int
     ranks: int

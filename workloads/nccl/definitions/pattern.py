@@ -37,7 +37,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What every rank sends: element i of rank r is (i (1 + r // period) + r) mod period where it is r's turn, else 0.
+    """Every rank's data: element i of rank r is (i (1 + r // period) + r) mod period where it is r's turn, else 0.
 
     It is r's turn where i and r leave the same rest by `turns`, so that no more ranks add to an element than its type
     can sum exactly; of few ranks all do everywhere.
@@ -73,7 +73,7 @@ class Data:
             chunk.copy_(tile[: len(chunk)])
 
     def count_wrong(self, result: Tensor, expected: Sequence[Piece]) -> int:
-        """How many elements of a flat result differ from the expected ones, compared on its device."""
+        """Number of elements of a flat result that differ from the expected ones, compared on its device."""
         wrong = torch.zeros((), dtype=torch.int64, device=result.device)
         for part, block in zip(result.split([block.length for block in expected]), expected, strict=True):
             tile = self._tile(block, part)

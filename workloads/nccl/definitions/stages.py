@@ -1,4 +1,4 @@
-"""The ladder of runs: each node alone, every pair of nodes, then all; and which ranks exchange data in pairs.
+"""The stages of a benchmark: each node alone, every pair of nodes, then all; and the ranks that exchange data in pairs.
 
 Pure: nothing here knows Ray or torch. Stages of one round share no node and run side by side, so that the pairs of k
 nodes take k - 1 rounds rather than k(k-1)/2.
@@ -25,13 +25,13 @@ ALGORITHMS = {
 algorithm (NCCL's source, src/graph/tuning.cc); point to point has none. Not `pat`: it has no all-reduce, by which the
 ranks agree."""
 
-LADDERS = ("all", "nodes", "pairs")
-"""How many rungs are run: all nodes together; before that each node alone; between the two every pair of nodes."""
+EXTENTS = ("all", "nodes", "pairs")
+"""The extents of a benchmark: all nodes together; before that each node alone; between the two every pair of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One run of the ladder."""
+    """One run of the benchmark on some of the nodes."""
 
     name: str
     """`node 0`, `nodes 0+1`, `nodes 0+1, ring`, `all`."""
@@ -58,25 +58,25 @@ Round = tuple[Stage, ...]
 """Stages that share no node, and run at the same time."""
 
 
-def ladder(nodes: int, rungs: str, ring: bool) -> list[Round]:
+def plan_rounds(nodes: int, extent: str, ring: bool) -> list[Round]:
     """The stages, from the smallest to the largest.
 
     Args:
-        nodes: how many there are; of one node `all` is the only rung.
-        rungs: one of `LADDERS`.
+        nodes: how many there are; of one node `all` is the only stage.
+        extent: one of `EXTENTS`.
         ring: also with the ring forced, where NCCL's own choice may hide the wire: pairs of nodes and all of them.
     """
     everyone = tuple(range(nodes))
     last: list[Round] = [(Stage(name="all", nodes=everyone),)]
     if ring and nodes > 1:
         last.append((_forced((0, 1)) if nodes == 2 else Stage(name="all, ring", nodes=everyone, algorithm=RING),))
-    if nodes == 1 or rungs == "all":
+    if nodes == 1 or extent == "all":
         return last
-    rounds: list[Round] = [tuple(Stage(name=f"node {node}", nodes=(node,)) for node in everyone)]
-    if rungs == "pairs" and nodes > 2:
+    found: list[Round] = [tuple(Stage(name=f"node {node}", nodes=(node,)) for node in everyone)]
+    if extent == "pairs" and nodes > 2:
         for pairs in tournament(nodes):
-            rounds.append(tuple(_forced(pair) if ring else _pair(pair) for pair in pairs))
-    return [*rounds, *last]
+            found.append(tuple(_forced(pair) if ring else _pair(pair) for pair in pairs))
+    return [*found, *last]
 
 
 def tournament(players: int) -> list[list[tuple[int, int]]]:

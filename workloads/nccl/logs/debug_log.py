@@ -41,5 +41,5 @@ class Keeper:
         return [asked | {VARIABLE: f"/proc/{os.getpid()}/fd/{file}"} for file in self._files]
 
     def read(self) -> list[str]:
-        """What was written so far."""
+        """Everything written so far."""
         return [Path(f"/proc/self/fd/{file}").read_text(errors="replace") for file in self._files]

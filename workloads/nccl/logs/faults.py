@@ -35,7 +35,7 @@ class LoggedError:
 
     @property
     def of_another(self) -> bool:
-        """Whether it only shows that a peer has failed."""
+        """True if it only shows that a peer has failed."""
         return self.remedy == _OTHER_RANK
 
     def __str__(self) -> str:
@@ -205,14 +205,14 @@ def by_line(text: str) -> Iterator[tuple[LoggedError, ...]]:
 
 
 def of_program(line: str) -> LoggedError | None:
-    """How a line says that a rank's own program ended; None where it does not."""
+    """A line's statement that a rank's own program ended; None where it has none."""
     if _PEER.search(line):
         return None
     return next((_fault(known, line) for known in _ENDS if known.pattern.search(line)), None)
 
 
 def advice(text: str) -> str:
-    """What to do about the errors in a text, as sentences; empty where it holds none that is known."""
+    """Advice on the errors in a text, as sentences; empty where it holds none that is known."""
     return " ".join(
         str(fault) for fault in in_text(text) if fault.severity == "error" and fault.name != UNKNOWN_WARNING
     )
@@ -249,7 +249,7 @@ def _in_line(line: str) -> Iterator[LoggedError]:
 
 
 def of_xid(code: int, device: str) -> LoggedError:
-    """What an Xid means.
+    """Meaning of an Xid.
 
     Args:
         code: its number.

@@ -69,13 +69,13 @@ class Nic:
 
     @property
     def direct(self) -> bool | None:
-        """Whether all that is known of it is GPUDirect RDMA: what its channels do outweighs what it could do."""
+        """True if all that is known of it is GPUDirect RDMA: what its channels do outweighs what it could do."""
         return self.staged == 0 if self.channels else self.gpu_direct
 
 
 @dataclass(kw_only=True)
 class RankLog:
-    """What one rank's log says. Where it says nothing, a field keeps its default."""
+    """One rank's log, read. Where it is silent, a field keeps its default."""
 
     recognised: int = 0
     """Lines that are NCCL's own."""
@@ -110,7 +110,7 @@ class RankLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """How one collective call was carried out."""
+    """NCCL's choice for one collective call."""
 
     operation: str
     """`AllReduce`; empty before NCCL 2.23."""

@@ -45,7 +45,7 @@ _SUBSYSTEMS = "Run with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What all ranks' logs together say."""
+    """The verdict of all ranks' logs together."""
 
     path: Path
     network: str
@@ -69,7 +69,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong but what may be lived with."""
+        """True if nothing is wrong but what may be lived with."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     def line(self) -> str:
@@ -110,7 +110,7 @@ class NicState:
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """Its name."""
         return f"NIC {self.name or self.index}"
 
 
@@ -131,7 +131,7 @@ class Diagnosis:
 
     @property
     def text(self) -> str:
-        """What is wrong, with where in front."""
+        """The fault, with its place in front."""
         ranks = f"rank{'s' * (len(self.ranks) > 1)} {_numbers(self.ranks)}" if self.ranks else ""
         where = ", ".join(filter(None, [f"node {self.node}" if self.node else "", self.nic, ranks]))
         return f"{where}: {self.problem}" if where else self.problem
@@ -254,7 +254,7 @@ def _problems(
 
 
 def _broken(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Diagnosis]:
-    """What each rank's log shows instead of what was promised, or does not show."""
+    """Broken promises, by the rank whose log shows something else or nothing."""
     if not ranks:
         yield _error("There is no NCCL log, so nothing shows gIB: gloo, or a run that wrote none.", _SUBSYSTEMS)
     # Within a node the ranks share the NICs: one of them may have no connection of its own to other nodes.

@@ -1,4 +1,4 @@
-"""The benchmark on Ray: holds the nodes, runs the ladder's rounds on them, and gives back what each stage measured.
+"""The benchmark on Ray: holds the nodes, runs the rounds of stages on them, and gives back what each stage measured.
 
 Each round has processes of its own, because NCCL reads its settings once in a process's life. On NCCL it is run again
 by others that are not timed, with a call of each size: they have NCCL write what it chooses, a line for each call.
@@ -27,7 +27,7 @@ from workloads.nccl.results.measured import Conditions, Measured
 
 
 class StoppedError(WorkloadError):
-    """The ladder was not climbed to its end; what was measured before, and what NCCL wrote until then, is not lost.
+    """Not every stage was run; what was measured before, and what NCCL wrote until then, is not lost.
 
     Its exit code is that of what stopped it, its cause.
     """
@@ -64,7 +64,7 @@ def run(
     Args:
         layout: where the ranks are.
         plan: what they do.
-        rounds: of `stages.ladder`.
+        rounds: of `stages.plan_rounds`.
         sizes: bytes, rising.
         shorten: leave out the sizes that do not fit a rank's memory, rather than refuse them.
         wait_seconds: longest wait for the nodes.
@@ -119,7 +119,7 @@ class _Held:
             yield SideBySide(started, self.layout, self.plan)
 
     def with_choices(self, stages: Round, sizes: Sequence[int], found: Sequence[Measured]) -> list[Measured]:
-        """What these stages have measured, the last ones found, with what NCCL writes of an untimed call of each size.
+        """Measurements of these stages, the last ones found, with what NCCL writes of an untimed call of each size.
 
         It follows what NCCL wrote to those that were timed.
         """

@@ -25,7 +25,7 @@ _GIVING_UP_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where one rank of a round is, for messages that name it."""
+    """The node and process of one rank of a round, for messages that name it."""
 
     stage: Stage
     rank: int

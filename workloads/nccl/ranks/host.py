@@ -79,12 +79,12 @@ def _driver() -> str:
 
 
 def plugin_digest(file: Path) -> str:
-    """Which gIB it is: a digest of its plugin, as no file of it says its version; empty where there is none."""
+    """Digest of gIB's plugin, as no file of it says its version; empty where there is none."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
 
 
 def describe(backend: str, host: str = "") -> dict[str, Any]:
-    """What this process runs on, as plain data for the results' head.
+    """Description of this process's machine and software, as plain data for the results' head.
 
     Args:
         backend: `nccl` or `gloo`.

@@ -68,7 +68,7 @@ class KeptLogs:
         return settings
 
     def read(self, stages: Iterable[Stage]) -> dict[str, dict[int, str]]:
-        """What each rank wrote, by stage; those of a node that does not answer are missing.
+        """Each rank's log, by stage; those of a node that does not answer are missing.
 
         Args:
             stages: that share no node.
@@ -119,7 +119,7 @@ def kept(group: PlacementGroup, hosts: Sequence[str], ranks_per_node: int, wante
 
 
 def death(error: BaseException) -> str:
-    """What Ray says of why a process or its node is gone, in one line: not that it is, but how."""
+    """Ray's reason for the end of a process or its node, in one line: not that it is, but how."""
     lines = str(error).splitlines()
     told = (line.strip() for line in lines if "dead because" in line or "died because" in line)
     return next(told, "") or first_line(error)

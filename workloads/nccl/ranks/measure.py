@@ -45,7 +45,7 @@ _RESERVE_BYTES = 512 * 1024**2  # torch's and NCCL's own buffers beside ours
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """What every rank does alike."""
+    """The work that every rank does alike."""
 
     collective: Collective
     dtype: str
@@ -91,7 +91,7 @@ def counts(plan: RankPlan, size: int, ranks: int) -> Counts:
 
 
 def most_calls(plan: RankPlan) -> int:
-    """How many calls `Participant.measure` makes where each takes long."""
+    """Number of calls that `Participant.measure` makes where each takes long."""
     timed = plan.iterations or LEAST_ITERATIONS
     alone = 2 * (plan.iterations or LEAST_CALLS) if plan.blocking else 0  # each after a barrier
     checks, barriers = 2, 2

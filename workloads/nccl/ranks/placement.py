@@ -24,7 +24,7 @@ class RankActor(Rank):
     """One rank; a process of its own on the node of its bundle."""
 
     def arrive(self) -> dict[str, Any]:
-        """What this rank finds on its node, before any rank waits for another."""
+        """Facts that this rank finds on its node, before any rank waits for another."""
         if not self._layout.gpus_per_node:
             return host.describe("gloo")
         host.check_gpus(self._layout.gpus_per_node)
@@ -38,7 +38,7 @@ class RankActor(Rank):
 
 
 def options(group: PlacementGroup, node: int, layout: Layout, algorithm: str) -> dict[str, Any]:
-    """How Ray is to start a rank.
+    """Ray's options for starting a rank.
 
     Args:
         group: one bundle per node.

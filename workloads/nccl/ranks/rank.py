@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the ranks are."""
+    """The layout of ranks on nodes."""
 
     nodes: int
     ranks_per_node: int
@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one node must have."""
+        """Resources of one node."""
         cpus = {"CPU": float(self.ranks_per_node)}
         return {**cpus, "GPU": float(self.gpus_per_node)} if self.gpus_per_node else cpus
 

@@ -85,7 +85,7 @@ def row_of(plan: RankPlan, ranks: int, size: int, out_of_place: Timing, in_place
 def conditions_of(
     layout: Layout, plan: RankPlan, stage: Stage, facts: Sequence[Facts], promise: ClusterEnvironment | None
 ) -> Conditions:
-    """What a stage's ranks have said of themselves, and the stack of its machines."""
+    """Conditions of a stage, by its ranks' own words, and the stack of its machines."""
     on_gpus = promise if layout.gpus_per_node else None
     nics = on_gpus.rdma_nics if on_gpus else 0
     return Conditions(

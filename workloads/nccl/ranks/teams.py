@@ -120,7 +120,7 @@ class SideBySide:
         return found
 
     def _limit(self, calls: int = 1) -> float:
-        """How long a rank may take that hangs in none of so many calls; one that hangs fails by itself before."""
+        """Longest time of a rank that hangs in none of so many calls; one that hangs fails by itself before."""
         return calls * self._plan.timeout_seconds + _GRACE_SECONDS
 
     def _gpus(self, facts: list[Facts]) -> list[int]:

@@ -120,7 +120,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class StageKey:
-    """What is compared with what."""
+    """Identity of a stage in a comparison."""
 
     op: str
     stage: str
@@ -159,7 +159,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class StageChange:
-    """How much longer the second side takes. Of logarithms: 0.1 is 10.5 % longer."""
+    """Extra time of the second side, as a difference of logarithms: 0.1 is 10.5 % longer."""
 
     size: float
     noise: float
@@ -172,12 +172,12 @@ class StageChange:
 
     @property
     def real(self) -> bool:
-        """Whether it is more than noise."""
+        """True if it is more than noise."""
         return abs(self.size) > self.noise
 
     @property
     def hidden(self) -> bool:
-        """Whether the noise is so wide that a broken part would not show in it, either."""
+        """True if the noise is so wide that a broken part would not show in it, either."""
         return not self.real and self.noise > _JUDGED
 
 

@@ -68,7 +68,7 @@ class JudgedStage:
 
 
 def show_findings(measured: Sequence[Measured]) -> list[JudgedStage]:
-    """What the stages are taken for, once it is said; and who is slow."""
+    """Print each stage's judgement once, and the slow nodes, rails and ranks."""
     judged = _judged(measured)
     for one in judged:
         for line in report.verdict_lines(one.verdict.as_record(), one.judgement.as_record()):
@@ -79,7 +79,7 @@ def show_findings(measured: Sequence[Measured]) -> list[JudgedStage]:
 
 
 def _judged(measured: Sequence[Measured]) -> list[JudgedStage]:
-    """What the stages on NCCL are taken for; gloo promises nothing."""
+    """Judgements of the stages on NCCL; gloo promises nothing."""
     return [
         find(one, one.conditions.rdma_nics, one.conditions.promised_rdma and one.conditions.nodes > 1)
         for one in measured
@@ -100,7 +100,7 @@ def find(one: Measured, nics: int, promised: bool) -> JudgedStage:
 
 
 def broken(findings: Sequence[JudgedStage]) -> str:
-    """What is bad, stage by stage; empty where nothing is."""
+    """Faults, stage by stage; empty where there are none."""
     failed = [one for one in findings if one.judgement.outcome == "fail"]
     return " ".join(f"{one.measured.stage.name}: {' '.join(one.judgement.reasons)}" for one in failed)
 

@@ -1,4 +1,4 @@
-"""What one stage of the ladder has measured: the table's rows, what they were measured under, NCCL's own words."""
+"""Measurements of one stage: the table's rows, what they were measured under, NCCL's own words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.reporting.progress import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a number means nothing without."""
+    """Conditions of a measurement, without which its numbers mean nothing."""
 
     op: str
     backend: str

@@ -39,7 +39,7 @@ LEFT_TICKS, RIGHT_TICKS = 9, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """What is drawn in one colour: one stage, or all stages of one kind."""
+    """The curves of one colour: one stage, or all stages of one kind."""
 
     label: str
     stages: tuple[tuple[Row, ...], ...]
@@ -224,7 +224,7 @@ def _references(axes: Axes, drawn: Sequence[Reference]) -> None:
 
 
 def _legend(figure: Figure, axes: Axes, alone: bool) -> None:
-    """What each colour is, and each way of drawing; of one stage alone there is no colour to tell from another."""
+    """The colours and line styles; of one stage alone there is no colour to tell from another."""
     handles, labels, color = *axes.get_legend_handles_labels(), FAINT
     if alone:
         handles, labels, color = [], [], COLORS[0]

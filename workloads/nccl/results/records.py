@@ -140,7 +140,7 @@ def read(content: bytes, source: str) -> Results:
 
 
 def is_results(content: bytes) -> bool:
-    """Whether a file says of itself that it is one of results, of whatever version."""
+    """True if a file says of itself that it is one of results, of whatever version."""
     return FAMILY.encode() in content.partition(b"\n")[0]
 
 

@@ -106,7 +106,7 @@ def text(measured: Sequence[Measured], remarks: Remarks) -> str:
 
 
 def verdict_lines(verdict: dict[str, Any] | None, judgement: dict[str, Any] | None) -> list[str]:
-    """What the log and the thresholds say about a stage, a comment line each.
+    """The judgement of the log and the thresholds on a stage, a comment line each.
 
     Args:
         verdict: record of the path that was taken; None where it was not looked for.

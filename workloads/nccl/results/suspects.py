@@ -1,4 +1,4 @@
-"""Who is slow: the node, rail or rank that the ladder's stages and the exchanges between pairs of ranks point at.
+"""Who is slow: the node, rail or rank that the stages and the exchanges between pairs of ranks point at.
 
 Pure. A pair shows the slower of two; who is slow himself is slow with every partner, so each counts by his best one.
 """
@@ -54,7 +54,7 @@ def suspects(measured: Sequence[Measured]) -> list[Suspect]:
 
 
 def slow(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Who takes more than `SLOW_RATIO` times the median of the others, and how many times; slowest first.
+    """Members that take more than `SLOW_RATIO` times the median of the others, and how many times; slowest first.
 
     Args:
         seconds: of each; of one alone nothing can be said.

@@ -30,7 +30,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What all-reduce reaches with all GPUs of each node: bus bandwidth in GB/s."""
+    """Expected bus bandwidth of all-reduce with all GPUs of each node, in GB/s."""
 
     limit: float
     limit_label: str
@@ -79,7 +79,7 @@ MACHINES: dict[str, MachineThresholds] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What one stage's figures mean."""
+    """The meaning of one stage's figures."""
 
     outcome: Outcome
     reasons: tuple[str, ...]
@@ -113,7 +113,7 @@ def references(machine_type: str, several_nodes: bool) -> tuple[Reference, ...]:
 
 
 def judge(machine_type: str, measured: Measured, verdict: Verdict | None) -> Judgement:
-    """Whether a stage is as fast, as right and on the path as it must be.
+    """Judge whether a stage is as fast, as right and on the path as it must be.
 
     Args:
         machine_type: Compute Engine machine type; empty where it is unknown.

@@ -181,7 +181,7 @@ def _check(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
-    """What is to be trained."""
+    """The training to be predicted."""
 
     model: str
     """One of `gradients.SHAPES`."""
@@ -199,7 +199,7 @@ class PlannedTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What is to be expected of a number of nodes."""
+    """The prediction for a number of nodes."""
 
     nodes: int
     gpus: int
@@ -242,7 +242,7 @@ class Model:
         return max(self.curve.nodes) if self.curve else TABLED_NODES
 
     def origin(self, size: int, nodes: int) -> str:
-        """Where the time of an all-reduce of so many bytes comes from."""
+        """Source of the time of an all-reduce of so many bytes."""
         if self.curve:
             start = self.curve.nearest(nodes)
             return "measured" if start == nodes else f"formula, from {start} measured"
@@ -289,7 +289,7 @@ class Model:
 
 
 def work(setting: PlannedTraining, rate: float) -> Work:
-    """What one GPU does in a step.
+    """One GPU's work in a step.
 
     Args:
         setting: what is trained.
@@ -333,7 +333,7 @@ def _head(setting: PlannedTraining, rate: float, whose: str, all_reduce: str, ji
 
 
 def _extrapolated(found: Sequence[Prediction], times: Model) -> Iterator[str]:
-    """Which numbers of nodes nothing but the formula speaks for."""
+    """Numbers of nodes that only the formula speaks for."""
     counts = [f"{one.nodes:,}" for one in found if one.extrapolated]
     if not counts:
         return
@@ -345,7 +345,7 @@ def _extrapolated(found: Sequence[Prediction], times: Model) -> Iterator[str]:
 
 
 def _residuals(found: Sequence[Prediction]) -> Iterator[str]:
-    """Which measured efficiencies the wire does not explain."""
+    """Measured efficiencies that the wire does not explain."""
     for one in found:
         if one.measured is not None and one.efficiency - one.measured > RESIDUAL:
             points = 100 * (one.efficiency - one.measured)

@@ -132,7 +132,7 @@ def _nvls(size: int, nodes: int, ranks: int, fabric: Fabric) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one GPU computes in a step, and the gradients that it then has to share. Times in seconds."""
+    """One GPU's computation in a step, and the gradients that it then has to share. Times in seconds."""
 
     buckets: tuple[int, ...]
     """Bytes of DDP's buckets, in the order in which their gradients are ready."""

@@ -1,4 +1,4 @@
-"""What an ordinary node is: the settings that every one of them shares, and what sets each pool apart."""
+"""The settings that all nodes share, and those that set the system pool and the CPU pool apart."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import pulumi
 import pulumi_gcp as gcp
 
 from oasis_stack.facts import names
-
-BOOT_DISK_GB = 100
-
-CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
-"""The scope that leaves every decision to the roles of the node account."""
 
 SYSTEM_NODES: gcp.container.NodePoolNodeConfigArgsDict = {"labels": names.SYSTEM_POOL_LABELS}
 """Label of the nodes that are always on."""
@@ -25,15 +20,23 @@ CPU_NODES: gcp.container.NodePoolNodeConfigArgsDict = {
 
 
 def node_config(
-    account: pulumi.Input[str], resource_labels: Mapping[str, str]
+    account: pulumi.Input[str], resource_labels: Mapping[str, str], disk_type: str = "pd-balanced"
 ) -> gcp.container.NodePoolNodeConfigArgsDict:
-    """Nodes of any pool of ordinary nodes, the first one included, which lives a minute."""
+    """Settings of any node, those of the first pool included, which lives a minute.
+
+    Args:
+        account: email of the account that the nodes run as.
+        resource_labels: labels of the machines and their disks, for the bill.
+        disk_type: of the boot disk.
+    """
     return {
-        "disk_type": "pd-balanced",
-        "disk_size_gb": BOOT_DISK_GB,
+        "disk_type": disk_type,
+        # The system and its images alone: on GPU nodes pods live on the local SSDs (saltysoup/oasis-temp, infra/base).
+        "disk_size_gb": 100,
         "image_type": "COS_CONTAINERD",
         "service_account": account,
-        "oauth_scopes": [CLOUD_PLATFORM],
+        # Leaves every decision to the roles of the account.
+        "oauth_scopes": [names.CLOUD_PLATFORM_SCOPE],
         "gcfs_config": {"enabled": True},
         "gvnic": {"enabled": True},
         "workload_metadata_config": {"mode": "GKE_METADATA"},
