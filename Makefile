@@ -44,14 +44,14 @@ $(CLOUD_STAMP): requirements.txt
 
 $(STAMP): requirements-dev.txt
 	$(supported_python)
-	@$(PYTHON) -m emulator.programs.room packages
+	@$(PYTHON) -m emulator.programs.free_space packages
 	@$(environment) && echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)" \
 	    && $(PIP_INSTALL) -r $< && rm $(INSTALLING) && touch $@
 
 # What is needed minutes later is looked at first, too.
 room:
 	$(supported_python)
-	@test -e $(STAMP) || $(PYTHON) -m emulator.programs.room packages programs
+	@test -e $(STAMP) || $(PYTHON) -m emulator.programs.free_space packages programs
 
 demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
 	@$(PY) -m emulator demo

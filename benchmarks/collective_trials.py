@@ -23,7 +23,7 @@ from ray.util.placement_group import placement_group_table
 from tests.support import gloo
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.definitions.stages import Round, plan_rounds
-from workloads.nccl.ranks import driver, teams
+from workloads.nccl.ranks import driver, stage_ranks
 from workloads.nccl.ranks.measure import Participant, RankPlan
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Layout
@@ -167,8 +167,8 @@ def measured(
         iterations: calls that are timed.
     """
     plan: RankPlan = replace(gloo.plan(iterations=iterations), links=True, timeout_seconds=60)
-    real = teams.RankActor
-    teams.RankActor = rank
+    real = stage_ranks.RankActor
+    stage_ranks.RankActor = rank
     try:
         return driver.run(
             layout,
@@ -183,7 +183,7 @@ def measured(
             show=lambda stage, row: None,
         )
     finally:
-        teams.RankActor = real
+        stage_ranks.RankActor = real
 
 
 def _slow(slow: int) -> type[RankActor]:

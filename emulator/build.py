@@ -24,7 +24,7 @@ from emulator.kubernetes import crds
 from emulator.kubernetes.control_plane import STAGES_MODULE
 from emulator.machine import processes
 from emulator.machine.state import EmulatorError, State
-from emulator.programs import room
+from emulator.programs import free_space
 from emulator.programs.go_modules import (
     TOOLS,
     cache_directory,
@@ -123,12 +123,12 @@ def _available(program: Program) -> Path | None:
 def _build(state: State, missing: Sequence[Program], report: Report) -> dict[str, Path]:
     missing = [program for program in missing if not program.built().exists()]  # the other builder's, if there was one
     if missing:
-        room.require(
+        free_space.require(
             cache_directory(),
             "building the emulator's programs",
-            disk_gb=room.PROGRAMS_GB,
-            memory_gb=room.COMPILER_MEMORY_GB,
-            elsewhere=room.ANOTHER_CACHE,
+            disk_gb=free_space.PROGRAMS_GB,
+            memory_gb=free_space.COMPILER_MEMORY_GB,
+            elsewhere=free_space.ANOTHER_CACHE,
         )
         report(f"building {len(missing)} programs from Go modules, once per user (about 15 minutes on 2 cores)")
     for number, program in enumerate(missing, start=1):
@@ -141,7 +141,7 @@ def _build_one(state: State, program: Program, label: str, report: Report) -> No
     workplace = target.with_name(f".{target.name}.{os.getpid()}")
     log = state.log(f"build-{program.name}")
     log.unlink(missing_ok=True)
-    parallel = max(1, min(os.cpu_count() or 1, room.free_memory() // (3 << 30)))
+    parallel = max(1, min(os.cpu_count() or 1, free_space.free_memory() // (3 << 30)))
     command = [
         go_program(),
         "build",

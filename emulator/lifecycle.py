@@ -24,7 +24,7 @@ from emulator.gcp import tables as gcp_tables
 from emulator.kubernetes import control_plane, helm
 from emulator.machine.belongings import content
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
-from emulator.programs import room
+from emulator.programs import free_space
 from emulator.ray import deployed_ray, job_clusters
 from emulator.ray import nodes as ray_nodes
 from emulator.rest import cloud_server
@@ -55,7 +55,7 @@ def started(state: State, report: Report) -> Iterator[Engine]:
             for bucket in sorted(state.path("buckets").glob("*")):
                 if (found := content(bucket)).size:
                     report(f"gs://{bucket.name} has what it held before: {found}")
-            room.require(
+            free_space.require(
                 state.directory,
                 "running the emulator",
                 disk_gb=DISK_GB,

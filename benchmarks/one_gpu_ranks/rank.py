@@ -15,7 +15,7 @@ from typing import Any
 from workloads.cluster import process_group
 from workloads.errors import WorkloadError
 from workloads.nccl.definitions.collectives import COLLECTIVES, Seat
-from workloads.nccl.ranks import host
+from workloads.nccl.ranks import node_facts
 from workloads.nccl.ranks.measure import RankPlan
 from workloads.nccl.ranks.rank import Layout, Rank
 
@@ -56,7 +56,7 @@ class LoneRank(Rank):
     def arrive(self) -> dict[str, Any]:
         """Facts about this rank's surroundings; from rank 0 also the meeting point."""
         meeting = {} if self._seat.rank else {"meeting": self.open()}
-        return {**host.describe(self._layout.backend, socket.gethostname()), **meeting}
+        return {**node_facts.describe(self._layout.backend, socket.gethostname()), **meeting}
 
     def open(self) -> tuple[str, int]:
         """Open the meeting point; returns its address and port."""

@@ -49,7 +49,7 @@ def sidecar(cpus: int, memory_gib: int) -> SidecarSize:
     return SidecarSize(cpu_millis=min(SIDECAR_MAX_CPU_MILLIS, max(500, cpus * 20)), memory_mib=max(512, memory_gib * 8))
 
 
-def gpu_pod(machine: Machine) -> PodSize:
+def whole_node_pod(machine: Machine) -> PodSize:
     """The one Ray pod of a GPU node."""
     beside = sidecar(machine.vcpus, machine.memory_gb)
     cpu_millis = allocatable_cpu_millis(machine.vcpus) - SYSTEM_CPU_MILLIS - beside.cpu_millis

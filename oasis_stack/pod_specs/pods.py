@@ -106,7 +106,7 @@ def cpu_worker_template(context: PodContext, size: PodSize, node_labels: Mapping
 def gpu_worker_template(context: PodContext, gpu: GpuGroup) -> dict[str, Any]:
     """A worker that takes a whole GPU node; with RDMA NICs it has them all, and starts with gIB or not at all."""
     machine = gpu.machine
-    size = pod_size.gpu_pod(machine)
+    size = pod_size.whole_node_pod(machine)
     volumes = pod_volumes(context.mounts, size, local_ssds=machine.local_ssds, training=True)
     container = _container("ray-worker", context, size, volumes)
     for resources in container["resources"].values():

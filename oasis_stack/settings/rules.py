@@ -207,7 +207,7 @@ def _cpu_workers(settings: Settings) -> Iterator[Problem]:
 def _fits(
     key: str, cpus: int, memory_gb: int, pool: str, machine_type: str, taken: tuple[int, int] = (0, 0)
 ) -> Iterator[Problem]:
-    room = pod_size.gpu_pod(general_purpose(machine_type))
+    room = pod_size.whole_node_pod(general_purpose(machine_type))
     rows = (("cpus", cpus, room.cpus - taken[0]), ("memory_gb", memory_gb, room.memory_gib - taken[1]))
     for name, asked, free in rows:
         if asked > free:

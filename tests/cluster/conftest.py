@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from tests.support.command_lines import command_line
 
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
@@ -20,7 +21,6 @@ from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from emulator.rest.cloud_server import CloudServer
 from tests.support import stub_kubectl
-from tests.support.command_lines import command_line
 from workloads.environment import ClusterEnvironment
 
 

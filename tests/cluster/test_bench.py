@@ -105,13 +105,13 @@ from workloads.cluster import session
 session.prepare()
 import ray
 from workloads.cluster import capacity
-from workloads.nccl.ranks import host, placement
+from workloads.nccl.ranks import node_facts, placement
 from workloads.nccl.ranks.rank import Layout
 
 class Seen:
     def look(self):
         names = [name for name in os.environ if name.startswith(("CUDA_", "NCCL_", "NVIDIA_"))]
-        return {name: os.environ[name] for name in names}, sorted(os.sched_getaffinity(0)), host.assigned_gpu()
+        return {name: os.environ[name] for name in names}, sorted(os.sched_getaffinity(0)), node_facts.assigned_gpu()
 
 layout = Layout(nodes=1, ranks_per_node=2, gpus_per_node=2)
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
@@ -159,7 +159,7 @@ from workloads.cluster import session
 session.prepare()
 import ray
 from tests.support import gloo
-from workloads.nccl.ranks import driver, host, teams
+from workloads.nccl.ranks import driver, node_facts, stage_ranks
 from workloads.nccl.ranks.measure import Sample
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Layout
@@ -169,7 +169,7 @@ class Pretended(RankActor):
     '''A rank on a GPU that is not there. Over the ring one of them fails in NCCL's own words, and the other waits.'''
 
     def arrive(self):
-        return {**host.describe("gloo"), "gpu": host.assigned_gpu()}
+        return {**node_facts.describe("gloo"), "gpu": node_facts.assigned_gpu()}
 
     def open(self):
         return "127.0.0.1", 1
@@ -207,7 +207,7 @@ WORDS = (
     "NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_1",
 )
 WITHIN = sys.argv[1]
-teams.RankActor = Pretended
+stage_ranks.RankActor = Pretended
 said = []
 rounds = [(Stage(name="all", nodes=(0,)),), (Stage(name="all, ring", nodes=(0,), algorithm="RING"),)]
 began = time.monotonic()
@@ -265,7 +265,7 @@ session.prepare()
 import ray
 from tests.support import gloo
 from workloads.errors import WorkloadError
-from workloads.nccl.ranks import driver, teams
+from workloads.nccl.ranks import driver, stage_ranks
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Layout
 from workloads.nccl.definitions.stages import plan_rounds
@@ -279,7 +279,7 @@ class Hangs(RankActor):
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().measure(size, in_place)
 
-teams.RankActor = Hangs
+stage_ranks.RankActor = Hangs
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
     ray.init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
     began = time.monotonic()

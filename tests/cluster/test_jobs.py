@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.command_lines import command_lines
 
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.folder import session_directory
 from tests.cluster.conftest import Cluster
 from tests.support import stub_kubectl
-from tests.support.command_lines import command_lines
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.waiting import eventually, read_until
 from workloads.doctor import listeners

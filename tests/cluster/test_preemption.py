@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command_lines import command_line
 
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
-from tests.support.command_lines import command_line
 from tests.support.waiting import eventually
 from workloads.cluster import worker_count
 from workloads.convnext.images import digits

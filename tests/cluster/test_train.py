@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.command_lines import command_line
 
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
 from emulator.rest.cloud_server import CloudServer
 from emulator.rest.http_message import Request
-from tests.support.command_lines import command_line
 from tests.support.waiting import eventually, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits

@@ -13,7 +13,7 @@ from emulator import build
 from emulator.build import PROGRAMS, Program
 from emulator.kubernetes import crds
 from emulator.machine.state import EmulatorError, State
-from emulator.programs import go_modules, room
+from emulator.programs import free_space, go_modules
 
 ETCD = PROGRAMS[0]
 
@@ -71,7 +71,7 @@ def test_too_little_room_is_said_before_anything_is_built(
     cache: Path, state: State, monkeypatch: pytest.MonkeyPatch, disk_gb: int, memory_gb: int, words: str
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(100 << 30, 0, disk_gb << 30))
-    monkeypatch.setattr(room, "free_memory", lambda: memory_gb << 30)
+    monkeypatch.setattr(free_space, "free_memory", lambda: memory_gb << 30)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
     with pytest.raises(EmulatorError, match=words):

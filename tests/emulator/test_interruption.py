@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.command_lines import command_lines
 
 from emulator import demo
 from emulator.machine import processes
@@ -27,7 +28,6 @@ from emulator.machine.state import CHECKOUT, State
 from emulator.programs.go_modules import cache_directory
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
-from tests.support.command_lines import command_lines
 from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.emulated

@@ -18,7 +18,7 @@ from emulator import demo, lifecycle
 from emulator.machine import processes
 from emulator.machine.processes import OWNER_VARIABLE
 from emulator.machine.state import CHECKOUT, EmulatorError, State
-from emulator.programs import room
+from emulator.programs import free_space
 from emulator.ray import dashboard as ray_dashboard
 from emulator.ray import job_clusters
 from emulator.ray import nodes as ray_nodes
@@ -43,7 +43,7 @@ def test_too_little_room_is_said_before_anything_is_started(
     state: State, monkeypatch: pytest.MonkeyPatch, disk_gb: int, memory_gb: int, words: str
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(100 << 30, 0, disk_gb << 30))
-    monkeypatch.setattr(room, "free_memory", lambda: memory_gb << 30)
+    monkeypatch.setattr(free_space, "free_memory", lambda: memory_gb << 30)
 
     with pytest.raises(EmulatorError, match=words), lifecycle.started(state, print):
         pass
@@ -63,7 +63,7 @@ def test_a_second_ctrl_c_does_not_disturb_the_end(state: State, monkeypatch: pyt
 
     lines: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(room, "require", lambda *_room, **_limits: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(free_space, "require", lambda *_room, **_limits: os.kill(os.getpid(), signal.SIGINT))
     # The first call clears what an earlier emulator left, before there is anything to interrupt.
     monkeypatch.setattr(lifecycle, "take_down", lambda found: interrupted(found) if lines else lines.append("clear"))
 

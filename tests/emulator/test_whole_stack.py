@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.support.command_lines import command_lines
 
 from emulator import lifecycle
 from emulator.google.cloud import CloudObject
@@ -20,7 +21,6 @@ from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
 from tests.emulator.conftest import Emulated, objects
-from tests.support.command_lines import command_lines
 from tests.support.waiting import eventually
 from workloads.doctor import listeners
 

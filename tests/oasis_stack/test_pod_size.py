@@ -17,7 +17,7 @@ NODES = [f"{family}-{size}" for family, sizes in GENERAL_PURPOSE.items() for siz
 )
 def test_what_a_pod_may_ask_for_fits_a_node_that_is_not_there_yet(machine: Machine) -> None:
     """Against the emulated node, which has its own reading of the autoscaler's formula, with at least 1 % to spare."""
-    size = pod_size.gpu_pod(machine)
+    size = pod_size.whole_node_pod(machine)
     beside = pod_size.sidecar(size.cpus, size.memory_gib)
     vcpus, memory_gb = gke_node_shapes.machine_size(machine.name)
     cpu_millis = vcpus * 1000 - gke_node_shapes.reserved_cpu_millis(vcpus)
@@ -32,7 +32,7 @@ def test_what_a_pod_may_ask_for_fits_a_node_that_is_not_there_yet(machine: Machi
 
 def test_the_h200_pod_asks_for_about_what_google_asks_for_itself() -> None:
     """2800 GiB of 2952: docs.cloud.google.com, tutorial scaling-rl-verl-gke."""
-    size = pod_size.gpu_pod(MACHINES["a3-ultragpu-8g"])
+    size = pod_size.whole_node_pod(MACHINES["a3-ultragpu-8g"])
 
     assert 215 <= size.cpus <= 220
     assert 2750 <= size.memory_gib <= 2800

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.command_lines import command_lines
 
 from emulator.machine import processes
 from emulator.machine.state import State
@@ -18,7 +19,6 @@ from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from tests.support import stub_kubectl
-from tests.support.command_lines import command_lines
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.ray

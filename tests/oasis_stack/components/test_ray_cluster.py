@@ -20,7 +20,7 @@ from oasis_stack.components.compute_class import ComputeClass, ComputeClassArgs
 from oasis_stack.components.device_network import DeviceNetworks, DeviceNetworksArgs
 from oasis_stack.components.ray_cluster import InternalLoadBalancer, RayCluster, RayClusterArgs, port_forward_command
 from oasis_stack.facts.machine import MACHINES
-from oasis_stack.facts.pod_size import PodSize, gpu_pod
+from oasis_stack.facts.pod_size import PodSize, whole_node_pod
 from oasis_stack.pod_specs import gib
 from oasis_stack.pod_specs.pods import GpuGroup
 from tests.support.deployment import Deploy, Deployment
@@ -94,7 +94,7 @@ def test_ray_itself_reads_zero_cpus_and_drivers_on_the_head_and_whole_nodes_in_t
 
     types = autoscaling_config._generate_available_node_types_from_ray_cr_spec(found)
 
-    size = gpu_pod(H200)
+    size = whole_node_pod(H200)
     assert types["headgroup"]["resources"] == {"CPU": 0, "memory": 16 << 30, "driver": 1000}
     assert types["gpu"]["resources"] == {"CPU": size.cpus, "GPU": 8, "memory": size.memory_gib << 30}
     assert types["cpu"]["resources"] == {"CPU": 6, "memory": 24 << 30}

@@ -21,7 +21,7 @@ from workloads.convnext import config as configuration
 from workloads.convnext.images.data import sources
 from workloads.convnext.images.sampling import Batch, Slot, Source
 from workloads.convnext.learning.loop import Position, Record, Training
-from workloads.convnext.run import notice, report
+from workloads.convnext.run import end_of_node, report
 from workloads.convnext.run.reporter import Reporter
 from workloads.errors import AuthError, PlaceError
 from workloads.reporting import progress
@@ -150,10 +150,10 @@ def test_a_notice_is_answered_by_a_checkpoint_before_the_next_step(tmp_path: Pat
 class SlowlyEvaluated:
     """A validation split whose second batch brings a preemption notice, and is then seen to be slow."""
 
-    def __init__(self, split: Source, notice: Any, look: Callable[[], list[int]]) -> None:
+    def __init__(self, split: Source, end_of_node: Any, look: Callable[[], list[int]]) -> None:
         self.classes = split.classes
         self.seen: list[list[int]] = []
-        self._split, self._notice, self._look = split, notice, look
+        self._split, self._notice, self._look = split, end_of_node, look
 
     def __len__(self) -> int:
         return len(self._split)
@@ -237,10 +237,10 @@ def test_before_the_node_goes_the_work_since_the_notice_is_saved_too(tmp_path: P
 
 def test_the_controllers_request_is_answered_when_the_state_is_committed(tmp_path: Path) -> None:
     found = place(tmp_path)
-    notice.ask()
-    assert (notice.asked(), notice.answered()) == (True, False)
+    end_of_node.ask()
+    assert (end_of_node.asked(), end_of_node.answered()) == (True, False)
     found.training.run(found.reporter)
-    assert (notice.asked(), notice.answered()) == (False, True)
+    assert (end_of_node.asked(), end_of_node.answered()) == (False, True)
     assert found.reasons()[0] == (1, "resize")
 
 
@@ -300,9 +300,9 @@ def test_a_change_of_size_waits_in_vain_for_a_checkpoint_that_storage_refuses(
         raise AuthError("the token is refused.", "Wait.")
 
     monkeypatch.setattr(CheckpointStore, "write", refuse)
-    notice.ask()
+    end_of_node.ask()
     found.reporter.after_step(found.training)
-    assert (notice.asked(), notice.answered()) == (False, False)
+    assert (end_of_node.asked(), end_of_node.answered()) == (False, False)
 
 
 def test_an_urgent_segment_beside_a_slow_one_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,12 +302,12 @@ def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_nodes_run_duration_is_reckoned_from_its_start(tmp_path: Path) -> None:
-    from workloads.convnext.run import notice
+    from workloads.convnext.run import end_of_node
 
     uptime = tmp_path / "uptime"
     uptime.write_text("1000.50 7.25\n")
-    assert notice.run_until({}, uptime) is None
-    assert notice.run_until({"OASIS_MAX_RUN_SECONDS": "0"}, uptime) is None
-    ends = notice.run_until({"OASIS_MAX_RUN_SECONDS": "604800"}, uptime)
+    assert end_of_node.run_until({}, uptime) is None
+    assert end_of_node.run_until({"OASIS_MAX_RUN_SECONDS": "0"}, uptime) is None
+    ends = end_of_node.run_until({"OASIS_MAX_RUN_SECONDS": "604800"}, uptime)
     assert ends is not None
     assert abs(ends - (time.time() + 604800 - 1000.5)) < 5

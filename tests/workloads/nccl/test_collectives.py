@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support import gloo
 from workloads.nccl.definitions import collectives
 from workloads.nccl.definitions.collectives import COLLECTIVES, Counts, Seat
-from workloads.nccl.definitions.pattern import DTYPES, NEVER, Data, Piece
+from workloads.nccl.definitions.data_pattern import DTYPES, NEVER, Data, Piece
 from workloads.nccl.ranks import measure
 from workloads.nccl.ranks.measure import Participant, Sample
 

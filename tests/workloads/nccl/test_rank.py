@@ -22,7 +22,7 @@ from tests.support import gloo, namespaces
 from workloads.errors import PlaceError
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.logs import debug_log
-from workloads.nccl.ranks import host
+from workloads.nccl.ranks import node_facts
 from workloads.nccl.ranks.placement import RankActor
 from workloads.nccl.ranks.rank import Layout
 
@@ -55,7 +55,7 @@ def test_a_layout_on_cpus_is_measured_on_cpus_with_gloo_though_the_machine_has_g
     assert found["pid"] == os.getpid() and "NCCL_DEBUG_FILE" not in os.environ
     assert joined["room"] > 4096
     assert "nccl" not in found["versions"]
-    assert host.describe("gloo")["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert node_facts.describe("gloo")["variables"]["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 @pytest.mark.parametrize(("visible", "index"), [("", 3), ("0,1,2,3", 3), ("5,3", 1)])
@@ -63,7 +63,7 @@ def test_a_rank_s_gpu_is_the_one_that_ray_gave_it_counted_among_the_visible_ones
     gpus: None, monkeypatch: pytest.MonkeyPatch, visible: str, index: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert host.assigned_gpu() == index
+    assert node_facts.assigned_gpu() == index
 
 
 def test_a_rank_that_sees_one_gpu_of_eight_is_refused_before_nccl_crawls(
@@ -72,22 +72,22 @@ def test_a_rank_that_sees_one_gpu_of_eight_is_refused_before_nccl_crawls(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(PlaceError, match=r"needs 8 GPUs on node .*/01234567; torch sees 1 .*CUDA_VISIBLE_DEVICES=3"):
-        host.check_gpus(8)
-    host.check_gpus(1)
+        node_facts.check_gpus(8)
+    node_facts.check_gpus(1)
 
 
 def test_the_version_of_nccl_is_that_of_the_library_which_is_loaded() -> None:
-    major, minor, patch = (int(part) for part in host.nccl_version().split("."))
+    major, minor, patch = (int(part) for part in node_facts.nccl_version().split("."))
     assert (major, minor, patch) == nccl.version()[:3]  # nothing here puts another one before torch's own
 
 
 def test_another_gib_on_a_node_is_another_version(tmp_path: Path) -> None:
     plugin = tmp_path / "libnccl-net.so"
-    assert host.plugin_digest(plugin) == ""
+    assert node_facts.plugin_digest(plugin) == ""
     plugin.write_bytes(b"one")
-    first = host.plugin_digest(plugin)
+    first = node_facts.plugin_digest(plugin)
     plugin.write_bytes(b"two")
-    assert len(first) == 12 and host.plugin_digest(plugin) != first
+    assert len(first) == 12 and node_facts.plugin_digest(plugin) != first
 
 
 def test_a_rank_of_nccl_is_told_where_its_log_is_kept_before_nccl_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from workloads.checkpoints.store import CheckpointStore, Saved
 from workloads.checkpoints.writer import PASSING, Snapshot, Writer
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.learning.loop import Position, Record, Training
-from workloads.convnext.run import notice
-from workloads.convnext.run.notice import Notice
+from workloads.convnext.run import end_of_node
+from workloads.convnext.run.end_of_node import Notice
 from workloads.reporting.history import Segments
 from workloads.storage.folders import Folder
 
@@ -126,8 +126,8 @@ class Reporter:
         if not self._leads:
             return
         self._settle(self._writer.wait(0))
-        if notice.asked():
-            notice.answer(saved=self._try_now(training, "resize"))
+        if end_of_node.asked():
+            end_of_node.answer(saved=self._try_now(training, "resize"))
         elif (deadline := self._notice.deadline if self._notice else None) is not None:
             self._before(deadline, training)
         elif self._schedule.due(time.time()) or not self._measured:

@@ -33,7 +33,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from workloads.checkpoints import manifest
 from workloads.cluster import worker_count
 from workloads.cluster.capacity import Bundle, Strategy
-from workloads.convnext.run import notice
+from workloads.convnext.run import end_of_node
 from workloads.errors import AuthError, LostProcessError, PlaceError, WorkloadError
 from workloads.nccl.logs import faults
 from workloads.reporting import progress
@@ -198,8 +198,8 @@ class Scaling(ElasticScalingPolicy):
         if more > 0 and worker_count.placeable([self._bundle] * more, self._strategy, GROW_SECONDS):
             self._say(f"{counted(more, 'more worker')}: going on with {decision.num_workers} after a checkpoint")
             worker = worker_group_state.workers[0]
-            worker.execute_async(notice.ask)
-            asked = worker.execute_async(notice.answered)
+            worker.execute_async(end_of_node.ask)
+            asked = worker.execute_async(end_of_node.answered)
             self._growth = _Growth(decision, worker, asked, time.monotonic() + SAVE_SECONDS)
         return NoopDecision()
 
@@ -217,7 +217,7 @@ class Scaling(ElasticScalingPolicy):
             self._say(f"no checkpoint within {SAVE_SECONDS:.0f} s: growing is left for later")
             self._growth = None
         elif ready:
-            growth.answer = growth.worker.execute_async(notice.answered)
+            growth.answer = growth.worker.execute_async(end_of_node.answered)
         return NoopDecision()
 
     def _say(self, text: str) -> None:

@@ -19,8 +19,8 @@ from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.data import sources
 from workloads.convnext.images.location import fetched
 from workloads.convnext.learning.loop import Record, Training
-from workloads.convnext.run import notice
-from workloads.convnext.run.notice import Notice
+from workloads.convnext.run import end_of_node
+from workloads.convnext.run.end_of_node import Notice
 from workloads.convnext.run.reporter import Reporter
 from workloads.errors import DataIntegrityError
 from workloads.storage.folders import locate
@@ -137,7 +137,7 @@ def agree(
 
 def _watch(training: Training) -> tuple[Notice | None, float | None]:
     """Rank 0's watch over the nodes of all ranks, and when the run duration of the first of them ends."""
-    mine = (ray.get_runtime_context().get_node_id(), notice.run_until())
+    mine = (ray.get_runtime_context().get_node_id(), end_of_node.run_until())
     places: list[tuple[str, float | None]] = [mine] * training.world_size
     if training.world_size > 1:
         dist.all_gather_object(places, mine)

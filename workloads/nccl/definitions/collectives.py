@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workloads.nccl.definitions.bandwidth import all_reduce_factor, exchange_factor, one_way_factor
-from workloads.nccl.definitions.pattern import Piece
+from workloads.nccl.definitions.data_pattern import Piece
 
 ROOT = 0
 """Of broadcast; nccl-tests' default."""

@@ -18,11 +18,11 @@ from workloads.errors import WorkloadError
 from workloads.nccl.definitions.bandwidth import Row
 from workloads.nccl.definitions.stages import Round, Stage
 from workloads.nccl.logs import debug_log, faults
-from workloads.nccl.ranks import kept_logs, placement, rows, teams
+from workloads.nccl.ranks import kept_logs, placement, rows, stage_ranks
 from workloads.nccl.ranks.kept_logs import KeptLogs
 from workloads.nccl.ranks.measure import RankPlan
 from workloads.nccl.ranks.rank import Facts, Layout
-from workloads.nccl.ranks.teams import SideBySide
+from workloads.nccl.ranks.stage_ranks import SideBySide
 from workloads.nccl.results.measured import Conditions, Measured
 
 
@@ -114,7 +114,7 @@ class _Held:
         """The ranks of a round for the length of the block; a failure of theirs takes along what was found before."""
         ranks = sum(len(self.layout.seats(stage)) for stage in stages)
         self.say(f"starting {ranks} ranks: {', '.join(map(str, stages))}")
-        begun = teams.started(self.group, self.hosts, self.layout, self.plan, stages, self.logs, subsystems)
+        begun = stage_ranks.started(self.group, self.hosts, self.layout, self.plan, stages, self.logs, subsystems)
         with _explained(found, stages, self.logs), begun as started:
             yield SideBySide(started, self.layout, self.plan)
 

@@ -23,7 +23,7 @@ from workloads.errors import UsageError
 from workloads.nccl.definitions import collectives
 from workloads.nccl.definitions.bandwidth import format_size
 from workloads.nccl.definitions.collectives import Collective, Counts, Seat
-from workloads.nccl.definitions.pattern import DTYPES, NEVER, Data
+from workloads.nccl.definitions.data_pattern import DTYPES, NEVER, Data
 
 LEAST_ITERATIONS = 20
 """Of the calls timed back to back; nccl-tests' default (`-n 20`)."""

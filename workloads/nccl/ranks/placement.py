@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads.cluster import process_group
-from workloads.nccl.ranks import host
+from workloads.nccl.ranks import node_facts
 from workloads.nccl.ranks.rank import Layout, Rank
 
 UNMASKED = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
@@ -26,9 +26,9 @@ class RankActor(Rank):
     def arrive(self) -> dict[str, Any]:
         """Facts that this rank finds on its node, before any rank waits for another."""
         if not self._layout.gpus_per_node:
-            return host.describe("gloo")
-        host.check_gpus(self._layout.gpus_per_node)
-        return {**host.describe("nccl"), "gpu": host.assigned_gpu()}
+            return node_facts.describe("gloo")
+        node_facts.check_gpus(self._layout.gpus_per_node)
+        return {**node_facts.describe("nccl"), "gpu": node_facts.assigned_gpu()}
 
     def open(self) -> tuple[str, int]:
         """On rank 0: open the meeting point; returns its address and port."""

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
-from workloads.nccl.scaling import gradients, observed, scaling
-from workloads.nccl.scaling.observed import MeasuredAllReduce
+from workloads.nccl.scaling import gradients, measured_all_reduce, scaling
+from workloads.nccl.scaling.measured_all_reduce import MeasuredAllReduce
 from workloads.nccl.scaling.published import TABLED_NODES
 from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, PredictedStep, Work
 from workloads.reporting.progress import counted, duration
@@ -103,9 +103,9 @@ def run_predict(args: argparse.Namespace) -> int:
     """
     model, nodes = _model(args.model), _nodes(args.nodes)
     _check(args)
-    curve = observed.all_reduce(args.results) if args.results else None
+    curve = measured_all_reduce.all_reduce(args.results) if args.results else None
     times = Model(fabric=curve.fabric if curve else PUBLISHED, curve=curve)
-    trained = observed.images_per_second(args.measured)
+    trained = measured_all_reduce.images_per_second(args.measured)
     setting = PlannedTraining(
         model=model,
         batch=args.batch,

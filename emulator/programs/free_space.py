@@ -1,6 +1,6 @@
 """Disk and memory: what is free is looked at before something is begun that would not come to its end without it.
 
-`python -m emulator.programs.room packages [programs]` asks before there is an environment, of a bare Python.
+`python -m emulator.programs.free_space packages [programs]` asks before there is an environment, of a bare Python.
 """
 
 from __future__ import annotations
