@@ -28,7 +28,7 @@ look around:      eval "$(.venv/bin/python -m emulator env)"; kubectl get pods -
 change something: edit Pulumi.local.yaml, then .venv/bin/python -m emulator preview, .venv/bin/python -m emulator up
 the end:          .venv/bin/python -m emulator down
 
-exit status: 0 done; 1 failed or, for status, not running; 2 wrong usage; 130 interrupted
+exit status: 0 done; 1 failed or, for status, not running as a whole; 2 wrong usage; 130 interrupted
 """
 
 _COLOURS = {"create": 32, "update": 33, "replace": 33, "delete": 31, "failed": 31}
@@ -104,7 +104,7 @@ def _up(state: State, given: argparse.Namespace) -> int:
         result = lifecycle.deploy(state, running, _say, refresh=given.refresh)
         _summary("up", result)
         _say(f"Ray's dashboard: {result.outputs['ray_dashboard_url']}")
-        _say('look around with: eval "$(.venv/bin/python -m emulator env)"')
+        _say(f"look around with: {lifecycle.EVAL}")
     return 0
 
 
@@ -138,8 +138,13 @@ def _status(state: State, given: argparse.Namespace) -> int:
     if not control_plane.is_running(state):
         print("the emulated cloud is not running; `.venv/bin/python -m emulator up` starts it")
         return 1
+    if trouble := lifecycle.trouble(state):
+        print(trouble)
+        return 1
     print(f"Kubernetes API: https://{control_plane.endpoint(state)}")
     print(f"folder:         {state.directory}")
+    if lifecycle.is_of_earlier(os.environ, state):
+        print(f"this shell is of an earlier emulated cloud; type {lifecycle.EVAL}")
     return 0
 
 

@@ -163,7 +163,7 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
     ]
     namespace, name = outputs["ray_namespace"], outputs["ray_cluster_name"]
     commands = [
-        ("this shell uses it", 'eval "$(.venv/bin/python -m emulator env)"'),
+        ("this shell uses it", lifecycle.EVAL),
         ("then, for example", f"kubectl get rayclusters,pods -n {namespace}; pulumi stack output -s {STACK}"),
         (
             "the dashboard's token",
