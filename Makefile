@@ -28,25 +28,31 @@ endef
 # One make installs at a time: who comes meanwhile waits for it, and finds it done. Pip takes a package whose installation
 # was cut off for a whole one, so what did not come to its end starts over.
 define environment
-exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
+set -o pipefail; exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
 	    echo "another make installs into $(VENV): waiting for it"; flock 9; fi; \
 	if test $@ -nt $<; then exit 0; fi; \
 	if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi; \
 	$(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV); \
 	mkdir -p $(VENV) && touch $(INSTALLING) && { test -x $(PY) || $(PYTHON) -m venv $(VENV); }
 endef
-PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes
+# Of pip's lines, those of the wheels that take a while, which are the large ones.
+define install
+{ echo "installing the locked Python packages into $(VENV) (once: $(1))" \
+	    && $(PY) -m pip install --disable-pip-version-check --progress-bar off --no-compile --require-hashes -r $< \
+	    | sed -nuE -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-.*\.whl \(([0-9]{3,}(\.[0-9]+)? MB|.* GB)\)$$/  \2 \3, \4/p' \
+	        -e 's/^Installing collected packages.*/  all packages are here; unpacking them takes the rest/p' \
+	    && echo "installed in $$SECONDS s"; }
+endef
 
 # What `pulumi up` and the commands around it need: no torch, no Ray.
 $(CLOUD_STAMP): requirements.txt
 	$(supported_python)
-	@$(environment) && { test -e $(STAMP) || $(PIP_INSTALL) -r $<; } && rm $(INSTALLING) && touch $@
+	@$(environment) && { test -e $(STAMP) || $(call install,0.4 GB); } && rm $(INSTALLING) && touch $@
 
 $(STAMP): requirements-dev.txt
 	$(supported_python)
 	@$(PYTHON) -m emulator.programs.room packages
-	@$(environment) && echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)" \
-	    && $(PIP_INSTALL) -r $< && rm $(INSTALLING) && touch $@
+	@$(environment) && $(call install,6 GB in 2 to 4 minutes) && rm $(INSTALLING) && touch $@
 
 # What is needed minutes later is looked at first, too.
 room:

@@ -103,6 +103,36 @@ def test_a_plan_whose_reader_leaves_is_no_error_of_makes_and_a_wrong_one_is(chec
     assert "Error 2" in said
 
 
+PIP = """\
+Collecting nvidia-nccl-cu13==2.30.7 (from -r requirements.txt (line 2))
+  Downloading nvidia_nccl_cu13-2.30.7-py3-none-manylinux_2_18_x86_64.whl (216.0 MB)
+Collecting numpy==2.4.6 (from -r requirements.txt (line 1))
+  Using cached numpy-2.4.6-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl (16.9 MB)
+Installing collected packages: nvidia-nccl-cu13, numpy
+"""
+"""What pip 23.2 says where its output is no terminal."""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_an_installation_says_what_it_is_at_and_ends_with_pips_status(checkout: Path, status: int) -> None:
+    environments = checkout / ".venv"
+    (checkout / "said").write_text(PIP)
+    write_program(environments / "bin" / "python", f'case "$*" in *"pip install"*) cat said; exit {status};; esac')
+    for stamp in environments.glob(".installed*"):
+        stamp.unlink()
+
+    made = start(checkout, ".venv/.installed-for-the-cloud", "--no-print-directory", variables=environment())
+    said, _ = made.communicate(timeout=60)
+
+    assert (made.returncode == 0) is (status == 0), said
+    assert (environments / ".installed-for-the-cloud").exists() is (status == 0)
+    first, large, unpacking, last = said.splitlines()[:4]
+    assert first == "installing the locked Python packages into .venv (once: 0.4 GB)"
+    assert large == "  nvidia_nccl_cu13 2.30.7, 216.0 MB"
+    assert unpacking == "  all packages are here; unpacking them takes the rest"
+    assert last.startswith("installed in ") is (status == 0)
+
+
 @pytest.fixture
 def belongings(checkout: Path) -> list[Path]:
     """What a person has made in the checkout."""
