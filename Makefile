@@ -18,8 +18,11 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: help room demo down test test-fast lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
 
+# 141 is the status of one whose reader has left, as that of `make plan | head` does: no error to tell of.
+OR_UNREAD = status=$$?; test $$status = 141 || exit $$status
+
 help:  ## list the commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST); $(OR_UNREAD)
 
 define supported_python
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
@@ -64,7 +67,7 @@ demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, bench
 
 # `down` works with the environment as it is: after a pull it must not first install what is new.
 down:  ## end what `make demo` started; runs, data and results stay
-	@if test -e $(STAMP); then $(PY) -m emulator down; \
+	@if test -e $(STAMP); then $(PY) -m emulator down; $(OR_UNREAD); \
 	elif test -e .oasis/processes; then echo "ending what runs here takes the Python packages: make $(STAMP) down" >&2; exit 1; \
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
@@ -87,15 +90,14 @@ image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole, and 
 	    --python-platform x86_64-manylinux_2_28 --only-binary :all: --require-hashes \
 	    -r requirements-workloads.txt -r workloads/image/requirements-index.txt
 
-# 141 is the status of one whose reader has left, as `make plan | head` does: no error to tell of.
 plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
-	@$(PY) -m oasis_stack plan --stack $(STACK); status=$$?; test $$status = 141 || exit $$status
+	@$(PY) -m oasis_stack plan --stack $(STACK); $(OR_UNREAD)
 
 init: $(CLOUD_STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)
 	@$(PY) -m oasis_stack init --stack $(STACK)
 
 preview: $(CLOUD_STAMP)  ## check the settings, then `pulumi preview` (STACK=dev)
-	@$(PY) -m oasis_stack preview --stack $(STACK)
+	@$(PY) -m oasis_stack preview --stack $(STACK); $(OR_UNREAD)
 
 up: $(CLOUD_STAMP)  ## check the settings, then `pulumi up` (STACK=dev)
 	@$(PY) -m oasis_stack up --stack $(STACK)

@@ -157,12 +157,14 @@ def _env(state: State, given: argparse.Namespace) -> int:
 
 def _down(state: State, given: argparse.Namespace) -> int:
     interrupted = state.interrupt_holder()
-    if interrupted:
-        _say(f"interrupted `{interrupted}`")
-    if state.processes():
-        _say("ending what runs here, which takes about 10 s")
-    with state.lock("python -m emulator down"):
-        names = lifecycle.take_down(state)
+    try:
+        if interrupted:
+            _say(f"interrupted `{interrupted}`")
+        if state.processes():
+            _say("ending what runs here, which takes about 10 s")
+    finally:  # whoever was told may have left, as `head` does
+        with state.lock("python -m emulator down"):
+            names = lifecycle.take_down(state)
     _say(f"ended {', '.join(names)}" if names else "nothing was running")
     if kept := [str(path.relative_to(state.directory.parent)) for path in state.kept()]:
         _say(f"kept {', '.join(kept)}; `make clean` deletes them")

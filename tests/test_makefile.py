@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from emulator.machine.belongings import content
-from emulator.machine.state import CHECKOUT
+from emulator.machine.state import CHECKOUT, State
 from tests.oasis_stack.test_command_line import OUTPUTS
 from tests.support.waiting import eventually, read_until
 from workloads.runs import catalog as run_catalog
@@ -91,12 +91,31 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
     eventually(lambda: not Path("/proc", pid.read_text().strip()).exists())
 
 
-def test_a_plan_whose_reader_leaves_is_no_error_of_makes_and_a_wrong_one_is(checkout: Path) -> None:
-    left = start(checkout, "plan", "STACK=local", "--no-print-directory", variables=environment())
-    assert left.stdout is not None
-    left.stdout.close()
-    assert left.wait(60) == 0
+@pytest.mark.parametrize("target", ["help", "plan", "down"])
+def test_what_prints_to_a_reader_that_leaves_is_no_error_of_makes(checkout: Path, target: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = ["make", "--no-print-directory", target, "STACK=local"]
+    left = subprocess.run(command, cwd=checkout, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
 
+    assert (left.returncode, left.stderr) == (0, "")
+
+
+def test_a_down_whose_reader_leaves_ends_everything_all_the_same(checkout: Path) -> None:
+    state = State.of_checkout(checkout)
+    state.spawn("part", ["sleep", "600"])
+    try:
+        reader, writer = os.pipe()
+        os.close(reader)
+        subprocess.run(["make", "down"], cwd=checkout, env=environment(), stdout=writer, check=False)
+        os.close(writer)
+        assert state.processes() == []
+    finally:
+        state.stop_all()
+
+
+def test_a_plan_of_no_stack_is_an_error_of_makes(checkout: Path) -> None:
     wrong = start(checkout, "plan", "STACK=none", variables=environment())
     said, _ = wrong.communicate(timeout=60)
     assert wrong.returncode == 2
