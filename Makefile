@@ -18,8 +18,11 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .PHONY: help room demo down test test-fast lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
 
+# 141 is the status of one whose reader has left, as that of `make plan | head` does: no error to tell of.
+OR_UNREAD = status=$$?; test $$status = 141 || exit $$status
+
 help:  ## list the commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST); $(OR_UNREAD)
 
 define supported_python
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
@@ -28,25 +31,31 @@ endef
 # One make installs at a time: who comes meanwhile waits for it, and finds it done. Pip takes a package whose installation
 # was cut off for a whole one, so what did not come to its end starts over.
 define environment
-exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
+set -o pipefail; exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
 	    echo "another make installs into $(VENV): waiting for it"; flock 9; fi; \
 	if test $@ -nt $<; then exit 0; fi; \
 	if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi; \
 	$(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV); \
 	mkdir -p $(VENV) && touch $(INSTALLING) && { test -x $(PY) || $(PYTHON) -m venv $(VENV); }
 endef
-PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes
+# Of pip's lines, those of the wheels that take a while, which are the large ones.
+define install
+{ echo "installing the locked Python packages into $(VENV) (once: $(1))" \
+	    && $(PY) -m pip install --disable-pip-version-check --progress-bar off --no-compile --require-hashes -r $< \
+	    | sed -nuE -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-.*\.whl \(([0-9]{3,}(\.[0-9]+)? MB|.* GB)\)$$/  \2 \3, \4/p' \
+	        -e 's/^Installing collected packages.*/  all packages are here; unpacking them takes the rest/p' \
+	    && echo "installed in $$SECONDS s"; }
+endef
 
 # What `pulumi up` and the commands around it need: no torch, no Ray.
 $(CLOUD_STAMP): requirements.txt
 	$(supported_python)
-	@$(environment) && { test -e $(STAMP) || $(PIP_INSTALL) -r $<; } && rm $(INSTALLING) && touch $@
+	@$(environment) && { test -e $(STAMP) || $(call install,0.4 GB); } && rm $(INSTALLING) && touch $@
 
 $(STAMP): requirements-dev.txt
 	$(supported_python)
 	@$(PYTHON) -m emulator.programs.free_space packages
-	@$(environment) && echo "installing the locked Python packages into $(VENV) (6 GB, 2 to 4 minutes, once)" \
-	    && $(PIP_INSTALL) -r $< && rm $(INSTALLING) && touch $@
+	@$(environment) && $(call install,6 GB in 2 to 4 minutes) && rm $(INSTALLING) && touch $@
 
 # What is needed minutes later is looked at first, too.
 room:
@@ -58,7 +67,7 @@ demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, bench
 
 # `down` works with the environment as it is: after a pull it must not first install what is new.
 down:  ## end what `make demo` started; runs, data and results stay
-	@if test -e $(STAMP); then $(PY) -m emulator down; \
+	@if test -e $(STAMP); then $(PY) -m emulator down; $(OR_UNREAD); \
 	elif test -e .oasis/processes; then echo "ending what runs here takes the Python packages: make $(STAMP) down" >&2; exit 1; \
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
@@ -81,15 +90,14 @@ image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole, and 
 	    --python-platform x86_64-manylinux_2_28 --only-binary :all: --require-hashes \
 	    -r requirements-workloads.txt -r workloads/image/requirements-index.txt
 
-# 141 is the status of one whose reader has left, as `make plan | head` does: no error to tell of.
 plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
-	@$(PY) -m oasis_stack plan --stack $(STACK); status=$$?; test $$status = 141 || exit $$status
+	@$(PY) -m oasis_stack plan --stack $(STACK); $(OR_UNREAD)
 
 init: $(CLOUD_STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)
 	@$(PY) -m oasis_stack init --stack $(STACK)
 
 preview: $(CLOUD_STAMP)  ## check the settings, then `pulumi preview` (STACK=dev)
-	@$(PY) -m oasis_stack preview --stack $(STACK)
+	@$(PY) -m oasis_stack preview --stack $(STACK); $(OR_UNREAD)
 
 up: $(CLOUD_STAMP)  ## check the settings, then `pulumi up` (STACK=dev)
 	@$(PY) -m oasis_stack up --stack $(STACK)

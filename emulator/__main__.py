@@ -24,11 +24,11 @@ Cloud. Everything listens on 127.0.0.1, belongs to this checkout alone and is ke
 
 EPILOG = """\
 first time:       .venv/bin/python -m emulator up     (builds its programs once per user, about 15 minutes on 2 cores)
-look around:      eval "$(.venv/bin/python -m emulator env)"; kubectl get pods -A; pulumi stack output -s local
+look around:      eval "$(.venv/bin/python -m emulator env)"; kubectl get pods -A; pulumi stack output
 change something: edit Pulumi.local.yaml, then .venv/bin/python -m emulator preview, .venv/bin/python -m emulator up
 the end:          .venv/bin/python -m emulator down
 
-exit status: 0 done; 1 failed or, for status, not running; 2 wrong usage; 130 interrupted
+exit status: 0 done; 1 failed or, for status, not running as a whole; 2 wrong usage; 130 interrupted
 """
 
 _COLOURS = {"create": 32, "update": 33, "replace": 33, "delete": 31, "failed": 31}
@@ -104,7 +104,7 @@ def _up(state: State, given: argparse.Namespace) -> int:
         result = lifecycle.deploy(state, running, _say, refresh=given.refresh)
         _summary("up", result)
         _say(f"Ray's dashboard: {result.outputs['ray_dashboard_url']}")
-        _say('look around with: eval "$(.venv/bin/python -m emulator env)"')
+        _say(f"look around with: {lifecycle.EVAL}")
     return 0
 
 
@@ -138,8 +138,13 @@ def _status(state: State, given: argparse.Namespace) -> int:
     if not control_plane.is_running(state):
         print("the emulated cloud is not running; `.venv/bin/python -m emulator up` starts it")
         return 1
+    if trouble := lifecycle.trouble(state):
+        print(trouble)
+        return 1
     print(f"Kubernetes API: https://{control_plane.endpoint(state)}")
     print(f"folder:         {state.directory}")
+    if lifecycle.is_of_earlier(os.environ, state):
+        print(f"this shell is of an earlier emulated cloud; type {lifecycle.EVAL}")
     return 0
 
 
@@ -152,12 +157,14 @@ def _env(state: State, given: argparse.Namespace) -> int:
 
 def _down(state: State, given: argparse.Namespace) -> int:
     interrupted = state.interrupt_holder()
-    if interrupted:
-        _say(f"interrupted `{interrupted}`")
-    if state.processes():
-        _say("ending what runs here, which takes about 10 s")
-    with state.lock("python -m emulator down"):
-        names = lifecycle.take_down(state)
+    try:
+        if interrupted:
+            _say(f"interrupted `{interrupted}`")
+        if state.processes():
+            _say("ending what runs here, which takes about 10 s")
+    finally:  # whoever was told may have left, as `head` does
+        with state.lock("python -m emulator down"):
+            names = lifecycle.take_down(state)
     _say(f"ended {', '.join(names)}" if names else "nothing was running")
     if kept := [str(path.relative_to(state.directory.parent)) for path in state.kept()]:
         _say(f"kept {', '.join(kept)}; `make clean` deletes them")

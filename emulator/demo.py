@@ -153,7 +153,8 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
     results = state.path("results")
     files = [results / name for name in RESULTS]
     rows = [
-        ("deployed", f"{resources} resources in {seconds:.1f} s; the whole demo took {time.monotonic() - begun:.0f} s"),
+        ("deployed", f"{resources} resources in {seconds:.1f} s"),
+        ("the whole demo", f"took {time.monotonic() - begun:.0f} s, after the Python packages were installed"),
         ("Ray dashboard", f"{outputs['ray_dashboard_url']}  (it asks for the stack's token: see below)"),
         ("Kubernetes API", f"https://{control_plane.endpoint(state)}"),
         ("data bucket", f"{outputs['data_uri']}  in {_shown(state.path('buckets', str(outputs['data_uri'])[5:]))}"),
@@ -163,7 +164,7 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
     ]
     namespace, name = outputs["ray_namespace"], outputs["ray_cluster_name"]
     commands = [
-        ("this shell uses it", 'eval "$(.venv/bin/python -m emulator env)"'),
+        ("this shell uses it", lifecycle.EVAL),
         ("then, for example", f"kubectl get rayclusters,pods -n {namespace}; pulumi stack output -s {STACK}"),
         (
             "the dashboard's token",

@@ -34,6 +34,9 @@ Report = Callable[[str], None]
 DASHBOARD_PORT = 8265
 """Ray's own; taken if it is free and the stack file does not name another."""
 
+EVAL = 'eval "$(.venv/bin/python -m emulator env)"'
+"""What makes a shell use the emulator of its checkout."""
+
 MEMORY_GB, DISK_GB = 3, 2
 """What a running emulator takes: its control plane, three Ray nodes and a job's processes; logs and buckets."""
 
@@ -196,6 +199,12 @@ def _plain_pulumi(state: State) -> Path:
 def kubeconfig_file(state: State) -> Path:
     """The kubeconfig that the stack exports, once it is deployed."""
     return state.path("kubeconfig")
+
+
+def is_of_earlier(shell: Mapping[str, str], state: State) -> bool:
+    """Whether a shell's variables lead to another emulated cloud than the one that runs."""
+    now = cloud_server.environment(state)
+    return any(shell.get(name, now[name]) != now[name] for name in cloud_server.ADDRESSES)
 
 
 def require_running(state: State) -> None:

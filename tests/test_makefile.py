@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from emulator.machine.belongings import content
-from emulator.machine.state import CHECKOUT
+from emulator.machine.state import CHECKOUT, State
 from tests.oasis_stack.test_command_line import OUTPUTS
 from tests.support.waiting import eventually, read_until
 from workloads.runs import catalog as run_catalog
@@ -91,16 +91,65 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
     eventually(lambda: not Path("/proc", pid.read_text().strip()).exists())
 
 
-def test_a_plan_whose_reader_leaves_is_no_error_of_makes_and_a_wrong_one_is(checkout: Path) -> None:
-    left = start(checkout, "plan", "STACK=local", "--no-print-directory", variables=environment())
-    assert left.stdout is not None
-    left.stdout.close()
-    assert left.wait(60) == 0
+@pytest.mark.parametrize("target", ["help", "plan", "down"])
+def test_what_prints_to_a_reader_that_leaves_is_no_error_of_makes(checkout: Path, target: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = ["make", "--no-print-directory", target, "STACK=local"]
+    left = subprocess.run(command, cwd=checkout, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
 
+    assert (left.returncode, left.stderr) == (0, "")
+
+
+def test_a_down_whose_reader_leaves_ends_everything_all_the_same(checkout: Path) -> None:
+    state = State.of_checkout(checkout)
+    state.spawn("part", ["sleep", "600"])
+    try:
+        reader, writer = os.pipe()
+        os.close(reader)
+        subprocess.run(["make", "down"], cwd=checkout, env=environment(), stdout=writer, check=False)
+        os.close(writer)
+        assert state.processes() == []
+    finally:
+        state.stop_all()
+
+
+def test_a_plan_of_no_stack_is_an_error_of_makes(checkout: Path) -> None:
     wrong = start(checkout, "plan", "STACK=none", variables=environment())
     said, _ = wrong.communicate(timeout=60)
     assert wrong.returncode == 2
     assert "Error 2" in said
+
+
+PIP = """\
+Collecting nvidia-nccl-cu13==2.30.7 (from -r requirements.txt (line 2))
+  Downloading nvidia_nccl_cu13-2.30.7-py3-none-manylinux_2_18_x86_64.whl (216.0 MB)
+Collecting numpy==2.4.6 (from -r requirements.txt (line 1))
+  Using cached numpy-2.4.6-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl (16.9 MB)
+Installing collected packages: nvidia-nccl-cu13, numpy
+"""
+"""What pip 23.2 says where its output is no terminal."""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_an_installation_says_what_it_is_at_and_ends_with_pips_status(checkout: Path, status: int) -> None:
+    environments = checkout / ".venv"
+    (checkout / "said").write_text(PIP)
+    write_program(environments / "bin" / "python", f'case "$*" in *"pip install"*) cat said; exit {status};; esac')
+    for stamp in environments.glob(".installed*"):
+        stamp.unlink()
+
+    made = start(checkout, ".venv/.installed-for-the-cloud", "--no-print-directory", variables=environment())
+    said, _ = made.communicate(timeout=60)
+
+    assert (made.returncode == 0) is (status == 0), said
+    assert (environments / ".installed-for-the-cloud").exists() is (status == 0)
+    first, large, unpacking, last = said.splitlines()[:4]
+    assert first == "installing the locked Python packages into .venv (once: 0.4 GB)"
+    assert large == "  nvidia_nccl_cu13 2.30.7, 216.0 MB"
+    assert unpacking == "  all packages are here; unpacking them takes the rest"
+    assert last.startswith("installed in ") is (status == 0)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from workloads import closed_pipe
+from workloads import closed_pipe, emulated
 from workloads.command_parser import CommandParser
 from workloads.environment import EnvironmentContractError
 from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
@@ -138,7 +138,8 @@ def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callab
 
 
 def _explain(error: WorkloadError) -> int:
-    print(f"error: {error.problem}\n{error.remedy}".rstrip(), file=sys.stderr)
+    remedy = (isinstance(error, PlaceError) and emulated.lost()) or error.remedy
+    print(f"error: {error.problem}\n{remedy}".rstrip(), file=sys.stderr)
     return error.exit_code
 
 

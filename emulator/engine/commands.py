@@ -105,6 +105,7 @@ class Engine:
         return {
             "PULUMI_HOME": str(self._folder("home")),
             "PULUMI_BACKEND_URL": self._backend(),
+            "PULUMI_STACK": self._stack,
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(self._passphrase_file()),
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",

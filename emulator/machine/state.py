@@ -89,13 +89,14 @@ class State:
     def port(self, name: str, preferred: int | None = None) -> int:
         """The loopback port of that name: chosen free on the first call and the same from then on, until `clear`.
 
-        `preferred` is taken when it is free and not in the range that Ray gives its workers.
+        After it, too, unless somebody has taken it: a shell with the addresses of before finds the next emulator of
+        this checkout. `preferred` is taken when it is free and not in the range that Ray gives its workers.
         """
         with self._held(self.path("ports.lock")):
             file = self.path("ports.json")
             ports: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
             if name not in ports:
-                ports[name] = _free_port(preferred, set(ports.values()))
+                ports[name] = _free_port(preferred, f"{self.directory} {name}", set(ports.values()))
                 write_atomically(file, json.dumps(ports, indent=2))
             return ports[name]
 
@@ -267,9 +268,9 @@ def _taken(lock: IO[str]) -> bool:
     return False
 
 
-def _free_port(preferred: int | None, taken: set[int]) -> int:
+def _free_port(preferred: int | None, seed: str, taken: set[int]) -> int:
     candidates = [preferred] if preferred and preferred not in _RAYS else []
-    candidates += random.sample(_PORTS, 200)
+    candidates += random.Random(seed).sample(_PORTS, 200)
     for port in candidates:
         if port not in taken and _is_free(port) and _reserve(port):
             return port

@@ -34,6 +34,9 @@ from emulator.rest.storage_api import StorageApi
 NAME = "cloud-server"
 """Name of the process, of its port and of its log."""
 
+ADDRESSES = ("STORAGE_EMULATOR_HOST", "CLOUD_STORAGE_EMULATOR_ENDPOINT")
+"""Variables of Google's own clients and of pyarrow's that name the server."""
+
 _START_SECONDS = 120.0
 _OVERRIDES = {
     "ARTIFACTREGISTRY": "",
@@ -218,8 +221,7 @@ def environment(state: State) -> dict[str, str]:
     beyond = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     direct = ",".join(filter(None, [beyond, "127.0.0.1", "localhost"]))
     return {
-        "STORAGE_EMULATOR_HOST": f"http://{host}",
-        "CLOUD_STORAGE_EMULATOR_ENDPOINT": f"http://{host}",
+        **dict.fromkeys(ADDRESSES, f"http://{host}"),
         "GCE_METADATA_HOST": host,
         "GCE_METADATA_IP": host,
         "GCE_METADATA_ROOT": host,

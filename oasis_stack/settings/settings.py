@@ -101,17 +101,19 @@ def parse(values: Mapping[str, object]) -> Settings:
     settings = _derived(reader.section(Settings, values, ""))
     if isinstance(encrypted, pulumi.Output):
         settings = replace(settings, wandb_api_key=encrypted)
-    problems = [*reader.problems, *rules.problems(settings, encrypted, {p.key for p in reader.problems})]
+    refused = reader.meant | {problem.key for problem in reader.problems}
+    problems = [*reader.problems, *rules.problems(settings, encrypted, refused)]
     if problems:
         raise SettingsError(problems)
     return settings
 
 
 class _Reader:
-    """Reads sections; `problems` grows as it does."""
+    """Reads sections; `problems` grows as it does, and `meant`: absent keys that stand under a misspelt name."""
 
     def __init__(self, root: type) -> None:
         self.problems: list[Problem] = []
+        self.meant: set[str] = set()
         self._known = tuple(known_keys(root))
 
     def section(self, cls: type[_T], values: object, key: str, defaults: Mapping[str, object] | None = None) -> _T:
@@ -129,14 +131,14 @@ class _Reader:
             default = _default(field, defaults or {})
             if values.get(name) is not None:
                 read[name] = self._value(hints[name], values[name], _join(key, name), default)
-            elif default is MISSING:
-                read[name] = _stand_in(hints[name])
-                remedy = (
-                    "run `make init`, or set it in the stack file" if name == "project" else "set it in the stack file"
-                )
-                self._refuse(_join(key, name), None, _describe(hints[name]), remedy)
-            else:
+                self.meant.discard(_join(key, name))
+            elif default is not MISSING:
                 read[name] = default
+            else:
+                read[name] = _stand_in(hints[name])
+                if _join(key, name) not in self.meant:
+                    init = "run `make init`, or " if name == "project" else ""
+                    self._refuse(_join(key, name), None, _describe(hints[name]), f"{init}set it in the stack file")
         return cls(**read)
 
     def _value(self, hint: Any, value: object, key: str, default: object) -> object:
@@ -177,6 +179,7 @@ class _Reader:
         if section:
             near, siblings = ([name.replace(section, here, 1) for name in names] for names in (near, siblings))
         remedy = f"did you mean {config_key(near[0])}?" if near else "remove it; a setting without effect is not kept"
+        self.meant.update(near[:1])
         self._refuse(key, UNKNOWN, f"the keys {', '.join(config_key(known) for known in siblings)}", remedy)
 
     def _refuse(self, key: str, value: object, allowed: str, remedy: str) -> None:

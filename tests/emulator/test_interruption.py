@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.support.command_lines import command_lines
 
 from emulator import demo
 from emulator.machine import processes
@@ -28,6 +27,7 @@ from emulator.machine.state import CHECKOUT, State
 from emulator.programs.go_modules import cache_directory
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
+from tests.support.command_lines import command_lines
 from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.emulated
@@ -40,7 +40,7 @@ RUNS_BUCKET = "oasis-local-oasis-runs"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[Path]:
     """A checkout beside this one."""
-    copy = _copied(tmp_path / "checkout")
+    copy = copied(tmp_path / "checkout")
     yield copy
     _end(copy)
 
@@ -54,7 +54,7 @@ def empty_cache(tmp_path: Path) -> Path:
     return cache
 
 
-def _copied(checkout: Path) -> Path:
+def copied(checkout: Path) -> Path:
     for name in SOURCES:
         source = CHECKOUT / name
         if source.is_dir():
@@ -199,7 +199,7 @@ def test_a_second_demo_is_refused_while_the_first_is_up_to_be_looked_at(checkout
 def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one_leaves_the_other(
     checkout: Path, tmp_path: Path
 ) -> None:
-    other = _copied(tmp_path / "other")
+    other = copied(tmp_path / "other")
     folder = checkout / ".oasis"
     users = [folder / "runs" / "mine" / "journal" / "1", folder / "buckets" / RUNS_BUCKET / "mine" / "journal" / "1"]
     stale = folder / "buckets" / RUNS_BUCKET / demo.RUN / "checkpoints" / "of-an-earlier-demo"

@@ -13,6 +13,8 @@ import pytest
 from emulator import build, lifecycle
 from emulator.engine.commands import Engine
 from emulator.machine.state import CHECKOUT, EmulatorError, State
+from tests.emulator import programs
+from tests.emulator.conftest import ControlPlane
 
 STACK_FILE = CHECKOUT / "Pulumi.local.yaml"
 
@@ -74,6 +76,22 @@ def test_what_only_looks_is_handed_on_as_it_is(state: State, command: str) -> No
     done = pulumi(state, command)
 
     assert (done.returncode, done.stdout) == (0, f"v3.259.0: {command}\n"), done.stderr
+
+
+@pytest.mark.emulated
+def test_it_means_the_local_stack_unless_another_is_named(bare_cluster: ControlPlane, tmp_path: Path) -> None:
+    checkout = tmp_path / "unnamed"
+    programs.engine(bare_cluster.state, checkout, 'import pulumi\npulumi.export("a", "b")\n').up()
+    file = checkout / "Pulumi.local.yaml"
+    before = file.read_bytes()
+
+    def said(command: str) -> str:
+        return pulumi(bare_cluster.state, f"--cwd {checkout} {command}").stdout.strip()
+
+    assert said("stack output a") == "b"
+    assert said("config --json") == "{}"
+    assert said("stack output a --stack other") == ""
+    assert file.read_bytes() == before
 
 
 def test_python_in_that_shell_is_the_one_that_has_the_packages(state: State) -> None:

@@ -123,6 +123,14 @@ def test_a_port_stays_the_same_and_two_names_never_share_one(state: State) -> No
     assert {name: State(state.directory).port(name) for name in "abcdef"} == ports
 
 
+def test_a_checkout_that_starts_anew_gets_its_ports_again_and_another_one_others(state: State, tmp_path: Path) -> None:
+    ports = [state.port(name) for name in "abc"]
+    state.clear()
+
+    assert [State(state.directory).port(name) for name in "abc"] == ports
+    assert [State(tmp_path / "another").port(name) for name in "abc"] != ports
+
+
 def test_a_preferred_port_that_is_taken_is_not_handed_out(state: State, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -229,6 +229,23 @@ def test_one_mistake_is_reported_once() -> None:
     assert {name: len(problems) for name, problems in once.items()} == dict.fromkeys(once, 1)
 
 
+@pytest.mark.parametrize(
+    ("written", "key", "value"),
+    [
+        ("oasis:gpu.capacity[0].max_node", "oasis:gpu.capacity[0].max_nodes", 2),
+        ("oasis:gpu.capacity[0].reservatoin", "oasis:gpu.capacity[0].reservation", "ours"),
+        ("oasis:gpu.capacity[2].mod", "oasis:gpu.capacity[2].mode", "spot"),
+        ("oasis:regoin", "oasis:region", "us-central1"),
+        ("oasis:project", "gcp:project", "some-project"),
+    ],
+)
+def test_a_misspelt_key_is_not_missing_too(written: str, key: str, value: object) -> None:
+    (problem,) = refusal(changed(written, value, changed(key, None))).problems
+
+    assert str(problem).startswith(f"{written} is no setting; ")
+    assert str(problem).endswith(f"Did you mean {key}?")
+
+
 def test_all_mistakes_are_reported_at_once() -> None:
     config = changed("oasis:regoin", "x", changed("oasis:zone", "us-west1-b", changed("oasis:data.keep", 1)))
 
