@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from workloads import closed_pipe
+from workloads import closed_pipe, interruption
 from workloads.command_parser import CommandParser
 from workloads.environment import EnvironmentContractError
 from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
@@ -176,4 +176,5 @@ def _missing(library: str) -> PlaceError:
 
 
 if __name__ == "__main__":
+    interruption.install()
     sys.exit(closed_pipe.run(main))
