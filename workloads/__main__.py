@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from workloads import closed_pipe, emulated
+from workloads import closed_pipe, emulated, interruption
 from workloads.command_parser import CommandParser
 from workloads.environment import EnvironmentContractError
 from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
@@ -177,4 +177,5 @@ def _missing(library: str) -> PlaceError:
 
 
 if __name__ == "__main__":
+    interruption.install()
     sys.exit(closed_pipe.run(main))

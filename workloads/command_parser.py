@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Sequence
 from typing import Any, NoReturn
+
+from workloads.errors import did_you_mean
 
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
@@ -18,16 +18,11 @@ class CommandParser(argparse.ArgumentParser):
         """As argparse's, but no argument is left over: the first parser that does not know one refuses it."""
         options, unknown = super().parse_known_args(*given, **named)
         if unknown:
-            near = _near(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", self.format_help()))
+            near = did_you_mean(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", self.format_help()))
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
         """As argparse's, with the nearest of the choices where what was given is none of them."""
         wrong = _CHOICE.search(message)
-        super().error(message + (_near(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""))
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+        super().error(message + (did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""))

@@ -5,9 +5,12 @@ Raised anywhere (also in a Ray worker, so every class pickles), caught once, by 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as POSIX shells report a command that Ctrl-C ended."""
+"""128 + SIGINT, as POSIX shells report a command that Ctrl-C ended; SIGTERM ends one in the same way."""
 
 
 class WorkloadError(Exception):
@@ -86,3 +89,9 @@ class FabricError(WorkloadError):
 def first_line(error: BaseException) -> str:
     """An exception's message, in one line; the name of its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that follows what was wrong; empty where no known word is near."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

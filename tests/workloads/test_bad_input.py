@@ -13,6 +13,7 @@ import pytest
 from emulator.machine.state import CHECKOUT
 from tests.support import loopback, namespaces
 from tests.support.loopback import Reply, Request
+from workloads.convnext.images.pack import Picture, write_split
 from workloads.storage.folders import EMULATOR_VARIABLE
 
 MOUNT = """
@@ -46,6 +47,17 @@ CASES = {
     "an unknown model": Case("--model huge", 2, "model is 'huge' but must be one of nano, tiny"),
     "an unknown field": Case("--set bach_size=3", 2, "bach_size"),
     "no batch at all": Case("--batch-size 0", 2, "batch_size is 0 but must be at least 1"),
+    "a batch larger than the data": Case(
+        "--data {here}/small --batch-size 9",
+        2,
+        "batch_size is 9, but {here}/small has 8 training images. Choose --batch-",
+    ),
+    "a batch larger than the shards": Case(
+        "--data {here}/packed --batch-size 9", 2, "batch_size is 9, but {here}/packed has 8 training images. Choose"
+    ),
+    "a dry run of such a batch": Case(
+        "--data {here}/small --batch-size 9 --dry-run", 2, "small has 8 training images."
+    ),
     "more workers than images in a batch": Case("--batch-size 4 --workers 8", 2, "--workers is 8; it is a number or"),
     "a storage that is a file": Case(
         "--storage {here}/file", 8, "cannot list {here}/file/first/checkpoints: Not a directory"
@@ -99,6 +111,11 @@ def test_what_cannot_be_trained_ends_with_one_message_its_exit_code_and_nothing_
     for folder in ("empty", "disk", "half/train", "whole/train", "whole/val", "runs/first/checkpoints"):
         (here / folder).mkdir(parents=True)
     (here / "file").touch()
+    for split, count in (("train", 8), ("val", 1)):
+        (here / "small" / split / "cat").mkdir(parents=True)
+        for number in range(count):
+            (here / "small" / split / "cat" / f"{number}.png").touch()
+        write_split([Picture(str(number), ".png", b"", 0) for number in range(count)], here / "packed" / split)
     (here / "runs" / "first" / "checkpoints" / "kept").write_bytes(b"an earlier checkpoint")
     before = contents(here)
 

@@ -15,10 +15,12 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import google.auth
 import pytest
+from google.auth.credentials import AnonymousCredentials
 
 from emulator.machine.state import CHECKOUT
-from tests.support import loopback, namespaces
+from tests.support import loopback, namespaces, stub_kubectl
 from tests.support.loopback import Reply, Request
 from tests.support.stub_kubectl import OUTPUTS
 from tests.support.wandb_server import answering, silent
@@ -26,6 +28,7 @@ from workloads import __main__ as command_line
 from workloads.doctor import access, cluster, hardware, listeners, software
 from workloads.doctor import command as doctor
 from workloads.doctor.finding import AccessRefused, Finding, Subject, Unfit
+from workloads.reporting.credentials import ENDPOINT_VARIABLE
 
 LAPTOP = Subject(environment=None, variables={}, gpus=0)
 GPU_WORKER = Subject(environment=OUTPUTS, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, gpus=8)
@@ -257,6 +260,37 @@ def test_a_wandb_key_is_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WANDB_API_KEY", "short")
     found = finding(LAPTOP, "wandb")
     assert (found.outcome, "5 characters" in found.found, found.authentication) == ("fail", True, True)
+
+
+def test_a_key_that_a_stack_has_a_place_for_and_nobody_stored_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    place = replace(GPU_WORKER, environment=replace(OUTPUTS, wandb_secret="projects/p/secrets/wandb"))
+    monkeypatch.setattr(google.auth, "default", lambda **_: (AnonymousCredentials(), "p"))
+    body = {"error": {"code": 404, "status": "NOT_FOUND", "message": "has no versions"}}
+    with loopback.answering(lambda _: (404, body)) as url:
+        monkeypatch.setenv(ENDPOINT_VARIABLE, url)
+        found = finding(place, "wandb")
+    assert (found.outcome, "projects/p/secrets/wandb has no version" in found.found) == ("not here", True), found
+
+
+def test_outside_a_cluster_the_stack_is_found_by_kubectl_as_submit_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(path: str) -> dict[str, Finding]:
+        monkeypatch.setenv("PATH", path)
+        place = replace(LAPTOP, variables={"PATH": path})
+        return {check: finding(place, check) for check in ("stack", "runs bucket", "data bucket")}
+
+    found = at(stub_kubectl.install(tmp_path, OUTPUTS, "token"))
+    assert found["stack"].outcome == "ok"
+    assert "kubectl leads to cluster oasis of project test-project in us-central1-a" in found["stack"].found
+    for one in found.values():
+        assert "`python -m workloads submit -- doctor`" in one.found and "no stack" not in one.found
+    nothing = at(stub_kubectl.install(tmp_path, None, "token"))["stack"]
+    assert (nothing.outcome, "no ConfigMap named oasis-environment" in nothing.found) == ("not here", True)
+    without = at(str(tmp_path / "empty"))["stack"]
+    assert (without.outcome, "no kubectl" in without.found) == ("not here", True)
+    assert finding(GPU_WORKER, "stack").found == "this is cluster oasis of project test-project in us-central1-a"
 
 
 def test_a_bucket_that_may_not_be_looked_up_names_the_permission(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from workloads import __main__ as command_line
 from workloads import dry_run
 from workloads.cluster import session
 from workloads.convnext.config import TrainConfig
+from workloads.convnext.images import digits
 from workloads.convnext.run import preview, train
 from workloads.dry_run import Setting
 
@@ -182,4 +183,15 @@ def test_a_dry_run_prints_and_starts_nothing(
     assert document["settings"]["seed"] == {"value": 7, "origin": "flag --seed"}
     assert document["settings"]["wandb-key"]["value"] == "not looked for"
     assert document["request"]["bundles"] == [{"CPU": 1}] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_larger_than_the_digits_is_refused_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = sum(name.startswith("train/") for name, _ in digits.images())
+    assert command_line.main(["train", "--dry-run", "--batch-size", str(images)]) == 0
+    assert command_line.main(["train", "--dry-run", "--batch-size", str(images + 1)]) == 2
+    assert f"digits has {images} training images" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

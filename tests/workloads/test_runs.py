@@ -79,13 +79,34 @@ def runs(place: Folder, capsys: pytest.CaptureFixture[str]) -> Command:
 ON_BOTH = pytest.mark.parametrize("place", ["local", "gs"], indirect=True)
 
 
-def test_a_place_with_nothing_in_it_says_so(runs: Command) -> None:
+@ON_BOTH
+def test_a_folder_that_is_not_there_is_named_and_fails(place: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    train(place, "a", 1)
+    absent = Command(place.child("rnus"), capsys)
+    for words in (["list"], ["show", "a"], ["verify"], ["gc"]):
+        assert absent(*words) == 2
+        assert f"there is no folder {place.child('rnus').uri}." in absent.errors and absent.output == ""
+
+
+@pytest.mark.parametrize("action", ["show", "verify", "repair", "gc"])
+def test_a_run_that_is_not_there_is_answered_with_the_nearest_that_is(
+    place: Folder, runs: Command, action: str
+) -> None:
+    for name in ("demo-train", "other"):
+        train(place, name, 1)
+    assert runs(action, "demo-trian") == 2
+    assert "no run 'demo-trian'" in runs.errors
+    assert "but demo-train, other; did you mean demo-train?\nName one of them, or another place" in runs.errors
+
+
+def test_a_place_with_nothing_in_it_says_so(place: Folder, runs: Command) -> None:
+    Path(place.path).mkdir(exist_ok=True)
     assert runs("list") == 0
     assert runs.output == ""
     assert "nothing" in runs.errors
     assert runs.rows("list") == []
     assert runs("show", "a") == 2
-    assert "there are none at all" in runs.errors
+    assert ", nor any other.\nName another place with --storage or --stack." in runs.errors
 
 
 @ON_BOTH

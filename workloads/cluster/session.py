@@ -10,14 +10,15 @@ import json
 import logging
 import os
 import secrets
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+from workloads import interruption
 from workloads.cluster import fork_server
 from workloads.environment import FORK_VARIABLE, ClusterEnvironment, variable
 from workloads.errors import PlaceError, first_line
@@ -105,24 +106,19 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         return
     environment = _runtime_environment(place, imports)
     with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
+        where: dict[str, Any] = {"address": place.address}
+        if place.embedded:
+            where = {
+                "num_cpus": cpus,
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "_temp_dir": directory,
+            }
         try:
-            if place.embedded:
-                ray.init(
-                    num_cpus=cpus,
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    log_to_driver=log_to_driver,
-                    logging_level=logging.WARNING,
-                    runtime_env=environment,
-                    _temp_dir=directory,
-                )
-            else:
-                ray.init(
-                    address=place.address,
-                    log_to_driver=log_to_driver,
-                    logging_level=logging.WARNING,
-                    runtime_env=environment,
-                )
+            with interruption.handlers_kept(), _groups_of_their_own():
+                ray.init(log_to_driver=log_to_driver, logging_level=logging.WARNING, runtime_env=environment, **where)
+        except SystemExit as ended:  # how Ray's own handler answers SIGTERM
+            raise KeyboardInterrupt from ended
         except Exception as error:  # of many kinds: a node that is not up within Ray's 30 s is a plain one
             raise _unreachable(place, error) from error
         try:
@@ -134,17 +130,31 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             _shut_down()
 
 
+@contextmanager
+def _groups_of_their_own() -> Iterator[None]:
+    """Ray's servers leave the process group of this driver, which alone answers a signal to the whole group: `timeout`
+    and a shell's `kill %1` send one, and a driver whose servers have ended waits for them for a minute and dies."""
+    from ray._private import services
+
+    class Popen(services.ConsolePopen):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(*args, process_group=0, **given)
+
+    before, services.ConsolePopen = services.ConsolePopen, Popen
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
+
+
 def _shut_down() -> None:
     """End the connection to Ray, whole: a second Ctrl-C would leave processes and their files behind."""
     import ray
 
-    if threading.current_thread() is not threading.main_thread():
-        return ray.shutdown()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with interruption.handlers_kept():
+        if threading.current_thread() is threading.main_thread():
+            interruption.ignore()
         ray.shutdown()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def release_places() -> None:

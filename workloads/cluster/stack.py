@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.environment import CONFIG_MAP, ClusterEnvironment
-from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError
+from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError, did_you_mean
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """Where Pulumi finds its project file."""
@@ -87,7 +87,7 @@ def find(args: argparse.Namespace) -> DeployedStack:
     """The stack that the arguments name.
 
     Raises:
-        UsageError: kubectl points at another cluster than the stack's.
+        UsageError: there is no such stack, or kubectl points at another cluster than its.
         PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
         AuthError: kubectl may not read the token.
     """
@@ -116,13 +116,12 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
     """The outputs of the stack that the arguments name; it takes no right to read a Secret.
 
     Raises:
-        UsageError: kubectl points at another cluster than the stack's.
+        UsageError: there is no such stack, or kubectl points at another cluster than its.
         PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
     """
     deployed = _config_map(_kubectl(args), args.stack)
     if args.stack:
-        command = ["pulumi", "--cwd", str(CHECKOUT), "stack", "output", "--json", "--stack", args.stack]
-        given = json.loads(_run(command, _PULUMI))
+        given = _pulumi_outputs(args.stack)
         _refuse_other_cluster(args.stack, given, deployed)
         deployed = given
     return ClusterEnvironment.from_mapping(deployed)
@@ -148,11 +147,25 @@ def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:
     return ("kubectl", *(("--context", args.context) if args.context else ()))
 
 
-_PULUMI = "Install pulumi and log in to the stack's backend, or leave --stack out and use kubectl's context."
+_PULUMI = "Log in to the stack's backend with `pulumi login`, or leave --stack out and use kubectl's context."
 _KUBECTL = (
-    "Install kubectl and point it at the cluster (`pulumi stack output get_credentials_command` says how; for "
+    "Point kubectl at the cluster (`pulumi stack output get_credentials_command` says how; for "
     'the platform of `make demo`, `eval "$(.venv/bin/python -m emulator env)"`).'
 )
+
+
+def _pulumi_outputs(stack: str) -> dict[str, Any]:
+    pulumi = ("pulumi", "--cwd", str(CHECKOUT), "stack")
+    try:
+        return json.loads(_run([*pulumi, "output", "--json", "--stack", stack], _PULUMI))
+    except PlaceError as error:
+        if "no stack named" not in error.problem:
+            raise
+    known = [one["name"] for one in json.loads(_run([*pulumi, "ls", "--json"], _PULUMI))]
+    raise UsageError(
+        f"Pulumi's backend has no stack {stack}, but {', '.join(known) or 'none at all'}{did_you_mean(stack, known)}",
+        "Name one of them, or leave --stack out and use kubectl's context.",
+    )
 
 
 def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
@@ -211,7 +224,7 @@ def _run(command: Sequence[str], remedy: str, given: str | None = None) -> str:
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False)
     except FileNotFoundError:
-        raise PlaceError(f"{command[0]} is not installed.", remedy) from None
+        raise PlaceError(f"{command[0]} is not installed.", f"Install it. {remedy}") from None
     except subprocess.TimeoutExpired:
         raise PlaceError(f"`{' '.join(command)}` did not end in two minutes.", remedy) from None
     if done.returncode:

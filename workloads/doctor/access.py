@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from workloads.doctor import dashboard, listeners
 from workloads.doctor.dashboard import ANSWER_SECONDS, NO_TOKEN
-from workloads.doctor.finding import AccessRefused, Doubtful, NotHere, Subject, Unfit
+from workloads.doctor.finding import OUTSIDE, AccessRefused, Doubtful, NotHere, Subject, Unfit
 from workloads.errors import first_line
 
 FIRST_NAMES = 20
@@ -58,7 +58,7 @@ def ray_listeners(place: Subject) -> str:
 def runs_bucket(place: Subject) -> str:
     """Check that the runs bucket can be looked at, written, listed, read and deleted from."""
     if place.environment is None:
-        raise NotHere("no stack, so no bucket")
+        raise NotHere(OUTSIDE)
     from workloads.storage.folders import locate
 
     uri = place.environment.runs_uri
@@ -76,7 +76,7 @@ def runs_bucket(place: Subject) -> str:
 def data_bucket(place: Subject) -> str:
     """Check that the data bucket can be looked at and listed, and an object of it read."""
     if place.environment is None:
-        raise NotHere("no stack, so no bucket")
+        raise NotHere(OUTSIDE)
     uri = place.environment.data_uri
     _get_bucket(uri)
     name = _read_first(uri)
@@ -85,11 +85,15 @@ def data_bucket(place: Subject) -> str:
 
 def wandb(place: Subject) -> str:
     """Check that there is a W&B key, of the right form, that the server accepts."""
-    from workloads.reporting.credentials import wandb_key
+    from workloads.reporting.credentials import MissingKeyError, wandb_key
 
-    key = wandb_key(None, place.environment.wandb_secret if place.environment else "")
+    absent = "no key in the environment"
+    try:
+        key = wandb_key(None, place.environment.wandb_secret if place.environment else "")
+    except MissingKeyError as unwanted:
+        key, absent = None, f"{absent}, and {unwanted.problem.rstrip('.')}"
     if key is None:
-        raise NotHere("no key in the environment or Secret Manager; `train` records without W&B")
+        raise NotHere(f"{absent}; `train` records without W&B")
     server = place.variables.get("WANDB_BASE_URL", WANDB).rstrip("/")
     parts = urlsplit(server)
     if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):

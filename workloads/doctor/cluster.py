@@ -7,10 +7,12 @@ import socket
 
 from workloads.cluster import stack
 from workloads.doctor.finding import Doubtful, NotHere, Subject, Unfit
+from workloads.environment import ClusterEnvironment
 from workloads.errors import WorkloadError
 from workloads.jobs import pending
 
 ANSWER_SECONDS = 5.0
+_SOON = f"--request-timeout={ANSWER_SECONDS:.0f}s"
 
 HEAD = "headgroup"
 """What KubeRay says in `RAY_NODE_TYPE_NAME` to a head (ray-project/kuberay v1.6.2, controllers/ray/common/pod.go)."""
@@ -28,6 +30,19 @@ def kubectl(place: Subject) -> str:
     return "kubectl forwards ports over WebSockets"
 
 
+def deployed_stack(place: Subject) -> str:
+    """Which stack this place belongs to, or leads to: as `submit` finds it, by kubectl's current context."""
+    if place.environment is not None:
+        return f"this is {_name(place.environment)}"
+    if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
+        raise NotHere("no OASIS_ variables, as a job of a stack has them, and no kubectl to find one with")
+    try:
+        found = stack.without_token(_SOON).environment
+    except WorkloadError as error:
+        raise NotHere(error.problem) from error
+    return f"kubectl leads to {_name(found)}; `python -m workloads submit -- doctor` looks from within it"
+
+
 def nodes_for_pods(place: Subject) -> str:
     """Check that the stack's pods have nodes, or wait for ones that can come."""
     if "KUBERNETES_SERVICE_HOST" in place.variables:
@@ -35,7 +50,7 @@ def nodes_for_pods(place: Subject) -> str:
     if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
         raise NotHere("kubectl is not installed")
     try:
-        waits = pending.look(stack.without_token(f"--request-timeout={ANSWER_SECONDS:.0f}s"))
+        waits = pending.look(stack.without_token(_SOON))
     except WorkloadError as error:
         raise NotHere(error.problem) from error
     said = "; ".join(pending.lines(waits))
@@ -63,3 +78,7 @@ def control_plane(place: Subject) -> str:
             "Without it no worker is ever added: look at the egress rules of the head's NetworkPolicy.",
         ) from error
     return f"the Kubernetes API answers at {host}:{address[1]}"
+
+
+def _name(environment: ClusterEnvironment) -> str:
+    return f"cluster {environment.cluster_name} of project {environment.project} in {environment.zone}"

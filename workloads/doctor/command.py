@@ -32,6 +32,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "listeners": access.ray_listeners,
     "control plane": cluster.control_plane,
     "kubectl": cluster.kubectl,
+    "stack": cluster.deployed_stack,
     "nodes for pods": cluster.nodes_for_pods,
     "runs bucket": access.runs_bucket,
     "data bucket": access.data_bucket,

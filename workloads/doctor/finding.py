@@ -10,6 +10,8 @@ from workloads.environment import ClusterEnvironment
 
 Outcome = Literal["ok", "warn", "fail", "not here"]
 
+OUTSIDE = "not asked from outside a stack's cluster; `python -m workloads submit -- doctor` asks within"
+
 
 class Ill(Exception):
     """A check found something wrong."""

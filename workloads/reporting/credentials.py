@@ -40,6 +40,10 @@ class Key:
     source: str
 
 
+class MissingKeyError(AuthError):
+    """A stack has a place for a key, and nobody has put one there."""
+
+
 _FORM = re.compile(r"\w{40,}|[^-\s]*-[\w-]{40,}|[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
 """What the wandb package accepts as a key (wandb/sdk/lib/wbauth/validation.py): 40 or more characters, the same after a
 deployment's prefix and a dash, or a JWT."""
@@ -108,7 +112,8 @@ def access(secret: str) -> Key:
         secret: `projects/<p>/secrets/<s>`.
 
     Raises:
-        AuthError: it does not exist, has no version, or may not be read.
+        MissingKeyError: it does not exist or has no version.
+        AuthError: it may not be read, or is empty.
         DataIntegrityError: the payload fails its checksum, which the client library does not compare.
         PlaceError: no answer in time.
     """
@@ -123,7 +128,7 @@ def access(secret: str) -> Key:
             ),
         )
     except google.NotFound as error:
-        raise AuthError(f"{secret} has no version.", "Store the key with `make secret STACK=<stack>`.") from error
+        raise MissingKeyError(f"{secret} has no version.", "Store the key with `make secret STACK=<stack>`.") from error
     except (google.Forbidden, google.Unauthorized) as error:
         raise AuthError(
             f"{secret} may not be read by this account.", "It needs roles/secretmanager.secretAccessor on the secret."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.checkpoints import manifest
-from workloads.errors import DataIntegrityError, UsageError
+from workloads.errors import DataIntegrityError, UsageError, did_you_mean
 from workloads.storage.disk import Entry
 from workloads.storage.folders import Folder, in_parallel
 
@@ -148,9 +148,12 @@ def find(place: Folder, name: str) -> KnownRun:
     if run.attempts or run.others:
         return run
     known = [found.name for found in runs(place)]
+    another = "another place with --storage or --stack."
+    if not known:
+        raise UsageError(f"there is no run {name!r} in {place.uri}, nor any other.", f"Name {another}")
     raise UsageError(
-        f"there is no run {name!r} in {place.uri}; there are {', '.join(known) or 'none at all'}.",
-        "Name one of them, or another place with --storage or --stack; runs on this machine: --storage .oasis/runs.",
+        f"there is no run {name!r} in {place.uri}, but {', '.join(known)}{did_you_mean(name, known)}",
+        f"Name one of them, or {another}",
     )
 
 

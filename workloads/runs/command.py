@@ -84,7 +84,13 @@ def _place(args: argparse.Namespace) -> Folder:
     if args.storage:
         if args.stack or args.context:
             raise UsageError("--storage and a stack name two places.", "Give one of them.")
-        return locate(args.storage)
+        place = locate(args.storage)
+        if not place.exists():
+            raise UsageError(
+                f"there is no folder {place.uri}.",
+                "Name the folder that holds the runs: what `train` was given as --storage, else .oasis/runs.",
+            )
+        return place
     if variable("project") in os.environ and not (args.stack or args.context):
         return locate(ClusterEnvironment.from_env().runs_uri)
     try:

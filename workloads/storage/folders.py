@@ -127,6 +127,11 @@ class Folder:
             while piece := stream.read(disk.CHUNK):
                 yield piece
 
+    def exists(self) -> bool:
+        """Whether the folder is there: on Cloud Storage, the bucket itself, or an object below the address."""
+        with self._explained("list"):
+            return self.filesystem.get_file_info(self.path).type == fs.FileType.Directory
+
     def entries(self) -> list[Entry]:
         """Everything below, objects and folders; empty where the folder does not exist."""
         with self._explained("list"):

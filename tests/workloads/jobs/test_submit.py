@@ -259,6 +259,28 @@ def test_with_a_stack_kubectl_must_point_at_the_same_cluster(
     assert "get_credentials_command --stack dev" in capsys.readouterr().err
 
 
+def test_a_stack_that_pulumi_does_not_know_is_told_from_a_pulumi_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{stub_kubectl.install(tmp_path, OUTPUTS, TOKEN)}{os.pathsep}/usr/bin:/bin")
+    assert command_line.main(["submit", "--stack", "loacl", "--", "true"]) == 8
+    assert "pulumi is not installed.\nInstall it." in capsys.readouterr().err
+    known = json.dumps([{"name": "dev"}, {"name": "local"}])
+    pulumi = tmp_path / "pulumi"  # what 3.259 answers, and its exit status
+    pulumi.write_text(
+        f"""#!/bin/sh
+case $4 in
+    ls) echo '{known}' ;;
+    *) echo "error: no stack named 'loacl' found" >&2; exit 6 ;;
+esac
+"""
+    )
+    pulumi.chmod(0o755)
+    assert command_line.main(["submit", "--stack", "loacl", "--", "true"]) == 2
+    told = capsys.readouterr().err
+    assert "no stack loacl, but dev, local; did you mean local?" in told and "nstall" not in told
+
+
 def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """What `submit --dry-run --json` says: each setting with its origin, the rest as it is."""
     capsys.readouterr()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workloads.convnext.config import TrainConfig
+from workloads.convnext.images import location
 from workloads.convnext.images.augment import SHIFT, keyed, randaugment
 from workloads.convnext.images.folder import FolderPictures, class_folders
 from workloads.convnext.images.pictures import LAYOUT, PictureStore, unreadable
@@ -119,10 +120,7 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
             "Choose a smaller image_size, or with --set resident=false stream what is stored.",
         ) from error
     if config.batch_size > len(train):
-        raise UsageError(
-            f"batch_size is {config.batch_size}, but {config.data} has {len(train)} training images.",
-            f"Choose --batch-size {len(train)} or less.",
-        )
+        location.refuse_batch(config.data, config.batch_size, len(train))
     return train, val
 
 

@@ -32,7 +32,7 @@ class FolderPictures:
         """
         try:
             names = class_folders(folder)
-            files = {name: _images(folder / name) for name in names}
+            files = {name: image_files(folder / name) for name in names}
         except OSError as error:
             raise unreadable(str(error.filename or folder), error) from error
         if not names:
@@ -73,7 +73,8 @@ def class_folders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
-def _images(folder: Path) -> list[str]:
+def image_files(folder: Path) -> list[str]:
+    """Names of the images inside, sorted, without hidden ones."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.name.startswith(".")]
     return sorted(name for name in names if name[name.rfind(".") :].lower() in SUFFIXES)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from pyarrow import fs
 
@@ -23,6 +24,9 @@ SYNTHETIC = "synthetic"
 
 DIGITS = "digits"
 """The `--data` name of what every place has, for `workloads.convnext.images.digits` writes it without a download."""
+
+DIGITS_IMAGES = 1437
+"""How many of the digits are to be learnt from."""
 
 DOWNLOADS = 16
 """Objects fetched at a time: many small ones are bound by their latency."""
@@ -116,6 +120,51 @@ def check_data(data: str, here: bool) -> str:
     if here or folder.exists() or (folder.is_relative_to(mount) and mount.is_dir()):
         raise UsageError(f"the data path {folder} {'is no folder' if folder.exists() else 'does not exist'}.", REMEDY)
     return f"{folder} cannot be seen from here; whether it is there, the workers will say"
+
+
+def check_batch(data: str, batch_size: int, here: bool) -> None:
+    """Refuse a batch larger than the training split, where that can be seen from here; no more than a batch is counted.
+
+    Args:
+        data: the `--data` value.
+        batch_size: images of a batch.
+        here: as of `check_data`.
+
+    Raises:
+        UsageError: there are fewer images.
+        DataIntegrityError: a shard's index is damaged, or another shard's.
+    """
+    if data == SYNTHETIC or "://" in data:
+        return
+    provided = here and data == DIGITS and digits_mount() is not None
+    split = Path(environment.mount(environment.DATA_MOUNT)) / data / SPLITS[0]
+    count = 0
+    with suppress(OSError):  # the workers read all of it, and explain what they cannot
+        for images in [DIGITS_IMAGES] if provided else _images_of_parts(split):
+            count += images
+            if count >= batch_size:
+                return
+        if count:
+            refuse_batch(data, batch_size, count)
+
+
+def refuse_batch(data: str, batch_size: int, images: int) -> NoReturn:
+    """Say that a batch is larger than the training split, as `UsageError`."""
+    raise UsageError(
+        f"batch_size is {batch_size}, but {data} has {images} training images.",
+        f"Choose --batch-size {images} or less.",
+    )
+
+
+def _images_of_parts(split: Path) -> Iterator[int]:
+    """How many images each class folder or indexed shard has; a shard without an index takes long to read."""
+    from workloads.convnext.images.folder import class_folders, image_files
+    from workloads.convnext.images.shards import index_path, shard_index
+
+    shards = sorted(split.glob("*.tar"))
+    if all(index_path(shard).exists() for shard in shards):
+        yield from (len(shard_index(shard).offsets) for shard in shards)
+        yield from (len(image_files(split / name)) for name in class_folders(split))
 
 
 def _check_splits(place: Folder) -> None:

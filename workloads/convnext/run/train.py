@@ -101,6 +101,7 @@ def run_train(args: argparse.Namespace) -> int:
         location.provide_digits(progress.note)
     if unseen := location.check_data(run.config.data, here=place.embedded):
         progress.note(unseen)
+    location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
     location.check_storage(run.folder)
     location.check_results(run.results)
     with machine_lock.hold(run.folder.uri, run.name) if place.embedded else nullcontext():
@@ -137,8 +138,14 @@ def _train(run: Run, place: session.Place, args: argparse.Namespace) -> int:
 
 
 def explain_train(args: argparse.Namespace, place: session.Place) -> int:
-    """Print what `train` would use in a place; returns the exit code, and raises as `plan`."""
+    """Print what `train` would use in a place; returns the exit code.
+
+    Raises:
+        WorkloadError: as `plan` and `location.check_batch`.
+    """
     run = plan(args, place)
+    if not place.told_by:  # a client does not see the data
+        location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
     settings = dry_run.explain(args, add_train_arguments, preview.of_run(args, run, place))
     return dry_run.show(settings, run.bundles, run.strategy, args.json)
 

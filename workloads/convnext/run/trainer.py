@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import textwrap
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from workloads import interruption
 from workloads.checkpoints import manifest
 from workloads.cluster import worker_count
 from workloads.cluster.capacity import Bundle, Strategy
@@ -261,19 +261,14 @@ class Trainer(DataParallelTrainer):
 
     def _initialize_and_run_controller(self, **given: Any) -> Any:
         policies = {"scaling_policy": self._scaling, "failure_policy": self._retries}
-        if threading.current_thread() is not threading.main_thread():
+        with interruption.handlers_kept():
             return super()._initialize_and_run_controller(**{**given, **policies})
-        before = signal.getsignal(signal.SIGINT)
-        try:
-            return super()._initialize_and_run_controller(**{**given, **policies})
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def _register_sigint_handler(self, controller: Any) -> None:
         def interrupt(number: int, frame: Any) -> None:
             # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0. Another Ctrl-C
             # would cut this short, and leave Ray's processes to end by themselves.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            interruption.ignore()
             progress.note(f"interrupted: ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
             try:
                 ray.get(controller.abort.remote(), timeout=ABORT_SECONDS)

@@ -1,0 +1,46 @@
+"""SIGTERM, as `kill`, `timeout` and a service manager send it, ends a command just as Ctrl-C does.
+
+Ray puts handlers of its own in place: one that leaves at once, then one that prints a stack trace and dies of SIGABRT.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+def install() -> None:
+    """Have SIGTERM do from now on what SIGINT does, whatever that is when it comes."""
+    signal.signal(signal.SIGTERM, _as_ctrl_c)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Put back what the block made of the two signals; it may run in any thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _BOTH}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """Let neither signal cut short what follows, until `handlers_kept` puts them back."""
+    for number in _BOTH:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # a shell without job control starts what is in the background with SIGINT ignored
+        handler = signal.default_int_handler
+    handler(signal.SIGINT, frame)
