@@ -16,6 +16,7 @@ import pytest
 
 from emulator.machine.state import CHECKOUT
 from tests.cluster.conftest import Cluster
+from tests.support.processes import running
 from tests.support.waiting import eventually, read_until
 from workloads.doctor import listeners
 from workloads.nccl.logs import path
@@ -73,10 +74,10 @@ def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(
     client, output = _measuring(cluster)
     ranks = _rank_processes()
     assert len(ranks) == 2
-    listening = list(listeners.of(int(rank.name) for rank in ranks))
+    listening = list(listeners.of(ranks))
     assert listening and all(loopback for _, loopback in listening)
-    began, victim = time.monotonic(), ranks[0].name
-    os.kill(int(victim), signal.SIGKILL)
+    began, victim = time.monotonic(), ranks[0]
+    os.kill(victim, signal.SIGKILL)
     rest, _ = client.communicate(timeout=400)
     assert client.returncode == 5, output + rest
     assert time.monotonic() - began < 30
@@ -89,10 +90,10 @@ def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluste
     client, output = _measuring(cluster)
     ranks = _rank_processes()
     assert len(ranks) == 2
-    drivers = _processes(b"workloads\0bench\0--sizes")
+    drivers = running("workloads bench --sizes")
     assert drivers, output
     for driver in drivers:
-        os.kill(int(driver.name), signal.SIGKILL)
+        os.kill(driver, signal.SIGKILL)
     client.communicate(timeout=400)
     assert client.returncode != 0
     eventually(lambda: not _rank_processes(), 30)
@@ -264,6 +265,7 @@ from workloads.cluster import session
 session.prepare()
 import ray
 from tests.support import gloo
+from tests.support.processes import descendants
 from workloads.errors import WorkloadError
 from workloads.nccl.ranks import driver, teams
 from workloads.nccl.ranks.placement import RankActor
@@ -295,15 +297,7 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
         print("found", json.dumps(found), flush=True)
 
     def ranks():
-        found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{entry}/cmdline", "rb") as named:
-                    if named.read().startswith(b"ray::Hangs") and os.getsid(int(entry)) == os.getsid(0):
-                        found.append(open(f"/proc/{entry}/status").read().split("State:")[1].split()[0] + entry)
-            except OSError:
-                pass
-        return found
+        return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::Hangs")]
 
     until = time.monotonic() + 30
     while (left := ranks()) and time.monotonic() < until:
@@ -336,17 +330,5 @@ def _measuring(cluster: Cluster) -> tuple[subprocess.Popen[str], str]:
     return client, read_until(client, "#wrong")
 
 
-def _rank_processes() -> list[Path]:
-    return _processes(b"ray::RankActor")
-
-
-def _processes(words: bytes) -> list[Path]:
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if words in (process / "cmdline").read_bytes():
-                    found.append(process)
-            except OSError:  # ended meanwhile
-                continue
-    return found
+def _rank_processes() -> list[int]:
+    return list(running("ray::RankActor"))

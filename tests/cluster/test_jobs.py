@@ -19,6 +19,7 @@ from emulator.ray.folder import session_directory
 from tests.cluster.conftest import Cluster
 from tests.support import stub_kubectl
 from tests.support.cutting_proxy import CuttingProxy
+from tests.support.processes import command, running
 from tests.support.waiting import eventually, read_until
 from workloads.doctor import listeners
 
@@ -78,8 +79,8 @@ def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_resu
     train = ["train", "--recipe", "digits_laptop", "--run", run, "--epochs", "10", "--wandb", "off"]
     client = cluster.start("submit", "--results", str(tmp_path), "--", *train)
     output = read_until(client, "epoch   2")
-    workers = [pid for pid in _of_the_cluster(cluster) if _command(pid).startswith(b"ray::RayTrainWorker")]
-    driver = [int(process.name) for process in Path("/proc").glob("[0-9]*") if _is_driver(int(process.name), run)]
+    workers = [pid for pid in _of_the_cluster(cluster) if command(pid).startswith("ray::RayTrainWorker")]
+    driver = [pid for pid, line in running(run).items() if line.partition(" ")[2].startswith("-m workloads train ")]
     assert len(workers) == 2 and len(listeners.of(workers)) > 2 and driver
     found = listeners.of({*driver, *_of_the_cluster(cluster)})
     assert [address for address, loopback in found if not loopback] == []
@@ -232,21 +233,5 @@ def _of_the_cluster(cluster: Cluster) -> list[int]:
     return [pid for node in cluster.state.processes() for pid in processes.session_of(node)]
 
 
-def _is_driver(pid: int, run: str) -> bool:
-    words = _command(pid).split(b"\0")
-    return words[1:4] == [b"-m", b"workloads", b"train"] and run.encode() in words
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # ended meanwhile
-        return b""
-
-
 def _running(argument: str) -> bool:
-    for process in Path("/proc").glob("[0-9]*"):
-        words = _command(int(process.name)).split(b"\0")
-        if words[0] == b"sleep" and argument.encode() in words:
-            return True
-    return False
+    return any(line.startswith("sleep ") for line in running(argument).values())

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
+from tests.support.processes import descendants
 from tests.support.waiting import eventually
 from workloads.cluster import worker_count
 from workloads.convnext.images import digits
@@ -60,7 +60,7 @@ def _training(nodes: Nodes) -> list[str]:
     return [
         name
         for name, process in nodes.workers.items()
-        if any(_command(pid).startswith("ray::RayTrainWorker") for pid in processes.descendants(process.pid))
+        if any(line.startswith("ray::RayTrainWorker") for line in descendants(process.pid).values())
     ]
 
 
@@ -135,14 +135,6 @@ def test_a_place_that_is_about_to_be_free_is_waited_for_and_one_on_a_drained_nod
     freed, drained = json.loads(nodes.python(GATHERING.format(seconds=seconds, drain=drain)))
     assert freed[0] == 3 and freed[1] > seconds - 1
     assert drained[0] == 2 and drained[1] < worker_count.SETTLE_SECONDS
-
-
-def _command(pid: int) -> str:
-    """The title of a process; empty when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-    except OSError:
-        return ""
 
 
 def _told(log: Path, event: str) -> list[dict[str, Any]]:

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from emulator.google.cloud import Cloud
 from emulator.rest.cloud_server import CloudServer
 from emulator.rest.http_message import Request
+from tests.support.processes import command, descendants
 from tests.support.waiting import eventually, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
@@ -94,13 +96,13 @@ def test_ctrl_c_twice_is_answered_at_once_and_leaves_no_process_and_no_folder(be
         run.send_signal(signal.SIGINT)
         read_until(run, "interrupted: ending ", 60)
         run.send_signal(signal.SIGINT)
-        started = descendants(run)
+        started = descendants(run.pid)
         said, _ = run.communicate(timeout=120)
 
         assert run.returncode == 130, said
         assert "with --run twice begins anew: there is no checkpoint yet" in said and "Traceback" not in said
         assert list(Path(temporary).glob("oasis-*")) == []
-        eventually(lambda: not any(Path("/proc", str(pid)).exists() for pid in started))
+        eventually(lambda: not any(map(psutil.pid_exists, started)))
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 400) -> None:
@@ -109,29 +111,6 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str], secon
         assert process.poll() is None, f"ended early with {process.returncode}:\n{process.communicate()[0]}"
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.1)
-
-
-def descendants(process: subprocess.Popen[str]) -> dict[int, str]:
-    """Process ids and command lines of everything below a process, from /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            # The fields after the command's closing bracket: state, parent.
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    found, frontier = {}, {process.pid}
-    while frontier := {pid for pid, parent in parents.items() if parent in frontier}:
-        found |= {pid: command(pid) for pid in frontier}
-    return found
-
-
-def command(pid: int) -> str:
-    """The command line; empty for a process that has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def survivors(processes: dict[int, str], seconds: float = 60) -> dict[int, str]:
@@ -149,7 +128,7 @@ def survivors(processes: dict[int, str], seconds: float = 60) -> dict[int, str]:
 def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_95_percent(bench: Bench) -> None:
     first = bench.start("digits")
     until(lambda: bench.checkpoints("digits"), first)
-    family = descendants(first)
+    family = descendants(first.pid)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=400)
     assert first.returncode == 130, said
@@ -159,7 +138,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     before = bench.checkpoints("digits")[-1]
     second = bench.start("digits")
     until(lambda: bench.checkpoints("digits")[-1] > before, second)
-    family = descendants(second)
+    family = descendants(second.pid)
     second.kill()
     second.communicate(timeout=30)
     assert bench.resumed("digits") == [None, before]
@@ -168,7 +147,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     before = bench.checkpoints("digits")[-1]
     third = bench.start("digits")
     until(lambda: bench.checkpoints("digits")[-1] > before, third)
-    workers = [pid for pid, line in descendants(third).items() if "RayTrainWorker" in line]
+    workers = [pid for pid, line in descendants(third.pid).items() if "RayTrainWorker" in line]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
     said, _ = third.communicate(timeout=400)

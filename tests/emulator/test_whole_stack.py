@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
 from tests.emulator.conftest import Emulated, objects
+from tests.support.processes import running
 from tests.support.waiting import eventually
 from workloads.doctor import listeners
 
@@ -178,12 +178,12 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("a checkpoint")
     _submit(emulated, "sleep", JOB)
-    eventually(_sleepers, seconds=90)
+    eventually(lambda: running(f"sleep {JOB}"), seconds=90)
 
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
 
     assert set(with_what_ran.changes) == {"delete"}
-    assert _sleepers() == []
+    assert not running(f"sleep {JOB}")
     assert [(found.kind, found.name) for found in cloud.inventory().other] == []
     assert _kept(emulated) == KEPT
     eventually(lambda: not api.list("v1", "Node"))
@@ -279,18 +279,6 @@ def _submit(found: Emulated, *command: str) -> None:
     workloads = (sys.executable, "-m", "workloads", "submit", "--stack", "local", "--detach", "--")
     environment = {**os.environ, **lifecycle.environment(found.state)}
     subprocess.run([*workloads, *command], env=environment, cwd=CHECKOUT, check=True, timeout=120)
-
-
-def _sleepers() -> list[int]:
-    """Processes of the submitted job's command."""
-    wanted = f"sleep\0{JOB}\0".encode()
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # ended meanwhile
-                if (entry / "cmdline").read_bytes() == wanted:
-                    found.append(int(entry.name))
-    return found
 
 
 def _bucket(found: Emulated, role: str) -> str:
