@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ray.util.placement_group import placement_group_table
 
 from tests.support import gloo
+from tests.support.processes import descendants
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.definitions.stages import Round, plan_rounds
 from workloads.nccl.ranks import driver, stage_ranks
@@ -216,25 +217,7 @@ def _bench(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
 
 def _ranks() -> list[int]:
     """Processes of ranks on the Ray of this process."""
-    parents: dict[int, int] = {}
-    named = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                # proc(5): the parent is the second field after the name, which is in brackets.
-                parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-                if (process / "cmdline").read_bytes().startswith(b"ray::RankActor"):
-                    named.append(int(process.name))
-            except OSError:  # ended meanwhile
-                continue
-    return [pid for pid in named if os.getpid() in _ancestors(pid, parents)]
-
-
-def _ancestors(pid: int, parents: dict[int, int]) -> set[int]:
-    found = set[int]()
-    while (pid := parents.get(pid, 0)) > 1:
-        found.add(pid)
-    return found
+    return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::RankActor")]
 
 
 def _until(condition: Callable[[], object]) -> None:

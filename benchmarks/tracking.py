@@ -20,10 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import torch
 
 from benchmarks.harness.machine import machine
 from benchmarks.platform import spread
+from tests.support.processes import descendants
 from tests.support.wandb_server import silent
 from workloads import closed_pipe
 from workloads.convnext import config as configuration
@@ -100,11 +102,12 @@ class Blocks:
         self._until = time.monotonic() + self._seconds
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in _tree(self._process()):
-            os.kill(pid, number)
+        for process in _tree(self._process()):
+            process.send_signal(number)
 
     def _process(self) -> int:
-        return next(pid for pid in _tree(os.getpid()) if b"workloads.reporting.wandb_process" in _read(pid, "cmdline"))
+        children = descendants(os.getpid())
+        return next(pid for pid, line in children.items() if "workloads.reporting.wandb_process" in line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,21 +174,14 @@ def measured(blocks: Blocks) -> Record:
     }
 
 
-def _tree(pid: int) -> list[int]:
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return [pid, *(below for child in children for below in _tree(child))]
+def _tree(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
-def _read(pid: int, name: str) -> bytes:
-    return Path(f"/proc/{pid}/{name}").read_bytes()
-
-
-def _cpu_seconds(pid: int) -> float:
-    # proc(5), stat: utime and stime, in clock ticks, are the 12th and 13th fields after the command's closing bracket.
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ ORDER = {
         facts settings live_state wait pod_specs components stack_outputs command_line __main__
     """,
     "workloads": """
-        errors environment run_name closed_pipe emulated interruption tables storage reporting cluster command_parser __main__
-        dry_run checkpoints jobs runs doctor
+        errors environment run_name closed_pipe emulated interruption tables storage reporting cluster command_parser
+        __main__ dry_run checkpoints jobs runs doctor
         convnext convnext.images convnext.learning
         nccl.definitions nccl.logs nccl.results nccl.ranks nccl.scaling nccl
         convnext.run tune

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tests.support.processes import command
 from workloads.checkpoints import manifest
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.run.run import Run
@@ -110,7 +111,7 @@ def until(condition: Callable[[], bool], seconds: float = 90) -> None:
 
 def kill(pid: int) -> None:
     """SIGKILL a process of Ray's, and no other that may have got its number."""
-    if not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+    if not command(pid).startswith("ray::"):
         raise TimeoutError("the run ended before all its kills")
     os.kill(pid, signal.SIGKILL)
 

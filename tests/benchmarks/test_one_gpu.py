@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -174,8 +175,8 @@ def measuring(*words: str) -> Iterator[tuple[subprocess.Popen[str], dict[int, in
             assert any(re.match(r" +1024 ", line) for line in running.stdout)
             found = {}
             for pid in processes.descendants(running.pid):
-                if rank := re.search(rb"NCCL_HOSTID=one-gpu-rank-(\d)", Path(f"/proc/{pid}/environ").read_bytes()):
-                    found[int(rank[1])] = pid
+                if host := psutil.Process(pid).environ().get("NCCL_HOSTID"):
+                    found[int(host.removeprefix("one-gpu-rank-"))] = pid
             assert set(found) == {0, 1}
             yield running, found
         finally:
@@ -196,7 +197,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_command_and_nothing_is_left(number: 
         assert running.returncode == 5, error
         assert re.search(rf"rank 1 \(process {ranks[1]}\) {message}", error), error
         assert "last words of rank 0:" in error and "Traceback" not in error.partition("last words")[0]
-        assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+        assert not any(map(psutil.pid_exists, ranks.values()))
 
 
 @pytest.mark.thorough

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.support.command_lines import command_line
 
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
@@ -21,6 +20,7 @@ from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from emulator.rest.cloud_server import CloudServer
 from tests.support import stub_kubectl
+from tests.support.processes import command, descendants
 from workloads.environment import ClusterEnvironment
 
 
@@ -60,7 +60,7 @@ class Cluster:
     def processes(self, words: str = "") -> list[int]:
         """Running processes of this Ray, those of its jobs included, whose command line has these words."""
         nodes = [pid for node in self.state.processes() for pid in processes.session_of(node)]
-        return [pid for pid in {*nodes, *processes.descendants(*nodes)} if words in command_line(pid)]
+        return [pid for pid in {*nodes, *(pid for node in nodes for pid in descendants(node))} if words in command(pid)]
 
     def bucket(self, uri: str) -> Path:
         """The folder that a mount of a bucket would be."""

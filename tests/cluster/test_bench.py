@@ -264,6 +264,7 @@ from workloads.cluster import session
 session.prepare()
 import ray
 from tests.support import gloo
+from tests.support.processes import descendants
 from workloads.errors import WorkloadError
 from workloads.nccl.ranks import driver, stage_ranks
 from workloads.nccl.ranks.placement import RankActor
@@ -295,15 +296,7 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
         print("found", json.dumps(found), flush=True)
 
     def ranks():
-        found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{entry}/cmdline", "rb") as named:
-                    if named.read().startswith(b"ray::Hangs") and os.getsid(int(entry)) == os.getsid(0):
-                        found.append(open(f"/proc/{entry}/status").read().split("State:")[1].split()[0] + entry)
-            except OSError:
-                pass
-        return found
+        return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::Hangs")]
 
     until = time.monotonic() + 30
     while (left := ranks()) and time.monotonic() < until:

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
+from tests.support.processes import descendants
 from tests.support.waiting import eventually
 from workloads.cluster import fork_server
 from workloads.convnext.images import digits
@@ -35,18 +36,11 @@ def nodes() -> Iterator[Nodes]:
 
 def _below(root: int, prefix: str) -> set[int]:
     """Processes whose name begins like this."""
-    return {pid for pid in processes.descendants(root) if _read(pid, "cmdline").startswith(prefix)}
-
-
-def _read(pid: int, file: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{file}").read_text(errors="replace")
-    except OSError:  # it ended meanwhile
-        return ""
+    return {pid for pid, line in descendants(root).items() if line.startswith(prefix)}
 
 
 def _parents(pids: set[int]) -> set[int]:
-    return {int(_read(pid, "stat").rpartition(")")[2].split()[1]) for pid in pids}
+    return {psutil.Process(pid).ppid() for pid in pids}
 
 
 def test_a_group_that_lost_a_rank_is_forked_from_the_server_that_was_there(nodes: Nodes, tmp_path: Path) -> None:

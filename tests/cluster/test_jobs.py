@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.command_lines import command_lines
 
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.folder import session_directory
 from tests.cluster.conftest import Cluster
 from tests.support import stub_kubectl
 from tests.support.cutting_proxy import CuttingProxy
+from tests.support.processes import running
 from tests.support.waiting import eventually, read_until
 from workloads.doctor import listeners
 
@@ -63,11 +63,11 @@ def test_a_job_runs_on_the_head_with_the_stack_s_variables_and_returns_its_exit_
 def test_ctrl_c_and_kill_stop_the_job_and_what_it_started(cluster: Cluster, number: int) -> None:
     seconds = str(10**6 + os.getpid())  # no other run of the tests sleeps as long
     client = cluster.start("submit", "--", "sleep", seconds)
-    eventually(lambda: f"sleep {seconds}" in command_lines().values())
+    eventually(lambda: running(f"sleep {seconds}"))
     client.send_signal(number)
     output, _ = client.communicate(timeout=400)
     assert client.returncode == 130, output
-    eventually(lambda: f"sleep {seconds}" not in command_lines().values())
+    eventually(lambda: not running(f"sleep {seconds}"))
     assert "STOPPED" in cluster.run("jobs", "list").stdout
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_train import Bench, descendants, run_python, survivors, until
+from tests.cluster.test_train import Bench, run_python, survivors, until
+from tests.support.processes import descendants
 from workloads.convnext.images import digits
 from workloads.environment import FORK_VARIABLE
 
@@ -61,7 +62,7 @@ def test_a_killed_decoder_and_a_killed_rank_cost_a_restart_and_ctrl_c_leaves_no_
     process = bench.start("streamed", "--epochs", "4000", *STREAMED)
 
     def named(part: str) -> dict[int, str]:
-        return {pid: line for pid, line in descendants(process).items() if part in line}
+        return {pid: line for pid, line in descendants(process.pid).items() if part in line}
 
     def decoding(each: int) -> dict[int, str]:
         """Each rank's server and what it has forked, once every rank has that many processes that decode."""
@@ -82,7 +83,7 @@ def test_a_killed_decoder_and_a_killed_rank_cost_a_restart_and_ctrl_c_leaves_no_
 
     before = bench.checkpoints("streamed")[-1]
     until(lambda: bench.checkpoints("streamed")[-1] > before, process)
-    family = descendants(process)
+    family = descendants(process.pid)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 130, said

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.command_lines import command_line
 
-from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
+from tests.support.processes import descendants
 from tests.support.waiting import eventually
 from workloads.cluster import worker_count
 from workloads.convnext.images import digits
@@ -61,7 +60,7 @@ def _training(nodes: Nodes) -> list[str]:
     return [
         name
         for name, process in nodes.workers.items()
-        if any(command_line(pid).startswith("ray::RayTrainWorker") for pid in processes.descendants(process.pid))
+        if any(line.startswith("ray::RayTrainWorker") for line in descendants(process.pid).values())
     ]
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_train import ROOT, descendants
+from tests.cluster.test_train import ROOT
+from tests.support.processes import descendants
 from tests.support.wandb_server import silent
 from workloads.convnext.images import digits
 
@@ -98,7 +99,7 @@ def test_the_key_is_in_no_argv_environment_file_log_or_memory_of_ray(place: Path
         seen: dict[str, bool] = {}
         deadline = time.monotonic() + 400
         while process.poll() is None and time.monotonic() < deadline:
-            for pid, command in descendants(process).items():
+            for pid, command in descendants(process.pid).items():
                 assert CANARY not in command
                 assert not environment_has(pid), command
                 kind = next((name for name in ("gcs_server", "raylet", "ray::") if name in command), "")

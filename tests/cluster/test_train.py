@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.support.command_lines import command_line
 
 from emulator.google.cloud import Cloud
-from emulator.machine import processes
 from emulator.rest.cloud_server import CloudServer
 from emulator.rest.http_message import Request
+from tests.support.processes import command, descendants
 from tests.support.waiting import eventually, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
@@ -104,7 +104,7 @@ def test_an_end_asked_for_twice_is_answered_at_once_and_leaves_no_process_and_no
     with tempfile.TemporaryDirectory() as temporary:  # a short one: the paths of Ray's sockets are limited
         run = bench.start("twice", "--epochs", "20", TMPDIR=temporary)
         read_until(run, "starting Ray Train for 2 CPU workers", 200)
-        started = descendants(run)
+        started = descendants(run.pid)
         end(run.pid, number)
         read_until(run, "interrupted: ending ", 60)
         end(run.pid, number)
@@ -114,7 +114,7 @@ def test_an_end_asked_for_twice_is_answered_at_once_and_leaves_no_process_and_no
         assert "with --run twice begins anew: there is no checkpoint yet" in said
         assert "Traceback" not in said and "***" not in said  # Ray's native code begins its stack traces so
         assert list(Path(temporary).glob("oasis-*")) == []
-        eventually(lambda: not any(Path("/proc", str(pid)).exists() for pid in started))
+        eventually(lambda: not any(map(psutil.pid_exists, started)))
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 400) -> None:
@@ -125,17 +125,12 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str], secon
         time.sleep(0.1)
 
 
-def descendants(process: subprocess.Popen[str]) -> dict[int, str]:
-    """Process ids and command lines of everything below a process."""
-    return {pid: command_line(pid) for pid in processes.descendants(process.pid)}
-
-
 def survivors(family: dict[int, str], seconds: float = 60) -> dict[int, str]:
     """Those that have not ended after that time, but for Ray's agents, which seek their killed raylet for 60 s."""
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
     watched = {pid: line for pid, line in family.items() if line and not line.startswith(agents)}
     deadline = time.monotonic() + seconds
-    while left := {pid: line for pid, line in watched.items() if command_line(pid) == line}:
+    while left := {pid: line for pid, line in watched.items() if command(pid) == line}:
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
@@ -145,7 +140,7 @@ def survivors(family: dict[int, str], seconds: float = 60) -> dict[int, str]:
 def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_95_percent(bench: Bench) -> None:
     first = bench.start("digits")
     until(lambda: bench.checkpoints("digits"), first)
-    family = descendants(first)
+    family = descendants(first.pid)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=400)
     assert first.returncode == 130, said
@@ -155,7 +150,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     before = bench.checkpoints("digits")[-1]
     second = bench.start("digits")
     until(lambda: bench.checkpoints("digits")[-1] > before, second)
-    family = descendants(second)
+    family = descendants(second.pid)
     second.kill()
     second.communicate(timeout=30)
     assert bench.resumed("digits") == [None, before]
@@ -164,7 +159,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     before = bench.checkpoints("digits")[-1]
     third = bench.start("digits")
     until(lambda: bench.checkpoints("digits")[-1] > before, third)
-    workers = [pid for pid, line in descendants(third).items() if "RayTrainWorker" in line]
+    workers = [pid for pid, line in descendants(third.pid).items() if "RayTrainWorker" in line]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
     said, _ = third.communicate(timeout=400)

@@ -17,7 +17,8 @@ import pytest
 
 from emulator.machine.state import CHECKOUT
 from tests.cluster.conftest import Cluster
-from tests.cluster.test_train import descendants, survivors, until
+from tests.cluster.test_train import survivors, until
+from tests.support.processes import descendants
 from workloads.convnext.images import digits
 
 pytestmark = pytest.mark.ray
@@ -65,7 +66,7 @@ class Place:
 
 def trial_process(search: subprocess.Popen[str], trial: str) -> int | None:
     """Process id of a trial's `train`: the one whose messages go to the trial's log."""
-    found = [pid for pid, line in descendants(search).items() if "tune.child" in line]
+    found = [pid for pid, line in descendants(search.pid).items() if "tune.child" in line]
     return next((pid for pid in found if messages(pid).endswith(f"/{trial}/train.log")), None)
 
 
@@ -84,7 +85,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
 
     first = place.start()
     until(place.saved, first)
-    family = descendants(first)
+    family = descendants(first.pid)
     assert sum("tune.child" in line for line in family.values()) in (1, 2)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=400)
@@ -168,7 +169,7 @@ def test_trials_one_after_another_train_in_one_process_and_a_stopped_one_keeps_n
     search = place.start("--samples", "3", "--concurrency", "1", "--epochs", "3")
     processes: set[int] = set()
     while search.poll() is None:
-        processes |= {pid for pid, line in descendants(search).items() if "tune.child" in line}
+        processes |= {pid for pid, line in descendants(search.pid).items() if "tune.child" in line}
         time.sleep(0.2)
     said, _ = search.communicate()
     assert search.returncode == 0, said

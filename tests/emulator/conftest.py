@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,14 +117,3 @@ def _items(api: Api, path: str) -> list[Body]:
 def namespace(named: str) -> str:
     """Of an object that `objects` named."""
     return named.split()[2].partition("/")[0]
-
-
-def listening_addresses() -> set[str]:
-    """Addresses (hexadecimal, as the kernel writes them) with a TCP listener, from /proc/net/tcp and tcp6."""
-    found: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                found.add(f"{fields[1]} {fields[9]}")
-    return found

@@ -27,7 +27,7 @@ from emulator.machine.state import CHECKOUT, State
 from emulator.programs.go_modules import cache_directory
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
-from tests.support.command_lines import command_lines
+from tests.support.processes import running
 from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.emulated
@@ -178,7 +178,7 @@ def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of
         assert first.returncode == 130, said
         assert "ending everything" in said
         assert processes.owned_by(checkout / ".oasis") == []
-        assert _mentioning(str(checkout), str(ray_folder.session_directory(checkout / ".oasis"))) == []
+        assert running(str(checkout), str(ray_folder.session_directory(checkout / ".oasis"))) == []
     finally:
         first.kill()
         first.communicate()
@@ -255,7 +255,7 @@ def _pids(checkout: Path) -> list[int]:
 
 def _assert_nothing_is_left(checkout: Path, *made: str) -> None:
     assert processes.owned_by(checkout / ".oasis") == []
-    assert _mentioning(f"{checkout}/", f"{checkout} ", str(ray_folder.session_directory(checkout / ".oasis"))) == []
+    assert running(f"{checkout}/", f"{checkout} ", str(ray_folder.session_directory(checkout / ".oasis"))) == []
     left = {entry.name for entry in (checkout / ".oasis").iterdir()}
     index = {"storage.sqlite", "storage.sqlite-journal", "storage.sqlite-shm", "storage.sqlite-wal"}
     assert left <= {"lock", "logs", "results", "buckets", *index, *made}
@@ -391,12 +391,6 @@ def _in_a_namespace(script: str, environment: Mapping[str, str]) -> subprocess.C
 def _users_environment() -> dict[str, str]:
     """The environment without what the `make` that runs these tests passes on: a nested one prints more lines."""
     return {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
-
-
-def _mentioning(*words: str) -> list[str]:
-    """Command lines of running processes with one of the words; Ray's carry no mark but their folder's name."""
-    found = [line for pid, line in command_lines().items() if pid != os.getpid()]
-    return [line for line in found if any(word in f"{line} " for word in words)]
 
 
 def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str, str]) -> tuple[int, str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.support.command_lines import command_lines
 
 from emulator import lifecycle
 from emulator.google.cloud import CloudObject
@@ -21,6 +20,7 @@ from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
 from tests.emulator.conftest import Emulated, objects
+from tests.support.processes import running
 from tests.support.waiting import eventually
 from workloads.doctor import listeners
 
@@ -178,12 +178,12 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("a checkpoint")
     _submit(emulated, *JOB.split())
-    eventually(lambda: JOB in command_lines().values(), seconds=90)
+    eventually(lambda: running(JOB), seconds=90)
 
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
 
     assert set(with_what_ran.changes) == {"delete"}
-    assert JOB not in command_lines().values()
+    assert not running(JOB)
     assert [(found.kind, found.name) for found in cloud.inventory().other] == []
     assert _kept(emulated) == KEPT
     eventually(lambda: not api.list("v1", "Node"))

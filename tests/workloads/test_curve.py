@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,17 @@ def test_a_chart_goes_through_its_values_without_a_gap_and_within_its_frame() ->
         lit = [bool(ord(line[column]) & mask) for line in jagged for mask in (0x09, 0x12, 0x24, 0xC0)]
         first, last = lit.index(True), len(lit) - 1 - lit[::-1].index(True)
         assert all(lit[first : last + 1]), column
+
+
+def test_an_epoch_whose_loss_is_not_finite_is_a_gap_in_its_chart_and_in_the_picture() -> None:
+    history = epochs(5, best=4)
+    for broken in (history[2:], history):
+        for record, loss in zip(broken, (math.nan, math.inf, -math.inf, math.nan, math.inf), strict=False):
+            record["val/loss"] = loss
+        assert "validation accuracy 73.2%" in curve.table(history)
+        assert curve.draw(history, "demo").startswith(b"\x89PNG\r\n")
+    assert curve.chart([0.0, math.nan, 1.0, 1.0], columns=2, rows=1) == ["\u2840\u2809"]
+    assert curve.chart([math.nan], columns=2, rows=1) == ["\u2800\u2800"]
 
 
 def test_restarts_are_told_and_drawn() -> None:

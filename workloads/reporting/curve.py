@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -182,7 +184,8 @@ def _charts(epochs: Sequence[Record]) -> list[str]:
     for name, form in (("val/loss", "{:.3f}"), ("val/accuracy", "{:.1%}")):
         values = [record[name] for record in epochs]
         drawn = chart(values)
-        margins = [form.format(max(values)), *[""] * (CHART_ROWS - 2), form.format(min(values))]
+        low, high = _range(values)
+        margins = [form.format(high), *[""] * (CHART_ROWS - 2), form.format(low)]
         lines = [f"{margin:>7} |{line}" for margin, line in zip(margins, drawn, strict=True)]
         title = f"{name.replace('val/', 'validation ')} {form.format(values[-1])}"
         charts.append(
@@ -191,33 +194,34 @@ def _charts(epochs: Sequence[Record]) -> list[str]:
     return ["  ".join(pair).rstrip() for pair in zip(*charts, strict=True)]
 
 
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    finite = [value for value in values if math.isfinite(value)]
+    return min(finite, default=math.nan), max(finite, default=math.nan)
+
+
 def chart(values: Sequence[float], columns: int = CHART_COLUMNS, rows: int = CHART_ROWS) -> list[str]:
     """A line through the values, left to right, drawn with the dots of Braille characters.
 
     Args:
-        values: at least one.
+        values: at least one; those that are not finite leave a gap.
         columns: characters of each line.
         rows: lines.
 
     Returns:
         The lines from the top, each of `columns` characters; the highest value touches the first, the lowest the last.
     """
-    low, high = min(values), max(values)
+    low, high = _range(values)
     across, down = 2 * columns, 4 * rows
     scale = (down - 1) / (high - low) if high > low else 0.0
-    heights = []
-    for column in range(across):
-        place = column * (len(values) - 1) / (across - 1)
-        left = min(int(place), max(len(values) - 2, 0))
-        right = min(left + 1, len(values) - 1)
-        value = values[left] + (values[right] - values[left]) * (place - left)
-        heights.append(round((high - value) * scale))
     cells = [[_BRAILLE] * columns for _ in range(rows)]
-    before = heights[0]
-    for column, height in enumerate(heights):
-        # From just after the dot before, so that a steep line has no gaps.
-        step = 1 if height >= before else -1
-        for dot in range(before + step if abs(height - before) > 1 else height, height + step, step):
-            cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
+    before = None
+    for column, value in enumerate(np.interp(np.linspace(0, len(values) - 1, across), range(len(values)), values)):
+        height = round((high - value) * scale) if math.isfinite(value) else None
+        if height is not None:
+            # From just after the dot before, so that a steep line has no gaps.
+            before = height if before is None else before
+            step = 1 if height >= before else -1
+            for dot in range(before + step if abs(height - before) > 1 else height, height + step, step):
+                cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
         before = height
     return ["".join(map(chr, row)) for row in cells]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -17,30 +17,29 @@ from emulator.kubernetes import control_plane
 from emulator.kubernetes.api import ApiError
 from emulator.machine import processes
 from emulator.machine.state import EmulatorError, State
-from tests.emulator.conftest import ControlPlane, listening_addresses
+from tests.emulator.conftest import ControlPlane
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 
-LOOPBACK = "0100007F"
-
 
 def test_it_listens_on_loopback_only_and_down_leaves_no_process_and_no_listener(tmp_path: Path) -> None:
     state = State(tmp_path / ".oasis")
-    before = listening_addresses()
+    before = _listening()
     try:
         build.provide(state, print)
         control_plane.start(state)
-        ours = _listeners_of(processes.owned_by(state.directory))
+        owned = processes.owned_by(state.directory)
+        ours = {address for address, pid in _listening().items() if pid in owned}
         running = {process.name for process in state.processes()}
     finally:
         state.stop_all()
 
     assert running == {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"}
     assert ours
-    assert {address.split(":")[0] for address in ours} == {LOOPBACK}
+    assert {address for address, _ in ours} == {"127.0.0.1"}
     assert processes.owned_by(state.directory) == []
-    assert not ours & {entry.split()[0] for entry in listening_addresses() - before}
+    assert not ours & (_listening().keys() - before)
 
 
 def test_the_auth_plugin_gives_access_as_gkes_own_would(bare_cluster: ControlPlane) -> None:
@@ -114,13 +113,6 @@ def test_a_program_that_cannot_start_is_reported_with_its_log(tmp_path: Path) ->
         state.stop_all()
 
 
-def _listeners_of(pids: list[int]) -> set[str]:
-    inodes: set[str] = set()
-    for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                target = str(descriptor.readlink())
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-    entries = (entry.split() for entry in listening_addresses())
-    return {address for address, inode in entries if inode in inodes}
+def _listening() -> dict[tuple[str | int, ...], int | None]:
+    """Address of every TCP listener of this machine, and whose it is."""
+    return {tuple(one.laddr): one.pid for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}

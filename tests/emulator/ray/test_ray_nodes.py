@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.command_lines import command_lines
 
 from emulator.machine import processes
 from emulator.machine.state import State
@@ -19,6 +18,7 @@ from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from tests.support import stub_kubectl
+from tests.support.processes import running
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.ray
@@ -42,7 +42,7 @@ def test_stop_leaves_nothing_of_ray_or_its_jobs_even_if_the_nodes_first_processe
     try:
         ray_nodes.start(state, deployed, {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}, print)
         _submit(url, deployed.token)
-        eventually(lambda: JOB in command_lines().values(), seconds=60)
+        eventually(lambda: running(JOB), seconds=60)
         nodes = state.processes()
         assert len(nodes) == 3
         for node in nodes:
@@ -51,9 +51,8 @@ def test_stop_leaves_nothing_of_ray_or_its_jobs_even_if_the_nodes_first_processe
     finally:
         ray_nodes.stop(state)
 
-    assert JOB not in command_lines().values()
+    assert not running(JOB, str(sessions))
     assert [pid for node in nodes for pid in processes.in_session(node.pid)] == []
-    assert [line for line in command_lines().values() if str(sessions) in line] == []
     assert not sessions.exists()
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from emulator.machine import processes
@@ -135,9 +136,9 @@ def _as_root() -> list[str]:
 
 def _first_process(unshare: subprocess.Popen[bytes]) -> int:
     """What is process 1 in there, by its number out here."""
-    (child,) = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
-    assert Path(f"/proc/{child}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1"
-    return int(child)
+    (child,) = psutil.Process(unshare.pid).children()
+    assert Path(f"/proc/{child.pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1"
+    return child.pid
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -484,7 +485,7 @@ time.sleep(600)
 
 
 def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return psutil.Process(pid).ppid()
 
 
 @pytest.mark.thorough
@@ -503,7 +504,7 @@ def test_loader_processes_end_with_a_rank_that_is_killed_and_share_what_their_se
         rank.kill()
         rank.communicate()
     try:
-        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (server, *decoders)))
+        eventually(lambda: not any(map(psutil.pid_exists, (server, *decoders))))
     finally:
         for pid in (server, *decoders):
             with contextlib.suppress(ProcessLookupError):

@@ -10,10 +10,10 @@ import random
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -291,9 +291,8 @@ def test_what_a_cpu_cannot_do_is_said_once_and_changes_nothing() -> None:
 @contextmanager
 def address_space(more: int) -> Iterator[None]:
     """This process may get so many bytes more."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + more, before[1]))
     try:
         yield
     finally:

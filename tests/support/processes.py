@@ -1,0 +1,27 @@
+"""Command lines of what runs on this machine, as tests and benchmarks look for them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import psutil
+
+
+def running(*words: str) -> dict[int, str]:
+    """Command lines, with spaces between their words, in which one of these occurs; by process id."""
+    found = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    return {pid: line for pid, line in found.items() if any(word in line for word in words)}
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command lines of everything below a process; empty for what has ended and is still known."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {child.pid: command(child.pid) for child in psutil.Process(pid).children(recursive=True)}
+    return {}
+
+
+def command(pid: int) -> str:
+    """The command line; empty for a process that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
