@@ -30,9 +30,9 @@ from workloads.errors import (
 )
 from workloads.storage.folders import locate
 from workloads.tune import command, concurrency, planning, plot, preview, report, space, space_file
-from workloads.tune.asha import Begun, ResumedAsha
-from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, ranking
-from workloads.tune.search import TrialSearcher
+from workloads.tune.asha import Milestones
+from workloads.tune.ledger import OUTCOME, PLAN, Begun, Epoch, Ledger, Outcome, Plan, Trial, ranking
+from workloads.tune.search import TrialQueue
 
 BASE = config.digits_laptop()
 LAPTOP = session.Place(address=None, environment=None)
@@ -301,8 +301,8 @@ def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_an
             ledger.open(a_plan(6), retry_failed=False)
 
 
-class Tune:
-    """What Ray Tune does with a searcher, without the actors."""
+class Queue:
+    """The trials of a search as its runner takes them, without processes."""
 
     def __init__(self, tmp_path: Path, plan: Plan, limit: int, **begun: Any) -> None:
         self.said: list[str] = []
@@ -310,108 +310,115 @@ class Tune:
         values: dict[str, Any] = {"outcomes": ledger.open(plan, retry_failed=False), "pasts": {}}
         self.begun = Begun(plan=plan, ledger=ledger, **values | begun)
         self.storage = ledger.folder
-        self.trials = TrialSearcher(
-            self.begun, limit, lambda trial: {"arguments": ["--run", trial.name]}, self.said.append, self.check
-        )
+        self.trials = TrialQueue(self.begun, limit, self.said.append, self.check)
 
     def check(self, trial: Trial) -> None:
         """As a search looks at its place."""
         location.check_storage(self.storage)
 
-    def start(self, trial_id: str) -> str:
-        """Name of the trial that is given out, or what is said instead."""
-        given = self.trials.suggest(trial_id)
-        return given["trial"] if isinstance(given, dict) else str(given)
+    def take(self) -> str | None:
+        """Name of the trial that is handed out, if one is."""
+        trial = self.trials.take()
+        return trial and trial.name
+
+
+def said(number: float, accuracy: float) -> dict[str, Any]:
+    """An epoch's end as `train` says it."""
+    return {"event": "epoch", **epoch(number, accuracy)}
 
 
 def test_a_search_says_which_of_its_trials_wait_for_a_place_and_which_train(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, a_plan(), limit=3)
-    assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "s-002"]
+    search = Queue(tmp_path, a_plan(), limit=3)
+    assert [search.take(), search.take(), search.take()] == ["s-000", "s-001", "s-002"]
     words = "waiting for 1 worker with 1 CPU: 0 of them up"
-    for trial_id in ("a", "b"):
-        tune.trials.on_trial_result(trial_id, {"at": 0.0, "waits": words})
-    tune.trials.on_trial_result("b", {"at": 0.5, "waits": ""})
-    tune.trials.on_trial_complete("c", {"at": 1.0, "exit_code": 0, **epoch(1, 0.9)})
-    assert f"s-000 {words}, s-001 in epoch 0.5" in tune.said[-1]
+    for name in ("s-000", "s-001"):
+        search.trials.see(name, {"event": "note", "text": f"{words}; at most 1800 s"})
+    search.trials.see("s-001", {"event": "step", "epoch": 0.5})
+    search.trials.see("s-002", said(1, 0.9))
+    search.trials.end("s-002", 0)
+    assert f"s-000 {words}, s-001 in epoch 0.5" in search.said[-1]
 
 
 def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, a_plan(), limit=2)
-    assert [tune.start("a"), tune.start("b"), tune.start("c")] == ["s-000", "s-001", "None"]
-    tune.trials.on_trial_result("b", {"at": 1.0, **epoch(1, 0.7)})
-    tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": 6, "problem": "torn.png cannot be decoded."})
-    assert tune.start("c") == "s-002"
-    tune.trials.on_trial_complete("b", {"at": 2.0, **epoch(2, 0.8)})  # stopped at a milestone: no exit code
-    tune.trials.on_trial_complete("c", error=True)
-    assert tune.start("d") == "s-003"
-    tune.trials.on_trial_result("d", {"at": 1.0, **epoch(1, 0.6)})
-    tune.trials.on_trial_result("d", {"at": 1.0, **epoch(1, 0.9)})  # told again after a restart
-    tune.trials.on_trial_complete("d", {"at": 1.0, "exit_code": 0, "problem": ""})
-    assert tune.start("e") == "FINISHED"
-    states = {name: (outcome.status, outcome.exit_code) for name, outcome in tune.trials.outcomes.items()}
+    search = Queue(tmp_path, a_plan(), limit=2)
+    assert [search.take(), search.take(), search.take()] == ["s-000", "s-001", None]
+    search.trials.see("s-001", said(1, 0.7))
+    search.trials.end("s-000", 6, "torn.png cannot be decoded.")
+    assert search.take() == "s-002"
+    search.trials.see("s-001", said(2, 0.8))
+    search.trials.end("s-001", None)  # stopped at a milestone
+    search.trials.end("s-002", 5, "its process was killed 3 times")
+    assert search.take() == "s-003"
+    search.trials.see("s-003", said(1, 0.6))
+    search.trials.see("s-003", said(1, 0.9))  # told again after a restart
+    search.trials.end("s-003", 0)
+    assert search.take() is None
+    states = {name: (outcome.status, outcome.exit_code) for name, outcome in search.trials.outcomes.items()}
     assert states == {
         "s-000": ("failed", 6), "s-001": ("stopped", None), "s-002": ("failed", 5), "s-003": ("complete", 0)
     }  # fmt: skip
-    assert tune.trials.outcomes["s-003"].epochs == [epoch(1, 0.9)]
-    assert "trial s-000 failed: torn.png cannot be decoded." in tune.said
-    assert tune.said[-1].startswith("4 of 4 trials ended, 1 complete, 2 failed, 1 stopped, best s-003")
-    again = Tune(tmp_path, a_plan(5), limit=2)
-    assert [again.start("a"), again.start("b")] == ["s-004", "None"]
+    assert search.trials.outcomes["s-003"].epochs == [epoch(1, 0.9)]
+    assert "trial s-000 failed: torn.png cannot be decoded." in search.said
+    assert search.said[-1].startswith("4 of 4 trials ended, 1 complete, 2 failed, 1 stopped, best s-003")
+    again = Queue(tmp_path, a_plan(5), limit=2)
+    assert [again.take(), again.take()] == ["s-004", None]
 
 
 def test_a_trial_without_a_place_waits_for_others_and_ends_the_search_only_when_there_are_none(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, a_plan(2), limit=2)
-    assert [tune.start("a"), tune.start("b")] == ["s-000", "s-001"]
-    late = {"at": 0.0, "exit_code": 4, "problem": "Not there within 5 s."}
-    tune.trials.on_trial_complete("b", late)
-    assert tune.start("c") == "None"
-    tune.trials.on_trial_complete("a", {"at": 9.0, "exit_code": 0, **epoch(9, 0.9)})
-    assert tune.start("c") == "s-001"
-    tune.trials.on_trial_complete("c", late)
-    assert tune.start("d") == "FINISHED"
-    assert isinstance(tune.trials.verdict, CapacityError)
-    assert list(tune.trials.outcomes) == ["s-000"]
+    search = Queue(tmp_path, a_plan(2), limit=2)
+    assert [search.take(), search.take()] == ["s-000", "s-001"]
+    late = (4, "Not there within 5 s.")
+    search.trials.end("s-001", *late)
+    assert search.take() is None
+    search.trials.see("s-000", said(9, 0.9))
+    search.trials.end("s-000", 0)
+    assert search.take() == "s-001"
+    search.trials.end("s-001", *late)
+    assert search.take() is None
+    assert isinstance(search.trials.verdict, CapacityError)
+    assert list(search.trials.outcomes) == ["s-000"]
 
 
 def test_trials_that_all_fail_alike_are_not_all_tried(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, a_plan(20), limit=1)
+    search = Queue(tmp_path, a_plan(20), limit=1)
     for number in range(8):
-        assert tune.start(str(number)) == f"s-{number:03d}"
-        tune.trials.on_trial_complete(str(number), {"at": 0.0, "exit_code": 2, "problem": "no data"})
-    assert tune.start("8") == "FINISHED"
-    assert isinstance(tune.trials.verdict, WorkloadFailedError)
+        assert search.take() == f"s-{number:03d}"
+        search.trials.end(f"s-{number:03d}", 2, "no data")
+    assert search.take() is None
+    assert isinstance(search.trials.verdict, WorkloadFailedError)
 
 
 @pytest.mark.parametrize(("exit_code", "kind"), [(3, InfeasibleError), (7, AuthError), (8, PlaceError)])
 def test_what_is_wrong_with_the_place_ends_the_search_and_is_no_trial_s_fault(
     tmp_path: Path, exit_code: int, kind: type
 ) -> None:
-    tune = Tune(tmp_path, a_plan(3), limit=2)
-    assert [tune.start("a"), tune.start("b")] == ["s-000", "s-001"]
+    search = Queue(tmp_path, a_plan(3), limit=2)
+    assert [search.take(), search.take()] == ["s-000", "s-001"]
     (tmp_path / "no-folder").touch()
-    tune.storage = locate(tmp_path / "no-folder")
-    tune.trials.on_trial_complete("a", {"at": 0.0, "exit_code": exit_code, "problem": "the bucket is gone."})
-    assert tune.start("c") == "None"
-    tune.trials.on_trial_complete("b", {"at": 9.0, "exit_code": 0, **epoch(9, 0.9)})  # what runs may end
-    assert tune.start("c") == "FINISHED"
-    assert type(tune.trials.verdict) is kind
-    assert list(tune.trials.outcomes) == ["s-001"]
+    search.storage = locate(tmp_path / "no-folder")
+    search.trials.end("s-000", exit_code, "the bucket is gone.")
+    assert search.take() is None
+    search.trials.see("s-001", said(9, 0.9))  # what runs may end
+    search.trials.end("s-001", 0)
+    assert search.take() is None
+    assert type(search.trials.verdict) is kind
+    assert list(search.trials.outcomes) == ["s-001"]
 
 
 def test_a_trial_that_calls_a_place_bad_which_is_in_order_has_failed_and_the_others_go_on(tmp_path: Path) -> None:
-    tune = Tune(tmp_path, a_plan(9), limit=1)
-    dead = {"at": 0.2, "exit_code": 8, "problem": "a process that decodes images has died."}
-    assert tune.start("a") == "s-000"
-    tune.trials.on_trial_complete("a", dead)
-    assert (tune.trials.verdict, tune.start("b")) == (None, "s-001")
-    assert "trial s-000 failed: a process that decodes images has died." in tune.said
-    again = Tune(tmp_path, a_plan(9), limit=1)  # the same search, later: it does not fall over the same trial
+    search = Queue(tmp_path, a_plan(9), limit=1)
+    dead = (8, "a process that decodes images has died.")
+    assert search.take() == "s-000"
+    search.trials.end("s-000", *dead)
+    assert (search.trials.verdict, search.take()) == (None, "s-001")
+    assert "trial s-000 failed: a process that decodes images has died." in search.said
+    again = Queue(tmp_path, a_plan(9), limit=1)  # the same search, later: it does not fall over the same trial
     assert {name: outcome.exit_code for name, outcome in again.trials.outcomes.items()} == {"s-000": 8}
     # Where each trial fails so, the others are not tried.
     for number in range(1, 8):
-        assert again.start(str(number)) == f"s-{number:03d}"
-        again.trials.on_trial_complete(str(number), dead)
-    assert again.start("9") == "FINISHED"
+        assert again.take() == f"s-{number:03d}"
+        again.trials.end(f"s-{number:03d}", *dead)
+    assert again.take() is None
     assert isinstance(again.trials.verdict, WorkloadFailedError)
 
 
@@ -434,44 +441,26 @@ def test_the_place_of_a_trial_is_its_own_data_and_the_search_s_storage(tmp_path:
         command.check_place(search, LAPTOP, here)
 
 
-class Known:
-    """A trial as far as a scheduler looks at it."""
-
-    def __init__(self, name: str) -> None:
-        self.trial_id = f"id-{name}"
-        self.config = {"trial": name}
-
-
-def decide(scheduler: ResumedAsha, trial: Known, number: float, accuracy: float) -> str:
-    return scheduler.on_trial_result(None, trial, {"at": number, **epoch(number, accuracy)})
-
-
-def test_rungs_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_one_that_never_stopped(tmp_path: Path) -> None:
+def test_milestones_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_one_that_never_stopped(
+    tmp_path: Path,
+) -> None:
     plan = a_plan(5)
-    whole = ResumedAsha(Tune(tmp_path / "whole", plan, 4).begun)
-    trials = [Known(trial.name) for trial in plan.trials]
-    for trial in trials:
-        whole.on_trial_add(None, trial)
-    assert [decide(whole, trial, 1, value) for trial, value in zip(trials[:2], (0.9, 0.8), strict=True)] == [
-        "CONTINUE",
-        "STOP",
-    ]
-    assert decide(whole, trials[0], 2, 0.1) == "CONTINUE"  # no milestone
-    assert decide(whole, trials[1], 9, 0.9) == "CONTINUE"
-    assert decide(whole, trials[0], 9, 0.1) == "CONTINUE"  # the last epoch: nothing is left to stop
-    assert whole.on_trial_result(None, trials[2], {"at": 0.5}) == "CONTINUE"  # no epoch's end
+    whole = Milestones(Queue(tmp_path / "whole", plan, 4).begun)
+    assert not whole.stop("s-000", epoch(1, 0.9))
+    assert whole.stop("s-001", epoch(1, 0.8))
+    assert not whole.stop("s-000", epoch(2, 0.1))  # no milestone
+    assert not whole.stop("s-001", epoch(9, 0.9))
+    assert not whole.stop("s-000", epoch(9, 0.1))  # the last epoch: nothing is left to stop
 
-    tune = Tune(tmp_path / "resumed", plan, 4, pasts={"s-000": [epoch(1, 0.9)]})
-    tune.begun.ledger.close(ended(plan.trials[1], "stopped", epoch(1, 0.8)))
-    outcomes = tune.begun.ledger.open(plan, retry_failed=False)
-    resumed = ResumedAsha(dataclasses.replace(tune.begun, outcomes=outcomes))
-    for trial in (trials[0], *trials[2:]):
-        resumed.on_trial_add(None, trial)
-    for scheduler in (whole, resumed):
+    search = Queue(tmp_path / "resumed", plan, 4, pasts={"s-000": [epoch(1, 0.9)]})
+    search.begun.ledger.close(ended(plan.trials[1], "stopped", epoch(1, 0.8)))
+    outcomes = search.begun.ledger.open(plan, retry_failed=False)
+    resumed = Milestones(dataclasses.replace(search.begun, outcomes=outcomes))
+    for milestones in (whole, resumed):
         # The best third of 0.8, 0.9 begins at 0.867, of 0.8, 0.88, 0.9 at 0.887: each counts the ones before.
-        assert decide(scheduler, trials[2], 1, 0.88) == "CONTINUE"
-        assert decide(scheduler, trials[3], 1, 0.87) == "STOP"
-        assert decide(scheduler, trials[4], 1, math.nan) == "STOP"  # diverged: worse than any number
+        assert not milestones.stop("s-002", epoch(1, 0.88))
+        assert milestones.stop("s-003", epoch(1, 0.87))
+        assert milestones.stop("s-004", epoch(1, math.nan))  # diverged: worse than any number
 
 
 def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_trial_first(tmp_path: Path) -> None:

@@ -1,37 +1,23 @@
-"""Which trials go on: ASHA, with its milestones filled again from what a resumed search knows."""
+"""Which trials go on: Ray Tune's ASHA, with its milestones filled again from what a resumed search knows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from workloads.tune.ledger import Epoch, Ledger, Outcome, Plan, measured
+from workloads.tune.ledger import Begun, Epoch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Begun:
-    """A search as this attempt at it found it."""
-
-    plan: Plan
-    ledger: Ledger
-    outcomes: Mapping[str, Outcome]
-    """Of the trials that had ended, by name."""
-    pasts: Mapping[str, list[Epoch]]
-    """Epochs of the trials that go on, by name."""
-
-
-class ResumedAsha(ASHAScheduler):
-    """ASHA (arXiv 1810.05934) over epochs, whose milestones know the trials of earlier attempts at the search."""
+class Milestones:
+    """ASHA (arXiv 1810.05934) over epochs."""
 
     def __init__(self, begun: Begun) -> None:
-        """Fill the milestones with the trials that have ended; those that go on enter them when they do."""
+        """Enter what trials had reported to earlier attempts at the search."""
         self._plan = plan = begun.plan
         self._epochs = int(plan.base["epochs"])
-        super().__init__(
+        self._asha = ASHAScheduler(
             time_attr="epoch",
             metric="score",
             mode="max",
@@ -40,30 +26,18 @@ class ResumedAsha(ASHAScheduler):
             reduction_factor=plan.reduction,
             stop_last_trials=False,
         )
-        self._pasts = begun.pasts
-        for name, outcome in begun.outcomes.items():
-            self._replay(None, SimpleNamespace(trial_id=name), outcome.epochs)
+        self._trials: dict[str, Any] = {}
+        ended = {name: outcome.epochs for name, outcome in begun.outcomes.items()}
+        for name, epochs in {**ended, **begun.pasts}.items():
+            for epoch in epochs:
+                self.stop(name, epoch)
 
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Enter a trial, with what is known of it."""
-        self._replay(tune_controller, trial, self._pasts.get(trial.config["trial"], []))
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Decide whether the trial goes on; only an epoch's end is a reason to stop it, and the last is none."""
-        epoch = measured(result)
-        if not epoch:
-            return TrialScheduler.CONTINUE
-        decision = self._enter(tune_controller, trial, epoch)
-        return TrialScheduler.CONTINUE if epoch["epoch"] >= self._epochs else decision
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Nothing: its last epoch has been entered when it was reported."""
-
-    def _replay(self, controller: Any, trial: Any, epochs: list[Epoch]) -> None:
-        super().on_trial_add(controller, trial)
-        for epoch in epochs:
-            self._enter(controller, trial, epoch)
-
-    def _enter(self, controller: Any, trial: Any, epoch: Epoch) -> str:
-        score = self._plan.sign * self._plan.value(epoch)
-        return super().on_trial_result(controller, trial, {"epoch": epoch["epoch"], "score": score})
+    def stop(self, trial: str, epoch: Epoch) -> bool:
+        """Whether a trial ends with this epoch, which is entered; after the last one there is nothing left to stop."""
+        controller: Any = None  # at which ASHA does not look, and at a trial's id alone
+        if trial not in self._trials:
+            self._trials[trial] = SimpleNamespace(trial_id=trial)
+            self._asha.on_trial_add(controller, self._trials[trial])
+        result = {"epoch": epoch["epoch"], "score": self._plan.sign * self._plan.value(epoch)}
+        decision = self._asha.on_trial_result(controller, self._trials[trial], result)
+        return decision == TrialScheduler.STOP and epoch["epoch"] < self._epochs

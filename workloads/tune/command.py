@@ -22,7 +22,7 @@ from workloads.reporting.history import history
 from workloads.reporting.tracking import WandbMode
 from workloads.storage.folders import Folder
 from workloads.tune import concurrency, preview, report
-from workloads.tune.ledger import METRICS, Epoch, Ledger, Outcome, Trial, measured
+from workloads.tune.ledger import METRICS, Begun, Epoch, Ledger, Outcome, Trial, measured
 from workloads.tune.planning import Kind, Search, configurations, plan
 
 
@@ -162,38 +162,29 @@ def _search(
     # A trial reads the key where the search did: from the environment that this process was started with.
     with (
         credentials.hidden(),
-        session.connect(place, cpus=(at_most or 1) * search.workers, imports=("workloads.tune.trial",)),
+        session.connect(place, cpus=(at_most or 1) * search.workers),
     ):
         # Import Ray, which `prepare` had to come before.
         import ray
 
         from workloads.cluster import run_lock
-        from workloads.tune import processes
-        from workloads.tune.asha import Begun
-        from workloads.tune.search import PROGRESS_SECONDS, TrialSearcher, run
+        from workloads.tune.asha import Milestones
+        from workloads.tune.search import PROGRESS_SECONDS, Runner, TrialQueue
 
         fitting = at_most or concurrency.of_cluster(search.workers, place.environment)
         limit = concurrency.choose(args.concurrency, fitting, search.workers, progress.note)
         address = ray.get_runtime_context().gcs_address
 
-        def work(trial: Trial) -> dict[str, Any]:
+        def work(trial: Trial) -> tuple[list[str], Path]:
             what = ["train", "--run", trial.name, *search.train, *report.assignments(trial)]
-            return {
-                "arguments": what + _place_arguments(args, search, address),
-                "address": address,
-                "pid": os.getpid(),
-                "directory": str(Path.cwd()),
-                "log": str(search.results / trial.name / "train.log"),
-            }
+            return what + _place_arguments(args, search, address), search.results / trial.name / "train.log"
 
         with run_lock.hold(search.folder.uri, search.name):
             begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
-            trials = TrialSearcher(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
-            kept = processes.start(limit)
+            trials = TrialQueue(begun, limit, progress.note, lambda trial: check_place(search, place, trial))
             every = f"after it, a line every {PROGRESS_SECONDS:.0f} s"
-            progress.note(f"starting Ray Tune and the first trials, which takes 10 to 30 s; {every}")
-            run(trials, begun)
-            del kept
+            progress.note(f"starting the first trials, which takes 5 to 20 s; {every}")
+            Runner(trials, Milestones(begun) if search.plan.kind == "tune" else None, address, work).run()
     return trials.outcomes, trials.verdict
 
 

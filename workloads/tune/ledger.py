@@ -1,7 +1,7 @@
 """What a search is and how far it has come, in its folder: the plan, and an outcome for each trial that has ended.
 
 A search is its name, as a run is: the same command again reads this and goes on with the trials that have no outcome.
-Ray Tune's own snapshots are not used: they are pickles, lack the scheduler's milestones, and one torn file is fatal.
+Ray Tune's own snapshots are not used: they are pickles, lack the scheduler's milestones, and take no more samples.
 """
 
 from __future__ import annotations
@@ -139,10 +139,20 @@ class Ledger:
         folder.write(name, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A search as this attempt at it found it."""
+
+    plan: Plan
+    ledger: Ledger
+    outcomes: Mapping[str, Outcome]
+    """Of the trials that had ended, by name."""
+    pasts: Mapping[str, list[Epoch]]
+    """Epochs of the trials that go on, by name."""
+
+
 def measured(record: Mapping[str, Any]) -> dict[str, float]:
     """Measurements at an epoch's end, from a record of `train` or a result of Ray Tune; else nothing."""
-    if "epoch" not in record:
-        return {}
     return {
         name: float(value) for name, value in record.items() if name == "epoch" or name.startswith(("train/", "val/"))
     }

@@ -1,183 +1,90 @@
-"""The processes in which a search's trials train: an actor beside the search that keeps them from trial to trial.
+"""The processes in which a search's trials train: each is kept from trial to trial, and ends with the search.
 
-A trial's own actor ends with the trial, and its process would with it. As many are kept as ran at once.
+In processes and not in threads, for what Ray does at a trial's end: a placement group stays until its *job* ends, and
+Ray Train's own cleaner asks the dashboard, which an embedded Ray lacks. As threads of one job, stopped trials would
+leave CPUs reserved that the next ones wait for without end. A process of its own is a job of its own, and gives up what
+each of its trials has left; see `child`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from workloads.cluster.capacity import WAITING
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK
 from workloads.reporting import progress
-from workloads.tune.child import ENDED
-from workloads.tune.ledger import measured
-
-NAME = "trial-processes"
-"""Of the actor, in the search's own namespace."""
-
-BEAT_SECONDS = 1.0
-"""Longest time between two results: only between them does Ray Tune see that a trial is to stop."""
-
-STOP_SECONDS = 60.0
-"""How long a trial may take to end at SIGINT before it is killed; Ray Train's workers take a few seconds."""
 
 LOG_BYTES = 4096
 """How many bytes are read from the end of a failed trial's log."""
 
-MOST_CALLS = 1000
-"""Trials that may ask at a time."""
+Tell = Callable[["Process", "dict[str, Any] | None"], None]
+"""Told each record of the trial that a process runs; None at the process's end."""
 
 
-def start(limit: int) -> Any:
-    """Start the actor on this node, for so many trials at a time.
+class Process:
+    """One process, `child`, which runs one trial at a time."""
 
-    Returns:
-        The handle; the actor ends with the last one, and the processes with it.
-    """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    # Nothing is imported for it: a fork server would be its own, as its environment is not that of Ray Tune's actors.
-    actor = ray.remote(num_cpus=0, runtime_env={"py_executable": sys.executable})(Processes)
-    return actor.options(name=NAME, max_concurrency=MOST_CALLS, scheduling_strategy=here).remote(limit)
+    def __init__(self, address: str, log: Path, tell: Tell) -> None:
+        """Start it.
 
-
-class Processes:
-    """The processes by the trial that each runs, and the idle ones."""
-
-    def __init__(self, limit: int) -> None:
-        self._places = threading.Semaphore(limit)
-        self._placed: set[str] = set()
-        self._running: dict[str, _Process] = {}
-        self._idle: list[_Process] = []
-
-    def begin(self, config: dict[str, Any]) -> None:
-        """Start a trial, in an idle process if there is one; `config` as of `TrainProcess`."""
-        self.end(config["trial"])  # of an actor that Ray Tune has replaced
-        # Ray Tune starts a trial while the one before it still ends. Of an actor that died nobody is told.
-        if self._places.acquire(timeout=STOP_SECONDS):
-            self._placed.add(config["trial"])
-        self._idle = [process for process in self._idle if process.runs]
-        process = self._idle.pop() if self._idle else _Process(config)
-        self._running[config["trial"]] = process
-        process.begin(config)
-
-    def next(self, trial: str) -> dict[str, Any]:
-        """A trial's next result; as `TrainProcess` tells it."""
-        result = self._running[trial].next()
-        if "done" in result:
-            self.end(trial)
-        return result
-
-    def end(self, trial: str) -> None:
-        """End a trial, if it has not ended. A process that failed is not kept: nobody knows what of it still holds."""
-        process = self._running.pop(trial, None)
-        if process is None:
-            return
-        if process.stop() in (EXIT_OK, EXIT_INTERRUPTED):
-            self._idle.append(process)
-        else:
-            process.leave()
-        if trial in self._placed:
-            self._placed.remove(trial)
-            self._places.release()
-
-
-class _Process:
-    """One process, `child`, and the trial that it runs."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._records: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        with Path(config["log"]).open("ab") as log:
+        Args:
+            address: of the Ray that all trials use.
+            log: file for what it says before its first trial.
+            tell: called by a thread of this process's own.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as messages:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workloads.tune.child", str(os.getpid()), config["address"]],
+                [sys.executable, "-m", "workloads.tune.child", str(os.getpid()), address],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=messages,
                 text=True,
-                cwd=config["directory"],
-                env={**os.environ, **environment(config["pid"]), progress.FORM_VARIABLE: "json"},
+                # This process's own lacks the W&B key, which nothing of Ray's may inherit.
+                env={**os.environ, **environment(os.getpid()), progress.FORM_VARIABLE: "json"},
+                start_new_session=True,  # a terminal's Ctrl-C is for the search, which passes it on once
             )
-        threading.Thread(target=_read, args=(self._process.stdout, self._records.put), daemon=True).start()
-        self._log, self._at, self._waits, self._began = Path(), 0.0, "", 0.0
-        self._exit_code: int | None = None
+        threading.Thread(target=self._read, args=(tell,), daemon=True).start()
 
-    @property
-    def runs(self) -> bool:
-        """True if it has not ended, of itself or by somebody's signal."""
-        return self._process.poll() is None
+    def _read(self, tell: Tell) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            record = progress.parse(line)
+            if record is not None:
+                tell(self, record)
+        tell(self, None)
 
-    def begin(self, config: dict[str, Any]) -> None:
-        """Have a trial trained; no other is."""
-        self._log, self._at, self._waits, self._began = Path(config["log"]), 0.0, "", time.monotonic()
-        self._exit_code = None
+    def begin(self, arguments: list[str], log: Path) -> None:
+        """Have a trial trained; no other is.
+
+        Args:
+            arguments: of the command line.
+            log: file for the trial's messages.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"arguments": config["arguments"], "log": config["log"]}) + "\n")
+        self._process.stdin.write(json.dumps({"arguments": arguments, "log": str(log)}) + "\n")
         self._process.stdin.flush()
 
-    def next(self) -> dict[str, Any]:
-        """The next epoch's record, or after a beat where the trial is."""
-        deadline = time.monotonic() + BEAT_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                record = self._records.get(timeout=left)
-            except queue.Empty:
-                break
-            if record is None:
-                code = self._process.wait()
-                # Not a verdict but an accident: Ray Tune starts the trial again, and it goes on from its checkpoint.
-                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                raise RuntimeError(f"{how} ended the trial's process")
-            if record["event"] == ENDED:
-                return self._ended(record["exit_code"])
-            if record["event"] == "note":
-                text, _, _ = record["text"].partition(";")
-                self._waits = text if text.startswith(WAITING) else ""
-            if record["event"] in ("step", "epoch"):
-                self._at = float(record["epoch"])
-            if record["event"] == "epoch":
-                return {"at": self._at, **measured(record)}
-        return {"at": self._at, "waits": self._waits}
-
-    def stop(self) -> int:
-        """End the trial, if it has not ended, as Ctrl-C does; its exit code, or one below 0 where the process ended."""
-        if self._exit_code is not None:
-            return self._exit_code
-        if not self.runs:
-            return -1
+    def interrupt(self) -> None:
+        """End the trial as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + STOP_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                record = self._records.get(timeout=left)
-            except queue.Empty:
-                break
-            if record is None or record["event"] == ENDED:
-                return -1 if record is None else record["exit_code"]
-        return -1
 
     def leave(self) -> None:
         """End the process, and with it what it has of Ray's."""
         self._process.kill()
         self._process.wait()
 
-    def _ended(self, exit_code: int) -> dict[str, Any]:
-        self._exit_code = exit_code
-        problem = failure(self._log) if exit_code else ""
-        seconds = time.monotonic() - self._began
-        return {"done": True, "at": self._at, "exit_code": exit_code, "problem": problem, "seconds": seconds}
+    def ended(self) -> str:
+        """What ended it, in words."""
+        code = self._process.wait()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -194,11 +101,3 @@ def failure(log: Path) -> str:
     _, found, explained = text.rpartition("error: ")
     lines = explained.splitlines() if found else text.splitlines()[-1:]
     return (lines or ["it said nothing"])[0]
-
-
-def _read(stream: TextIO, put: Callable[[dict[str, Any] | None], None]) -> None:
-    for line in stream:
-        record = progress.parse(line)
-        if record is not None:
-            put(record)
-    put(None)

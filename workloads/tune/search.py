@@ -1,24 +1,21 @@
-"""The search itself: Ray Tune runs the trials, and each end of one is written down.
+"""The search itself: trials are handed out from a queue, run in processes that are kept, and their ends written down.
 
-Trials come from a queue and not from Ray Tune's own sampler, since a trial that got no capacity goes back into it.
+Not by Ray Tune's `Tuner`: its actors would only stand between the search and the processes, its snapshots do not hold
+the scheduler's milestones, and a trial that got no capacity does not go back into its queue.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
+import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import ray
-from ray import tune
-from ray.tune.schedulers import FIFOScheduler
-from ray.tune.search import Searcher
-
+from workloads.cluster.capacity import WAITING
 from workloads.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -29,10 +26,12 @@ from workloads.errors import (
     WorkloadError,
     WorkloadFailedError,
 )
+from workloads.reporting import progress
 from workloads.reporting.progress import counted
-from workloads.tune.asha import Begun, ResumedAsha
-from workloads.tune.ledger import Epoch, Outcome, Trial, measured, ranking
-from workloads.tune.trial import TrainProcess
+from workloads.tune.asha import Milestones
+from workloads.tune.child import ENDED
+from workloads.tune.ledger import Begun, Epoch, Outcome, Trial, measured, ranking
+from workloads.tune.processes import Process, failure
 
 PROGRESS_SECONDS = 10.0
 """How often the state of a running search is said."""
@@ -47,38 +46,28 @@ THE_PLACE = {kind.exit_code: kind for kind in (InfeasibleError, CapacityError, A
 """Ends of a trial that say something of the place and nothing of the trial, which therefore stays unfinished. Of the
 last one that holds only while the place is out of order: a loader's process that ran out of memory ends so as well."""
 
-_SETTINGS = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of Ray's own
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # most results say only where a trial is
-    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a box at any verbosity
-}
+BEAT_SECONDS = 1.0
+"""Longest time between two looks at the clock."""
+
+STOP_SECONDS = 60.0
+"""How long a trial may take to end at SIGINT before it is killed; Ray Train's workers take a few seconds."""
 
 
-class TrialSearcher(Searcher):
-    """Hands trials to Ray Tune, at most `limit` at a time, and writes down how they end."""
+class TrialQueue:
+    """Hands out trials, at most `limit` at a time, and writes down how they end."""
 
-    def __init__(
-        self,
-        begun: Begun,
-        limit: int,
-        work: Callable[[Trial], dict[str, Any]],
-        tell: Callable[[str], None],
-        check: Callable[[Trial], None],
-    ) -> None:
+    def __init__(self, begun: Begun, limit: int, tell: Callable[[str], None], check: Callable[[Trial], None]) -> None:
         """Queue the trials that have no outcome.
 
         Args:
             begun: the search so far.
             limit: trials that fit at a time.
-            work: what `TrainProcess` is told of a trial.
             tell: told how it goes.
             check: raises WorkloadError where the trial's data or storage is out of order at this moment.
         """
-        super().__init__()
         self._plan = begun.plan
         self._pasts = begun.pasts
         self._ledger = begun.ledger
-        self._work = work
         self._tell = tell
         self._check = check
         self.limit = limit
@@ -89,36 +78,34 @@ class TrialSearcher(Searcher):
         """Why no further trial is started."""
         self._began = self._said = time.monotonic()
 
-    def suggest(self, trial_id: str) -> Any:
-        """The next trial, `FINISHED`, or None while there is no room."""
-        exhausted = not self.waiting or self.verdict is not None
-        if exhausted and not self.running:
-            return Searcher.FINISHED
-        if exhausted or len(self.running) >= self.limit:
+    def take(self) -> Trial | None:
+        """The next trial to run, if there is one and room for it."""
+        if not self.waiting or self.verdict is not None or len(self.running) >= self.limit:
             return None
         trial = self.waiting.pop(0)
-        self.running[trial_id] = _Running(trial, list(self._pasts.get(trial.name, [])), time.monotonic())
-        return {"trial": trial.name, **self._work(trial)}
+        self.running[trial.name] = _Running(trial, list(self._pasts.get(trial.name, [])), time.monotonic())
+        return trial
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Note where a trial is."""
-        self.running[trial_id].see(result)
-        if time.monotonic() - self._said >= PROGRESS_SECONDS:
-            self._progress()
+    def see(self, name: str, record: Mapping[str, Any]) -> None:
+        """Note where a trial is, by what its `train` said."""
+        self.running[name].see(record)
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Write down how a trial ended, or queue it again if it was the place that failed."""
-        running = self.running.pop(trial_id)
-        running.see(result or {})
-        exit_code = (result or {}).get("exit_code")
-        if exit_code == EXIT_INTERRUPTED:  # by someone else: it goes on when the search does
+    def end(self, name: str, exit_code: int | None, problem: str = "") -> None:
+        """Write down how a trial ended, or queue it again if it was the place that failed.
+
+        Args:
+            name: of the trial.
+            exit_code: of its `train`; None if the search stopped it.
+            problem: why it failed.
+        """
+        running = self.running.pop(name)
+        if exit_code == EXIT_INTERRUPTED:  # it goes on when the search does
             return
-        problem = str((result or {}).get("problem", ""))
         if exit_code in THE_PLACE and not (exit_code == PlaceError.exit_code and self._in_order(running.trial)):
             self._make_do(running.trial, exit_code, problem)
             return
-        outcome = running.outcome(exit_code, problem, error)
-        self.outcomes[outcome.trial.name] = outcome
+        outcome = running.outcome(exit_code, problem)
+        self.outcomes[name] = outcome
         self._ledger.close(outcome)
         self._tell(self._ending(outcome))
         if len(self.outcomes) >= ALIKE and not any(
@@ -130,11 +117,10 @@ class TrialSearcher(Searcher):
             )
         self._progress()
 
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: what a resume needs is in the ledger."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing, for the same reason."""
+    def beat(self) -> None:
+        """Say how it goes, if that was not said for a while."""
+        if time.monotonic() - self._said >= PROGRESS_SECONDS:
+            self._progress()
 
     def _in_order(self, trial: Trial) -> bool:
         try:
@@ -184,18 +170,18 @@ class _Running:
     waits: str = ""
     """What it waits for, in its own words; empty while it trains."""
 
-    def see(self, result: Mapping[str, Any]) -> None:
-        """Take in one result of Ray Tune; an epoch that a restart repeated replaces the earlier telling."""
-        self.at = float(result.get("at", self.at))
-        self.waits = str(result.get("waits", ""))
-        epoch = measured(result)
-        if epoch:
-            self.epochs = [known for known in self.epochs if known["epoch"] < epoch["epoch"]] + [epoch]
+    def see(self, record: Mapping[str, Any]) -> None:
+        """Take in one record of its `train`; an epoch that a restart repeated replaces the earlier telling."""
+        if record["event"] == "note":
+            text, _, _ = record["text"].partition(";")
+            self.waits = text if text.startswith(WAITING) else ""
+        if record["event"] in ("step", "epoch"):
+            self.at, self.waits = float(record["epoch"]), ""
+        if record["event"] == "epoch":
+            self.epochs = [known for known in self.epochs if known["epoch"] < record["epoch"]] + [measured(record)]
 
-    def outcome(self, exit_code: int | None, problem: str, error: bool) -> Outcome:
+    def outcome(self, exit_code: int | None, problem: str) -> Outcome:
         """Its end: by itself, by the search, or with an accident too many."""
-        if error:
-            exit_code, problem = 5, f"its process was killed {ACCIDENTS + 1} times"
         return Outcome(
             trial=self.trial,
             status="stopped" if exit_code is None else "complete" if exit_code == EXIT_OK else "failed",
@@ -206,34 +192,114 @@ class _Running:
         )
 
 
-def run(trials: TrialSearcher, begun: Begun) -> None:
-    """Run the trials to their ends; after Ctrl-C, which ends those that run, some have no outcome.
+class Runner:
+    """Runs the trials of a queue, each in a process that no other trial has at that time."""
 
-    Args:
-        trials: to run, and told of everything.
-        begun: the search so far.
-    """
-    scheduler = ResumedAsha(begun) if begun.plan.kind == "tune" else FIFOScheduler()
-    os.environ.update(_SETTINGS)
-    # It tells of each failed trial in several tracebacks; the search says it in a sentence.
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="oasis-tune-") as directory:
-        tuner = tune.Tuner(
-            tune.with_resources(TrainProcess, {_own_node(): 0.001}),
-            tune_config=tune.TuneConfig(search_alg=trials, scheduler=scheduler, num_samples=-1),
-            run_config=tune.RunConfig(
-                name="search",
-                storage_path=directory,
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=ACCIDENTS),
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            ),
-        )
-        tuner.fit()
+    def __init__(
+        self,
+        trials: TrialQueue,
+        milestones: Milestones | None,
+        address: str,
+        work: Callable[[Trial], tuple[list[str], Path]],
+    ) -> None:
+        """Nothing is started yet.
 
+        Args:
+            trials: to run, and told of everything.
+            milestones: which trials they stop early; None to stop none.
+            address: of the Ray that all use.
+            work: a trial's arguments of the command line, and the file for its messages.
+        """
+        self._trials = trials
+        self._milestones = milestones
+        self._address = address
+        self._work = work
+        self._records: queue.SimpleQueue[tuple[Process, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._running: dict[Process, Trial] = {}
+        self._idle: list[Process] = []
+        self._ends: dict[Process, tuple[float, int | None]] = {}
+        """Of trials that were told to end: by when they have to, and the exit code that counts then."""
+        self._accidents: Counter[str] = Counter()
 
-def _own_node() -> str:
-    """Resource that Ray gives this process's node alone: trials' `train` processes belong beside the search."""
-    here = ray.get_runtime_context().get_node_id()
-    [node] = [node for node in ray.nodes() if node["NodeID"] == here]
-    return next(name for name in node["Resources"] if name.startswith("node:") and "__internal_head__" not in name)
+    def run(self) -> None:
+        """Run the trials to their ends; after Ctrl-C, which ends those that run, some have no outcome."""
+        try:
+            while self._begin_all():
+                self._turn()
+        except KeyboardInterrupt:
+            progress.note(f"interrupted: ending the trials that run, which takes up to {STOP_SECONDS:.0f} s")
+            for process in self._running.keys() - self._ends:
+                self._end(process, EXIT_INTERRUPTED)
+            while self._running:
+                self._turn()
+        finally:
+            for process in [*self._running, *self._idle]:
+                process.leave()
+
+    def _begin_all(self) -> bool:
+        """Begin the trials that there is room for; whether any runs."""
+        while trial := self._trials.take():
+            self._begin(trial)
+        return bool(self._running)
+
+    def _begin(self, trial: Trial) -> None:
+        arguments, log = self._work(trial)
+        tell = self._records.put
+        process = self._idle.pop() if self._idle else Process(self._address, log, lambda *said: tell(said))
+        self._running[process] = trial
+        with suppress(BrokenPipeError):  # it has just ended, of which it is heard next
+            process.begin(arguments, log)
+
+    def _end(self, process: Process, exit_code: int | None) -> None:
+        self._ends[process] = time.monotonic() + STOP_SECONDS, exit_code
+        process.interrupt()
+
+    def _turn(self) -> None:
+        """Take in one record, or that there was none for a beat."""
+        with suppress(queue.Empty):
+            process, record = self._records.get(timeout=BEAT_SECONDS)
+            if record is None:
+                self._lost(process)
+            elif record["event"] == ENDED:
+                self._ended(process, record["exit_code"])
+            else:
+                self._heard(process, record)
+        for process, (deadline, _) in self._ends.items():
+            if time.monotonic() > deadline:
+                process.leave()
+        self._trials.beat()
+
+    def _heard(self, process: Process, record: dict[str, Any]) -> None:
+        name = self._running[process].name
+        self._trials.see(name, record)
+        if record["event"] != "epoch" or process in self._ends:
+            return
+        if self._milestones and self._milestones.stop(name, measured(record)):
+            self._end(process, None)
+
+    def _ended(self, process: Process, exit_code: int) -> None:
+        """Its trial has ended. A process that failed is not kept: nobody knows what of it still holds."""
+        if exit_code in (EXIT_OK, EXIT_INTERRUPTED):
+            self._idle.append(process)
+        else:
+            process.leave()
+        _, log = self._work(self._running[process])
+        self._close(process, exit_code, failure(log) if exit_code else "")
+
+    def _lost(self, process: Process) -> None:
+        """It has ended itself: an accident, if it ran a trial, which goes on from its checkpoint in another process."""
+        if process in self._idle:
+            self._idle.remove(process)
+        elif trial := self._running.get(process):
+            self._accidents[trial.name] += 1
+            if process in self._ends or self._accidents[trial.name] > ACCIDENTS:
+                self._close(process, WorkloadFailedError.exit_code, f"its process was killed {ACCIDENTS + 1} times")
+            else:
+                progress.note(f"{process.ended()} ended the process of trial {trial.name}, which is started again")
+                del self._running[process]
+                self._begin(trial)
+
+    def _close(self, process: Process, exit_code: int, problem: str) -> None:
+        trial = self._running.pop(process)
+        told, code = process in self._ends, self._ends.pop(process, (0.0, exit_code))[1]
+        self._trials.end(trial.name, code, "" if told else problem)
