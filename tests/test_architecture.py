@@ -45,7 +45,7 @@ WITHOUT_RAY = """
 """
 """Parts of the workloads that can be read, run and tested without Ray."""
 
-RAY = ("oasis_stack.components.ray_cluster", "oasis_stack.pod_specs.pods", "oasis_stack.pod_specs.ray_cluster")
+RAY = ("oasis_stack.components.ray_cluster", "oasis_stack.pod_specs.pods", "oasis_stack.pod_specs.ray_cluster_spec")
 
 READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line")
 

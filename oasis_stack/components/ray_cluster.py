@@ -24,7 +24,7 @@ from oasis_stack.pod_specs.pods import (
     gpu_worker_template,
     head_template,
 )
-from oasis_stack.pod_specs.ray_cluster import AUTOSCALED, pod_environment, ray_cluster_spec, worker_group
+from oasis_stack.pod_specs.ray_cluster_spec import AUTOSCALED, pod_environment, ray_cluster_spec, worker_group
 from workloads.environment import (
     CONFIG_MAP,
     DATA_MOUNT,

@@ -74,21 +74,21 @@ def test_where_no_checkpoint_is_good_for_every_rank_the_run_does_not_begin_anew(
 
 @pytest.mark.parametrize("error", [PlaceError("no mount.", "Wait."), AuthError("no token.", "Wait.")])
 def test_what_may_pass_ends_a_run_that_has_trained_nothing_and_no_other(tmp_path: Path, error: WorkloadError) -> None:
-    controller = trainer.Controller(tmp_path / "journal.jsonl")
+    callback = trainer.RunCallback(tmp_path / "journal.jsonl")
     with pytest.raises(type(error)):
-        controller.after_exception(None, {1: error})
-    controller.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
-    controller.after_exception(None, {1: error})
+        callback.after_exception(None, {1: error})
+    callback.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
+    callback.after_exception(None, {1: error})
     told = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     assert told[-1]["text"].startswith(f"lost rank 1 ({error.problem.rstrip('.')}); going on from the newest")
     with pytest.raises(UsageError):
-        controller.after_exception(None, {1: UsageError("no such model.", "Name another.")})
+        callback.after_exception(None, {1: UsageError("no such model.", "Name another.")})
 
 
 def test_why_a_rank_was_lost_is_told_in_whole_words(tmp_path: Path) -> None:
-    controller = trainer.Controller(tmp_path / "journal.jsonl")
+    callback = trainer.RunCallback(tmp_path / "journal.jsonl")
     words = [f"word-{number}" for number in range(99)]
-    controller.after_exception(None, {1: RuntimeError("Traceback\n" + " ".join(words))})
+    callback.after_exception(None, {1: RuntimeError("Traceback\n" + " ".join(words))})
     told = json.loads((tmp_path / "journal.jsonl").read_text())["text"]
     shown = told.removeprefix("lost rank 1 (").removesuffix(" ...); going on from the newest checkpoint").split()
     assert shown == words[: len(shown)] and len(shown) > 20
@@ -97,11 +97,11 @@ def test_why_a_rank_was_lost_is_told_in_whole_words(tmp_path: Path) -> None:
 def test_a_journal_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     place = tmp_path / "results"
     place.write_text("a file, where a folder should be")
-    controller = trainer.Controller(place / "journal.jsonl")
-    controller.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
-    controller.after_exception(None, {1: RuntimeError("killed")})
+    callback = trainer.RunCallback(place / "journal.jsonl")
+    callback.after_report(None, [{"records": [{"event": "step", "step": 1}]}], None)
+    callback.after_exception(None, {1: RuntimeError("killed")})
     place.unlink()
-    controller.after_report(None, [{"records": [{"event": "step", "step": 2}]}], None)
+    callback.after_report(None, [{"records": [{"event": "step", "step": 2}]}], None)
     told = parse((place / "journal.jsonl").read_text())
     assert [record["step"] for record in told if record["event"] == "step"] == [1, 2]
 

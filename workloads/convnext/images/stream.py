@@ -1,4 +1,7 @@
-"""Images that are decoded and altered as they are needed, by processes that stay for the whole run."""
+"""Images that are decoded and altered as they are needed, by processes that stay for the whole run.
+
+One that dies is a LostProcessError: the run goes on from its newest checkpoint, with new ones.
+"""
 
 from __future__ import annotations
 

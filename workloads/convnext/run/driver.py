@@ -17,7 +17,7 @@ from workloads.cluster import capacity, run_lock
 from workloads.convnext.run.remote import work
 from workloads.convnext.run.run import Run
 from workloads.convnext.run.train_group import ProcessGroup
-from workloads.convnext.run.trainer import Controller, Retries, Scaling, Trainer, find_verdict
+from workloads.convnext.run.trainer import Retries, RunCallback, Scaling, Trainer, find_verdict
 from workloads.environment import ClusterEnvironment
 from workloads.errors import CapacityError, WorkloadError, WorkloadFailedError
 from workloads.nccl.logs import faults
@@ -122,7 +122,7 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
             storage_path=run.folder.child("ray").path,
             storage_filesystem=run.folder.filesystem,
             checkpoint_config=CheckpointConfig(num_to_keep=run.config.keep_checkpoints),
-            callbacks=[Controller(run.journal), *callbacks],
+            callbacks=[RunCallback(run.journal), *callbacks],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
         scaling=Scaling(scaling, run.bundle, run.strategy, run.timeout, run.journal),

@@ -60,8 +60,8 @@ SAVE_SECONDS = 60.0
 """How long a checkpoint before a change of size is waited for."""
 
 
-class Controller(UserCallback):
-    """Writes the journal, and ends a run that no retry can save."""
+class RunCallback(UserCallback):
+    """Writes the journal, lost workers included, and ends a run that no retry can save."""
 
     def __init__(self, journal: Path) -> None:
         self._journal = Journal(journal)

@@ -1,6 +1,6 @@
 """What each Ray Train worker does: find the data, resume, train, report. Imported on the nodes, by reference.
 
-A WorkloadError raised here ends the run at once (see `trainer.Controller`); anything else is a lost worker, retried.
+A WorkloadError raised here ends the run at once (see `trainer.RunCallback`); anything else is a lost worker, retried.
 """
 
 from __future__ import annotations
