@@ -124,7 +124,8 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         try:
             yield
         except KeyboardInterrupt:
-            progress.note("interrupted: ending Ray, which takes some seconds" if place.embedded else "interrupted")
+            if place.embedded:  # whoever wanted the connection says the rest
+                progress.note("ending Ray, which takes some seconds")
             raise
         finally:
             _shut_down()

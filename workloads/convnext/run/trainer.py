@@ -269,7 +269,7 @@ class Trainer(DataParallelTrainer):
             # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0. Another Ctrl-C
             # would cut this short, and leave Ray's processes to end by themselves.
             interruption.ignore()
-            progress.note(f"interrupted: ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
+            progress.note(f"ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
             try:
                 ray.get(controller.abort.remote(), timeout=ABORT_SECONDS)
             except RayActorError:  # how the controller ends itself
