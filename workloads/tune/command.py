@@ -187,7 +187,7 @@ def _search(
             trials = TrialSearcher(begun, limit, work, progress.note, lambda trial: check_place(search, place, trial))
             kept = processes.start(limit)
             every = f"after it, a line every {PROGRESS_SECONDS:.0f} s"
-            progress.note(f"starting Ray Tune and the first trials, which takes 10 to 30 s; {every}")
+            progress.wait(f"starting Ray Tune and the first trials, which takes 10 to 30 s; {every}")
             run(trials, begun)
             del kept
     return trials.outcomes, trials.verdict
