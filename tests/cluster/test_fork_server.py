@@ -70,6 +70,7 @@ def test_a_group_that_lost_a_rank_is_forked_from_the_server_that_was_there(nodes
         assert resumed()[0] is None and resumed()[1] is not None
         driver.send_signal(signal.SIGINT)
         assert driver.wait(120) == 130, (tmp_path / "log").read_text()
+        assert (tmp_path / "log").read_text().count("interrupted") == 1
         eventually(lambda: not _below(os.getpid(), "ray::RayTrainWorker"), 10)
         eventually(lambda: not _below(os.getpid(), "ray::fork_server"), fork_server.LINGER_SECONDS + 30)
     finally:

@@ -106,12 +106,13 @@ def test_an_end_asked_for_twice_is_answered_at_once_and_leaves_no_process_and_no
         read_until(run, "starting Ray Train for 2 CPU workers", 200)
         started = descendants(run.pid)
         end(run.pid, number)
-        read_until(run, "interrupted: ending ", 60)
+        read_until(run, "ending ", 60)
         end(run.pid, number)
         said, _ = run.communicate(timeout=120)
 
         assert run.returncode == 130, said
-        assert "with --run twice begins anew: there is no checkpoint yet" in said
+        assert "interrupted; the same command with --run twice begins anew: there is no checkpoint yet" in said
+        assert said.count("interrupted") == 1
         assert "Traceback" not in said and "***" not in said  # Ray's native code begins its stack traces so
         assert list(Path(temporary).glob("oasis-*")) == []
         eventually(lambda: not any(map(psutil.pid_exists, started)))

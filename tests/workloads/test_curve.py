@@ -79,8 +79,28 @@ def test_what_was_planned_is_no_restart() -> None:
         resumed("two", 120),
         resumed("two", 130),
     ]
-    told = curve.table([*epochs(12, best=9), *history]).splitlines()
+    told = curve.table([*epochs(14, best=9), *history]).splitlines()
     assert {"restarted at step 30, 130", "resized at step 50", "continued at step 120"} <= set(told)
+
+
+def test_a_continuation_after_which_nothing_was_trained_is_not_marked() -> None:
+    begun = {"event": "resumed", "attempt": "one", "name": None, "step": 0, "epoch": 0.0}
+    useless = {"event": "resumed", "attempt": "two", "name": "c-120", "step": 120, "epoch": 12.0}
+    history = [begun, *epochs(12, best=9)]
+    assert curve.table([*history, useless]) == curve.table(history)
+    assert curve.draw([*history, useless], "demo") == curve.draw(history, "demo")
+
+
+def test_the_key_lies_outside_the_axes_and_covers_no_mark() -> None:
+    continued = {"event": "resumed", "attempt": "two", "name": "c-50", "step": 50, "epoch": 5.0}
+    begun = {"event": "resumed", "attempt": "one", "name": None, "step": 0, "epoch": 0.0}
+    figure = curve.figure_of([begun, *epochs(12, best=9), continued], "demo")
+    figure.draw_without_rendering()
+    assert [axes.get_legend() for axes in figure.axes] == [None, None]
+    (key,) = figure.legends
+    assert not any(key.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes)
+    named = [text.get_text() for text in key.get_texts()]
+    assert named == ["training, augmented: each epoch", "continued at epoch 5", "validation"]
 
 
 def test_the_charts_fit_a_terminal_of_80_columns() -> None:
@@ -91,7 +111,7 @@ def test_the_charts_fit_a_terminal_of_80_columns() -> None:
 
 def test_the_picture_shows_every_value_and_its_legend_nothing_else() -> None:
     def step(epoch: float, accuracy: float) -> dict[str, Any]:
-        return {"event": "step", "epoch": epoch, "train/loss": 2.0, "train/accuracy": accuracy}
+        return {"event": "step", "step": 0, "epoch": epoch, "train/loss": 2.0, "train/accuracy": accuracy}
 
     steps = [step(0.1, 0.12), step(0.5, 0.4), step(1.0, 0.7)]
     named = {"training, augmented: each step", "training, augmented: each epoch", "validation"}

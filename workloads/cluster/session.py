@@ -98,7 +98,7 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
     Raises:
         PlaceError: no Ray answers at the address, or the embedded one does not start.
     """
-    progress.note(_STARTING if place.embedded else f"connecting to Ray at {place.address}")
+    progress.wait(_STARTING if place.embedded else f"connecting to Ray at {place.address}")
     import ray
 
     if ray.is_initialized():
@@ -121,10 +121,12 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
             raise KeyboardInterrupt from ended
         except Exception as error:  # of many kinds: a node that is not up within Ray's 30 s is a plain one
             raise _unreachable(place, error) from error
+        progress.wait_over()
         try:
             yield
         except KeyboardInterrupt:
-            progress.note("interrupted: ending Ray, which takes some seconds" if place.embedded else "interrupted")
+            if place.embedded:  # whoever wanted the connection says the rest
+                progress.note("ending Ray, which takes some seconds")
             raise
         finally:
             _shut_down()

@@ -96,7 +96,7 @@ def run_bench(args: argparse.Namespace) -> int:
         bandwidth.parse_sizes(args.sizes)
     place = session.prepare(args.address)
     if not args.dry_run:
-        progress.note("loading torch and Ray")
+        progress.wait("loading torch and Ray, which takes 3 to 15 s")
     # Not before `prepare`: they import ray.
     from workloads.nccl.ranks import driver
     from workloads.nccl.request import resolve
@@ -117,7 +117,7 @@ def run_bench(args: argparse.Namespace) -> int:
                 shorten=request.shorten,
                 wait_seconds=args.timeout,
                 promise=place.environment,
-                say=progress.note,
+                say=progress.wait,
                 begin=printer.begin,
                 show=printer.show,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -46,15 +47,17 @@ def epochs_of(records: Sequence[Record]) -> list[Record]:
 def resumptions(records: Sequence[Record]) -> dict[str, list[Record]]:
     """The records with which a run went on from a checkpoint, by why: three words, some of which may have none.
 
+    One after which nothing was trained, as of a run whose last step was done, is left out.
     `restarted` after a failure; `resized` to another number of workers; `continued` by a new command.
     """
     found: dict[str, list[Record]] = {"restarted": [], "resized": [], "continued": []}
     reasons = {record["name"]: record.get("reason") for record in records if record["event"] == "checkpoint"}
+    trained = max((record["step"] for record in records if record["event"] in ("step", "epoch")), default=0)
     before = None
     for record in records:
         if record["event"] != "resumed":
             continue
-        if record["name"] is not None:
+        if record["name"] is not None and record["step"] < trained:
             same = before is None or record.get("attempt") == before.get("attempt")
             resized = reasons.get(record["name"]) == "resize"
             found["continued" if not same else "resized" if resized else "restarted"].append(record)
@@ -94,8 +97,7 @@ def figure_of(records: Sequence[Record], title: str) -> Figure:
         for why, found in marked.items():
             for record in found:
                 axes.axvline(record["epoch"], color=FAINT, linewidth=1, linestyle=MARKS[why], zorder=0)
-    if marked:
-        _explain(accuracy, marked)
+    _explain(figure, loss, marked)
     return figure
 
 
@@ -113,8 +115,6 @@ def _panel(axes: Axes, steps: Sequence[Record], epochs: Sequence[Record], quanti
     _line(axes, epochs, f"val/{quantity}", "validation", color=VALIDATION, linewidth=2.2)
     axes.set_xlim(left=0)
     axes.margins(x=0.08)
-    if axes.lines:
-        axes.legend(facecolor="white", edgecolor="none", framealpha=0.9, fontsize=9, labelcolor=INK, loc="best")
 
 
 def _line(axes: Axes, records: Sequence[Record], name: str, label: str, **look: Any) -> None:
@@ -138,15 +138,20 @@ def _mark_last(axes: Axes, epoch: float, value: float, label: str) -> None:
     )
 
 
-def _explain(axes: Axes, marked: dict[str, list[Record]]) -> None:
-    """A key of its own below the axes, where no line is."""
-    lines = [
+def _explain(figure: Figure, axes: Axes, marked: dict[str, list[Record]]) -> None:
+    """One key below the axes, where no line is: a row of what both panels show, and one of the marks."""
+    shown = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    marks = [
         Line2D([], [], color=FAINT, linewidth=1, linestyle=MARKS[why], label=f"{why} at epoch {_epochs(found)}")
         for why, found in marked.items()
     ]
-    axes.figure.legend(
-        handles=lines, frameon=False, fontsize=8, labelcolor=INK, loc="outside lower right", ncols=len(lines)
-    )
+    # A legend is filled column by column.
+    lines = [line for column in zip_longest(shown, marks) for line in column if line is not None]
+    if lines:
+        columns = max(len(shown), len(marks))
+        figure.legend(
+            handles=lines, frameon=False, fontsize=9, labelcolor=INK, loc="outside lower center", ncols=columns
+        )
 
 
 def _epochs(found: Sequence[Record]) -> str:

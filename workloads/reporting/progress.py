@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 FORM_VARIABLE = "OASIS_PROGRESS"
@@ -25,11 +26,21 @@ TRANSIENT = frozenset({"step", "saving"})
 STEP_SECONDS = 2.0
 """Least time between a step's line and the line before it."""
 
-_lock = threading.Lock()
+REPEAT_SECONDS = 30.0
+"""How often a wait that is not over is said again."""
+
+_lock = threading.RLock()  # entered anew by the handler of a signal that comes while a line is printed
+_lines = 0
+"""How many were printed, and waits that ended without one: a wait is over once there are more."""
 
 
-def emit(record: Record, stream: TextIO | None = None) -> None:
-    """Print one record as one line. On a terminal, a transient one is overwritten by what follows it."""
+def emit(record: Record, stream: TextIO | None = None) -> int:
+    """Print one record as one line. On a terminal, a transient one is overwritten by what follows it.
+
+    Returns:
+        How many lines there are now.
+    """
+    global _lines
     output = sys.stdout if stream is None else stream
     if os.environ.get(FORM_VARIABLE) == "json":
         line = json.dumps(record, sort_keys=True) + "\n"
@@ -38,6 +49,8 @@ def emit(record: Record, stream: TextIO | None = None) -> None:
     with _lock:
         output.write(line)
         output.flush()
+        _lines += 1
+        return _lines
 
 
 class Paced:
@@ -48,6 +61,9 @@ class Paced:
 
     def emit(self, record: Record) -> None:
         """Print one record, unless it is a transient one too close to the line before."""
+        if record.get("waits"):
+            wait(record["text"])
+            return
         now = time.monotonic()
         if record["event"] in TRANSIENT and now - self._printed < STEP_SECONDS:
             return
@@ -58,6 +74,29 @@ class Paced:
 def note(message: str) -> None:
     """Print one sentence."""
     emit({"event": "note", "text": message})
+
+
+def wait(message: str) -> None:
+    """Print one sentence, and again every `REPEAT_SECONDS` with the time waited, until another line is printed."""
+    began = time.monotonic()
+    line = emit({"event": "note", "text": message})
+    threading.Thread(target=_repeat, args=(message, began, line), name="wait", daemon=True).start()
+
+
+def wait_over() -> None:
+    """What was waited for is there, and nothing is to be said of that."""
+    global _lines
+    with _lock:
+        _lines += 1
+
+
+def _repeat(message: str, began: float, line: int) -> None:
+    with suppress(BrokenPipeError):  # nobody reads on, which whoever waits will see too
+        while not time.sleep(REPEAT_SECONDS):
+            with _lock:
+                if line != _lines:
+                    return
+                line = emit({"event": "note", "text": f"{message}; waited {time.monotonic() - began:.0f} s"})
 
 
 def counted(number: float, noun: str) -> str:

@@ -183,7 +183,7 @@ def _search(
             begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
             trials = TrialQueue(begun, limit, progress.note, lambda trial: check_place(search, place, trial))
             every = f"after it, a line every {PROGRESS_SECONDS:.0f} s"
-            progress.note(f"starting the first trials, which takes 5 to 20 s; {every}")
+            progress.wait(f"starting the first trials, which takes 5 to 20 s; {every}")
             Runner(trials, Milestones(begun) if search.plan.kind == "tune" else None, address, work).run()
     return trials.outcomes, trials.verdict
 

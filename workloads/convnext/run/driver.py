@@ -63,7 +63,7 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
         _await_capacity(run)
         if run.promise is not None:
             _check_fabric(run, run.promise)
-        progress.note(f"there are places for the workers; starting Ray Train for {run.team}")
+        progress.wait(f"there are places for the workers; starting Ray Train for {run.team}, which takes 5 to 20 s")
         try:
             with _settings(run):
                 result = _trainer(run, callbacks, work).fit()
@@ -163,7 +163,7 @@ def _check_fabric(run: Run, promise: ClusterEnvironment) -> None:
         timeout=run.timeout,
         folders=(run.folder.child("results", *kept), storage.locate(run.results / "fabric")),
     )
-    gate.admit(question, progress.note)
+    gate.admit(question, progress.wait)
 
 
 def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:

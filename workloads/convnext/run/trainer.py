@@ -132,7 +132,7 @@ class Groups(WorkerGroupCallback):
         """Remember the group, and say what it does before its first step."""
         _running[:] = [worker_group.get_worker_group_state()]
         text = f"{counted(len(worker_group), 'worker')} started; reading the data and the newest checkpoint"
-        self._journal.append([{"event": "note", "text": text}])
+        self._journal.append([{"event": "note", "text": text, "waits": True}])
 
 
 @dataclass
@@ -179,7 +179,7 @@ class Scaling(ElasticScalingPolicy):
         count = worker_count.gather(
             self._bundle, config.min_workers, config.max_workers, self._timeout_seconds, self._say, self._strategy
         )
-        self._say(f"starting {counted(count, 'worker')}, which load torch: 5 to 30 s, longer on a new node")
+        self._say(f"starting {counted(count, 'worker')}, which load torch: 5 to 30 s, longer on a new node", waits=True)
         return self._get_resize_decision(count)
 
     def make_decision_for_running_worker_group(
@@ -220,8 +220,8 @@ class Scaling(ElasticScalingPolicy):
             growth.answer = growth.worker.execute_async(end_of_node.answered)
         return NoopDecision()
 
-    def _say(self, text: str) -> None:
-        self._journal.append([{"event": "note", "text": text}])
+    def _say(self, text: str, waits: bool = False) -> None:
+        self._journal.append([{"event": "note", "text": text, "waits": waits}])
 
 
 class Retries(DefaultFailurePolicy):
@@ -269,7 +269,7 @@ class Trainer(DataParallelTrainer):
             # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0. Another Ctrl-C
             # would cut this short, and leave Ray's processes to end by themselves.
             interruption.ignore()
-            progress.note(f"interrupted: ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
+            progress.note(f"ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
             try:
                 ray.get(controller.abort.remote(), timeout=ABORT_SECONDS)
             except RayActorError:  # how the controller ends itself
