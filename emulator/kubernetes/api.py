@@ -6,18 +6,21 @@ Objects stay plain dictionaries, since the fields a caller sent are what it must
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import json
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
-from urllib.parse import urlencode
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
 
 import urllib3
 
-from kubernetes.client import Configuration
+from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import load_kube_config_from_dict
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import ResourceNotFoundError
+from kubernetes.dynamic.resource import Resource
 
 Body = dict[str, Any]
 
@@ -45,52 +48,36 @@ class UnreachableError(Exception):
     """No API server answers at the kubeconfig's address."""
 
 
-@dataclass(frozen=True)
-class ResourceKind:
-    """The API server's name for a kind in its paths."""
-
-    prefix: str
-    plural: str
-    namespaced: bool
-
-    def path(self, namespace: str | None, name: str | None) -> str:
-        scope = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
-        return f"{self.prefix}{scope}/{self.plural}" + (f"/{name}" if name else "")
-
-
 class Api:
     """One API server, with what it serves remembered until a kind is asked for that it did not have."""
 
     def __init__(self, kubeconfig: Mapping[str, Any]) -> None:
-        self._configuration = Configuration()
+        configuration = Configuration()
         without, authorities = _authorities(kubeconfig)
-        load_kube_config_from_dict(without, client_configuration=self._configuration, persist_config=False)
-        self._pool = urllib3.PoolManager(
-            maxsize=32,
-            # No TLS context of ours: urllib3 loads these into a given one again at each connection, while handshakes of
-            # other threads read it, which ends in a segmentation fault (urllib3/urllib3#3036).
-            ca_cert_data=authorities or None,
-            ca_certs=self._configuration.ssl_ca_cert,
-            cert_file=self._configuration.cert_file,
-            key_file=self._configuration.key_file,
-        )
-        self._kinds: dict[tuple[str, str], ResourceKind] = {}
+        load_kube_config_from_dict(without, client_configuration=configuration, persist_config=False)
+        configuration.ca_cert_data, configuration.proxy = authorities or None, None
+        configuration.retries, configuration.connection_pool_maxsize = False, 32
+        self._client = ApiClient(configuration)
         self._lock = threading.Lock()
 
-    def kind(self, api_version: str, kind: str) -> ResourceKind:
+    @cached_property
+    def _dynamic(self) -> DynamicClient:
+        # It keeps what is served in a file, in the folder for temporary ones unless told; here none can be written.
+        return DynamicClient(self._client, cache_file="/dev/null/none")
+
+    def kind(self, api_version: str, kind: str) -> Resource:
         """The address of a kind. Raises KindNotServedError."""
-        with self._lock:
-            if (api_version, kind) not in self._kinds:
-                self._discover(api_version)
-            found = self._kinds.get((api_version, kind))
-        if found is None:
-            raise KindNotServedError(api_version, kind)
-        return found
+        prefix = "apis" if "/" in api_version else "api"  # or it would look for core kinds in every group
+        with self._lock, _refusals():
+            try:
+                return self._dynamic.resources.get(prefix=prefix, api_version=api_version, kind=kind)
+            except ResourceNotFoundError:
+                raise KindNotServedError(api_version, kind) from None
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Body | None:
         """The object, or None. Raises KindNotServedError."""
         try:
-            return self.request("GET", self.kind(api_version, kind).path(namespace, name))
+            return self.request("GET", self.kind(api_version, kind).path(name, namespace))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -98,7 +85,7 @@ class Api:
 
     def list(self, api_version: str, kind: str, namespace: str | None = None, **query: str) -> list[Body]:
         """Objects of a kind, of all namespaces unless one is named. Raises KindNotServedError."""
-        answer = self.request("GET", self.kind(api_version, kind).path(namespace, None), query=query)
+        answer = self.request("GET", self.kind(api_version, kind).path(namespace=namespace), query=query)
         return [{"apiVersion": api_version, "kind": kind, **item} for item in answer["items"]]
 
     def apply(self, body: Body, manager: str, *, force: bool = False, dry_run: bool = False) -> Body:
@@ -115,8 +102,7 @@ class Api:
 
     def create(self, body: Body) -> Body:
         """Make an object. Raises ApiError 409 if it is there."""
-        metadata = body["metadata"]
-        path = self.kind(body["apiVersion"], body["kind"]).path(metadata.get("namespace"), None)
+        path = self.kind(body["apiVersion"], body["kind"]).path(namespace=body["metadata"].get("namespace"))
         return self.request("POST", path, body=body)
 
     def merge(self, target: Body, patch: Body, subresource: str = "") -> Body | None:
@@ -150,41 +136,21 @@ class Api:
         content_type: str = _JSON,
     ) -> Body:
         """One call. Raises ApiError, or UnreachableError when nobody answers."""
-        headers = {"Accept": _JSON, "Content-Type": content_type}
-        settings = cast(dict[str, dict[str, str]], self._configuration.auth_settings())
-        if "BearerToken" in settings:  # the exec plugin's, renewed by the configuration when it expires
-            headers["Authorization"] = settings["BearerToken"]["value"]
-        try:
-            response = self._pool.request(
+        with _refusals():
+            return self._dynamic.request(
                 method,
-                self._configuration.host + path + (f"?{urlencode(query)}" if query else ""),
-                body=None if body is None else json.dumps(body).encode(),
-                headers=headers,
-                timeout=60,
-                retries=False,
+                path,
+                body=body,
+                query_params=[*(query or {}).items()],
+                content_type=content_type,
+                serializer=lambda _, answer: answer,
+                _request_timeout=60,
             )
-        except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(f"the Kubernetes API server does not answer: {error}") from None
-        if response.status >= 400:
-            raise _refusal(response.status, response.data)
-        return cast(Body, json.loads(response.data or b"{}"))
 
     def _path(self, body: Body) -> str:
         metadata = body["metadata"]
         kind = self.kind(body["apiVersion"], body["kind"])
-        return kind.path(metadata.get("namespace", "default"), metadata["name"])
-
-    def _discover(self, api_version: str) -> None:
-        prefix = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-        try:
-            served = self.request("GET", prefix)["resources"]
-        except ApiError as error:
-            if error.status == 404:
-                return
-            raise
-        for entry in served:
-            if "/" not in entry["name"]:  # `pods/log` and its like
-                self._kinds[api_version, entry["kind"]] = ResourceKind(prefix, entry["name"], entry["namespaced"])
+        return kind.path(metadata["name"], metadata.get("namespace", "default"))
 
 
 def _authorities(kubeconfig: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -194,10 +160,20 @@ def _authorities(kubeconfig: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return without, "\n".join(base64.b64decode(data).decode() for data in found if data)
 
 
-def _refusal(code: int, data: bytes) -> ApiError:
-    text = data.decode(errors="replace")
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What the client raises, as an error of ours."""
     try:
-        status = json.loads(text)
-    except ValueError:
-        status = {}
-    return ApiError(code, str(status.get("reason", "")), str(status.get("message") or f"{code}: {text}"))
+        yield
+    except urllib3.exceptions.HTTPError as error:
+        raise UnreachableError(f"the Kubernetes API server does not answer: {error}") from None
+    except ApiException as error:
+        if not error.status:
+            raise UnreachableError(f"the Kubernetes API server does not answer: {error.reason}") from None
+        text = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body)
+        try:
+            status = json.loads(text)
+        except ValueError:
+            status = {}
+        message = status.get("message") or f"{error.status}: {text}"
+        raise ApiError(error.status, str(status.get("reason", "")), message) from None

@@ -159,12 +159,11 @@ def _wait_until_ready(state: State) -> None:
                 )
         try:
             api.request("GET", "/readyz", query={"verbose": "false"})
+            return
         except UnreachableError as error:
             last = str(error)
         except ApiError as error:
             last = error.message
-        except json.JSONDecodeError:  # the healthy answer is the word `ok`
-            return
         time.sleep(0.2)
     raise EmulatorError(
         f"the API server is not ready after {_READY_SECONDS} s ({last}); see {state.log('kube-apiserver')}, "

@@ -6,18 +6,24 @@ Run as `python -m emulator.rest.cloud_server`; `start` does it and waits, `envir
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
+import socket
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BufferedIOBase
+from collections.abc import AsyncIterator, Callable, Iterator
+from io import BufferedReader, RawIOBase
 from typing import Any, BinaryIO, cast
-from urllib.parse import parse_qsl, urlsplit
+
+import anyio
+import starlette.requests
+import starlette.responses
+import starlette.routing
+import uvicorn
+from starlette.applications import Starlette
 
 from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError
@@ -53,12 +59,14 @@ _OVERRIDES = {
 
 _CHUNK = 1 << 20
 
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
-class CloudServer(ThreadingHTTPServer):
-    """The HTTP server; one thread per connection."""
+_THREADS = 256
+"""Requests that are answered at once; Starlette's own limit is 40, and an upload that stalls holds one."""
 
-    daemon_threads = True
-    request_queue_size = 128
+
+class CloudServer:
+    """The HTTP server: Starlette on uvicorn, which answers each request in a thread."""
 
     def __init__(self, cloud: Cloud, port: int) -> None:
         tokens = Tokens(cloud)
@@ -71,56 +79,41 @@ class CloudServer(ThreadingHTTPServer):
             charts.ChartRepository(),
         )
         self.apis: tuple[Callable[[Request], Response | None], ...] = tuple(api.answer for api in apis)
-        super().__init__(("127.0.0.1", port), _Handler)
+        self._socket = socket.create_server(("127.0.0.1", port), backlog=128)
+        self.server_address = self._socket.getsockname()
+        routes = [starlette.routing.Route("/{path:path}", self._answer, methods=_METHODS)]
+        app = Starlette(routes=routes, lifespan=_many_threads, exception_handlers={ConnectionError: _hung_up})
+        # A request that hangs must not keep the server from ending.
+        settings = uvicorn.Config(app, http="h11", log_level="warning", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(settings)
 
+    def serve_forever(self) -> None:
+        """Serve until `shutdown`."""
+        self._server.run(sockets=[self._socket])
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    disable_nagle_algorithm = True  # else each small answer waits for the client's delayed acknowledgement
+    def shutdown(self) -> None:
+        """End `serve_forever`."""
+        self._server.should_exit = True
 
-    def handle_one_request(self) -> None:
-        try:
-            super().handle_one_request()
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True
-
-    def handle_expect_100(self) -> bool:
-        going_on = super().handle_expect_100()
-        self.wfile.flush()  # else the client waits a second for it before it sends its body
-        return going_on
-
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        if int(code) >= 400:  # what went well is in the buckets
-            super().log_request(code, size)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {format % args}", flush=True)
-
-    def __getattr__(self, name: str) -> Any:
-        # http.server looks for do_GET, do_POST, ...: all of them are answered alike.
-        if name.startswith("do_"):
-            return self._answer
-        raise AttributeError(name)
-
-    def _answer(self) -> None:
-        address = urlsplit(self.path)
-        body = _Body(self.rfile, self.headers.get("Content-Length"), self.headers.get("Transfer-Encoding", ""))
+    def _answer(self, given: starlette.requests.Request) -> starlette.responses.Response:
         request = Request(
-            method="GET" if self.command == "HEAD" else self.command,
-            path=address.path,
-            query=dict(parse_qsl(address.query, keep_blank_values=True)),
-            headers=self.headers,
-            body=cast(BinaryIO, body),
-            host=self.headers.get("Host", ""),
+            method="GET" if given.method == "HEAD" else given.method,
+            path=given.scope["raw_path"].decode(),
+            query=dict(given.query_params),
+            headers=given.headers,
+            body=cast(BinaryIO, BufferedReader(_Body(given))),
+            host=given.headers.get("Host", ""),
         )
-        self._send(self._answer_of(request), with_body=self.command != "HEAD")
-        if not body.drain():
-            self.close_connection = True
+        found = self._answer_of(request)
+        if found.status >= 400:  # what went well is in the buckets
+            print(f"{time.strftime('%H:%M:%S')} {given.method} {given.url} {found.status}", flush=True)
+        if found.stream is None:
+            return starlette.responses.Response(found.body, found.status, found.headers)
+        return starlette.responses.StreamingResponse(_sent(found), found.status, found.headers)
 
     def _answer_of(self, request: Request) -> Response:
         try:
-            for api in cast(CloudServer, self.server).apis:
+            for api in self.apis:
                 response = api(request)
                 if response is not None:
                     return response
@@ -129,66 +122,47 @@ class _Handler(BaseHTTPRequestHandler):
         except CloudError as error:
             return as_error(in_googles_words(error))
 
-    def _send(self, response: Response, *, with_body: bool) -> None:
-        self.send_response(response.status)
-        headers = {"Content-Length": str(len(response.body)), **response.headers}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        left = int(headers["Content-Length"])
-        if with_body and response.body:
-            self.wfile.write(response.body)
-        if response.stream is not None:
-            with response.stream as stream:
-                while with_body and left > 0 and (chunk := stream.read(min(_CHUNK, left))):
-                    self.wfile.write(chunk)
-                    left -= len(chunk)
+
+@contextlib.asynccontextmanager
+async def _many_threads(app: Starlette) -> AsyncIterator[None]:
+    anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    yield
 
 
-class _Body(BufferedIOBase):
-    """A request's body without its transfer encoding."""
+def _hung_up(request: starlette.requests.Request, error: Exception) -> starlette.responses.Response:
+    """Nobody reads it: the client has left in the middle of its body."""
+    return starlette.responses.Response(status_code=400)
 
-    def __init__(self, source: BinaryIO | BufferedIOBase, length: str | None, encoding: str) -> None:
-        self._source = source
-        self._chunked = "chunked" in encoding.lower()
-        self._left = int(length or 0)
-        self._ended = not self._chunked and self._left == 0
+
+def _sent(response: Response) -> Iterator[bytes]:
+    left = int(response.headers["Content-Length"])
+    with cast(BinaryIO, response.stream) as stream:
+        while left > 0 and (chunk := stream.read(min(_CHUNK, left))):
+            yield chunk
+            left -= len(chunk)
+
+
+class _Body(RawIOBase):
+    """A request's body, read by the thread that answers it as it arrives."""
+
+    def __init__(self, request: starlette.requests.Request) -> None:
+        self._parts, self._part = request.stream(), b""
 
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        wanted = None if size is None or size < 0 else size
-        parts: list[bytes] = []
-        while not self._ended and wanted != 0:
-            part = self._next(_CHUNK if wanted is None else min(wanted, _CHUNK))
-            parts.append(part)
-            wanted = None if wanted is None else wanted - len(part)
-        return b"".join(parts)
-
-    def drain(self) -> bool:
-        """Read on to the end, up to a limit, so that the connection can be used again; whether the end was reached."""
-        self.read(64 * _CHUNK)
-        return self._ended
-
-    def _next(self, most: int) -> bytes:
-        if self._chunked and self._left == 0:
-            self._left = int(self._source.readline().split(b";")[0].strip() or b"0", 16)
-            if self._left == 0:
-                while self._source.readline().strip():  # trailers
-                    pass
-                self._ended = True
-                return b""
-        part = self._source.read(min(most, self._left))
-        if not part:
-            raise ConnectionError("the client closed the connection in the middle of a body")
-        self._left -= len(part)
-        if self._left == 0:
-            if self._chunked:
-                self._source.readline()
-            else:
-                self._ended = True
-        return part
+    def readinto(self, buffer: Any) -> int:
+        try:
+            while not self._part:
+                self._part = anyio.from_thread.run(self._parts.__anext__)
+        except StopAsyncIteration:
+            return 0
+        except starlette.requests.ClientDisconnect:
+            raise ConnectionError("the client closed the connection in the middle of a body") from None
+        taken = self._part[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._part = self._part[len(taken) :]
+        return len(taken)
 
 
 def spawn(state: State) -> None:
@@ -247,7 +221,6 @@ def main() -> None:
     """Serve until the process is told to end."""
     state = State.from_environment()
     server = CloudServer(Cloud(state.directory), state.port(NAME))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     address = {"port": server.server_address[1], "pid": os.getpid()}
     write_atomically(state.path("cloud-server.json"), json.dumps(address))
     server.serve_forever()

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from email.message import Message
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
@@ -35,7 +34,7 @@ class Request:
     """Path as it was sent, percent-encoded."""
     query: Mapping[str, str]
     """Decoded parameters; of one given twice, the last."""
-    headers: Message
+    headers: Mapping[str, str]
     """Headers; names are compared without case."""
     body: BinaryIO
     """The body; `read` gives it without its transfer encoding."""

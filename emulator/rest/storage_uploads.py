@@ -10,7 +10,6 @@ import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.message import Message
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,7 +55,7 @@ class UploadBody:
         bucket: str,
         name: str,
         resource: Mapping[str, Any],
-        headers: Message,
+        headers: Mapping[str, str],
         demands: Preconditions,
     ) -> ObjectFacts:
         """Make it the object's content.
@@ -74,7 +73,7 @@ class UploadBody:
             sums=self._sums,
         )
 
-    def _check(self, resource: Mapping[str, Any], headers: Message) -> None:
+    def _check(self, resource: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         announced = {"crc32c": resource.get("crc32c"), "md5": resource.get("md5Hash")}
         for pair in headers.get("X-Goog-Hash", "").split(","):
             kind, _, value = pair.strip().partition("=")
@@ -166,7 +165,7 @@ class Uploads:
         self._session(upload).content.file.unlink(missing_ok=True)
         del self._sessions[upload]
 
-    def _finish(self, upload: str, session: _Session, headers: Message) -> tuple[str, ObjectFacts]:
+    def _finish(self, upload: str, session: _Session, headers: Mapping[str, str]) -> tuple[str, ObjectFacts]:
         name = str(session.resource["name"])
         try:
             facts = session.content.put(self._store, session.bucket, name, session.resource, headers, session.demands)

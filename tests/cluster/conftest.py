@@ -73,7 +73,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     state = State(tmp_path_factory.mktemp("ray") / ".oasis")
     cloud = Cloud(state.directory)
     server = CloudServer(cloud, 0)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+    threading.Thread(target=server.serve_forever).start()
     google = f"http://127.0.0.1:{server.server_address[1]}"
     endpoints = {"STORAGE_EMULATOR_HOST": google, "CLOUD_STORAGE_EMULATOR_ENDPOINT": google}
     url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
@@ -92,4 +92,3 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     finally:
         ray_nodes.stop(state)
         server.shutdown()
-        server.server_close()

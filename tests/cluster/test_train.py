@@ -229,7 +229,7 @@ def test_a_node_whose_copy_of_the_data_takes_longer_than_a_collective_may_fails_
     cloud = Cloud(tmp_path / "google")
     server = CloudServer(cloud, 0)
     server.apis = (slow, *server.apis)
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    serving = threading.Thread(target=server.serve_forever)
     serving.start()
     try:
         cloud.put("storage/bucket", "data", {"name": "data", "project": "p", "location": "us-central1"})
@@ -241,7 +241,6 @@ def test_a_node_whose_copy_of_the_data_takes_longer_than_a_collective_may_fails_
         done = run_python("-c", SLOW_DATA, str(timeout), directory=tmp_path, **variables)
     finally:
         server.shutdown()
-        server.server_close()
         serving.join()
     assert done.returncode == 0, done.stderr
     assert asked.is_set()

@@ -69,3 +69,4 @@ def served(directory: Path) -> Iterator[Google]:
         yield Google(cloud, state.port(cloud_server.NAME))
     finally:
         state.stop(cloud_server.NAME)
+    assert "Traceback" not in state.log(cloud_server.NAME).read_text()
