@@ -43,6 +43,7 @@ def settings(*words: str, place: session.Place = LAPTOP) -> dict[str, Setting]:
 def no_stack_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "OASIS_DATA_MOUNT", "OASIS_FORK_WORKERS", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # another test of this process may have imported ray
 
 
 def test_each_value_says_whether_a_flag_the_recipe_or_a_default_gave_it() -> None:
@@ -168,7 +169,6 @@ def test_a_terminal_gets_a_table_with_the_whole_of_each_value(
 def test_a_dry_run_prints_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # another test of this process may have imported ray
     words = [
         "train",
         "--dry-run",
