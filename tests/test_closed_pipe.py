@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from emulator.machine.state import CHECKOUT, State
-from tests.support import fake_ray
+from tests.support import bench_results, fake_ray
+from workloads.nccl.results import findings
+from workloads.storage.folders import locate
 
 COMMANDS = (
     "workloads --help",
@@ -34,6 +36,7 @@ COMMANDS = (
 OF_A_STACK = (
     "workloads status",
     "workloads jobs list",
+    "workloads jobs logs none",
     "workloads submit --dry-run -- train",
     "workloads submit -- echo hello",
 )
@@ -78,8 +81,14 @@ def test_a_reader_that_leaves_ends_a_command_on_a_stack_quietly(
 def test_a_reader_that_leaves_ends_a_list_of_runs_quietly(tmp_path: Path) -> None:
     (tmp_path / "mine" / "journal").mkdir(parents=True)
     (tmp_path / "mine" / "journal" / "1").write_text("{}")
-    listed = without_a_reader(["-m", "workloads", "runs", "list", "--storage", str(tmp_path)])
-    assert listed == (141, f"runs in {tmp_path}\n")
+    runs = ["-m", "workloads", "runs", "--storage", str(tmp_path)]
+    assert without_a_reader([*runs, "list"]) == (141, f"runs in {tmp_path}\n")
+    assert without_a_reader([*runs, "show", "mine"]) == (141, "")
+
+
+def test_a_reader_that_leaves_ends_a_comparison_quietly(tmp_path: Path) -> None:
+    findings.write([locate(tmp_path)], bench_results.run(2), [])
+    assert without_a_reader(["-m", "workloads", "bench", "compare", str(tmp_path), str(tmp_path)]) == (141, "")
 
 
 def test_a_message_of_failure_that_nobody_reads_is_no_second_failure() -> None:

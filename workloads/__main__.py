@@ -88,6 +88,10 @@ COMMANDS = {
 }
 
 
+PLACES = ("--stack", "--context", "--storage")
+"""Options with a value that may stand before a command's action as well as after it."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. A failure is printed as what was wrong and what to do."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -129,12 +133,19 @@ def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callab
     parser, function = _parser(command, verb)
     if function and (action := COMMANDS[command].action):
         at = arguments.index(command) + 1
-        if all(word.startswith("-") for word in arguments[at : at + 1]) and not {"-h", "--help"} & set(arguments):
-            arguments = [*arguments[:at], action, *arguments[at:]]
+        arguments = [*arguments[:at], *_action_first(arguments[at:], action)]
     options = parser.parse_args(arguments)
     assert function is not None  # argparse has refused what is no command
     options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
     return options, function
+
+
+def _action_first(words: list[str], usual: str) -> list[str]:
+    """The words after a command with its action before the options: the first word that is none, nor a place's name."""
+    for at, word in enumerate(words):
+        if not word.startswith("-") and not (at and words[at - 1] in PLACES):
+            return [word, *words[:at], *words[at + 1 :]]
+    return words if {"-h", "--help"} & set(words) else [usual, *words]
 
 
 def _explain(error: WorkloadError) -> int:

@@ -108,7 +108,7 @@ def test_more_training_workers_than_there_are_cpus_is_infeasible_soon(cluster: C
     assert done.returncode == 3, done.stdout + done.stderr
     assert "3 workers with 1 CPU: 2 of them up" in done.stdout
     assert time.monotonic() - began < 60
-    eventually(lambda: cluster.run("status").stdout.count("0.0/1.0 CPU") == 2, 30)
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
 def test_two_jobs_with_cpus_of_their_own_run_at_once_and_a_third_waits_for_one(
@@ -208,10 +208,12 @@ def test_no_process_of_the_cluster_listens_beyond_loopback(cluster: Cluster) -> 
 
 
 def test_the_status_screen_shows_the_nodes_and_the_jobs(cluster: Cluster) -> None:
+    # Of nodes that have just come Ray's dashboard does not know yet what is in use.
+    eventually(lambda: cluster.run("status").stdout.count(" of 1 CPU") == 2, 30)
     shown = cluster.run("status")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("alive") == 3
-    assert "/1000.0 driver" in shown.stdout and "/1.0 CPU" in shown.stdout
+    assert "drivers of 0 jobs" in shown.stdout
 
 
 def test_the_doctor_finds_the_place_of_a_job_fit(cluster: Cluster) -> None:

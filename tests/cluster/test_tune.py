@@ -48,6 +48,7 @@ class Place:
             text=True,
             cwd=CHECKOUT,
             env={**own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            process_group=0,
         )
 
     @property
@@ -78,7 +79,7 @@ def messages(pid: int) -> str:
         return ""
 
 
-def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_trial_twice(tmp_path: Path) -> None:
+def test_a_search_survives_crashing_and_killed_trials_and_its_own_end_and_runs_no_trial_twice(tmp_path: Path) -> None:
     place = Place(tmp_path)
     digits.write(str(tmp_path / "digits"), lambda _: None)
     (tmp_path / "space.yaml").write_text(SPACE)
@@ -87,7 +88,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_ctrl_c_and_runs_no_tri
     until(place.saved, first)
     family = descendants(first.pid)
     assert sum("tune.child" in line for line in family.values()) in (1, 2)
-    first.send_signal(signal.SIGINT)
+    os.killpg(first.pid, signal.SIGTERM)  # as `timeout` does, and answered as Ctrl-C is
     said, _ = first.communicate(timeout=400)
     assert first.returncode == 130, said
     assert "interrupted; the same command with --run s goes on with the trials that are left" in said

@@ -16,7 +16,9 @@ from workloads.errors import EXIT_OK
 from workloads.jobs import command as jobs
 from workloads.jobs import pending
 from workloads.jobs.dashboard import Dashboard, reach
+from workloads.jobs.entry_point import DRIVER_RESOURCES
 from workloads.jobs.follow import Jobs
+from workloads.reporting.progress import counted
 
 _RECENT = 10
 
@@ -79,5 +81,16 @@ def _nodes(dashboard: Dashboard) -> Table:
 
 
 def _use(lines: str) -> str:
-    """Ray's lines of `used/total RESOURCE` in one, without the object store, which is part of the memory."""
-    return ", ".join(line for line in lines.splitlines() if not line.endswith("object_store_memory"))
+    """Ray's lines of `used/total RESOURCE` in one, without the object store, which is part of the memory.
+
+    The head's resource for drivers is told as the jobs that hold some: its total is made up, and no limit that is met.
+    """
+    told = []
+    for line in lines.splitlines():
+        amount, _, name = line.partition(" ")
+        used, total = (number.removesuffix(".0") for number in amount.split("/"))
+        if name in DRIVER_RESOURCES:
+            told.append(f"drivers of {counted(round(float(used) / DRIVER_RESOURCES[name]), 'job')}")
+        elif name != "object_store_memory":
+            told.append(f"{used} of {total} {name}")
+    return ", ".join(told)

@@ -443,6 +443,18 @@ def test_jobs_without_an_action_lists_them(ray: FakeRay, capsys: pytest.CaptureF
         assert "on the stack's cluster" in capsys.readouterr().out
 
 
+def test_which_stack_is_said_on_either_side_of_the_action(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--context", "test", "logs", "none"], ["logs", "--context", "test", "none"]):
+        assert command_line.main(["jobs", *words]) == 0
+        assert "line 0" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command_line.main(["jobs", "--context", "test", "lgos", "none"])
+    assert "invalid choice: 'lgos'" in (told := capsys.readouterr().err) and "did you mean logs?" in told
+    with pytest.raises(SystemExit):
+        command_line.main(["jobs", "--help"])
+    assert "ACTION" in capsys.readouterr().out
+
+
 def test_the_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
