@@ -11,10 +11,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -24,6 +24,10 @@ from workloads.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from workloads.cluster.session import Place
+
+Settings = dict[str, tuple[object, str]]
+"""Effective values by name, as the flag is spelled without dashes in front (`batch-size`): plain data, and its origin,
+which is `flag --x`, `recipe R`, `variable OASIS_X`, `default`, or a few words."""
 
 REDACTED = "[redacted]"
 
@@ -36,20 +40,8 @@ _SECRET_VARIABLE = re.compile(r"(_KEY|_TOKEN|PASSWORD|_SECRET)$")
 _SECRET_LENGTH = 8
 """Shorter values of such variables are words like `token`, and would be struck out of every sentence."""
 
-_USER_INFORMATION = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_USER_INFORMATION = r"(?<=://)[^/@\s]+(?=@)"
 """`user:password` of an address (RFC 3986, 3.2.1)."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One effective value."""
-
-    name: str
-    """As the flag is spelled, without dashes in front: `batch-size`."""
-    value: object
-    """Plain data."""
-    origin: str
-    """`flag --x`, `recipe R`, `variable OASIS_X`, `default`, or a few words."""
 
 
 def add_dry_run_arguments(
@@ -60,145 +52,46 @@ def add_dry_run_arguments(
     parser.add_argument("--json", action="store_true", help="with --dry-run: one JSON object")
 
 
-def given(add_arguments: Callable[[argparse.ArgumentParser], None], words: Sequence[str]) -> frozenset[str]:
-    """Names of the arguments that were typed, as the namespace has them: `batch_size`.
-
-    Args:
-        add_arguments: the command's own, as the command line calls it.
-        words: what was typed after the command's name; they were parsed before, so they are valid.
-    """
-    parser = argparse.ArgumentParser(add_help=False)
-    add_arguments(parser)
-    # No default but None, which nothing that is typed becomes.
-    parser.set_defaults(**dict.fromkeys(vars(parser.parse_known_args(list(words))[0])))
-    typed = vars(parser.parse_known_args(list(words))[0])
-    return frozenset(name for name, value in typed.items() if value is not None)
-
-
 def explain(
-    args: argparse.Namespace,
-    add_arguments: Callable[[argparse.ArgumentParser], None],
-    resolved: Sequence[Setting],
-) -> list[Setting]:
+    args: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None], resolved: Settings
+) -> Settings:
     """Every argument of a command and everything else that was resolved, each with its origin.
 
     Args:
-        args: parsed; `args.words` has the words.
-        add_arguments: the command's own.
+        args: parsed; `args.words` has the words, if any were typed.
+        add_arguments: the command's own, as the command line calls it.
         resolved: what the command made of the arguments. One with an argument's name gives the value that it stands
             for, and the origin where the argument was not typed.
 
     Returns:
-        First the arguments, in the order of the command's help, then the other resolved values; secrets redacted.
+        First the arguments, in the order of the command's help, then the other resolved values.
     """
-    typed = given(add_arguments, getattr(args, "words", ()))
-    known = {setting.name: setting for setting in resolved}
-    settings = []
-    for name in (name for name in vars(args) if name not in _NOT_SETTINGS):
-        flag = name.replace("_", "-")
-        made = known.pop(flag, Setting(flag, vars(args)[name], DEFAULT))
-        settings.append(dataclasses.replace(made, origin=f"flag --{flag}") if name in typed else made)
-    return redacted([*settings, *known.values()])
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    words = list(getattr(args, "words", ()))
+    # No default but None, which nothing that is typed becomes.
+    parser.set_defaults(**dict.fromkeys(vars(parser.parse_known_args(words)[0])))
+    typed = vars(parser.parse_known_args(words)[0])
+    found: Settings = {name.replace("_", "-"): (value, DEFAULT) for name, value in vars(args).items()} | resolved
+    found |= {
+        flag: (found[flag][0], f"flag --{flag}") for flag in found if typed.get(flag.replace("-", "_")) is not None
+    }
+    return {flag: setting for flag, setting in found.items() if flag.replace("-", "_") not in _NOT_SETTINGS}
 
 
-def of_ray(place: Place) -> list[Setting]:
+def of_ray(place: Place) -> Settings:
     """Address of Ray, and whether it forks workers."""
-    forked = Setting("forked-workers", *session.forked_workers(place))
-    if place.embedded:
-        return [Setting("address", "embedded, on 127.0.0.1", DEFAULT), forked]
-    origin = "where the job runs" if place.told_by else "variable RAY_ADDRESS"
-    return [Setting("address", place.address, origin), forked]
-
-
-def of_stack(place: Place) -> list[Setting]:
-    """The stack's promises; nothing outside a stack."""
-    if place.environment is None:
-        return []
-    return [
-        Setting(name.replace("_", "-"), value, stack_origin(name, place))
-        for name, value in dataclasses.asdict(place.environment).items()
-    ]
-
-
-def redacted(settings: Iterable[Setting], variables: Mapping[str, str] | None = None) -> list[Setting]:
-    """The settings without the value of any secret variable and without passwords in addresses.
-
-    Args:
-        settings: any.
-        variables: environment to take secrets from; the process's own if None.
-    """
-    variables = os.environ if variables is None else variables
-    secrets = [
-        value
-        for name, value in variables.items()
-        if _SECRET_VARIABLE.search(name) and len(value) >= _SECRET_LENGTH and not value.startswith("/")
-    ]
-
-    def clean(value: object) -> object:
-        if not isinstance(value, str | Path):
-            return value
-        text = _USER_INFORMATION.sub(REDACTED, str(value))
-        for secret in secrets:
-            text = text.replace(secret, REDACTED)
-        return text
-
-    return [dataclasses.replace(setting, value=clean(setting.value)) for setting in settings]
-
-
-def show(settings: Sequence[Setting], bundles: Sequence[Mapping[str, float]], strategy: str, as_json: bool) -> int:
-    """Print the settings and the request; returns the exit code, 0.
-
-    Args:
-        settings: from `explain`.
-        bundles: what would be asked of Ray, each on one node.
-        strategy: Ray's name for where the bundles go.
-        as_json: one JSON object instead of a table.
-    """
-    if as_json:
-        print(json.dumps(document(settings, bundles, strategy), sort_keys=True))
-    elif sys.stdout.isatty():
-        _print_table(settings)
-        print(_request(bundles, strategy))
-    else:
-        width = max(len(setting.name) for setting in settings)
-        values = max(len(_text(setting.value)) for setting in settings)
-        for setting in settings:
-            print(f"{setting.name:<{width}}  {_text(setting.value):<{min(values, 48)}}  {setting.origin}")
-        print(_request(bundles, strategy))
-    return EXIT_OK
-
-
-def document(
-    settings: Sequence[Setting], bundles: Sequence[Mapping[str, float]], strategy: str
-) -> dict[str, dict[str, Any]]:
-    """The same as plain data: `settings` by name, and `request`."""
+    at = (place.address, "where the job runs" if place.told_by else "variable RAY_ADDRESS")
     return {
-        "settings": {setting.name: {"value": setting.value, "origin": setting.origin} for setting in settings},
-        "request": {"bundles": [dict(bundle) for bundle in bundles], "strategy": strategy},
+        "address": ("embedded, on 127.0.0.1", DEFAULT) if place.embedded else at,
+        "forked-workers": session.forked_workers(place),
     }
 
 
-def _print_table(settings: Sequence[Setting]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("setting", "value", "where it came from"):
-        table.add_column(heading, overflow="fold")
-    for setting in settings:
-        style = {"flag": "bold cyan", DEFAULT: "dim"}.get(setting.origin.partition(" ")[0], "")
-        table.add_row(setting.name, _text(setting.value), setting.origin, style=style)
-    tables.show(table)
-
-
-def _request(bundles: Sequence[Mapping[str, float]], strategy: str) -> str:
-    kinds: dict[str, int] = {}
-    for bundle in bundles:
-        text = ", ".join(f"{amount:g} {resource}" for resource, amount in bundle.items())
-        kinds[text] = kinds.get(text, 0) + 1
-    asked = " and ".join(f"{count} x [{text}]" for text, count in kinds.items())
-    return f"\nasked of Ray: {asked or 'nothing'}, placed {strategy}\nnothing was started"
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
+def of_stack(place: Place) -> Settings:
+    """The stack's promises; nothing outside a stack."""
+    promised = dataclasses.asdict(place.environment) if place.environment else {}
+    return {name.replace("_", "-"): (value, stack_origin(name, place)) for name, value in promised.items()}
 
 
 def stack_origin(field: str, place: Place) -> str:
@@ -206,3 +99,43 @@ def stack_origin(field: str, place: Place) -> str:
     if place.environment is None:
         return DEFAULT
     return place.told_by or f"variable {environment.variable(field)}"
+
+
+def show(
+    settings: Settings, bundles: Sequence[Mapping[str, float]], strategy: str, as_json: bool, **more: object
+) -> int:
+    """Print the settings, without secrets and passwords, and the request; returns the exit code, 0.
+
+    Args:
+        settings: from `explain`.
+        bundles: what would be asked of Ray, each on one node.
+        strategy: Ray's name for where the bundles go.
+        as_json: one JSON object instead of a table.
+        more: members of the object beside `settings`, by name, and `request`.
+    """
+    secrets = [
+        re.escape(value)
+        for name, value in os.environ.items()
+        if _SECRET_VARIABLE.search(name) and len(value) >= _SECRET_LENGTH and not value.startswith("/")
+    ]
+    pattern = re.compile("|".join([_USER_INFORMATION, *secrets]))
+    shown = {
+        name: (pattern.sub(REDACTED, str(value)) if isinstance(value, str | Path) else value, origin)
+        for name, (value, origin) in settings.items()
+    }
+    if as_json:
+        values = {name: {"value": value, "origin": origin} for name, (value, origin) in shown.items()}
+        request = {"bundles": [dict(bundle) for bundle in bundles], "strategy": strategy}
+        print(json.dumps({"settings": values, "request": request, **more}, sort_keys=True))
+        return EXIT_OK
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=sys.stdout.isatty())
+    for heading in ("setting", "value", "where it came from"):
+        table.add_column(heading, overflow="fold")
+    for name, (value, origin) in shown.items():
+        style = {"flag": "bold cyan", DEFAULT: "dim"}.get(origin.partition(" ")[0], "")
+        table.add_row(name, "" if value is None else str(value), origin, style=style)
+    tables.show(table)
+    kinds = Counter(", ".join(f"{amount:g} {resource}" for resource, amount in bundle.items()) for bundle in bundles)
+    asked = " and ".join(f"{count} x [{text}]" for text, count in kinds.items())
+    print(f"\nasked of Ray: {asked or 'nothing'}, placed {strategy}\nnothing was started")
+    return EXIT_OK

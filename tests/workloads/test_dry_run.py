@@ -19,24 +19,19 @@ from workloads.cluster import session
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import digits
 from workloads.convnext.run import preview, train
-from workloads.dry_run import Setting
+from workloads.dry_run import Settings
 
 CANARY = "c0ffee" * 6 + "cafe"
 LAPTOP = session.Place(address=None, environment=None)
 
 
-def settings(*words: str, place: session.Place = LAPTOP) -> dict[str, Setting]:
+def settings(*words: str, place: session.Place = LAPTOP) -> Settings:
     """What `train` with these words would use, by name."""
     parser = argparse.ArgumentParser()
     train.add_train_arguments(parser)
     args = parser.parse_args(words)
     args.words = words
-    return {
-        found.name: found
-        for found in dry_run.explain(
-            args, train.add_train_arguments, preview.of_run(args, train.plan(args, place), place)
-        )
-    }
+    return dry_run.explain(args, train.add_train_arguments, preview.of_run(args, train.plan(args, place), place))
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +58,17 @@ def test_each_value_says_whether_a_flag_the_recipe_or_a_default_gave_it() -> Non
         "wandb": ("auto", "default"),
         "wandb-key": ("none", "no file, variable or secret"),
     }
-    assert {name: (found[name].value, found[name].origin) for name in expected} == expected
-    assert found["storage"].origin == "default"
-    assert str(found["storage"].value).endswith("/.oasis/runs/a")
+    assert {name: found[name] for name in expected} == expected
+    assert found["storage"][1] == "default"
+    assert str(found["storage"][0]).endswith("/.oasis/runs/a")
 
 
-def test_every_flag_and_every_field_of_the_recipe_is_there_once() -> None:
+def test_every_flag_and_every_field_of_the_recipe_is_there() -> None:
     parser = argparse.ArgumentParser()
     train.add_train_arguments(parser)
     flags = {name.replace("_", "-") for name in vars(parser.parse_args([]))} - {"dry-run", "json"}
     fields = {field.name.replace("_", "-") for field in dataclasses.fields(TrainConfig)}
-    found = list(settings())
-    assert len(found) == len(set(found))
-    assert flags | fields <= set(found)
+    assert flags | fields <= set(settings())
 
 
 def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_none_of_this_machine(
@@ -96,7 +89,7 @@ def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_non
         "results": (str(Path(".oasis/results/a").absolute()), "default"),
         "wandb-key": ("[redacted]", "variable WANDB_API_KEY"),
     }
-    assert {name: (pod[name].value, pod[name].origin) for name in expected} == expected
+    assert {name: pod[name] for name in expected} == expected
     stack = replace(OUTPUTS, wandb_secret="projects/p/secrets/s")
     client = settings(*words, place=session.Place(address="RayCluster x", environment=stack, told_by="stack dev"))
     expected = {
@@ -109,7 +102,7 @@ def test_a_pod_s_values_are_its_variables_and_a_client_s_are_the_stack_s_and_non
         "results": (".oasis/results/a", "default"),
         "wandb-key": ("in Secret Manager, projects/p/secrets/s", "stack dev"),
     }
-    assert {name: (client[name].value, client[name].origin) for name in expected} == expected
+    assert {name: client[name] for name in expected} == expected
 
 
 def test_a_key_s_place_is_shown_and_never_the_key(
@@ -117,26 +110,26 @@ def test_a_key_s_place_is_shown_and_never_the_key(
 ) -> None:
     (tmp_path / "key").write_text(CANARY)
     with_file = settings("--wandb-key-file", str(tmp_path / "key"))
-    assert with_file["wandb-key"].value == f"in file {tmp_path / 'key'}"
+    assert with_file["wandb-key"][0] == f"in file {tmp_path / 'key'}"
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     monkeypatch.setenv("RAY_AUTH_TOKEN", CANARY[::-1])
     # A secret in a place where nobody expects one is struck out all the same.
     found = settings("--data", f"gs://{CANARY}/x", "--storage", f"/tmp/{CANARY[::-1]}")
-    assert (found["wandb-key"].value, found["wandb-key"].origin) == ("[redacted]", "variable WANDB_API_KEY")
+    assert found["wandb-key"] == ("[redacted]", "variable WANDB_API_KEY")
     for as_json in (False, True):
-        dry_run.show(list(found.values()), [{"CPU": 1}], "SPREAD", as_json)
+        dry_run.show(found, [{"CPU": 1}], "SPREAD", as_json)
     shown = capsys.readouterr().out
     assert CANARY not in shown and CANARY[::-1] not in shown
     assert "gs://[redacted]/x" in shown and "/tmp/[redacted]" in shown
 
 
-def test_a_password_in_an_address_is_not_shown() -> None:
-    cleaned = dry_run.redacted([Setting("index", "https://me:secret@example.com/simple", "default")], {})
-    assert cleaned[0].value == "https://[redacted]@example.com/simple"
+def test_a_password_in_an_address_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    dry_run.show({"index": ("https://me:secret@example.com/simple", "default")}, [], "PACK", as_json=False)
+    assert capsys.readouterr().out.startswith("index  https://[redacted]@example.com/simple  default\n")
 
 
 def test_the_request_of_ray_is_told_with_the_values(capsys: pytest.CaptureFixture[str]) -> None:
-    found = list(settings().values())
+    found = settings()
     bundles = [{"GPU": 8, "CPU": 8}, {"GPU": 8, "CPU": 8}]
     assert dry_run.show(found, bundles, "PACK", as_json=False) == 0
     text = capsys.readouterr().out
@@ -156,7 +149,7 @@ def test_a_terminal_gets_a_table_with_the_whole_of_each_value(
     value = "gs://a-bucket/[red]runs[0]/with-a-name-that-is-longer-than-its-column"
     for columns in ("200", "60"):
         monkeypatch.setenv("COLUMNS", columns)
-        dry_run.show([Setting("storage", value, "flag --storage")], [], "PACK", as_json=False)
+        dry_run.show({"storage": (value, "flag --storage")}, [], "PACK", as_json=False)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
         table, request = plain.split("asked of Ray: ")
         assert "where it came from" in table

@@ -11,7 +11,6 @@ from workloads import __main__ as command_line
 from workloads import dry_run
 from workloads.cluster import stack
 from workloads.cluster.session import Place
-from workloads.dry_run import Setting
 from workloads.jobs.entry_point import Demand
 from workloads.jobs.follow import tell
 
@@ -36,7 +35,7 @@ def show(args: argparse.Namespace, command: list[str], entrypoint: str, demand: 
     place = Place(address=ray, environment=cluster, told_by=stack.origin(args))
     known = command_line.COMMANDS.get(command[0])
     if known is None or not known.explains:
-        settings = [Setting("entrypoint", entrypoint, "the command"), *dry_run.of_stack(place)]
-        return dry_run.show(dry_run.redacted(settings), [demand.amounts], "STRICT_PACK", args.json)
+        settings = {"entrypoint": (entrypoint, "the command"), **dry_run.of_stack(place)}
+        return dry_run.show(settings, [demand.amounts], "STRICT_PACK", args.json)
     tell(f"not submitted: `{entrypoint}`, which takes {demand} for itself")
     return command_line.explain(command, place, args.json)

@@ -11,7 +11,7 @@ from pathlib import Path
 from workloads import run_name
 from workloads.cluster.capacity import check_maximum
 from workloads.cluster.session import Place
-from workloads.dry_run import DEFAULT, Setting, of_ray, of_stack
+from workloads.dry_run import DEFAULT, Settings, of_ray, of_stack
 from workloads.errors import InfeasibleError, PlaceError, UsageError
 from workloads.nccl.definitions import bandwidth, stages
 from workloads.nccl.definitions.collectives import COLLECTIVES
@@ -38,20 +38,20 @@ class BenchmarkRequest:
     places: tuple[str, ...]
     """Where the results go: local folders and addresses in a bucket."""
 
-    def settings(self, place: Place) -> list[Setting]:
+    def settings(self, place: Place) -> Settings:
         """The arguments' meaning in this place, for `--dry-run`."""
         layout = self.layout
-        return [
-            *of_ray(place),
-            Setting("nodes", layout.nodes, DEFAULT),
-            Setting("ranks-per-node", layout.ranks_per_node, DEFAULT),
-            Setting("backend", layout.backend, "the stack's GPUs" if layout.gpus_per_node else DEFAULT),
-            Setting("sizes", ", ".join(map(bandwidth.format_size, self.sizes)), DEFAULT),
-            Setting("stages", ", ".join(stage.name for round_ in self.rounds for stage in round_), DEFAULT),
-            Setting("name", self.name, "time"),
-            Setting("results", ", ".join(self.places), DEFAULT),
-            *of_stack(place),
-        ]
+        return {
+            **of_ray(place),
+            "nodes": (layout.nodes, DEFAULT),
+            "ranks-per-node": (layout.ranks_per_node, DEFAULT),
+            "backend": (layout.backend, "the stack's GPUs" if layout.gpus_per_node else DEFAULT),
+            "sizes": (", ".join(map(bandwidth.format_size, self.sizes)), DEFAULT),
+            "stages": (", ".join(stage.name for round_ in self.rounds for stage in round_), DEFAULT),
+            "name": (self.name, "time"),
+            "results": (", ".join(self.places), DEFAULT),
+            **of_stack(place),
+        }
 
 
 def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:

@@ -11,8 +11,7 @@ from workloads import dry_run
 from workloads.cluster.session import Place
 from workloads.convnext.run import preview as run_preview
 from workloads.convnext.run import train
-from workloads.dry_run import Setting
-from workloads.errors import EXIT_OK
+from workloads.dry_run import Settings
 from workloads.reporting import progress
 from workloads.tune import report
 from workloads.tune.planning import Search
@@ -44,16 +43,13 @@ def show(
     trials = search.plan.trials
     one = _as_train(search, args)
     run = train.plan(one, place)
-    known = {setting.name: setting for setting in run_preview.of_run(one, run, place)}
-    drawn = _drawn(search, args.space)
+    known = run_preview.of_run(one, run, place)
     if "data" in search.space.varied:
         del known["data-place"]  # there are several
-    found = dry_run.explain(args, add_arguments, list(known.values()))
-    settings = dry_run.redacted([drawn.get(setting.name, setting) for setting in found])
+    settings = dry_run.explain(args, add_arguments, known) | _drawn(search, args.space)
     if args.json:
-        changes = {"trials": {trial.name: trial.changes for trial in trials}}
-        print(json.dumps(dry_run.document(settings, run.bundles, run.strategy) | changes, sort_keys=True))
-        return EXIT_OK
+        changes = {trial.name: trial.changes for trial in trials}
+        return dry_run.show(settings, run.bundles, run.strategy, as_json=True, trials=changes)
     progress.note(title(search))
     for trial in trials[:SHOWN]:
         progress.note(f"  {trial.name}: " + ", ".join(f"{name} {value}" for name, value in trial.changes.items()))
@@ -71,12 +67,12 @@ def _as_train(search: Search, args: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_args(words, argparse.Namespace(**vars(args)))
 
 
-def _drawn(search: Search, file: Path) -> dict[str, Setting]:
+def _drawn(search: Search, file: Path) -> Settings:
     """Values that the space decides, whatever was typed."""
-    found = {}
+    found: Settings = {}
     for name, spec in search.plan.space.items():
         kind, values = next(iter(spec.items())) if isinstance(spec, dict) else ("choice", spec)
         flag = name.replace("_", "-")
         value = f"{kind} {json.dumps(values)}" if name in search.space.varied else search.space.fixed[name]
-        found[flag] = Setting(flag, value, f"space {file}")
+        found[flag] = (value, f"space {file}")
     return found

@@ -10,10 +10,10 @@ from pathlib import Path
 from workloads import dry_run, environment
 from workloads.cluster.session import Place
 from workloads.convnext.run.run import Run
-from workloads.dry_run import Setting
+from workloads.dry_run import Settings
 
 
-def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
+def of_run(args: argparse.Namespace, run: Run, place: Place) -> Settings:
     """The settings that `train` would use.
 
     Args:
@@ -23,33 +23,29 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> list[Setting]:
     """
     recipe = f"recipe {run.config.recipe}"
     assigned = {word.partition("=")[0] for word in args.set}
-    fields = [
-        Setting(name.replace("_", "-"), value, "flag --set" if name in assigned else recipe)
+    fields: Settings = {
+        name.replace("_", "-"): (value, "flag --set" if name in assigned else recipe)
         for name, value in run.config.to_dict().items()
         if name != "recipe"
-    ]
+    }
+    gpus = place.environment and place.environment.gpus_per_node
     # A relative folder is one of the process that trains.
     results = Path(args.results) / run.name if place.told_by else run.results
-    return [
-        Setting("run", run.name, "recipe and time"),
-        *fields,
-        Setting("workers", args.workers or run.workers, _workers_origin(place)),
-        Setting("require-fabric", run.promise is not None, dry_run.stack_origin("rdma_nics", place)),
-        Setting("storage", run.folder.uri, dry_run.stack_origin("runs_uri", place)),
-        Setting("results", str(results), dry_run.DEFAULT),
-        *dry_run.of_ray(place),
-        Setting("data-place", *_data_place(run.config.data, place)),
-        Setting("wandb-key", *_wandb_key(args.wandb, args.wandb_key_file, place)),
-        *dry_run.of_stack(place),
-    ]
-
-
-def _workers_origin(place: Place) -> str:
-    return (
-        dry_run.stack_origin("gpus_per_node", place)
-        if place.environment and place.environment.gpus_per_node
-        else dry_run.DEFAULT
-    )
+    return {
+        "run": (run.name, "recipe and time"),
+        **fields,
+        "workers": (
+            args.workers or run.workers,
+            dry_run.stack_origin("gpus_per_node", place) if gpus else dry_run.DEFAULT,
+        ),
+        "require-fabric": (run.promise is not None, dry_run.stack_origin("rdma_nics", place)),
+        "storage": (run.folder.uri, dry_run.stack_origin("runs_uri", place)),
+        "results": (str(results), dry_run.DEFAULT),
+        **dry_run.of_ray(place),
+        "data-place": _data_place(run.config.data, place),
+        "wandb-key": _wandb_key(args.wandb, args.wandb_key_file, place),
+        **dry_run.of_stack(place),
+    }
 
 
 def _variables(place: Place) -> Mapping[str, str]:
