@@ -17,15 +17,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-SHARED = ("emulated", "bare_cluster", "cluster")
-"""Fixtures that take long to set up and gigabytes of memory, each for the length of a session."""
+SERVERS = ("emulated", "ray")
+"""Marks of tests that share servers of gigabytes, which a fixture starts once for a session."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the tests that share such a fixture run in one process, so that only one sets it up (`--dist loadgroup`)."""
+    """Have the tests of each of these marks run one after the other, in one process (`--dist loadgroup`)."""
     for item in items:
-        for name in SHARED:
-            if isinstance(item, pytest.Function) and name in item.fixturenames:
+        for name in SERVERS:
+            if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.xdist_group(name))
 
 

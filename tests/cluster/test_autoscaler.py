@@ -15,7 +15,7 @@ from tests.support import autoscaled_nodes
 from workloads.convnext.run import report
 from workloads.storage.folders import locate
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("nodes")]
+pytestmark = pytest.mark.ray
 
 MOST_NODES = 2
 

@@ -368,7 +368,7 @@ driver.RESIZE_SECONDS = 2.0
 bench = kill_trials.Bench(Path(sys.argv[1]))
 kill_work.write_images(bench.data)
 run = bench.run("growing", bench.config(epochs=30, checkpoint_seconds=600.0), workers=2, least=1)
-seen = kill_trials.Observation(Path(f"{run.folder.path}-observed"))
+seen = kill_trials.RunObservation(Path(f"{run.folder.path}-observed"))
 with session.connect(place, cpus=2):
     taken = placement_group([{"CPU": 1}])
     ray.get(taken.ready())

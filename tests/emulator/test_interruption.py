@@ -178,7 +178,7 @@ def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of
         assert first.returncode == 130, said
         assert "ending everything" in said
         assert processes.owned_by(checkout / ".oasis") == []
-        assert running(str(checkout), str(ray_folder.session_directory(checkout / ".oasis"))) == []
+        assert not running(str(checkout), str(ray_folder.session_directory(checkout / ".oasis")))
     finally:
         first.kill()
         first.communicate()
@@ -255,7 +255,7 @@ def _pids(checkout: Path) -> list[int]:
 
 def _assert_nothing_is_left(checkout: Path, *made: str) -> None:
     assert processes.owned_by(checkout / ".oasis") == []
-    assert running(f"{checkout}/", f"{checkout} ", str(ray_folder.session_directory(checkout / ".oasis"))) == []
+    assert not running(f"{checkout}/", f"{checkout} ", str(ray_folder.session_directory(checkout / ".oasis")))
     left = {entry.name for entry in (checkout / ".oasis").iterdir()}
     index = {"storage.sqlite", "storage.sqlite-journal", "storage.sqlite-shm", "storage.sqlite-wal"}
     assert left <= {"lock", "logs", "results", "buckets", *index, *made}

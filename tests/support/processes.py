@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 import psutil
 
 
 def running(*words: str) -> dict[int, str]:
-    """Command lines, with spaces between their words, in which one of these occurs; by process id."""
-    found = {process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    """Command lines, with a space after each argument, in which one of these occurs; by process id, without our own."""
+    others = (process for process in psutil.process_iter(["cmdline"]) if process.pid != os.getpid())
+    found = {process.pid: "".join(f"{word} " for word in process.info["cmdline"] or ()) for process in others}
     return {pid: line for pid, line in found.items() if any(word in line for word in words)}
 
 

@@ -41,7 +41,7 @@ from tests.support.waiting import eventually
 
 __all__ = ["gib_folder"]
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("head")]
+pytestmark = pytest.mark.ray
 
 LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray/start.py

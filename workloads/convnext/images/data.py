@@ -16,6 +16,7 @@ from workloads.convnext.images.pictures import LAYOUT, PictureStore, unreadable
 from workloads.convnext.images.sampling import Batch, Draw, Slot, Source, chance
 from workloads.convnext.images.shards import ShardPictures
 from workloads.convnext.images.stream import StreamedImages
+from workloads.convnext.memory import exhausted
 from workloads.errors import UsageError
 
 SYNTHETIC_CLASSES = 10
@@ -159,8 +160,3 @@ def _store(folder: Path, known: Sequence[str] | None) -> PictureStore:
     if shards and classes:
         raise UsageError(f"{folder} holds both shards and class folders.", "Keep one of the two.")
     return ShardPictures(folder, known) if shards else FolderPictures(folder, known)
-
-
-def exhausted(error: Exception) -> bool:
-    """True if the error says that memory has ended; torch has a type for the GPU's alone."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.images.data import exhausted
 from workloads.convnext.learning import model as architecture
 from workloads.convnext.learning.model import Block, StochasticDepth
+from workloads.convnext.memory import exhausted
 from workloads.errors import UsageError, WorkloadFailedError, first_line
 from workloads.reporting.progress import counted
 
