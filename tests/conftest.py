@@ -21,13 +21,11 @@ SERVERS = ("emulated", "ray")
 """Marks of tests that share servers of gigabytes, which a fixture starts once for a session."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Have the tests of each of these marks run one after the other, in one process (`--dist loadgroup`)."""
-    for item in items:
-        for name in SERVERS:
-            if item.get_closest_marker(name):
-                item.add_marker(pytest.mark.xdist_group(name))
+    for name in SERVERS:
+        if item.get_closest_marker(name):
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture
