@@ -80,9 +80,8 @@ def test_precision_sets_a_gpu_s_switches_whatever_they_were_before(
 ) -> None:
     config = small(precision=precision)
     for before in ("ieee", "tf32"):
-        cuda.matmul.fp32_precision = cudnn.fp32_precision = before
+        cuda.matmul.fp32_precision = cudnn.fp32_precision = cudnn.conv.fp32_precision = before
         assert execution.configure(config, GPU) == []
-        # What convolutions take is a switch of its own, which by default is another than that of the products.
         found = cuda.matmul.fp32_precision, cudnn.fp32_precision, cudnn.conv.fp32_precision
         assert found == (products, products, products)
         # Which raises where the two ways to set it disagree; Inductor's max-autotune asks it before torch 2.15.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,8 +42,10 @@ def configure(config: TrainConfig, device: torch.device) -> list[str]:
     # which sets the newer switch too: where that alone is set, `get_float32_matmul_precision` raises, and before
     # torch 2.15 Inductor's max-autotune asks it.
     torch.set_float32_matmul_precision("highest" if exact else "high")
-    torch.backends.cudnn.fp32_precision = "ieee" if exact else "tf32"
-    torch.backends.cudnn.benchmark = not config.deterministic
+    # The convolutions' own switch, once set, is not moved by that of all of cuDNN.
+    cudnn: Any = torch.backends.cudnn  # whose `conv` has no declared type
+    cudnn.fp32_precision = cudnn.conv.fp32_precision = "ieee" if exact else "tf32"
+    cudnn.benchmark = not config.deterministic
     return []
 
 
