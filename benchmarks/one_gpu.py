@@ -34,7 +34,7 @@ from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.logs import debug_log, faults
 from workloads.nccl.logs.debug_log import Keeper
 from workloads.nccl.logs.verdict import WORDS
-from workloads.nccl.ranks import rows
+from workloads.nccl.ranks.rank import conditions_of, row_of
 from workloads.nccl.results import findings, records, report
 from workloads.nccl.results.findings import JudgedStage
 from workloads.nccl.results.measured import Measured
@@ -200,12 +200,12 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> One
     try:
         with one_gpu_ranks.started(given.backend, given.timeout, logs) as team:
             facts = team.join()
-            conditions = rows.conditions_of(layout, plan, stage, facts, None)
+            conditions = conditions_of(layout, plan, stage, facts, None)
             printer.begin(stage, conditions)
             room = min(own["room"] for own in facts) // (ranks if nccl else 1)
-            for size in rows.fitting(plan, sizes, ranks, room, shorten=given.sizes is None):
+            for size in plan.fitting(sizes, ranks, room, shorten=given.sizes is None):
                 both = [team.ask("measure", size, in_place) for in_place in (False, True)]
-                measured.append(rows.row_of(plan, ranks, size, *(rows.timing(of, plan.average) for of in both)))
+                measured.append(row_of(plan, size, *both))
                 printer.show(stage, measured[-1])
             team.ask("leave")
         printer.end()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workloads.nccl.request import BenchmarkRequest
     from workloads.nccl.results.measured import Measured
 
-IMPORTS = ("workloads.nccl.ranks.placement",)
+IMPORTS = ("workloads.nccl.ranks.rank",)
 """What each node imports once for all ranks."""
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
