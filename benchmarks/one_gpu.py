@@ -156,7 +156,7 @@ def _run(given: argparse.Namespace) -> int:
     done: list[tuple[OneGpuRun, list[JudgedStage]]] = []
     for ranks in dict.fromkeys(given.ranks):
         run = _measure(ranks, given, sizes)
-        done.append((run, findings.show_findings([run.measured])))
+        done.append((run, report.show_findings([run.measured])))
         _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
     figures = {
         "date": datetime.date.today().isoformat(),
@@ -192,7 +192,7 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> One
     layout = one_gpu_rank.layout(ranks, given.backend)
     plan = one_gpu_rank.plan(given.timeout)
     stage = Stage(name="one rank" if ranks == 1 else "two ranks", nodes=(0,))
-    keeper, printer = Keeper(), findings.Printer()
+    keeper, printer = Keeper(), report.Printer()
     nccl = given.backend == "nccl"
     logs = keeper.open(ranks, debug_log.PATH) if nccl else [{}] * ranks
     timed, measured = [""] * (ranks * nccl), []

@@ -85,7 +85,7 @@ def conclude(question: Question, measured: Sequence[Measured], say: Callable[[st
     """
     found = [_found(one, question.promise) for one in measured]
     if question.folders:
-        findings.write(question.folders, measured, found)
+        report.write(question.folders, measured, found)
     slow = _said(found, measured, say)
     where = _where(question, "Tables and NCCL's logs")
     bad = findings.broken(found)
@@ -118,7 +118,7 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
     try:
         files = report.write_logs(question.folders, OP, error.logs)
         if error.measured and question.folders:
-            files += findings.write(question.folders, error.measured, found, error.problem)
+            files += report.write(question.folders, error.measured, found, error.problem)
         where = _where(question, "What there is of tables and NCCL's logs") if files else ""
     except WorkloadError as unkept:  # what stopped it matters more
         say(f"fabric: nothing of it could be kept: {unkept}")

@@ -119,7 +119,7 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
     assert problem in printed.err
     assert f"the stages that were finished written to {tmp_path / 'lost'}" in printed.out
     read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
-    assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.remarks.stopped == problem
+    assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.stopped == problem
     assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
 
 

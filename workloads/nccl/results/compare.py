@@ -20,7 +20,7 @@ from rich.table import Table
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
 from workloads.nccl.definitions.bandwidth import Row, Timing, format_size
-from workloads.nccl.results import stored
+from workloads.nccl.results import records
 from workloads.nccl.results.measured import Conditions
 from workloads.nccl.results.records import Results
 from workloads.reporting.progress import counted
@@ -99,7 +99,7 @@ def run_compare(args: argparse.Namespace) -> int:
         DataIntegrityError: a file is damaged or cut off.
         WorkloadFailedError: B is slower beyond noise or may be for all that shows, and that was to be a failure.
     """
-    found = compare(stored.load(args.before), stored.load(args.after))
+    found = compare(records.load(args.before), records.load(args.after))
     slower = [one for one in found.lines if one.change.real and one.change.size > 0]
     _show(found)
     if slower and args.fail_on_regression:
@@ -215,11 +215,7 @@ def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
         )
     lines = [_compared(key, regime, sizes, old[key], new[key], len(groups)) for key, regime, sizes in groups]
     left_out = [f"{key} only in {side}" for side, keys in (("A", old), ("B", new)) for key in keys if key not in common]
-    left_out += [
-        f"{one.source} stopped before its end: {one.remarks.stopped}"
-        for one in (*before, *after)
-        if one.remarks.stopped
-    ]
+    left_out += [f"{one.source} stopped before its end: {one.stopped}" for one in (*before, *after) if one.stopped]
     return Comparison(
         lines=tuple(lines),
         differences=(
@@ -253,7 +249,7 @@ def _runs(side: Sequence[Results]) -> dict[StageKey, list[_StageResult]]:
                     conditions=one.conditions,
                     algorithm=one.stage.algorithm,
                     rows=one.rows,
-                    taken=_taken(results.remarks.verdicts.get(one.stage.name, {})),
+                    taken=_taken(results.verdicts.get(one.stage.name, {})),
                 )
             )
     return runs

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from workloads.errors import UsageError
-from workloads.nccl.results import stored
+from workloads.nccl.results import records
 from workloads.nccl.scaling import scaling
 from workloads.nccl.scaling.scaling import PUBLISHED, Fabric
 from workloads.storage.folders import locate
@@ -60,7 +60,7 @@ def all_reduce(place: str) -> MeasuredAllReduce:
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     each = set()
-    for results in stored.load(place):
+    for results in records.load(place):
         for one in results.measured:
             if one.conditions.op != "all_reduce" or one.stage.algorithm or one.conditions.ranks == 1:
                 continue
