@@ -270,23 +270,6 @@ def test_the_legend_names_what_can_be_told_apart() -> None:
         assert texts & {one.stage.name for one in found} == named
 
 
-def test_reference_lines_are_drawn_only_where_they_hold() -> None:
-    def heights(one: Measured) -> list[float]:
-        return [reference.gigabytes_per_second for reference in plot.references([one])]
-
-    alone, both = Stage(name="node 0", nodes=(0,)), Stage(name="all", nodes=(0, 1))
-    assert 480 in heights(measured(alone, conditions(1))) and 400 not in heights(measured(alone, conditions(1)))
-    assert 400 in heights(measured(both, conditions(2))) and 480 not in heights(measured(both, conditions(2)))
-    assert plot.references(run(2)) == plot.references([*run(2), *run(2)])
-    for elsewhere in (
-        conditions(2, "all_gather"),
-        replace(conditions(2, backend="gloo"), machine_type="a3-ultragpu-8g"),
-        replace(conditions(2), machine_type="somebody-elses-machine"),
-        replace(conditions(2), machine_type=""),
-    ):
-        assert heights(measured(both, elsewhere)) == []
-
-
 def test_one_rank_has_no_bus_and_is_drawn_all_the_same() -> None:
     one = measured(Stage(name="all", nodes=(0,)), conditions(1, backend="gloo", gpus=2))
     alone = replace(

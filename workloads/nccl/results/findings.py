@@ -47,7 +47,7 @@ def find(one: Measured, nics: int, promised: bool) -> JudgedStage:
         promised: whether gIB with GPUDirect RDMA must carry what goes between nodes.
     """
     taken = verdict.read(one.logs, nics, promised, dict(enumerate(one.conditions.hosts)))
-    return JudgedStage(one, taken, thresholds.judge(one.conditions.machine_type, one, taken))
+    return JudgedStage(one, taken, thresholds.judge(one, taken))
 
 
 def broken(findings: Sequence[JudgedStage]) -> str:
