@@ -14,7 +14,6 @@ from workloads.errors import DataIntegrityError, UsageError
 from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing
 from workloads.nccl.definitions.stages import Link, Stage
 from workloads.nccl.results.measured import Conditions, Measured, widest
-from workloads.storage.folders import locate
 
 if TYPE_CHECKING:
     from workloads.nccl.results.findings import JudgedStage
@@ -123,6 +122,9 @@ def load(place: str) -> list[Results]:
         UsageError: there is no such place, or no results in it.
         DataIntegrityError: a file of results is cut off or damaged.
     """
+    # It needs pyarrow, and a row is made into a record where there is torch alone, too (`benchmarks.one_gpu`).
+    from workloads.storage.folders import locate
+
     if place.endswith(SUFFIX):
         above, _, name = place.rpartition("/")
         try:
