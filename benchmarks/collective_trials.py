@@ -24,10 +24,8 @@ from tests.support import gloo
 from tests.support.processes import descendants
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.definitions.stages import Round, plan_rounds
-from workloads.nccl.ranks import driver, stage_ranks
-from workloads.nccl.ranks.measure import Participant, RankPlan
-from workloads.nccl.ranks.placement import RankActor
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks import driver
+from workloads.nccl.ranks.rank import Layout, Rank, RankPlan
 from workloads.nccl.results import suspects
 from workloads.nccl.results.measured import Measured
 
@@ -70,12 +68,12 @@ class _Interleaved:
         self._size, self._pairs, self._iterations = size, pairs, iterations
 
     def __call__(self, seat: Seat) -> tuple[list[float], list[float]]:
-        participant = Participant(seat, torch.device("cpu"), gloo.plan(iterations=self._iterations))
+        rank = gloo.rank(seat, gloo.plan(iterations=self._iterations))
         tensor = torch.ones(self._size // 4)
         ours: list[float] = []
         bare: list[float] = []
         turns: list[Callable[[], None]] = [
-            lambda: ours.append(participant.measure(self._size, in_place=True).seconds),
+            lambda: ours.append(rank.measure(self._size, in_place=True).seconds),
             lambda: bare.append(self._bare(tensor)),
         ]
         for pair in range(self._pairs):
@@ -148,7 +146,7 @@ def slowed(rank: int | None) -> dict[str, Any]:
         rank: which one; None slows nobody.
     """
     layout = Layout(nodes=1, ranks_per_node=SLOW_RANKS, gpus_per_node=0)
-    stages = measured(layout, plan_rounds(1, "all", ring=False), RankActor if rank is None else _slow(rank))
+    stages = measured(layout, plan_rounds(1, "all", ring=False), Rank if rank is None else _slow(rank))
     found = suspects.suspects(stages)
     links = {f"{a}-{b}": round(1000 * link.seconds, 2) for link in stages[0].links for a, b in [link.ranks]}
     named, ratios = [one.number for one in found], [round(one.ratio, 2) for one in found]
@@ -156,7 +154,7 @@ def slowed(rank: int | None) -> dict[str, Any]:
 
 
 def measured(
-    layout: Layout, rounds: Sequence[Round], rank: type[RankActor], size: int = 1 << 20, iterations: int = 5
+    layout: Layout, rounds: Sequence[Round], rank: type[Rank], size: int = 1 << 20, iterations: int = 5
 ) -> list[Measured]:
     """Measure one size with the benchmark, on the Ray that this process is connected to.
 
@@ -168,8 +166,8 @@ def measured(
         iterations: calls that are timed.
     """
     plan: RankPlan = replace(gloo.plan(iterations=iterations), links=True, timeout_seconds=60)
-    real = stage_ranks.RankActor
-    stage_ranks.RankActor = rank
+    real = driver.Rank
+    driver.Rank = rank
     try:
         return driver.run(
             layout,
@@ -180,15 +178,13 @@ def measured(
             wait_seconds=60,
             promise=None,
             say=lambda line: None,
-            begin=lambda stage, conditions: None,
-            show=lambda stage, row: None,
         )
     finally:
-        stage_ranks.RankActor = real
+        driver.Rank = real
 
 
-def _slow(slow: int) -> type[RankActor]:
-    class Slowed(RankActor):
+def _slow(slow: int) -> type[Rank]:
+    class Slowed(Rank):
         """A rank; one of them is stopped four fifths of the time."""
 
         def __init__(self, seat: Seat, layout: Layout, plan: RankPlan, log: Mapping[str, str]) -> None:
@@ -217,7 +213,7 @@ def _bench(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
 
 def _ranks() -> list[int]:
     """Processes of ranks on the Ray of this process."""
-    return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::RankActor")]
+    return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::Rank")]
 
 
 def _until(condition: Callable[[], object]) -> None:

@@ -34,7 +34,7 @@ from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.logs import debug_log, faults
 from workloads.nccl.logs.debug_log import Keeper
 from workloads.nccl.logs.verdict import WORDS
-from workloads.nccl.ranks import rows
+from workloads.nccl.ranks.rank import conditions_of, row_of
 from workloads.nccl.results import findings, records, report
 from workloads.nccl.results.findings import JudgedStage
 from workloads.nccl.results.measured import Measured
@@ -156,7 +156,7 @@ def _run(given: argparse.Namespace) -> int:
     done: list[tuple[OneGpuRun, list[JudgedStage]]] = []
     for ranks in dict.fromkeys(given.ranks):
         run = _measure(ranks, given, sizes)
-        done.append((run, findings.show_findings([run.measured])))
+        done.append((run, report.show_findings([run.measured])))
         _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
     figures = {
         "date": datetime.date.today().isoformat(),
@@ -192,7 +192,7 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> One
     layout = one_gpu_rank.layout(ranks, given.backend)
     plan = one_gpu_rank.plan(given.timeout)
     stage = Stage(name="one rank" if ranks == 1 else "two ranks", nodes=(0,))
-    keeper, printer = Keeper(), findings.Printer()
+    keeper, printer = Keeper(), report.Printer()
     nccl = given.backend == "nccl"
     logs = keeper.open(ranks, debug_log.PATH) if nccl else [{}] * ranks
     timed, measured = [""] * (ranks * nccl), []
@@ -200,12 +200,12 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> One
     try:
         with one_gpu_ranks.started(given.backend, given.timeout, logs) as team:
             facts = team.join()
-            conditions = rows.conditions_of(layout, plan, stage, facts, None)
+            conditions = conditions_of(layout, plan, stage, facts, None)
             printer.begin(stage, conditions)
             room = min(own["room"] for own in facts) // (ranks if nccl else 1)
-            for size in rows.fitting(plan, sizes, ranks, room, shorten=given.sizes is None):
+            for size in plan.fitting(sizes, ranks, room, shorten=given.sizes is None):
                 both = [team.ask("measure", size, in_place) for in_place in (False, True)]
-                measured.append(rows.row_of(plan, ranks, size, *(rows.timing(of, plan.average) for of in both)))
+                measured.append(row_of(plan, size, *both))
                 printer.show(stage, measured[-1])
             team.ask("leave")
         printer.end()

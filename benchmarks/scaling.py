@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks import simulation
+from benchmarks import published, simulation
+from benchmarks.published import Table
 from workloads import closed_pipe
 from workloads.nccl.definitions.bandwidth import format_size
-from workloads.nccl.scaling import predict, published, scaling
-from workloads.nccl.scaling.published import Table
+from workloads.nccl.scaling import predict, scaling
 from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, Work
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -94,10 +94,7 @@ def residuals(table: Table, every_second: bool) -> dict[str, Any]:
 
 def work(rate: float, batch: int, jitter: float, contention: float = 0.0) -> Work:
     """ConvNeXt-Base, as `bench predict` has it: images per second of one GPU, images per step, shares."""
-    setting = predict.PlannedTraining(
-        model="base", batch=batch, bucket_bytes=0, contention=contention, jitter=jitter, input_rate=0.0
-    )
-    return predict.work(setting, rate)
+    return predict.PlannedTraining(model="base", batch=batch, contention=contention, jitter=jitter).work(rate)
 
 
 def all_reduce(size: int, nodes: int) -> float:

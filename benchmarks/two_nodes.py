@@ -31,8 +31,7 @@ from workloads.errors import FabricError
 from workloads.nccl import gate
 from workloads.nccl.definitions.stages import plan_rounds
 from workloads.nccl.gate import Question
-from workloads.nccl.ranks.placement import RankActor
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks.rank import Layout, Rank
 from workloads.nccl.results import suspects
 from workloads.nccl.results.measured import Measured
 
@@ -114,8 +113,8 @@ def _node(slow: str, together: Measured) -> tuple[str, int]:
     return "node", next(node for node, host in known if slow[:8] in host)
 
 
-def _ranks(slow_node: str, slow_rail: int | None) -> type[RankActor]:
-    class OnRails(RankActor):
+def _ranks(slow_node: str, slow_rail: int | None) -> type[Rank]:
+    class OnRails(Rank):
         """A rank whose connections have a rate."""
 
         def join(self, address: str, port: int, gpu: int) -> dict[str, Any]:

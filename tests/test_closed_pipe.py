@@ -12,7 +12,7 @@ import pytest
 
 from emulator.machine.state import CHECKOUT, State
 from tests.support import bench_results, fake_ray
-from workloads.nccl.results import findings
+from workloads.nccl.results import report
 from workloads.storage.folders import locate
 
 COMMANDS = (
@@ -87,7 +87,7 @@ def test_a_reader_that_leaves_ends_a_list_of_runs_quietly(tmp_path: Path) -> Non
 
 
 def test_a_reader_that_leaves_ends_a_comparison_quietly(tmp_path: Path) -> None:
-    findings.write([locate(tmp_path)], bench_results.run(2), [])
+    report.write([locate(tmp_path)], bench_results.run(2))
     assert without_a_reader(["-m", "workloads", "bench", "compare", str(tmp_path), str(tmp_path)]) == (141, "")
 
 

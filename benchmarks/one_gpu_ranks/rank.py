@@ -16,8 +16,7 @@ from workloads.cluster import process_group
 from workloads.errors import WorkloadError
 from workloads.nccl.definitions.collectives import COLLECTIVES, Seat
 from workloads.nccl.ranks import node_facts
-from workloads.nccl.ranks.measure import RankPlan
-from workloads.nccl.ranks.rank import Layout, Rank
+from workloads.nccl.ranks.rank import Layout, Rank, RankPlan
 
 ADDRESS = "127.0.0.1"
 """Where the ranks meet."""
@@ -32,17 +31,7 @@ def plan(timeout_seconds: float) -> RankPlan:
     Args:
         timeout_seconds: as the plan has it.
     """
-    return RankPlan(
-        collective=COLLECTIVES["all_reduce"],
-        dtype="float",
-        warmup=10,
-        iterations=0,
-        seconds=0.2,
-        blocking=True,
-        links=False,
-        average=False,
-        timeout_seconds=timeout_seconds,
-    )
+    return RankPlan(collective=COLLECTIVES["all_reduce"], links=False, timeout_seconds=timeout_seconds)
 
 
 def layout(ranks: int, backend: str) -> Layout:

@@ -23,7 +23,7 @@ from benchmarks.one_gpu_ranks import start as one_gpu_ranks
 from emulator.machine import processes
 from tests.support import bare_machine
 from workloads.nccl.logs import debug_log
-from workloads.nccl.ranks.measure import Sample
+from workloads.nccl.ranks.rank import Sample
 
 ROOT = Path(one_gpu.__file__).parents[1]
 COMMAND = [sys.executable, "-m", "benchmarks.one_gpu", "--backend", "gloo"]

@@ -71,7 +71,7 @@ def test_more_nodes_than_there_are_is_infeasible_soon_and_leaves_the_nodes_free(
 
 def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(cluster: Cluster) -> None:
     client, output = _measuring(cluster)
-    ranks = cluster.processes("ray::RankActor")
+    ranks = cluster.processes("ray::Rank")
     assert len(ranks) == 2
     listening = list(listeners.of(ranks))
     assert listening and all(loopback for _, loopback in listening)
@@ -81,13 +81,13 @@ def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(
     assert client.returncode == 5, output + rest
     assert time.monotonic() - began < 30
     assert re.search(rf"Rank \d of 'all', on node \d \(\S+/[0-9a-f]{{8}}, process {victim}\) died", rest), rest
-    eventually(lambda: not cluster.processes("ray::RankActor"), 10)
+    eventually(lambda: not cluster.processes("ray::Rank"), 10)
     eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
 def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluster) -> None:
     client, output = _measuring(cluster)
-    ranks = cluster.processes("ray::RankActor")
+    ranks = cluster.processes("ray::Rank")
     assert len(ranks) == 2
     drivers = cluster.processes("workloads bench --sizes")
     assert drivers, output
@@ -95,7 +95,7 @@ def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluste
         os.kill(driver, signal.SIGKILL)
     client.communicate(timeout=400)
     assert client.returncode != 0
-    eventually(lambda: not cluster.processes("ray::RankActor"), 30)
+    eventually(lambda: not cluster.processes("ray::Rank"), 30)
     eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
@@ -105,7 +105,7 @@ from workloads.cluster import session
 session.prepare()
 import ray
 from workloads.cluster import capacity
-from workloads.nccl.ranks import node_facts, placement
+from workloads.nccl.ranks import driver, node_facts
 from workloads.nccl.ranks.rank import Layout
 
 class Seen:
@@ -117,7 +117,7 @@ layout = Layout(nodes=1, ranks_per_node=2, gpus_per_node=2)
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
     ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
     with capacity.hold([layout.bundle], 60, print) as group:
-        actors = [ray.remote(Seen).options(**placement.options(group, 0, layout, "RING")).remote() for _ in range(2)]
+        actors = [ray.remote(Seen).options(**driver.options(group, 0, layout, "RING")).remote() for _ in range(2)]
         print("found", json.dumps(ray.get([actor.look.remote() for actor in actors])))
     ray.shutdown()
 """
@@ -159,13 +159,11 @@ from workloads.cluster import session
 session.prepare()
 import ray
 from tests.support import gloo
-from workloads.nccl.ranks import driver, node_facts, stage_ranks
-from workloads.nccl.ranks.measure import Sample
-from workloads.nccl.ranks.placement import RankActor
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks import driver, node_facts
+from workloads.nccl.ranks.rank import Layout, Rank, Sample
 from workloads.nccl.definitions.stages import Stage
 
-class Pretended(RankActor):
+class Pretended(Rank):
     '''A rank on a GPU that is not there. Over the ring one of them fails in NCCL's own words, and the other waits.'''
 
     def arrive(self):
@@ -207,7 +205,7 @@ WORDS = (
     "NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_1",
 )
 WITHIN = sys.argv[1]
-stage_ranks.RankActor = Pretended
+driver.Rank = Pretended
 said = []
 rounds = [(Stage(name="all", nodes=(0,)),), (Stage(name="all, ring", nodes=(0,), algorithm="RING"),)]
 began = time.monotonic()
@@ -217,7 +215,6 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
         driver.run(
             Layout(nodes=1, ranks_per_node=2, gpus_per_node=2), replace(gloo.plan(), links=False), rounds, [1 << 20],
             shorten=False, wait_seconds=60, promise=None, say=said.append,
-            begin=lambda stage, conditions: began, show=lambda stage, row: None,
         )
     except driver.StoppedError as error:
         found = {
@@ -266,12 +263,11 @@ import ray
 from tests.support import gloo
 from tests.support.processes import descendants
 from workloads.errors import WorkloadError
-from workloads.nccl.ranks import driver, stage_ranks
-from workloads.nccl.ranks.placement import RankActor
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks import driver
+from workloads.nccl.ranks.rank import Layout, Rank
 from workloads.nccl.definitions.stages import plan_rounds
 
-class Hangs(RankActor):
+class Hangs(Rank):
     '''One of these stops without a word, as a process does whose GPU or disk no longer answers.'''
 
     def measure(self, size, in_place):
@@ -280,7 +276,7 @@ class Hangs(RankActor):
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().measure(size, in_place)
 
-stage_ranks.RankActor = Hangs
+driver.Rank = Hangs
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
     ray.init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
     began = time.monotonic()
@@ -289,7 +285,6 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
             Layout(nodes=1, ranks_per_node=3, gpus_per_node=0), replace(gloo.plan(), timeout_seconds=4.0),
             plan_rounds(1, "all", ring=False), [1 << 20],
             shorten=False, wait_seconds=60, promise=None, say=lambda line: None,
-            begin=lambda stage, conditions: None, show=lambda stage, row: None,
         )
     except WorkloadError as error:
         found = {"problem": error.problem, "code": error.exit_code, "seconds": time.monotonic() - began}

@@ -6,13 +6,14 @@ import multiprocessing
 import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 
 from workloads.cluster import process_group
 from workloads.nccl.definitions.collectives import COLLECTIVES, Seat
-from workloads.nccl.ranks.measure import Participant, RankPlan
+from workloads.nccl.ranks.rank import Layout, Rank, RankPlan
 
 Answer = TypeVar("Answer")
 
@@ -30,9 +31,13 @@ def plan(op: str = "all_reduce", dtype: str = "float", iterations: int = 2, bloc
         seconds=0.1,
         blocking=blocking,
         links=False,
-        average=False,
         timeout_seconds=30,
     )
+
+
+def rank(seat: Seat, plan: RankPlan) -> Rank:
+    """A rank on a CPU of this machine, in the process group that this process is in."""
+    return Rank(seat, Layout(nodes=1, ranks_per_node=seat.ranks, gpus_per_node=0), plan, {})
 
 
 def together(ranks: int, work: Callable[[Seat], Answer], seconds: float = 120.0) -> list[Answer]:
@@ -60,9 +65,9 @@ def _one(seat: Seat, work: Callable[[Seat], Answer]) -> Answer:
     port = listener.getsockname()[1]
     if seat.rank:
         listener.close()
-    participant = Participant(seat, torch.device("cpu"), plan())
-    participant.join("127.0.0.1", port, None if seat.rank else listener)
+    limit, device = timedelta(seconds=30), torch.device("cpu")
+    process_group.join(seat.rank, seat.ranks, "127.0.0.1", port, None if seat.rank else listener, limit, device)
     try:
         return work(seat)
     finally:
-        participant.leave()
+        process_group.leave()

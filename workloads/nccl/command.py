@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workloads.nccl.request import BenchmarkRequest
     from workloads.nccl.results.measured import Measured
 
-IMPORTS = ("workloads.nccl.ranks.placement",)
+IMPORTS = ("workloads.nccl.ranks.rank",)
 """What each node imports once for all ranks."""
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
@@ -100,13 +100,13 @@ def run_bench(args: argparse.Namespace) -> int:
     # Not before `prepare`: they import ray.
     from workloads.nccl.ranks import driver
     from workloads.nccl.request import resolve
-    from workloads.nccl.results import findings
+    from workloads.nccl.results import report
 
     if args.dry_run:
         return explain_bench(args, place)
     request = resolve(args, place)
     layout = request.layout
-    printer = findings.Printer()
+    printer = report.Printer()
     with session.connect(place, cpus=layout.ranks, imports=IMPORTS):
         try:
             measured = driver.run(
@@ -144,15 +144,15 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
 
 def _stopped(error: StoppedError, request: BenchmarkRequest) -> NoReturn:
     """Show and keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
-    from workloads.nccl.results import findings, report
+    from workloads.nccl.results import report
     from workloads.storage import folders as storage
 
-    judged = findings.show_findings(error.measured)
+    judged = report.show_findings(error.measured)
     try:
         folders = [storage.locate(place) for place in request.places]
         files = report.write_logs(folders, request.plan.collective.name, error.logs)
         if error.measured:
-            files += findings.write(folders, error.measured, judged, error.problem)
+            files += report.write(folders, error.measured, judged, error.problem)
         for folder in folders if files else ():
             what = "the stages that were finished" if error.measured else "NCCL's logs"
             text = f"{what} written to {folder.uri}"
@@ -164,12 +164,12 @@ def _stopped(error: StoppedError, request: BenchmarkRequest) -> NoReturn:
 
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
     """Judge, say who is slow, and keep everything; only then fail."""
-    from workloads.nccl.results import findings
+    from workloads.nccl.results import findings, report
     from workloads.storage import folders as storage
 
-    judged = findings.show_findings(measured)
+    judged = report.show_findings(measured)
     for folder in map(storage.locate, places):
-        files = findings.write([folder], measured, judged)
+        files = report.write([folder], measured, judged)
         shown = ", ".join(name for name in files if "/" not in name)
         progress.emit({"event": "note", "text": f"{shown} written to {folder.uri}", "results_uri": folder.uri})
     if wrong := sum(row.wrong for one in measured for row in one.rows):

@@ -19,8 +19,7 @@ from workloads.nccl.logs import faults
 from workloads.nccl.ranks import driver
 from workloads.nccl.ranks.driver import StoppedError
 from workloads.nccl.ranks.failures import HungError
-from workloads.nccl.ranks.measure import RankPlan
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks.rank import Layout, RankPlan
 from workloads.nccl.results import findings, report, suspects
 from workloads.nccl.results.findings import JudgedStage
 from workloads.nccl.results.measured import Measured
@@ -33,17 +32,7 @@ CPU_SIZES = (1024**2,)
 
 OP = "all_reduce"
 
-PLAN = RankPlan(
-    collective=COLLECTIVES[OP],
-    dtype="float",
-    warmup=5,
-    iterations=0,
-    seconds=0.2,
-    blocking=False,
-    links=True,
-    average=False,
-    timeout_seconds=60,
-)
+PLAN = RankPlan(collective=COLLECTIVES[OP], warmup=5, blocking=False, timeout_seconds=60)
 
 _TRAIN_ANYWAY = "Run again once that is done, or train all the same with --no-require-fabric."
 
@@ -96,7 +85,7 @@ def conclude(question: Question, measured: Sequence[Measured], say: Callable[[st
     """
     found = [_found(one, question.promise) for one in measured]
     if question.folders:
-        findings.write(question.folders, measured, found)
+        report.write(question.folders, measured, found)
     slow = _said(found, measured, say)
     where = _where(question, "Tables and NCCL's logs")
     bad = findings.broken(found)
@@ -129,7 +118,7 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
     try:
         files = report.write_logs(question.folders, OP, error.logs)
         if error.measured and question.folders:
-            files += findings.write(question.folders, error.measured, found, error.problem)
+            files += report.write(question.folders, error.measured, found, error.problem)
         where = _where(question, "What there is of tables and NCCL's logs") if files else ""
     except WorkloadError as unkept:  # what stopped it matters more
         say(f"fabric: nothing of it could be kept: {unkept}")
@@ -173,8 +162,6 @@ def _measure(question: Question, say: Callable[[str], None]) -> list[Measured]:
             wait_seconds=question.timeout,
             promise=question.promise,
             say=say,
-            begin=lambda stage, conditions: None,
-            show=lambda stage, row: None,
         )
     except StoppedError as error:
         raise stopped(question, error, say) from error.__cause__

@@ -16,9 +16,7 @@ from workloads.errors import InfeasibleError, PlaceError, UsageError
 from workloads.nccl.definitions import bandwidth, stages
 from workloads.nccl.definitions.collectives import COLLECTIVES
 from workloads.nccl.definitions.stages import Round
-from workloads.nccl.ranks import measure, rows
-from workloads.nccl.ranks.measure import RankPlan
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks.rank import Layout, RankPlan
 
 RANKS_EMBEDDED = 2
 """Without a cluster: the fewest between which there is anything to measure."""
@@ -70,17 +68,12 @@ def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:
         dtype=args.dtype,
         warmup=args.warmup,
         iterations=args.iterations,
-        seconds=0.2,
-        blocking=True,
-        links=True,
         average=args.average,
-        timeout_seconds=300,
     )
     sizes = bandwidth.parse_sizes(args.sizes or (bandwidth.GPU_SIZES if layout.gpus_per_node else bandwidth.CPU_SIZES))
-    least = measure.element_size(plan.dtype)
-    if sizes[0] < least:
-        raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {least} or more.")
-    rows.fitting(plan, sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
+    if sizes[0] < plan.element_size:
+        raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {plan.element_size} or more.")
+    plan.fitting(sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
     name = args.name or f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     return BenchmarkRequest(
         layout=layout,

@@ -8,8 +8,7 @@ from tests.support import gloo
 from workloads.errors import UsageError
 from workloads.nccl.definitions import bandwidth
 from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing
-from workloads.nccl.ranks import rows
-from workloads.nccl.ranks.measure import Sample
+from workloads.nccl.ranks.rank import Sample, timing
 
 
 def row(size: int = 1 << 30, seconds: float = 0.005, ranks: int = 16, wrong: int = 0) -> Row:
@@ -97,25 +96,25 @@ def test_percentiles_are_nccl_tests_of_the_slowest_rank_of_each_call() -> None:
 
 def test_a_size_s_time_is_the_slowest_rank_s_or_the_mean_over_the_ranks() -> None:
     samples = [Sample(seconds=seconds, iterations=5, wrong=1, calls=(seconds,)) for seconds in (1.0, 4.0, 1.0)]
-    slowest, mean = rows.timing(samples, average=False), rows.timing(samples, average=True)
+    slowest, mean = timing(samples, average=False), timing(samples, average=True)
     assert (slowest.seconds, mean.seconds) == (4.0, 2.0)
     assert slowest.slowest_rank == mean.slowest_rank == 1 and slowest.wrong == 3
     assert slowest.blocking is not None and slowest.blocking.max == 4.0
-    unchecked = rows.timing([replace(sample, wrong=None, calls=()) for sample in samples], average=False)
+    unchecked = timing([replace(sample, wrong=None, calls=()) for sample in samples], average=False)
     assert (unchecked.wrong, unchecked.blocking) == (None, None)
 
 
 def test_sizes_that_do_not_fit_or_cannot_be_divided_are_left_out_or_refused_before_anything_is_measured() -> None:
     plan, sizes = gloo.plan(), [1 << 20, 1 << 30, 8 << 30]
-    assert rows.fitting(plan, sizes, 2, 2 << 30, shorten=True) == sizes[:2]
-    assert rows.fitting(plan, sizes, 2, 8 << 30, shorten=False) == sizes
+    assert plan.fitting(sizes, 2, 2 << 30, shorten=True) == sizes[:2]
+    assert plan.fitting(sizes, 2, 8 << 30, shorten=False) == sizes
     for room, shorten in ((2 << 30, False), (1 << 10, True)):
         with pytest.raises(UsageError, match=r"Two buffers of 8 GiB do not fit"):
-            rows.fitting(plan, sizes, 2, room, shorten)
+            plan.fitting(sizes, 2, room, shorten)
     gather = gloo.plan("all_gather")
-    assert rows.fitting(gather, [1 << 10, 1 << 20], 128, 1 << 30, shorten=True) == [1 << 20]
+    assert gather.fitting([1 << 10, 1 << 20], 128, 1 << 30, shorten=True) == [1 << 20]
     with pytest.raises(UsageError, match=r"1 KiB cannot be divided among 128 ranks for all_gather.*at 2048 or more"):
-        rows.fitting(gather, [1 << 10, 1 << 20], 128, 1 << 30, shorten=False)
+        gather.fitting([1 << 10, 1 << 20], 128, 1 << 30, shorten=False)
 
 
 def test_calls_one_by_one_are_shown_below_the_table_with_the_rank_that_is_last_most_often() -> None:

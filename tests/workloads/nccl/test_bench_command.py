@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from workloads.cluster.session import Place as WhereRayIs
 from workloads.errors import PlaceError, WorkloadFailedError
 from workloads.nccl import gate
 from workloads.nccl.definitions.stages import Stage
-from workloads.nccl.ranks import driver, failures, kept_logs, stage_ranks
+from workloads.nccl.ranks import driver, failures, kept_logs
 from workloads.nccl.ranks.failures import RankPlace
 from workloads.nccl.ranks.rank import Layout
 from workloads.nccl.results import records, report
@@ -119,7 +119,7 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
     assert problem in printed.err
     assert f"the stages that were finished written to {tmp_path / 'lost'}" in printed.out
     read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
-    assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.remarks.stopped == problem
+    assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.stopped == problem
     assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
 
 
@@ -272,10 +272,10 @@ def test_different_versions_on_two_nodes_are_one_message_that_names_both() -> No
     stage = Stage(name="all", nodes=(0, 1))
     places = [RankPlace(stage, 0, 0, "a/1234"), RankPlace(stage, 1, 1, "b/5678")]
     same = {"torch": "2.15.0", "cuda": "13.2", "nccl": "2.30.7", "python": "3.11.9"}
-    stage_ranks.check_versions([same, same | {"python": "3.12.1"}], places)
-    stage_ranks.check_versions([{"torch": "2.15.0"}, {"torch": "2.15.0"}], places)
+    driver.check_versions([same, same | {"python": "3.12.1"}], places)
+    driver.check_versions([{"torch": "2.15.0"}, {"torch": "2.15.0"}], places)
     with pytest.raises(PlaceError) as refusal:
-        stage_ranks.check_versions([same, same | {"nccl": "2.26.6"}], places)
+        driver.check_versions([same, same | {"nccl": "2.26.6"}], places)
     message = str(refusal.value)
     assert "Different nccl on two nodes: 2.30.7 on node 0 (a/1234), 2.26.6 on node 1 (b/5678)" in message
 
@@ -340,10 +340,10 @@ def test_a_slow_start_is_no_hang_however_much_longer_it_takes_than_a_collective_
     monkeypatch.setattr(failures, "time", ray)
     stage = Stage(name="all", nodes=(0, 1, 2))
     actors: list[Any] = [SimpleNamespace(arrive=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in range(3)]
-    team = stage_ranks.Team(stage, actors, [RankPlace(stage, rank, rank, "abc"[rank]) for rank in range(3)])
+    places = [RankPlace(stage, rank, rank, "abc"[rank]) for rank in range(3)]
     layout = Layout(nodes=3, ranks_per_node=1, gpus_per_node=1)
     with pytest.raises(WorkloadFailedError, match=said) as raised:
-        stage_ranks.SideBySide([team], layout, gate.PLAN).join()
+        driver.StageRanks(layout, gate.PLAN, (stage,), actors, places, logs=cast(Any, None)).join()
     assert not isinstance(raised.value, failures.HungError)
     assert (ray.now, gate.PLAN.timeout_seconds) == (when, 60)
 

@@ -17,27 +17,33 @@ from workloads import __main__ as command_line
 from workloads.errors import DataIntegrityError, UsageError
 from workloads.nccl.definitions.bandwidth import Row
 from workloads.nccl.definitions.stages import Link, Stage
+from workloads.nccl.logs.verdict import Diagnosis, Verdict
 from workloads.nccl.results import plot, records, report
+from workloads.nccl.results.findings import JudgedStage
 from workloads.nccl.results.measured import Measured
-from workloads.nccl.results.remarks import Remarks
-from workloads.nccl.results.suspects import Suspect
+from workloads.nccl.results.thresholds import Judgement
 from workloads.storage.folders import locate
 
-REMARKS = Remarks(
-    verdicts={
-        "all": {
-            "path": "gib-host",
-            "algorithm": "NVLSTree",
-            "protocol": "SIMPLE",
-            "channels": 16,
-            "plugin": "gIB",
-            "problems": [
-                {"severity": "error", "problem": "mlx5_3 of host-1 has no GPUDirect.", "remedy": "Restart it."}
-            ],
-        }
-    },
-    judgements={"all": {"verdict": "fail", "reasons": ["busbw 99 is below 340"]}},
+VERDICT = Verdict(
+    path="gib-host",
+    network="gIB",
+    version="2.30.4",
+    plugin="gIB",
+    plugin_version="",
+    tuner="",
+    algorithm="NVLSTree",
+    protocol="SIMPLE",
+    channels=16,
+    nvls=None,
+    nics=(),
+    problems=(Diagnosis(severity="error", problem="mlx5_3 of host-1 has no GPUDirect.", remedy="Restart it."),),
 )
+JUDGEMENT = Judgement(outcome="fail", reasons=("busbw 99 is below 340",), busbw=99.0)
+
+
+def judged(found: list[Measured]) -> list[JudgedStage]:
+    """The one stage of which something is said."""
+    return [JudgedStage(one, VERDICT, JUDGEMENT) for one in found if one.stage.name == "all"]
 
 
 def two_nodes() -> list[Measured]:
@@ -50,7 +56,7 @@ def two_nodes() -> list[Measured]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results that no test changes."""
     folder = tmp_path_factory.mktemp("written")
-    report.write([locate(folder)], two_nodes(), REMARKS)
+    report.write([locate(folder)], two_nodes(), judged(two_nodes()))
     return folder
 
 
@@ -74,7 +80,7 @@ def approximately(row: Row) -> Any:
 def test_every_form_of_the_results_is_written_and_a_log_for_each_stage_and_rank(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     *_, last = two_nodes()
-    names = report.write([locate(here), locate(there)], [last], REMARKS)
+    names = report.write([locate(here), locate(there)], [last])
     logs = {f"logs/all_reduce-nodes-0-1-ring-rank{rank}.log" for rank in (0, 15)}
     assert set(names) == {f"all_reduce.{form}" for form in ("txt", "jsonl", "csv", "png", "svg")} | logs
     for name in names:
@@ -103,7 +109,11 @@ def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:
     )
     assert head["image"] == "repository/ray@sha256:1" and head["node_of_rank"] == [0] * 8 + [1] * 8
     results = records.read(content, "here")
-    assert results.remarks == REMARKS
+    assert list(results.verdicts) == ["all"] and results.stopped == ""
+    assert json.dumps(results.verdicts["all"]) == json.dumps(VERDICT.as_record(), sort_keys=True)
+    stages = [line for line in map(json.loads, content.splitlines()) if line["kind"] == "stage"]
+    kept = {"busbw": 99.0, "reasons": ["busbw 99 is below 340"], "verdict": "fail"}
+    assert [line["judgement"] for line in stages] == [kept if line["name"] == "all" else None for line in stages]
     for before, after in zip(two_nodes(), results.measured, strict=True):
         assert (after.stage, after.conditions, after.links, dict(after.logs)) == (
             before.stage,
@@ -120,13 +130,17 @@ def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:
 
 
 def test_who_is_slow_and_why_stages_are_missing_are_kept_with_the_numbers(tmp_path: Path) -> None:
-    slow = Suspect(kind="node", number=1, ratio=2.5, text="node 1 (b) is slow alone: 2.5 times the time of the others")
     why = "Rank 3 of 'all', on node 1 (b) died: lost"
-    remarks = Remarks(suspects=(slow,), stopped=why)
-    report.write([locate(tmp_path)], two_nodes()[:2], remarks)
-    results = records.read((tmp_path / "all_reduce.jsonl").read_bytes(), "here")
-    assert results.remarks == remarks
-    assert (tmp_path / "all_reduce.txt").read_text().endswith(f"# slow: {slow.text}\n# stopped before its end: {why}\n")
+    sound, other = run(2)[:2]
+    there = replace(other.conditions, node_of_rank=(1,) * 8)
+    slow = measured(other.stage, there, slower=2.5)
+    report.write([locate(tmp_path)], [sound, slow], stopped=why)
+    content = (tmp_path / "all_reduce.jsonl").read_bytes()
+    (line,) = [record for record in map(json.loads, content.splitlines()) if record["kind"] == "suspect"]
+    assert (line["part"], line["number"], round(line["ratio"], 3)) == ("node", 1, 2.5)
+    assert records.read(content, "here").stopped == why
+    text = (tmp_path / "all_reduce.txt").read_text()
+    assert text.endswith(f"# slow: {line['text']}\n# stopped before its end: {why}\n")
 
 
 def test_logs_of_stages_without_a_result_are_kept_alone(tmp_path: Path) -> None:
@@ -226,7 +240,7 @@ def test_the_pictures_are_a_png_and_an_svg_that_change_with_the_figures_alone(wr
     svg = (written / "all_reduce.svg").read_bytes()
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     again, changed = tmp_path / "again", tmp_path / "changed"
-    report.write([locate(again)], two_nodes(), REMARKS)
+    report.write([locate(again)], two_nodes(), judged(two_nodes()))
     assert (again / "all_reduce.svg").read_bytes() == svg
     *others, last = two_nodes()
     slower = replace(last.rows[-1], in_place=timing(1.0, 16))
@@ -254,23 +268,6 @@ def test_the_legend_names_what_can_be_told_apart() -> None:
         texts = {comment.partition(" -->")[0] for comment in svg.split("<!-- ")[1:]}
         assert {"out of place", "in place"} <= texts
         assert texts & {one.stage.name for one in found} == named
-
-
-def test_reference_lines_are_drawn_only_where_they_hold() -> None:
-    def heights(one: Measured) -> list[float]:
-        return [reference.gigabytes_per_second for reference in plot.references([one])]
-
-    alone, both = Stage(name="node 0", nodes=(0,)), Stage(name="all", nodes=(0, 1))
-    assert 480 in heights(measured(alone, conditions(1))) and 400 not in heights(measured(alone, conditions(1)))
-    assert 400 in heights(measured(both, conditions(2))) and 480 not in heights(measured(both, conditions(2)))
-    assert plot.references(run(2)) == plot.references([*run(2), *run(2)])
-    for elsewhere in (
-        conditions(2, "all_gather"),
-        replace(conditions(2, backend="gloo"), machine_type="a3-ultragpu-8g"),
-        replace(conditions(2), machine_type="somebody-elses-machine"),
-        replace(conditions(2), machine_type=""),
-    ):
-        assert heights(measured(both, elsewhere)) == []
 
 
 def test_one_rank_has_no_bus_and_is_drawn_all_the_same() -> None:

@@ -15,8 +15,7 @@ from tests.support import gloo
 from workloads.nccl.definitions import collectives
 from workloads.nccl.definitions.collectives import COLLECTIVES, Counts, Seat
 from workloads.nccl.definitions.data_pattern import DTYPES, NEVER, Data, Piece
-from workloads.nccl.ranks import measure
-from workloads.nccl.ranks.measure import Participant, Sample
+from workloads.nccl.ranks.rank import LEAST_CALLS, LEAST_ITERATIONS, MOST_CALLS, MOST_ITERATIONS, Sample
 
 # Written from NVIDIA/nccl-tests a0b82b2: `<Op>GetCollByteCount` and `<Op>GetBw` in src/*.cu, the columns as `TimeTest`
 # in src/common.cu prints them (size is the larger of both buffers, count what the call is given). Of 1 MiB of float and
@@ -52,7 +51,7 @@ def test_sizes_counts_columns_and_factors_are_nccl_tests(op: str, ranks: int) ->
     assert (collective.redop, collective.root) == (redop, root)
     assert collective.factor(ranks) == pytest.approx(FACTORS[op][ranks], rel=1e-12)
     for (size, count), dtype, asked in zip(counts[ranks], ("float", "bfloat16"), (1 << 20, 3000), strict=True):
-        found = measure.counts(gloo.plan(op, dtype), asked, ranks)
+        found = gloo.plan(op, dtype).counts(asked, ranks)
         larger = max(found.sent, found.received) * DTYPES[dtype].itemsize
         assert (larger, found.parameter) == (size, count)
 
@@ -188,13 +187,13 @@ def _corrupted(seat: Seat) -> list[int | None]:
         plan = dataclasses.replace(
             gloo.plan(op, dtype, iterations=1), collective=dataclasses.replace(collective, run=run)
         )
-        participant = Participant(seat, torch.device("cpu"), plan)
+        participant = gloo.rank(seat, plan)
         found.append(participant.measure(ELEMENTS * DTYPES[dtype].itemsize, in_place).wrong)
     return found
 
 
 def _in_a_rank(seat: Seat) -> tuple[list[int | None], Sample, list[tuple[tuple[int, int], float]]]:
-    timed = Participant(seat, torch.device("cpu"), gloo.plan(iterations=7, blocking=True))
+    timed = gloo.rank(seat, gloo.plan(iterations=7, blocking=True))
     return _corrupted(seat), timed.measure(1 << 16, in_place=True), timed.links([[(0, 1)], [(0, 2)], [(1, 2)]])
 
 
@@ -215,7 +214,7 @@ def _calling(seat: Seat) -> list[int]:
         calls.append(source.numel())
 
     plan = dataclasses.replace(gloo.plan(), collective=dataclasses.replace(COLLECTIVES["all_reduce"], run=counted))
-    participant = Participant(seat, torch.device("cpu"), plan)
+    participant = gloo.rank(seat, plan)
     for size in (1 << 10, 1 << 20):
         participant.call(size)
     return calls
@@ -228,7 +227,7 @@ def test_what_is_not_timed_is_one_call_of_each_size() -> None:
 
 def _adapting(seat: Seat) -> list[Sample]:
     plan = dataclasses.replace(gloo.plan(iterations=0, blocking=True), seconds=0.5)
-    participant = Participant(seat, torch.device("cpu"), plan)
+    participant = gloo.rank(seat, plan)
     return [participant.measure(size, in_place=True) for size in (1 << 24, 1 << 10)]
 
 
@@ -238,8 +237,8 @@ def test_a_quick_size_is_timed_more_often_and_all_ranks_agree_how_often() -> Non
 
     assert counted[0] == counted[1]
     (large, large_alone), (small, small_alone) = counted[0]
-    assert measure.LEAST_ITERATIONS <= large < small <= measure.MOST_ITERATIONS
-    assert measure.LEAST_CALLS <= large_alone < small_alone <= measure.MOST_CALLS
+    assert LEAST_ITERATIONS <= large < small <= MOST_ITERATIONS
+    assert LEAST_CALLS <= large_alone < small_alone <= MOST_CALLS
 
 
 COPY_SECONDS = 1.0
@@ -251,7 +250,7 @@ def _copying_for_long(seat: Seat) -> Sample:
         time.sleep(COPY_SECONDS)
 
     plan = dataclasses.replace(gloo.plan(), collective=dataclasses.replace(COLLECTIVES["all_reduce"], prepare=slowly))
-    return Participant(seat, torch.device("cpu"), plan).measure(4096, in_place=False)
+    return gloo.rank(seat, plan).measure(4096, in_place=False)
 
 
 @pytest.mark.thorough

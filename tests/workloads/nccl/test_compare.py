@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,13 @@ from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import compare, report
 from workloads.nccl.results.measured import Conditions, Measured
 from workloads.nccl.results.records import Results
-from workloads.nccl.results.remarks import NO_REMARKS, Remarks
 from workloads.storage.folders import locate
 
 SEEDS = 100
 
 
-def results(found: list[Measured], source: str = "here", remarks: Remarks = NO_REMARKS) -> Results:
-    return Results(source=source, measured=tuple(found), remarks=remarks)
+def results(found: list[Measured], source: str = "here", **more: Any) -> Results:
+    return Results(source=source, measured=tuple(found), **more)
 
 
 def changed(before: list[Results], after: list[Results]) -> list[compare.Compared]:
@@ -151,9 +151,9 @@ def test_a_forced_algorithm_and_sizes_without_overlap_are_refused() -> None:
 def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_measurement() -> None:
     one = measured(Stage(name="all", nodes=(0, 1)), conditions(2))
     path = {"path": "gib-gdr", "algorithm": "RING", "protocol": "SIMPLE", "channels": 16}
-    before = results([one], "a", Remarks(verdicts={"all": path}))
+    before = results([one], "a", verdicts={"all": path})
     other = {**path, "path": "socket", "channels": 2}
-    after = results([one], "b", Remarks(verdicts={"all": other}, stopped="lost"))
+    after = results([one], "b", verdicts={"all": other}, stopped="lost")
     found = compare.compare([before], [after])
     assert found.differences == ("all_reduce (float), all: gib-gdr RING SIMPLE 16 in A, socket RING SIMPLE 2 in B",)
     assert found.left_out == ("b stopped before its end: lost",)

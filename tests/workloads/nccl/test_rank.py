@@ -23,8 +23,7 @@ from workloads.errors import PlaceError
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.logs import debug_log
 from workloads.nccl.ranks import node_facts
-from workloads.nccl.ranks.placement import RankActor
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks.rank import Layout, Rank
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_a_layout_on_cpus_is_measured_on_cpus_with_gloo_though_the_machine_has_g
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=0)
-    rank = RankActor(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log={})
+    rank = Rank(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log={})
     found = rank.arrive()
     joined = rank.join(*rank.open(), 0)
     try:
@@ -95,7 +94,7 @@ def test_a_rank_of_nccl_is_told_where_its_log_is_kept_before_nccl_starts(monkeyp
     for name in log:
         monkeypatch.setenv(name, "")  # restored afterwards
     layout = Layout(nodes=1, ranks_per_node=1, gpus_per_node=1)
-    RankActor(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log)
+    Rank(Seat(rank=0, ranks=1, stride=1), layout, gloo.plan(), log)
     assert os.environ["NCCL_DEBUG_FILE"].startswith(f"/proc/{os.getpid()}/fd/")
     assert os.environ["NCCL_DEBUG"] == "INFO"
 
@@ -113,20 +112,23 @@ def test_a_log_outlives_who_writes_it_and_has_no_name_that_could_be_left_behind(
 
 
 PROGRAM = """
-import os, sys, torch
+import os, sys
 from tests.support import gloo
 from workloads.cluster import process_group
 from workloads.nccl.definitions.collectives import Seat
-from workloads.nccl.ranks.measure import Participant
-rank, address = int(sys.argv[1]), sys.argv[2]
-listener = process_group.listen(address) if rank == 0 else None
-if listener:
-    print(listener.getsockname()[1], flush=True)
-port = listener.getsockname()[1] if listener else int(sys.stdin.readline())
-participant = Participant(Seat(rank=rank, ranks=2, stride=1), torch.device("cpu"), gloo.plan())
-participant.join(address, port, listener)
-sample = participant.measure(1 << 16, in_place=True)
-participant.leave()
+from workloads.nccl.ranks.rank import Layout, Rank
+class Told(Rank):
+    def open(self):
+        self._listener = process_group.listen(address)
+        port = self._listener.getsockname()[1]
+        print(port, flush=True)
+        return port
+number, address = int(sys.argv[1]), sys.argv[2]
+rank = Told(Seat(rank=number, ranks=2, stride=1), Layout(nodes=2, ranks_per_node=1, gpus_per_node=0), gloo.plan(), {})
+port = rank.open() if number == 0 else int(sys.stdin.readline())
+rank.join(address, port, 0)
+sample = rank.measure(1 << 16, in_place=True)
+rank.leave()
 print(os.environ["GLOO_SOCKET_IFNAME"], sample.wrong, sample.seconds > 0)
 """
 

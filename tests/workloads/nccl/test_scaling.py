@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 
+from benchmarks import published, simulation
 from benchmarks import scaling as figures
-from benchmarks import simulation
+from benchmarks.published import GIB, MIB
 from tests.support.bench_results import conditions, measured, run
 from workloads import __main__ as command_line
 from workloads.convnext.config import Model
@@ -24,9 +25,8 @@ from workloads.convnext.learning.model import STAGES, build
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import report
 from workloads.nccl.results.measured import Conditions
-from workloads.nccl.scaling import gradients, published, scaling
+from workloads.nccl.scaling import gradients, scaling
 from workloads.nccl.scaling.predict import ASSUMED_JITTER
-from workloads.nccl.scaling.published import GIB, MIB
 from workloads.nccl.scaling.scaling import PUBLISHED, Work
 from workloads.storage.folders import locate
 

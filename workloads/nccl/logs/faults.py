@@ -8,8 +8,8 @@ Sources, by letter in the table: G Google, "Collect and understand NCCL/gIB logs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from workloads.nccl.logs import xids
 from workloads.nccl.logs.remedies import ENVIRONMENT, INSTALLER, KERNEL_LOG, REPLACE_NODE, SAME_IMAGE
@@ -43,20 +43,13 @@ class LoggedError:
         return f"{self.name}{where}: {self.meaning}. {self.remedy}"
 
 
-@dataclass(frozen=True)
-class _Known:
-    pattern: re.Pattern[str]
-    name: str
-    meaning: str
-    remedy: str
-    severity: Severity
-    follows: bool
-
-
 def _known(
     pattern: str, name: str, meaning: str, remedy: str, severity: Severity = "error", follows: bool = False
-) -> _Known:
-    return _Known(re.compile(pattern), name, meaning, remedy, severity, follows or remedy == _OTHER_RANK)
+) -> tuple[re.Pattern[str], LoggedError]:
+    """An error by what a line with it holds."""
+    follows = follows or remedy == _OTHER_RANK
+    error = LoggedError(name=name, meaning=meaning, remedy=remedy, severity=severity, follows=follows)
+    return re.compile(pattern), error
 
 
 _WARNINGS = (
@@ -177,7 +170,7 @@ _ENDS = (
 )
 """How a rank's own program ends; no errors of NCCL, whose lines may hold the same words."""
 
-PROGRAM_ENDS = frozenset(known.name for known in _ENDS)
+PROGRAM_ENDS = frozenset(error.name for _, error in _ENDS)
 """Names of those ends."""
 
 _PEER = re.compile(r"nccl|gloo|connection (?:closed|reset)", re.IGNORECASE)
@@ -208,7 +201,7 @@ def of_program(line: str) -> LoggedError | None:
     """A line's statement that a rank's own program ended; None where it has none."""
     if _PEER.search(line):
         return None
-    return next((_fault(known, line) for known in _ENDS if known.pattern.search(line)), None)
+    return next(_matching(_ENDS, line), None)
 
 
 def advice(text: str) -> str:
@@ -243,9 +236,7 @@ def _in_line(line: str) -> Iterator[LoggedError]:
     if match := _WARN.search(line):
         # Its place in NCCL's source is part of what tells one warning from another.
         yield _of_warning(f"{match[1] or ''}{match[2]}".strip())
-    for known in _LINES:
-        if known.pattern.search(line):
-            yield _fault(known, line)
+    yield from _matching(_LINES, line)
 
 
 def of_xid(code: int, device: str) -> LoggedError:
@@ -261,20 +252,14 @@ def of_xid(code: int, device: str) -> LoggedError:
 
 
 def _of_warning(text: str) -> LoggedError:
-    for known in _WARNINGS:
-        if known.pattern.search(text):
-            return _fault(known, text)
     remedy = "If the job fails or is slow, start here."
-    return LoggedError(name=UNKNOWN_WARNING, meaning=text.rstrip("."), remedy=remedy, severity="warning")
+    unknown = LoggedError(name=UNKNOWN_WARNING, meaning=text.rstrip("."), remedy=remedy, severity="warning")
+    return next(_matching(_WARNINGS, text), unknown)
 
 
-def _fault(known: _Known, line: str) -> LoggedError:
+def _matching(known: Iterable[tuple[re.Pattern[str], LoggedError]], line: str) -> Iterator[LoggedError]:
+    """Those of these errors that a line holds, with the device that it names."""
     device = _DEVICE.search(line)
-    return LoggedError(
-        name=known.name,
-        meaning=known.meaning,
-        remedy=known.remedy,
-        severity=known.severity,
-        device=device[1] if device else "",
-        follows=known.follows,
-    )
+    for pattern, error in known:
+        if pattern.search(line):
+            yield replace(error, device=device[1] if device else "")

@@ -6,8 +6,7 @@ Source: docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, "Resolutio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workloads.nccl.logs.remedies import KERNEL_LOG, REPLACE_GPU
 
@@ -40,8 +39,7 @@ workflow for Xid 13 or 31 as what to investigate; MEMORY is WORKFLOW_XID_48, NVL
 WORKFLOW_XID_45 and XID_154; a power cable (CHECK_MECHANICALS) is the host's business, as a power cycle is."""
 
 
-@dataclass(frozen=True)
-class Xid:
+class Xid(NamedTuple):
     """One entry of the catalogue."""
 
     meaning: str

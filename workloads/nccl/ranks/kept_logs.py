@@ -6,8 +6,7 @@ Such a process holds no CPU and no GPU, and imports neither torch nor NCCL.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -17,8 +16,9 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads.errors import WorkloadFailedError, first_line
-from workloads.nccl.definitions.stages import Stage
+from workloads.nccl.definitions.stages import Round, Stage
 from workloads.nccl.logs.debug_log import Keeper
+from workloads.nccl.ranks.rank import Layout
 
 START_SECONDS = 600.0
 """How long a process may take to start: on a new node it loads what it imports while the image still streams."""
@@ -28,19 +28,30 @@ _READ_SECONDS = 60.0
 
 
 class KeptLogs:
-    """The logs of all ranks of a placement group; without keepers, as on gloo, there are none."""
+    """The logs of all ranks of a placement group, while it is entered; on gloo there are none."""
 
-    def __init__(self, keepers: dict[int, ActorHandle], hosts: Sequence[str], ranks_per_node: int) -> None:
-        """Use these keepers.
+    def __init__(self, group: PlacementGroup, hosts: Sequence[str], layout: Layout) -> None:
+        """Start a keeper on each node whose ranks use NCCL.
 
         Args:
-            keepers: by node, the bundle's number.
+            group: a bundle per node.
             hosts: what to call each node.
-            ranks_per_node: as `Layout` has it.
+            layout: where the ranks are.
         """
-        self._keepers = keepers
+        remote: Any = ray.remote(Keeper)
+        self._keepers: dict[int, ActorHandle] = {
+            node: remote.options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, node)).remote()
+            for node in range(layout.nodes if layout.gpus_per_node else 0)
+        }
         self._hosts = hosts
-        self._each = ranks_per_node
+        self._each = layout.ranks_per_node
+
+    def __enter__(self) -> KeptLogs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for keeper in self._keepers.values():
+            ray.kill(keeper)
 
     def open(self, stage: Stage, subsystems: str) -> list[dict[str, str]]:
         """NCCL's settings with which each rank of a stage writes its log; none where none is kept.
@@ -67,13 +78,8 @@ class KeptLogs:
                 ) from error
         return settings
 
-    def read(self, stages: Iterable[Stage]) -> dict[str, dict[int, str]]:
-        """Each rank's log, by stage; those of a node that does not answer are missing.
-
-        Args:
-            stages: that share no node.
-        """
-        stages = list(stages)
+    def read(self, stages: Round) -> dict[str, dict[int, str]]:
+        """Each rank's log, by stage; those of a node that does not answer are missing."""
         nodes = [node for stage in stages for node in stage.nodes if node in self._keepers]
         asked = {node: self._keepers[node].read.remote() for node in nodes}
         if asked:
@@ -94,28 +100,6 @@ def _answer(asked: ray.ObjectRef[Any]) -> list[str] | None:
         return ray.get(asked, timeout=0)
     except RayError:  # its node died, or is too slow
         return None
-
-
-@contextmanager
-def kept(group: PlacementGroup, hosts: Sequence[str], ranks_per_node: int, wanted: bool) -> Iterator[KeptLogs]:
-    """Logs of ranks on these nodes, for the length of the block.
-
-    Args:
-        group: a bundle per node.
-        hosts: what to call each node.
-        ranks_per_node: as `Layout` has it.
-        wanted: false where NCCL has no part.
-    """
-    remote: Any = ray.remote(Keeper)
-    keepers = {
-        node: remote.options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, node)).remote()
-        for node in range(len(hosts) if wanted else 0)
-    }
-    try:
-        yield KeptLogs(keepers, hosts, ranks_per_node)
-    finally:
-        for keeper in keepers.values():
-            ray.kill(keeper)
 
 
 def death(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import NormalDist, mean, median, variance
 from typing import Any
 
@@ -20,8 +21,8 @@ from rich.table import Table
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
 from workloads.nccl.definitions.bandwidth import Row, Timing, format_size
-from workloads.nccl.results import stored
-from workloads.nccl.results.measured import Conditions
+from workloads.nccl.results import records
+from workloads.nccl.results.measured import Conditions, Measured
 from workloads.nccl.results.records import Results
 from workloads.reporting.progress import counted
 
@@ -51,14 +52,6 @@ BANDWIDTH_SHARE = 16
 """A size is a large one from this fraction of the largest on; on published tables bandwidth has levelled out there."""
 
 _95_OF_NORMAL = 1.645
-
-MUST_AGREE = (
-    ("backend", "backends"),
-    ("accelerator", "accelerators"),
-    ("machine_type", "machine types"),
-    ("average", "definitions of time (--average)"),
-)
-"""Fields of the conditions without which times cannot be compared, with their names for people."""
 
 RUN_SPREAD = 0.01
 """Standard deviation between whole runs on the same machines, where nothing better is known. The same eight H200 gave
@@ -99,7 +92,7 @@ def run_compare(args: argparse.Namespace) -> int:
         DataIntegrityError: a file is damaged or cut off.
         WorkloadFailedError: B is slower beyond noise or may be for all that shows, and that was to be a failure.
     """
-    found = compare(stored.load(args.before), stored.load(args.after))
+    found = compare(records.load(args.before), records.load(args.after))
     slower = [one for one in found.lines if one.change.real and one.change.size > 0]
     _show(found)
     if slower and args.fail_on_regression:
@@ -215,11 +208,7 @@ def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
         )
     lines = [_compared(key, regime, sizes, old[key], new[key], len(groups)) for key, regime, sizes in groups]
     left_out = [f"{key} only in {side}" for side, keys in (("A", old), ("B", new)) for key in keys if key not in common]
-    left_out += [
-        f"{one.source} stopped before its end: {one.remarks.stopped}"
-        for one in (*before, *after)
-        if one.remarks.stopped
-    ]
+    left_out += [f"{one.source} stopped before its end: {one.stopped}" for one in (*before, *after) if one.stopped]
     return Comparison(
         lines=tuple(lines),
         differences=(
@@ -235,11 +224,17 @@ class _StageResult:
     """One stage of one result."""
 
     source: str
-    conditions: Conditions
-    algorithm: str
-    rows: tuple[Row, ...]
+    measured: Measured
     taken: str
     """The path that NCCL's log showed, with algorithm, protocol and channels; empty where nobody looked."""
+
+    @property
+    def conditions(self) -> Conditions:
+        return self.measured.conditions
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.measured.rows
 
 
 def _runs(side: Sequence[Results]) -> dict[StageKey, list[_StageResult]]:
@@ -247,15 +242,8 @@ def _runs(side: Sequence[Results]) -> dict[StageKey, list[_StageResult]]:
     for results in side:
         for one in results.measured:
             key = StageKey(op=one.conditions.op, stage=one.stage.name, dtype=one.rows[0].dtype)
-            runs[key].append(
-                _StageResult(
-                    source=results.source,
-                    conditions=one.conditions,
-                    algorithm=one.stage.algorithm,
-                    rows=one.rows,
-                    taken=_taken(results.remarks.verdicts.get(one.stage.name, {})),
-                )
-            )
+            taken = _taken(results.verdicts.get(one.stage.name, {}))
+            runs[key].append(_StageResult(source=results.source, measured=one, taken=taken))
     return runs
 
 
@@ -272,26 +260,30 @@ def _check(key: StageKey, runs: Sequence[_StageResult]) -> None:
                 f"{key}: {wrong} elements of the results were wrong in {run.source}; its times say nothing.",
                 "Compare results whose #wrong columns are 0.",
             )
-    first = runs[0]
-    for other in runs[1:]:
-        for field, name in MUST_AGREE:
-            _same(key, name, first, other, getattr(first.conditions, field), getattr(other.conditions, field))
-        _same(key, "topologies", first, other, _topology(first.conditions), _topology(other.conditions))
-        _same(key, "forced algorithms", first, other, first.algorithm, other.algorithm)
+    first, *others = runs
+    for other in others:
+        mine, theirs = _comparable(first.measured), _comparable(other.measured)
+        for name, value in mine.items():
+            if value != theirs[name]:
+                raise UsageError(
+                    f"{key}: the two have different {name}, {value or 'none'} in {first.source} and "
+                    f"{theirs[name] or 'none'} in {other.source}; their times say nothing about each other.",
+                    "Compare results of like machines, measured alike.",
+                )
 
 
-def _same(key: StageKey, name: str, first: _StageResult, other: _StageResult, mine: object, theirs: object) -> None:
-    if mine != theirs:
-        raise UsageError(
-            f"{key}: the two have different {name}, {mine or 'none'} in {first.source} and {theirs or 'none'} in "
-            f"{other.source}; their times say nothing about each other.",
-            "Compare results of like machines, measured alike.",
-        )
-
-
-def _topology(conditions: Conditions) -> str:
-    each = conditions.ranks // conditions.nodes
-    return f"{counted(conditions.nodes, 'node')} with {counted(each, 'rank')} each"
+def _comparable(measured: Measured) -> dict[str, object]:
+    """Without these alike times cannot be compared, by their names for people."""
+    conditions = measured.conditions
+    ranks = counted(conditions.ranks // conditions.nodes, "rank")
+    return {
+        "backends": conditions.backend,
+        "accelerators": conditions.accelerator,
+        "machine types": conditions.machine_type,
+        "definitions of time (--average)": conditions.average,
+        "topologies": f"{counted(conditions.nodes, 'node')} with {ranks} each",
+        "forced algorithms": measured.stage.algorithm,
+    }
 
 
 def _regimes(old: Sequence[_StageResult], new: Sequence[_StageResult]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -354,15 +346,8 @@ class _Point:
 
 def _points(side: Sequence[_StageResult], sizes: tuple[int, ...]) -> list[_Point]:
     by_size = [{row.size: row for row in run.rows} for run in side]
-    return [_point([place(rows[size]) for rows in by_size]) for size in sizes for place in (_out_of_place, _in_place)]
-
-
-def _out_of_place(row: Row) -> Timing:
-    return row.out_of_place
-
-
-def _in_place(row: Row) -> Timing:
-    return row.in_place
+    places = (attrgetter("out_of_place"), attrgetter("in_place"))
+    return [_point([place(rows[size]) for rows in by_size]) for size in sizes for place in places]
 
 
 def _point(timings: Sequence[Timing]) -> _Point:

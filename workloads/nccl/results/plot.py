@@ -6,20 +6,20 @@ PNG and SVG show the same. The SVG's bytes follow from the figures alone: a chan
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from workloads.nccl.definitions.bandwidth import Row, Timing, format_size
 from workloads.nccl.results import thresholds
-from workloads.reporting.curve import FAINT, INK
+from workloads.reporting.curve import FAINT, INK, TRAIN, VALIDATION
 from workloads.reporting.progress import duration
 
 if TYPE_CHECKING:
@@ -70,18 +70,22 @@ def draw(op: str, where: str, measured: Sequence[Measured]) -> dict[str, bytes]:
     # A single rank moves nothing over a bus, so its bus bandwidth is 0 and its own speed is what there is to show.
     alone = all(row.factor == 0 for one in measured for row in one.rows)
     for axes, ticks in ((left, LEFT_TICKS), (right, RIGHT_TICKS)):
-        frame(axes, sorted({size for line in drawn for size in line.sizes()}), ticks)
-    for color, line in zip(_colors(len(drawn)), drawn, strict=True):
-        _bandwidth(left, line, color, alone)
-        _time(right, line, color)
+        sizes = sorted({size for line in drawn for size in line.sizes()})
+        # Counted from the largest, whose bandwidth is the headline.
+        shown = sizes[::-1][:: -(-len(sizes) // ticks)][::-1]
+        frame(axes, shown, map(format_size, shown), "message size", 8.5)
+    for color, line in zip(cycle(COLORS), drawn, strict=False):
+        _curves(left, line, color, Row.algbw if alone else Row.busbw)
+        _curves(right, line, color, lambda row, timing: timing.seconds)
     left.set_title(f"{'algorithm' if alone else 'bus'} bandwidth, GB/s", loc="left", color=INK, fontsize=10)
     right.set_title("time of a call", loc="left", color=INK, fontsize=10)
     left.set_ylim(bottom=0)
     right.set_yscale("log")
-    right.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if _decades(right) < 3 else (1.0,)))
+    low, high = right.get_ylim()
+    right.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 1000 * low else (1.0,)))
     right.yaxis.set_major_formatter(FuncFormatter(duration))
     right.yaxis.set_minor_locator(NullLocator())
-    _references(left, references(measured))
+    _references(left, sorted({line for one in measured for line in thresholds.references(one.conditions)}))
     _legend(figure, left, alone=len(measured) == 1)
     return saved(figure)
 
@@ -118,82 +122,88 @@ def lines(measured: Sequence[Measured]) -> list[Series]:
     return drawn
 
 
-def references(measured: Sequence[Measured]) -> list[Reference]:
-    """The lines to compare with: of a machine type with known limits, for what was measured, on its GPUs alone."""
-    found: list[Reference] = []
-    for one in measured:
-        conditions = one.conditions
-        if conditions.backend != "nccl" or conditions.op != "all_reduce":
-            continue
-        for reference in thresholds.references(conditions.machine_type, conditions.nodes > 1):
-            if reference not in found:
-                found.append(reference)
-    return sorted(found, key=lambda reference: reference.gigabytes_per_second)
+def draw_efficiency(
+    points: Sequence[tuple[int, float, float | None, bool]], title: str, conditions: str
+) -> dict[str, bytes]:
+    """Efficiency over nodes, the prediction as a line, what was trained as points: `png` and `svg`.
+
+    Args:
+        points: nodes, predicted efficiency, measured efficiency or None, whether the prediction is extrapolated; at
+            least one, nodes rising.
+        title: what is trained.
+        conditions: what one GPU does, for the second line.
+    """
+    figure = Figure(figsize=(8, 4.6), dpi=130, layout="constrained")
+    figure.suptitle(f"{title}: efficiency over nodes", color=INK, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    axes = figure.add_subplot()
+    axes.set_title(conditions, loc="left", color=INK, fontsize=9)
+    nodes = [count for count, *_ in points]
+    axes.plot(nodes, [predicted for _, predicted, *_ in points], "-o", color=TRAIN, linewidth=2, label="predicted")
+    if beyond := [(count, predicted) for count, predicted, _, extrapolated in points if extrapolated]:
+        axes.plot(*zip(*beyond, strict=True), "o", color=TRAIN, markerfacecolor="white", label="extrapolated")
+    trained = [(count, measured) for count, _, measured, _ in points if measured is not None]
+    if trained:
+        axes.plot(*zip(*trained, strict=True), "D", color=VALIDATION, markersize=7, label="measured")
+    for count, predicted, *_ in points:
+        axes.annotate(
+            f"{predicted:.1%}",
+            (count, predicted),
+            (0, -15),
+            textcoords="offset points",
+            ha="center",
+            color=TRAIN,
+            fontsize=8.5,
+        )
+    frame(axes, nodes, [f"{count:,}" for count in nodes], "nodes", 9)
+    lowest = min(value for point in points for value in point[1:3] if value is not None)
+    highest = max(value for point in points for value in point[1:3] if value is not None)
+    # A line at 99 % that fills the picture would look like a loss.
+    axes.set_ylim(min(0.9, lowest - 0.02), max(1.0, highest) + 0.01)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.margins(x=0.06)
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower left")
+    return saved(figure)
 
 
-def _decades(axes: Axes) -> float:
-    low, high = axes.get_ylim()
-    return math.log10(high / low)
-
-
-def _colors(number: int) -> list[str]:
-    return [COLORS[index % len(COLORS)] for index in range(number)]
-
-
-def frame(axes: Axes, sizes: Sequence[int], most: int) -> None:
-    """Axes without a box, sizes along the bottom.
+def frame(axes: Axes, ticks: Sequence[int], labels: Iterable[str], below: str, size: float) -> None:
+    """Axes without a box, with these places along the bottom.
 
     Args:
         axes: to be drawn on.
-        sizes: bytes, rising.
-        most: labels that have room.
+        ticks: places, rising.
+        labels: of those places.
+        below: what they are.
+        size: of the labels, in points.
     """
     axes.set_xscale("log", base=2)
-    # Counted from the largest, whose bandwidth is the headline.
-    ticks = sizes[::-1][:: -(-len(sizes) // most)][::-1]
-    axes.set_xticks(ticks, [format_size(size) for size in ticks])
+    axes.set_xticks(ticks, list(labels))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("message size", color=INK)
+    axes.set_xlabel(below, color=INK)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
-    axes.tick_params(colors=INK, length=0, labelsize=8.5)
+    axes.tick_params(colors=INK, length=0, labelsize=size)
 
 
-def _bandwidth(axes: Axes, line: Series, color: str, alone: bool) -> None:
-    value = Row.algbw if alone else Row.busbw
+def _curves(axes: Axes, line: Series, color: str, value: Callable[[Row, Timing], float]) -> None:
+    """Out of place solid with full marks, in place dashed with empty ones; only the first is in the legend."""
     sizes = line.sizes()
     for in_place in (False, True):
         found = [[value(row, timing) for row, timing in line.timings(size, in_place)] for size in sizes]
-        _curve(axes, sizes, found, color, in_place, line.label)
-
-
-def _time(axes: Axes, line: Series, color: str) -> None:
-    sizes = line.sizes()
-    for in_place in (False, True):
-        found = [[timing.seconds for _, timing in line.timings(size, in_place)] for size in sizes]
-        _curve(axes, sizes, found, color, in_place, line.label)
-
-
-def _curve(
-    axes: Axes, sizes: Sequence[int], found: Sequence[Sequence[float]], color: str, in_place: bool, label: str
-) -> None:
-    """Out of place solid with full marks, in place dashed with empty ones; only the first is in the legend."""
-    axes.plot(
-        sizes,
-        [median(values) for values in found],
-        "--o" if in_place else "-o",
-        color=color,
-        linewidth=1.2 if in_place else 1.8,
-        markersize=5.5 if in_place else 3.5,
-        markerfacecolor="none" if in_place else color,
-        label="_" if in_place else label,
-    )
-    if max(map(len, found)) > 1 and not in_place:
-        axes.fill_between(
-            sizes, [min(values) for values in found], [max(values) for values in found], color=color, alpha=0.15, lw=0
+        axes.plot(
+            sizes,
+            [median(values) for values in found],
+            "--o" if in_place else "-o",
+            color=color,
+            linewidth=1.2 if in_place else 1.8,
+            markersize=5.5 if in_place else 3.5,
+            markerfacecolor="none" if in_place else color,
+            label="_" if in_place else line.label,
         )
+        if len(line.stages) > 1 and not in_place:
+            lowest, highest = ([end(values) for values in found] for end in (min, max))
+            axes.fill_between(sizes, lowest, highest, color=color, alpha=0.15, lw=0)
 
 
 def _references(axes: Axes, drawn: Sequence[Reference]) -> None:

@@ -5,18 +5,19 @@ The last line counts the others, so that a file that was cut off is known for on
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from workloads.errors import DataIntegrityError, UsageError
 from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing
 from workloads.nccl.definitions.stages import Link, Stage
 from workloads.nccl.results.measured import Conditions, Measured, widest
-from workloads.nccl.results.remarks import Remarks
-from workloads.nccl.results.suspects import Suspect
+
+if TYPE_CHECKING:
+    from workloads.nccl.results.findings import JudgedStage
+    from workloads.nccl.results.suspects import Suspect
 
 SCHEMA = "oasis.collective/3"
 """Version of the JSON lines. The first line is the environment of the widest stage; then come, for each stage, a line
@@ -25,68 +26,71 @@ that is slow; the last line is `end`, with the reason where the run stopped befo
 given another meaning under the same version."""
 
 FAMILY = "oasis.collective/"
+SUFFIX = ".jsonl"
+
+_AGAIN = "Copy it again from the runs bucket (bench/<name>), or measure again."
+
+
+_ROW = ("op", "size", "count", "redop", "root", "factor")
+_TIMING = ("wrong", "iterations", "slowest_rank")
+_BLOCKING = ("calls", "slowest_rank")
+_PERCENTILES = ("p50", "p95", "p99", "max")
+"""Fields that are kept under their own names; of the last ones in microseconds, with `_us` behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """One file of results, read back."""
+    """One file of results, read back, as far as others are compared with it."""
 
     source: str
     """Where it was read, for messages."""
     measured: tuple[Measured, ...]
     """Its stages, without NCCL's logs."""
-    remarks: Remarks
-
-    @property
-    def conditions(self) -> Conditions:
-        """Those of the widest stage."""
-        return widest(self.measured).conditions
+    verdicts: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """`Verdict.as_record` by stage; one that nobody asked for is missing."""
+    stopped: str = ""
+    """Why stages are missing; empty where none is."""
 
 
-def json_lines(measured: Sequence[Measured], remarks: Remarks) -> str:
+def json_lines(
+    measured: Sequence[Measured], judged: Sequence[JudgedStage], suspects: Sequence[Suspect], stopped: str
+) -> str:
     """The machine-readable result of one collective's stages.
 
     Args:
         measured: at least one stage.
-        remarks: on them; a verdict or judgement that is missing is written as null.
+        judged: those that were judged; of the others verdict and judgement are written as null.
+        suspects: who is slow.
+        stopped: why stages are missing; empty where none is.
     """
+    found = {one.measured.stage.name: one for one in judged}
     lines: list[dict[str, Any]] = [
         {"schema": SCHEMA, "kind": "environment", **asdict(widest(measured).conditions)},
     ]
     for one in measured:
         name = one.stage.name
+        own = found.get(name)
         lines.append(
             {
                 "kind": "stage",
                 **asdict(one.stage),
                 "environment": asdict(one.conditions),
-                "verdict": remarks.verdicts.get(name),
-                "judgement": remarks.judgements.get(name),
+                "verdict": own and own.verdict.as_record(),
+                "judgement": own and own.judgement.as_record(),
             }
         )
         lines += [{"kind": "row", "stage": name, **row_record(row)} for row in one.rows]
         lines += [{"kind": "link", "stage": name, **asdict(link)} for link in one.links]
-    lines += [
-        {"kind": "suspect", "part": one.kind, **{name: getattr(one, name) for name in _SUSPECT}}
-        for one in remarks.suspects
-    ]
-    lines.append({"kind": "end", "lines": len(lines), "stopped": remarks.stopped})
+    lines += [{**asdict(one), "kind": "suspect", "part": one.kind} for one in suspects]
+    lines.append({"kind": "end", "lines": len(lines), "stopped": stopped})
     return "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
-
-
-_SUSPECT = ("number", "ratio", "text")
 
 
 def row_record(row: Row) -> dict[str, Any]:
     """One row as plain data: times in microseconds, bandwidths in GB/s."""
     return {
-        "op": row.op,
-        "size": row.size,
-        "count": row.count,
+        **{name: getattr(row, name) for name in _ROW},
         "type": row.dtype,
-        "redop": row.redop,
-        "root": row.root,
-        "factor": row.factor,
         "out_of_place": _timing_record(row, row.out_of_place),
         "in_place": _timing_record(row, row.in_place),
     }
@@ -95,21 +99,48 @@ def row_record(row: Row) -> dict[str, Any]:
 def _timing_record(row: Row, timing: Timing) -> dict[str, Any]:
     alone = timing.blocking
     return {
+        **{name: getattr(timing, name) for name in _TIMING},
         "time_us": timing.seconds * 1e6,
         "algbw": row.algbw(timing),
         "busbw": row.busbw(timing),
-        "wrong": timing.wrong,
-        "iterations": timing.iterations,
-        "slowest_rank": timing.slowest_rank,
         "rank_time_us": [seconds * 1e6 for seconds in timing.rank_seconds],
-        "blocking": None
-        if alone is None
-        else {
-            "calls": alone.calls,
-            "slowest_rank": alone.slowest_rank,
-            **{f"{name}_us": getattr(alone, name) * 1e6 for name in ("p50", "p95", "p99", "max")},
+        "blocking": alone
+        and {
+            **{name: getattr(alone, name) for name in _BLOCKING},
+            **{f"{name}_us": getattr(alone, name) * 1e6 for name in _PERCENTILES},
         },
     }
+
+
+def load(place: str) -> list[Results]:
+    """Every file of results that a place holds, in the order of their names.
+
+    Args:
+        place: a `.jsonl` file or a folder, on a disk or gs://; folders inside it are looked into, too.
+
+    Raises:
+        UsageError: there is no such place, or no results in it.
+        DataIntegrityError: a file of results is cut off or damaged.
+    """
+    # It needs pyarrow, and a row is made into a record where there is torch alone, too (`benchmarks.one_gpu`).
+    from workloads.storage.folders import locate
+
+    if place.endswith(SUFFIX):
+        above, _, name = place.rpartition("/")
+        try:
+            return [read(locate(above or ("/" if place.startswith("/") else ".")).read(name), place)]
+        except FileNotFoundError:
+            raise UsageError(f"There is no file {place}.", "Name a file or a folder that `bench` wrote.") from None
+    folder = locate(place)
+    contents = {name: folder.read(name) for name in folder.files() if name.endswith(SUFFIX)}
+    # Others may lie beside them; those of another version say so.
+    ours = {name: content for name, content in contents.items() if FAMILY.encode() in content.partition(b"\n")[0]}
+    if not ours:
+        raise UsageError(
+            f"{place} holds no results of `bench`: no {SUFFIX} file with schema {FAMILY}* is in it.",
+            "Name the folder of a benchmark, or one of its .jsonl files.",
+        )
+    return [read(content, f"{place.rstrip('/')}/{name}") for name, content in ours.items()]
 
 
 def read(content: bytes, source: str) -> Results:
@@ -133,21 +164,7 @@ def read(content: bytes, source: str) -> Results:
         raise _damaged(
             source, len(lines), f"it counts {last.get('lines')} lines before it, and there are {len(lines) - 1}"
         )
-    try:
-        return _assemble(parsed, source)
-    except _LineError as error:
-        raise _damaged(source, error.number, f"{type(error.cause).__name__}: {error.cause}") from error
-
-
-def is_results(content: bytes) -> bool:
-    """True if a file says of itself that it is one of results, of whatever version."""
-    return FAMILY.encode() in content.partition(b"\n")[0]
-
-
-class _LineError(Exception):
-    def __init__(self, number: int, cause: Exception) -> None:
-        super().__init__(number, cause)
-        self.number, self.cause = number, cause
+    return _assemble(parsed, source)
 
 
 def _parse(line: str, number: int, lines: int, source: str) -> dict[str, Any]:
@@ -180,45 +197,43 @@ def _check_head(head: dict[str, Any], source: str) -> None:
 
 def _assemble(parsed: Sequence[dict[str, Any]], source: str) -> Results:
     found: list[tuple[Stage, Conditions, list[Row], list[Link]]] = []
-    verdicts, judgements, suspects = {}, {}, []
+    verdicts = {}
     for number, record in enumerate(parsed[1:-1], start=2):
         try:
             if record["kind"] == "stage":
                 stage = Stage(name=record["name"], nodes=tuple(record["nodes"]), algorithm=record["algorithm"])
                 found.append((stage, _conditions(record["environment"]), [], []))
-                for kept, name in ((verdicts, "verdict"), (judgements, "judgement")):
-                    if record[name] is not None:
-                        kept[stage.name] = record[name]
+                verdicts[stage.name] = record["verdict"]
             elif record["kind"] == "row":
                 found[-1][2].append(_row(record))
             elif record["kind"] == "link":
                 found[-1][3].append(Link(ranks=tuple(record["ranks"]), seconds=record["seconds"]))
-            elif record["kind"] == "suspect":
-                suspects.append(Suspect(kind=record["part"], **{name: record[name] for name in _SUSPECT}))
-            else:
+            elif record["kind"] != "suspect":
                 raise ValueError(f"a line of kind {record['kind']!r} has no place here")
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise _LineError(number, error) from error
+            raise _damaged(source, number, f"{type(error).__name__}: {error}") from error
     if not found or not all(rows for _, _, rows, _ in found):
-        raise _LineError(len(parsed), ValueError("it ends a file with a stage that has no rows"))
-    measured = tuple(
-        Measured(stage=stage, conditions=conditions, rows=tuple(rows), links=tuple(links), logs={})
-        for stage, conditions, rows, links in found
+        raise _damaged(source, len(parsed), "it ends a file with a stage that has no rows")
+    return Results(
+        source=source,
+        measured=tuple(
+            Measured(stage=stage, conditions=conditions, rows=tuple(rows), links=tuple(links), logs={})
+            for stage, conditions, rows, links in found
+        ),
+        verdicts={name: verdict for name, verdict in verdicts.items() if verdict is not None},
+        stopped=str(parsed[-1]["stopped"]),
     )
-    stopped = str(parsed[-1]["stopped"])
-    remarks = Remarks(verdicts=verdicts, judgements=judgements, suspects=tuple(suspects), stopped=stopped)
-    return Results(source=source, measured=measured, remarks=remarks)
 
 
 def _conditions(record: dict[str, Any]) -> Conditions:
-    values: dict[str, Any] = {field.name: record[field.name] for field in dataclasses.fields(Conditions)}
+    values: dict[str, Any] = {one.name: record[one.name] for one in fields(Conditions)}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Conditions(**values)
 
 
 def _row(record: dict[str, Any]) -> Row:
     return Row(
-        **{name: record[name] for name in ("op", "size", "count", "redop", "root", "factor")},
+        **{name: record[name] for name in _ROW},
         dtype=record["type"],
         out_of_place=_timing(record["out_of_place"]),
         in_place=_timing(record["in_place"]),
@@ -230,27 +245,20 @@ def _timing(record: dict[str, Any]) -> Timing:
     if record["time_us"] <= 0:
         raise ValueError(f"a time of {record['time_us']} microseconds")
     return Timing(
+        **{name: record[name] for name in _TIMING},
         seconds=record["time_us"] / 1e6,
         rank_seconds=tuple(value / 1e6 for value in record["rank_time_us"]),
-        blocking=None
-        if alone is None
-        else Percentiles(
-            calls=alone["calls"],
-            slowest_rank=alone["slowest_rank"],
-            **{name: alone[f"{name}_us"] / 1e6 for name in ("p50", "p95", "p99", "max")},
+        blocking=alone
+        and Percentiles(
+            **{name: alone[name] for name in _BLOCKING},
+            **{name: alone[f"{name}_us"] / 1e6 for name in _PERCENTILES},
         ),
-        **{name: record[name] for name in ("iterations", "slowest_rank", "wrong")},
     )
 
 
 def _cut_off(source: str, how: str) -> DataIntegrityError:
-    return DataIntegrityError(
-        f"{source} is cut off: {how}.", "Copy it again from the runs bucket (bench/<name>), or measure again."
-    )
+    return DataIntegrityError(f"{source} is cut off: {how}.", _AGAIN)
 
 
 def _damaged(source: str, number: int, how: str) -> DataIntegrityError:
-    return DataIntegrityError(
-        f"{source} is damaged at line {number}: {how}.",
-        "Copy it again from the runs bucket (bench/<name>), or measure again.",
-    )
+    return DataIntegrityError(f"{source} is damaged at line {number}: {how}.", _AGAIN)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from workloads.nccl.definitions.bandwidth import Row, format_size
 from workloads.nccl.definitions.stages import RING
@@ -15,13 +15,12 @@ from workloads.nccl.logs.remedies import KERNEL_LOG
 
 if TYPE_CHECKING:
     from workloads.nccl.logs.verdict import Verdict
-    from workloads.nccl.results.measured import Measured
+    from workloads.nccl.results.measured import Conditions, Measured
 
 Outcome = Literal["pass", "fail", "no verdict"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reference:
+class Reference(NamedTuple):
     """A bandwidth to compare with: a limit, or what a sound machine reaches."""
 
     gigabytes_per_second: float
@@ -92,44 +91,31 @@ class Judgement:
         return {"verdict": self.outcome, **{key: value for key, value in asdict(self).items() if key != "outcome"}}
 
 
-def references(machine_type: str, several_nodes: bool) -> tuple[Reference, ...]:
-    """The lines to compare an all-reduce curve with: limit, target, where failure begins; none for an unknown machine.
-
-    Args:
-        machine_type: Compute Engine machine type; empty where it is unknown.
-        several_nodes: whether the ranks are on several nodes.
-    """
-    machine = MACHINES.get(machine_type)
-    if machine is None:
-        return ()
-    case = machine.several if several_nodes else machine.one
-    failing = f"{case.failing:g} GB/s: less is a fault, from {format_size(case.least_size)} on"
-    target = f"{case.target:g} GB/s: the target" if case.target else ""
-    return (
-        Reference(gigabytes_per_second=case.limit, label=case.limit_label),
-        *([Reference(gigabytes_per_second=case.target, label=target)] if case.target else []),
-        Reference(gigabytes_per_second=case.failing, label=failing),
-    )
+def references(conditions: Conditions) -> list[Reference]:
+    """The lines to compare an all-reduce curve with: limit, target, where failure begins; none where none is known."""
+    machine = MACHINES.get(conditions.machine_type)
+    if machine is None or conditions.backend != "nccl" or conditions.op != "all_reduce":
+        return []
+    case = _case(machine, conditions)
+    found = [
+        Reference(case.limit, case.limit_label),
+        Reference(case.failing, f"{case.failing:g} GB/s: less is a fault, from {format_size(case.least_size)} on"),
+    ]
+    return [*found, Reference(case.target, f"{case.target:g} GB/s: the target")] if case.target else found
 
 
-def judge(machine_type: str, measured: Measured, verdict: Verdict | None) -> Judgement:
+def judge(measured: Measured, verdict: Verdict | None) -> Judgement:
     """Judge whether a stage is as fast, as right and on the path as it must be.
 
     Args:
-        machine_type: Compute Engine machine type; empty where it is unknown.
         measured: the stage.
         verdict: what NCCL's logs say of it; None where there is none to ask.
     """
-    broken = _broken(measured.rows, verdict)
-    busbw, slow, doubt = _speed(machine_type, measured, verdict)
-    if broken or slow:
-        return Judgement(outcome="fail", reasons=tuple(filter(None, [*broken, slow])), busbw=busbw)
-    if doubt:
-        return Judgement(outcome="no verdict", reasons=(doubt,), busbw=busbw)
-    case = _case(MACHINES[machine_type], measured)
-    aim = f", {case.target:g} the target" if case.target else ""
-    reason = f"{busbw:.0f} GB/s of bus bandwidth; {case.failing:g} must be reached, {case.expected:g} is usual{aim}."
-    return Judgement(outcome="pass", reasons=(reason,), busbw=busbw)
+    speed = _speed(measured, verdict)
+    if not (broken := _broken(measured.rows, verdict)):
+        return speed
+    slow = speed.reasons if speed.outcome == "fail" else ()
+    return Judgement(outcome="fail", reasons=(*broken, *slow), busbw=speed.busbw)
 
 
 def _broken(rows: Sequence[Row], verdict: Verdict | None) -> list[str]:
@@ -138,30 +124,39 @@ def _broken(rows: Sequence[Row], verdict: Verdict | None) -> list[str]:
     return [*([f"{wrong} elements of the results are wrong."] if wrong else []), *map(str, errors)]
 
 
-def _speed(machine_type: str, measured: Measured, verdict: Verdict | None) -> tuple[float | None, str, str]:
-    """The bandwidth that counts; why it fails, or empty; why it cannot be judged, or empty."""
-    machine, conditions = MACHINES.get(machine_type), measured.conditions
+def _speed(measured: Measured, verdict: Verdict | None) -> Judgement:
+    """The judgement by the bandwidth alone."""
+
+    def found(outcome: Outcome, reason: str, busbw: float | None = None) -> Judgement:
+        return Judgement(outcome=outcome, reasons=(reason,), busbw=busbw)
+
+    conditions = measured.conditions
+    on, machine = conditions.machine_type, MACHINES.get(conditions.machine_type)
     if machine is None:
-        return None, "", f"What {machine_type or 'this machine'} must reach is not known."
+        return found("no verdict", f"What {on or 'this machine'} must reach is not known.")
     if conditions.backend != "nccl" or conditions.op != "all_reduce":
-        return None, "", f"Nothing is published of {conditions.op} with {conditions.backend} on {machine_type}."
+        return found("no verdict", f"Nothing is published of {conditions.op} with {conditions.backend} on {on}.")
     if conditions.ranks != machine.gpus * conditions.nodes:
-        return None, "", f"The numbers hold for all {machine.gpus} GPUs of each node."
-    case = _case(machine, measured)
-    large = [row for row in measured.rows if row.size >= case.least_size]
+        return found("no verdict", f"The numbers hold for all {machine.gpus} GPUs of each node.")
+    case = _case(machine, conditions)
+    large = [row.busbw(row.in_place) for row in measured.rows if row.size >= case.least_size]
     if not large:
-        return None, "", f"The numbers hold from {format_size(case.least_size)} on; no size that large was measured."
-    busbw = max(row.busbw(row.in_place) for row in large)
+        least = format_size(case.least_size)
+        return found("no verdict", f"The numbers hold from {least} on; no size that large was measured.")
+    busbw = max(large)
+    reached = f"{busbw:.0f} GB/s of bus bandwidth; {case.failing:g} must be reached"
     algorithm = measured.stage.algorithm or (verdict.algorithm if verdict else "")
     if conditions.nodes > 2 and algorithm not in ("", RING):
-        return busbw, "", f"{algorithm} is slower than the ring on sound machines too; the forced ring is what counts."
+        why = f"{algorithm} is slower than the ring on sound machines too; the forced ring is what counts."
+        return found("no verdict", why, busbw)
     if busbw < case.failing:
-        slow = f"{busbw:.0f} GB/s of bus bandwidth; {case.failing:g} must be reached. {_hint(measured, verdict)}"
-        return busbw, slow, ""
+        return found("fail", f"{reached}. {_hint(measured, verdict)}", busbw)
     if conditions.nodes == 2 and algorithm != RING:
         chosen = algorithm or "an algorithm that is not known"
-        return busbw, "", f"On two nodes {chosen} prints more than the wire carries; the forced ring is what counts."
-    return busbw, "", ""
+        why = f"On two nodes {chosen} prints more than the wire carries; the forced ring is what counts."
+        return found("no verdict", why, busbw)
+    aim = f", {case.target:g} the target" if case.target else ""
+    return found("pass", f"{reached}, {case.expected:g} is usual{aim}.", busbw)
 
 
 def _hint(measured: Measured, verdict: Verdict | None) -> str:
@@ -175,5 +170,5 @@ def _hint(measured: Measured, verdict: Verdict | None) -> str:
     return "Compare the nodes in pairs with `python -m workloads bench` to find the slow node or NIC."
 
 
-def _case(machine: MachineThresholds, measured: Measured) -> Expectation:
-    return machine.several if measured.conditions.nodes > 1 else machine.one
+def _case(machine: MachineThresholds, conditions: Conditions) -> Expectation:
+    return machine.several if conditions.nodes > 1 else machine.one

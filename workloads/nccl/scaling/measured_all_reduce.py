@@ -6,52 +6,65 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from workloads.errors import UsageError
-from workloads.nccl.results import stored
+from workloads.nccl.results import records
 from workloads.nccl.scaling import scaling
-from workloads.nccl.scaling.scaling import PUBLISHED, Fabric
+from workloads.nccl.scaling.scaling import PUBLISHED, TABLED_NODES, Fabric, PredictedStep, Work
 from workloads.storage.folders import locate
 
 Curve = Mapping[int, float]
 """Seconds by bytes, the sizes rising."""
 
 
-class MeasuredAllReduce:
-    """All-reduce as a benchmark has measured it, carried to other numbers of nodes by the formula."""
+@dataclass(frozen=True)
+class AllReduce:
+    """All-reduce's times: the formula's, or those of a benchmark, carried to other numbers of nodes by the formula."""
 
-    def __init__(self, curves: Mapping[int, Curve], fabric: Fabric) -> None:
-        """Take hold of the measured curves.
-
-        Args:
-            curves: by number of nodes; at least one, each with at least one size.
-            fabric: for the formula, with as many GPUs per node as were measured.
-        """
-        self._curves = curves
-        self.fabric = fabric
+    fabric: Fabric = PUBLISHED
+    """With as many GPUs per node as were measured."""
+    curves: Mapping[int, Curve] = field(default_factory=dict)
+    """By number of nodes; where nothing was measured the formula stands alone."""
 
     @property
-    def nodes(self) -> tuple[int, ...]:
-        """Numbers of nodes that were measured."""
-        return tuple(sorted(self._curves))
+    def most_nodes(self) -> int:
+        """Up to which number of nodes all-reduce is known."""
+        return max(self.curves, default=TABLED_NODES)
 
     def nearest(self, nodes: int) -> int:
         """The measured number of nodes that a prediction for `nodes` starts from."""
-        return min(self._curves, key=lambda measured: (abs(math.log(measured / nodes)), measured))
+        return min(self.curves, key=lambda measured: (abs(math.log(measured / nodes)), measured))
 
     def seconds(self, size: int, nodes: int) -> float:
         """Time of an all-reduce of so many bytes: measured, times the formula's ratio of the two numbers of nodes."""
+        formula = scaling.seconds("all_reduce", size, nodes, self.fabric)
+        if not self.curves:
+            return formula
         start = self.nearest(nodes)
-        found = interpolated(self._curves[start], size)
-        if nodes == start:
-            return found
-        ratio = [scaling.seconds("all_reduce", size, each, self.fabric) for each in (nodes, start)]
-        return found * ratio[0] / ratio[1]
+        ratio = 1.0 if start == nodes else formula / scaling.seconds("all_reduce", size, start, self.fabric)
+        return interpolated(self.curves[start], size) * ratio
+
+    def origin(self, size: int, nodes: int) -> str:
+        """Source of that time: NCCL's likely algorithm, or the measured number of nodes."""
+        if self.curves:
+            start = self.nearest(nodes)
+            return "measured" if start == nodes else f"formula, from {start} measured"
+        times = scaling.by_algorithm("all_reduce", size, nodes, self.fabric)
+        fastest = min(times, key=times.__getitem__)
+        return "nvlstree" if fastest == "nvls" and nodes > 1 else fastest
+
+    def step(self, work: Work, nodes: int) -> PredictedStep:
+        """One step on all GPUs of so many nodes."""
+        return scaling.step(work, nodes, self.fabric.gpus_per_node, self.seconds)
+
+    def nodes_of(self, workers: int) -> int:
+        """Nodes that so many workers fill; 0 where they do not fill whole ones."""
+        return workers // self.fabric.gpus_per_node if workers % self.fabric.gpus_per_node == 0 else 0
 
 
-def all_reduce(place: str) -> MeasuredAllReduce:
+def all_reduce(place: str) -> AllReduce:
     """All-reduce from a file or folder of results: in place, as DDP has it, with the algorithm that NCCL chose.
 
     Raises:
@@ -60,7 +73,7 @@ def all_reduce(place: str) -> MeasuredAllReduce:
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     each = set()
-    for results in stored.load(place):
+    for results in records.load(place):
         for one in results.measured:
             if one.conditions.op != "all_reduce" or one.stage.algorithm or one.conditions.ranks == 1:
                 continue
@@ -78,7 +91,7 @@ def all_reduce(place: str) -> MeasuredAllReduce:
             "Give the results of one `bench` whose nodes are alike.",
         )
     curves = {nodes: {size: median(found) for size, found in sorted(by.items())} for nodes, by in times.items()}
-    return MeasuredAllReduce(curves, replace(PUBLISHED, gpus_per_node=each.pop()))
+    return AllReduce(replace(PUBLISHED, gpus_per_node=each.pop()), curves)
 
 
 def interpolated(curve: Curve, size: int) -> float:

@@ -19,9 +19,8 @@ from rich.table import Table
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl.scaling import gradients, measured_all_reduce, scaling
-from workloads.nccl.scaling.measured_all_reduce import MeasuredAllReduce
-from workloads.nccl.scaling.published import TABLED_NODES
-from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, PredictedStep, Work
+from workloads.nccl.scaling.measured_all_reduce import AllReduce
+from workloads.nccl.scaling.scaling import PredictedStep, Work
 from workloads.reporting.progress import counted, duration
 
 DESCRIPTION = """\
@@ -103,8 +102,7 @@ def run_predict(args: argparse.Namespace) -> int:
     """
     model, nodes = _model(args.model), _nodes(args.nodes)
     _check(args)
-    curve = measured_all_reduce.all_reduce(args.results) if args.results else None
-    times = Model(fabric=curve.fabric if curve else PUBLISHED, curve=curve)
+    times = measured_all_reduce.all_reduce(args.results) if args.results else AllReduce()
     trained = measured_all_reduce.images_per_second(args.measured)
     setting = PlannedTraining(
         model=model,
@@ -117,8 +115,9 @@ def run_predict(args: argparse.Namespace) -> int:
     rate, whose = _rate(args.images_per_second, times, setting, trained)
     # Those that were trained stand in the table whether asked for or not: a prediction is worth its comparison.
     counts = sorted({*nodes, *map(times.nodes_of, trained)} - {0})
-    found = [times.predict(setting, count, rate, trained) for count in counts]
-    said = f"{args.results}, {', '.join(map(str, curve.nodes))} nodes" if curve else "published constants"
+    found = [predict(times, setting, count, rate, trained) for count in counts]
+    measured = ", ".join(map(str, sorted(times.curves)))
+    said = f"{args.results}, {measured} nodes" if measured else "published constants"
     head = _head(setting, rate, whose, said, "assumed, not measured" if args.jitter is None else "given")
     for line in head:
         print(line)
@@ -131,7 +130,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def _rate(
-    given: float | None, times: Model, setting: PlannedTraining, trained: Mapping[int, float]
+    given: float | None, times: AllReduce, setting: PlannedTraining, trained: Mapping[int, float]
 ) -> tuple[float, str]:
     """Images per second of one GPU alone, and where the number comes from."""
     if given is not None:
@@ -139,7 +138,7 @@ def _rate(
     if trained:
         least = min(trained)
         whose = f"so that {least} of them are as measured" if least > 1 else "as measured"
-        return times.rate_alone(setting, least, trained[least]), whose
+        return rate_alone(times, setting, least, trained[least]), whose
     return ASSUMED_RATE, "assumed, not measured"
 
 
@@ -187,14 +186,45 @@ class PlannedTraining:
     """One of `gradients.SHAPES`."""
     batch: int
     """Images per GPU and step."""
-    bucket_bytes: int
+    bucket_bytes: int = 0
     """Limit of every bucket; 0 is DDP's default, which has a smaller first one."""
-    contention: float
+    contention: float = 0.0
     """By which share all-reduce slows the backward pass."""
-    jitter: float
+    jitter: float = 0.0
     """Standard deviation of a rank's step, as a share of it, over ranks and steps."""
-    input_rate: float
+    input_rate: float = 0.0
     """Images per second that a GPU's share of the loaders can feed; 0 for any."""
+
+    def work(self, rate: float) -> Work:
+        """One GPU's work in a step.
+
+        Args:
+            rate: images per second of one GPU alone.
+
+        Raises:
+            UsageError: the optimizer alone takes longer than a step.
+        """
+        weights = gradients.elements(self.model)
+        alone = self.batch / rate
+        optimizer = sum(weights) * _OPTIMIZER_BYTES / _MEMORY_BANDWIDTH
+        if alone <= optimizer:
+            raise UsageError(
+                f"{self.batch} images at {rate:g} a second are a step of {duration(alone)}, and the optimizer alone "
+                f"takes {duration(optimizer)}.",
+                "Give a larger --batch or fewer --images-per-second.",
+            )
+        sizes = [count * _GRADIENT_BYTES for count in weights]
+        limit = self.bucket_bytes
+        return Work(
+            buckets=gradients.buckets(sizes, limit, limit) if limit else gradients.buckets(sizes),
+            # Of three products per weight, one is the forward pass's and two are the backward pass's.
+            forward=(alone - optimizer) / 3,
+            backward=(alone - optimizer) * 2 / 3,
+            optimizer=optimizer,
+            contention=self.contention,
+            jitter=self.jitter * alone,
+            input=self.batch / self.input_rate if self.input_rate else 0.0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,114 +245,51 @@ class Prediction:
     """Whether no all-reduce on as many nodes is behind it, neither measured nor published."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """All-reduce's times, measured or from the constants."""
-
-    fabric: Fabric
-    curve: MeasuredAllReduce | None
-
-    def all_reduce(self, size: int, nodes: int) -> float:
-        """Seconds of so many bytes."""
-        return (
-            self.curve.seconds(size, nodes) if self.curve else scaling.seconds("all_reduce", size, nodes, self.fabric)
-        )
-
-    def step(self, of: Work, nodes: int) -> PredictedStep:
-        """One step on all GPUs of so many nodes."""
-        return scaling.step(of, nodes, self.fabric.gpus_per_node, self.all_reduce)
-
-    def nodes_of(self, workers: int) -> int:
-        """Nodes that so many workers fill; 0 where they do not fill whole ones."""
-        return workers // self.fabric.gpus_per_node if workers % self.fabric.gpus_per_node == 0 else 0
-
-    @property
-    def most_nodes(self) -> int:
-        """Up to which number of nodes all-reduce is known."""
-        return max(self.curve.nodes) if self.curve else TABLED_NODES
-
-    def origin(self, size: int, nodes: int) -> str:
-        """Source of the time of an all-reduce of so many bytes."""
-        if self.curve:
-            start = self.curve.nearest(nodes)
-            return "measured" if start == nodes else f"formula, from {start} measured"
-        times = scaling.by_algorithm("all_reduce", size, nodes, self.fabric)
-        fastest = min(times, key=times.__getitem__)
-        return "nvlstree" if fastest == "nvls" and nodes > 1 else fastest
-
-    def rate_alone(self, setting: PlannedTraining, workers: int, together: float) -> float:
-        """Images per second that one GPU alone must have for a run of several to be as it was measured.
-
-        Args:
-            setting: what was trained.
-            workers: of the run; where they do not fill whole nodes, each is taken for one alone.
-            together: images per second of all of them.
-        """
-        nodes, each = self.nodes_of(workers), together / workers
-        rate = each
-        for _ in range(5 if nodes else 0):  # each round is some hundred times closer
-            one = work(setting, rate)
-            rate = each / scaling.efficiency(one, self.step(one, nodes))
-        return rate
-
-    def predict(self, setting: PlannedTraining, nodes: int, rate: float, trained: Mapping[int, float]) -> Prediction:
-        """Predict one number of nodes.
-
-        Args:
-            setting: what is trained.
-            nodes: how many.
-            rate: images per second of one GPU alone.
-            trained: images per second as measured, by number of workers.
-        """
-        one, gpus = work(setting, rate), nodes * self.fabric.gpus_per_node
-        found = self.step(one, nodes)
-        return Prediction(
-            nodes=nodes,
-            gpus=gpus,
-            step=found,
-            efficiency=scaling.efficiency(one, found),
-            images_per_second=gpus * setting.batch / found.seconds,
-            all_reduce=self.origin(max(one.buckets), nodes),
-            measured=trained[gpus] / gpus * one.alone / setting.batch if gpus in trained else None,
-            extrapolated=nodes > self.most_nodes,
-        )
-
-
-def work(setting: PlannedTraining, rate: float) -> Work:
-    """One GPU's work in a step.
+def rate_alone(times: AllReduce, setting: PlannedTraining, workers: int, together: float) -> float:
+    """Images per second that one GPU alone must have for a run of several to be as it was measured.
 
     Args:
-        setting: what is trained.
-        rate: images per second of one GPU alone.
-
-    Raises:
-        UsageError: the optimizer alone takes longer than a step.
+        times: of all-reduce.
+        setting: what was trained.
+        workers: of the run; where they do not fill whole nodes, each is taken for one alone.
+        together: images per second of all of them.
     """
-    weights = gradients.elements(setting.model)
-    alone = setting.batch / rate
-    optimizer = sum(weights) * _OPTIMIZER_BYTES / _MEMORY_BANDWIDTH
-    if alone <= optimizer:
-        raise UsageError(
-            f"{setting.batch} images at {rate:g} a second are a step of {duration(alone)}, and the optimizer alone "
-            f"takes {duration(optimizer)}.",
-            "Give a larger --batch or fewer --images-per-second.",
-        )
-    sizes = [count * _GRADIENT_BYTES for count in weights]
-    limit = setting.bucket_bytes
-    return Work(
-        buckets=gradients.buckets(sizes, limit, limit) if limit else gradients.buckets(sizes),
-        # Of three products per weight, one is the forward pass's and two are the backward pass's.
-        forward=(alone - optimizer) / 3,
-        backward=(alone - optimizer) * 2 / 3,
-        optimizer=optimizer,
-        contention=setting.contention,
-        jitter=setting.jitter * alone,
-        input=setting.batch / setting.input_rate if setting.input_rate else 0.0,
+    nodes, each = times.nodes_of(workers), together / workers
+    rate = each
+    for _ in range(5 if nodes else 0):  # each round is some hundred times closer
+        one = setting.work(rate)
+        rate = each / scaling.efficiency(one, times.step(one, nodes))
+    return rate
+
+
+def predict(
+    times: AllReduce, setting: PlannedTraining, nodes: int, rate: float, trained: Mapping[int, float]
+) -> Prediction:
+    """Predict one number of nodes.
+
+    Args:
+        times: of all-reduce.
+        setting: what is trained.
+        nodes: how many.
+        rate: images per second of one GPU alone.
+        trained: images per second as measured, by number of workers.
+    """
+    one, gpus = setting.work(rate), nodes * times.fabric.gpus_per_node
+    found = times.step(one, nodes)
+    return Prediction(
+        nodes=nodes,
+        gpus=gpus,
+        step=found,
+        efficiency=scaling.efficiency(one, found),
+        images_per_second=gpus * setting.batch / found.seconds,
+        all_reduce=times.origin(max(one.buckets), nodes),
+        measured=trained[gpus] / gpus * one.alone / setting.batch if gpus in trained else None,
+        extrapolated=nodes > times.most_nodes,
     )
 
 
 def _head(setting: PlannedTraining, rate: float, whose: str, all_reduce: str, jitter: str) -> list[str]:
-    one = work(setting, rate)
+    one = setting.work(rate)
     smallest, largest = (size / 1e6 for size in (min(one.buckets), max(one.buckets)))
     return [
         f"# ConvNeXt-{setting.model}: {sum(one.buckets) / 1e6:.1f} MB of fp32 gradients in {len(one.buckets)} buckets "
@@ -332,14 +299,14 @@ def _head(setting: PlannedTraining, rate: float, whose: str, all_reduce: str, ji
     ]
 
 
-def _extrapolated(found: Sequence[Prediction], times: Model) -> Iterator[str]:
+def _extrapolated(found: Sequence[Prediction], times: AllReduce) -> Iterator[str]:
     """Numbers of nodes that only the formula speaks for."""
     counts = [f"{one.nodes:,}" for one in found if one.extrapolated]
     if not counts:
         return
     words = " and ".join(filter(None, [", ".join(counts[:-1]), counts[-1]]))
     behind = f"all-reduce was measured on at most {counted(times.most_nodes, 'node')}"
-    if not times.curve:
+    if not times.curves:
         behind = f"the published tables have at most {times.most_nodes} nodes, and there is one figure of 248"
     yield f"# extrapolated: {words} nodes; {behind}. No routing, no other traffic and no lost node is in them."
 
@@ -370,12 +337,12 @@ def _show(found: Sequence[Prediction]) -> None:
 
 
 def _write(folder: Path, head: Sequence[str], found: Sequence[Prediction], model: str) -> None:
-    from workloads.nccl.scaling import efficiency_plot
+    from workloads.nccl.results import plot
 
     folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"conditions": list(head), "predictions": [asdict(one) for one in found]}
     (folder / "prediction.json").write_text(json.dumps(record, indent=2) + "\n")
     points = [(one.nodes, one.efficiency, one.measured, one.extrapolated) for one in found]
-    for form, picture in efficiency_plot.draw(points, f"ConvNeXt-{model}", head[1].removeprefix("# ")).items():
+    for form, picture in plot.draw_efficiency(points, f"ConvNeXt-{model}", head[1].removeprefix("# ")).items():
         (folder / f"efficiency.{form}").write_bytes(picture)
     print(f"prediction.json, efficiency.png, efficiency.svg written to {folder}")

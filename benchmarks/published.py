@@ -17,7 +17,6 @@ class Table:
     name: str
     op: str
     nodes: int
-    ranks: int
     seconds: dict[int, float]
     """Time of a call, out of place where both were printed, by size."""
     algorithms: tuple[str, ...]
@@ -47,7 +46,6 @@ GKE_ALL_GATHER = Table(
     name="GKE, RoCE with gIB, 2 nodes, all_gather",
     op="all_gather",
     nodes=2,
-    ranks=16,
     seconds=_times(
         KIB,
         "43.34 42.80 43.10 44.48 46.17 47.93 48.31 50.06 50.99 54.63 63.77 84.46 94.15 107.9 140.4 152.6 236.2 415.7 "
@@ -60,7 +58,6 @@ AZURE_NVSWITCH = Table(
     name="Azure ND H200 v5, 1 node, all_reduce",
     op="all_reduce",
     nodes=1,
-    ranks=8,
     seconds=_bandwidths(
         KIB,
         _EIGHT,
@@ -78,7 +75,6 @@ TESTS: tuple[Table, ...] = (
         name="GKE A4, documentation's sample, 2 nodes, all_gather",
         op="all_gather",
         nodes=2,
-        ranks=16,
         seconds=_times(
             KIB,
             "54.07 55.46 55.59 56.05 57.08 57.49 59.20 59.58 63.87 64.83 79.74 78.41 83.21 94.35 122.9 184.2 294.7 "
@@ -91,7 +87,6 @@ TESTS: tuple[Table, ...] = (
         name="H200, 1 node, all_reduce, blocking",
         op="all_reduce",
         nodes=1,
-        ranks=8,
         seconds=_bandwidths(
             32 * KIB,
             _EIGHT,
@@ -105,7 +100,6 @@ TESTS: tuple[Table, ...] = (
         name="H200, 2 nodes, all_reduce, NCCL's choice",
         op="all_reduce",
         nodes=2,
-        ranks=16,
         seconds=_times(
             KIB,
             "45.06 43.84 43.51 47.64 53.65 64.93 70.32 81.24 63.59 80.78 76.86 86.37 106.13 149.76 304.32 276.88 "
@@ -118,7 +112,6 @@ TESTS: tuple[Table, ...] = (
         name="H200, 2 nodes, all_reduce of int8, which has no NVLS",
         op="all_reduce",
         nodes=2,
-        ranks=16,
         seconds={10 * GIB: 51702.1e-6, 20 * GIB: 103274e-6, 40 * GIB: 206424e-6},
         algorithms=("ring", "tree"),
         source="the same guide",
@@ -127,7 +120,6 @@ TESTS: tuple[Table, ...] = (
         name="AWS p5en (H200, EFA), 4 nodes, all_reduce, ring",
         op="all_reduce",
         nodes=4,
-        ranks=32,
         seconds=_one(4 * GIB, _THIRTY_TWO, 364.65),
         algorithms=RING,
         source=f"{_ML_ENGINEERING}: NCCL 2.27.7, NCCL_ALGO=allreduce:ring",
@@ -136,7 +128,6 @@ TESTS: tuple[Table, ...] = (
         name="AWS p5en (H200, EFA), 4 nodes, all_reduce, NVLSTree",
         op="all_reduce",
         nodes=4,
-        ranks=32,
         seconds=_one(4 * GIB, _THIRTY_TWO, 310.07),
         algorithms=("nvls",),
         source=f"{_ML_ENGINEERING}: NCCL 2.27.7, NCCL_ALGO=allreduce:nvlstree",
@@ -145,7 +136,6 @@ TESTS: tuple[Table, ...] = (
         name="B200, EFA, 4 nodes, all_reduce, blocking",
         op="all_reduce",
         nodes=4,
-        ranks=32,
         seconds=_bandwidths(
             32 * KIB,
             _THIRTY_TWO,
@@ -159,7 +149,6 @@ TESTS: tuple[Table, ...] = (
         name="H200, 8 NICs, 248 nodes, all_reduce, one typical figure",
         op="all_reduce",
         nodes=248,
-        ranks=1984,
         seconds=_one(512 * MIB, 2 * 1983 / 1984, 350.0),
         algorithms=ANY,
         source="github.com/NVIDIA/nccl-tests issue 283: around 350 GB/s, sometimes below 300",
@@ -168,7 +157,6 @@ TESTS: tuple[Table, ...] = (
         name="HGX with 8x 400G IB, 4 nodes, all_reduce",
         op="all_reduce",
         nodes=4,
-        ranks=32,
         seconds=_one(16 * GIB, _THIRTY_TWO, 365.8),
         algorithms=ANY,
         source="github.com/NVIDIA/nccl-tests issues 290 and 309",
@@ -177,7 +165,6 @@ TESTS: tuple[Table, ...] = (
         name="HGX with 8x 400G IB, 2 nodes, all_reduce, NCCL's choice",
         op="all_reduce",
         nodes=2,
-        ranks=16,
         seconds=_one(16 * GIB, _SIXTEEN, 470.0),
         algorithms=ANY,
         source="github.com/NVIDIA/nccl-tests issues 290 and 309",
@@ -186,7 +173,6 @@ TESTS: tuple[Table, ...] = (
         name="MI355X, 8x 400G RoCE, 2 nodes, all_reduce",
         op="all_reduce",
         nodes=2,
-        ranks=16,
         seconds={8 * GIB: 43674e-6, 16 * GIB: 86980e-6},
         algorithms=RING,
         source="OCI GPU quick start, MI355X with Pollara: another vendor's GPU, NIC and library, the same wire",
@@ -195,7 +181,6 @@ TESTS: tuple[Table, ...] = (
         name="MI355X, 8x 400G RoCE, 4 nodes, all_reduce",
         op="all_reduce",
         nodes=4,
-        ranks=32,
         seconds={8 * GIB: 44952e-6, 16 * GIB: 89839e-6},
         algorithms=RING,
         source="OCI GPU quick start, MI355X with Pollara",
@@ -204,7 +189,6 @@ TESTS: tuple[Table, ...] = (
         name="H200, 1 node, all_reduce, ring",
         op="all_reduce",
         nodes=1,
-        ranks=8,
         seconds=_one(16 * GIB, _EIGHT, 367.61),
         algorithms=RING,
         source=f"{_ML_ENGINEERING}: NCCL_NVLS_ENABLE=0",
@@ -213,13 +197,9 @@ TESTS: tuple[Table, ...] = (
         name="H200, 1 node, all_gather",
         op="all_gather",
         nodes=1,
-        ranks=8,
         seconds=_one(16 * GIB, 7 / 8, 361.4),
         algorithms=RING,
         source=f"{_ML_ENGINEERING}: nccl-tests",
     ),
 )
 """What nothing was fitted on."""
-
-TABLED_NODES = 4
-"""Most nodes of any table; beyond, one figure of 248 nodes is all there is, and a prediction is an extrapolation."""
