@@ -54,6 +54,10 @@ class DeployedStack:
         """
         return _run([*self.kubectl, "--namespace", self.environment.ray_namespace, *words], _KUBECTL, given)
 
+    def get(self, *words: str) -> dict[str, Any]:
+        """What `kubectl get` finds, as `ask`; empty for an object that is not there and may be missing."""
+        return json.loads(self.ask("get", *words, "-o", "json").strip() or "{}")
+
     def of_cluster(self, name: str) -> DeployedStack:
         """The same stack with another RayCluster of its namespace, reached by a port-forward of its own.
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column
 
 from workloads import tables
 from workloads.checkpoints import manifest
@@ -276,9 +276,8 @@ def _print_rows(rows: Sequence[dict[str, Any]], uri: str, *, as_json: bool) -> N
         print(f"there is nothing to show in {uri}", file=sys.stderr)
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()), overflow="fold")
+    headings = ({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()) for name in columns)
+    table = tables.plain(*(Column(heading, overflow="fold") for heading in headings))
     for row in rows:
         table.add_row(*(_cell(name, row.get(name)) for name in columns))
     tables.show(table)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
 from workloads import tables
 from workloads.convnext.run.train import TUNED_FIELDS
@@ -47,10 +47,10 @@ def assignments(trial: Trial) -> list[str]:
 
 def render(search: Search, ranked: Sequence[Outcome], color: bool = False) -> str:
     """The table, best trial first, and beneath it why trials failed; on a terminal with colours."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("trial", "state", "epochs", *METRICS, "seconds", *search.space.varied):
-        number = heading in METRICS or heading in ("epochs", "seconds")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    numbers = ("epochs", *METRICS, "seconds")
+    headings = ("trial", "state", *numbers, *search.space.varied)
+    columns = (Column(name, no_wrap=True, justify="right" if name in numbers else "left") for name in headings)
+    table = tables.plain(*columns)
     for outcome in ranked:
         is_best = outcome is best(ranked)
         table.add_row(
