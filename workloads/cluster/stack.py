@@ -173,19 +173,8 @@ def _pulumi_outputs(stack: str) -> dict[str, Any]:
 
 
 def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
-    text = _run(
-        [
-            *kubectl,
-            "get",
-            "configmaps",
-            "--all-namespaces",
-            "--field-selector",
-            f"metadata.name={CONFIG_MAP}",
-            "-o",
-            "json",
-        ],
-        _KUBECTL,
-    )
+    of_that_name = ("--field-selector", f"metadata.name={CONFIG_MAP}")
+    text = _run([*kubectl, "get", "configmaps", "--all-namespaces", *of_that_name, "-o", "json"], _KUBECTL)
     found: list[Any] = json.loads(text)["items"]
     if len(found) == 1:
         return found[0].get("data") or {}
