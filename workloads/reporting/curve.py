@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-Record = dict[str, Any]
+from workloads.reporting.history import Record
 
 INK = "#1f2933"
 FAINT = "#9aa5b1"
@@ -44,7 +44,7 @@ def epochs_of(records: Sequence[Record]) -> list[Record]:
 
 
 def resumptions(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records with which a run went on from a checkpoint, by why: three words, some of which may have none.
+    """The records with which a run went on from a checkpoint, by why.
 
     One after which nothing was trained, as of a run whose last step was done, is left out.
     `restarted` after a failure; `resized` to another number of workers; `continued` by a new command.
@@ -61,7 +61,7 @@ def resumptions(records: Sequence[Record]) -> dict[str, list[Record]]:
             resized = reasons.get(record["name"]) == "resize"
             found["continued" if not same else "resized" if resized else "restarted"].append(record)
         before = record
-    return found
+    return {why: those for why, those in found.items() if those}
 
 
 def blank(width: float, height: float) -> Figure:
@@ -111,7 +111,7 @@ def figure_of(records: Sequence[Record], title: str) -> Figure:
     if epochs:
         _mark_last(loss, epochs[-1]["epoch"], epochs[-1]["val/loss"], f"{epochs[-1]['val/loss']:.3f}")
         _mark_last(accuracy, epochs[-1]["epoch"], epochs[-1]["val/accuracy"], f"{epochs[-1]['val/accuracy']:.1%}")
-    marked = {why: found for why, found in resumptions(records).items() if found}
+    marked = resumptions(records)
     for axes in (loss, accuracy):
         for why, found in marked.items():
             for record in found:
@@ -190,7 +190,7 @@ def table(records: Sequence[Record]) -> str:
         for record in shown
     ]
     lines = [header, "-" * len(header), *rows, ""]
-    marked = {why: found for why, found in resumptions(records).items() if found}
+    marked = resumptions(records)
     lines += [f"{why} at step {', '.join(str(record['step']) for record in found)}" for why, found in marked.items()]
     lines += [""] if marked else []
     return "\n".join([*lines, *_charts(epochs)])

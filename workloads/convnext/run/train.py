@@ -24,8 +24,8 @@ from workloads.convnext.run.run import Run
 from workloads.environment import SUBMITTED_VARIABLE, ClusterEnvironment
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
 from workloads.reporting import credentials, progress
-from workloads.reporting.history import history
-from workloads.reporting.tracking import JournalFollower, Record, Wandb, WandbMode, wandb_reader
+from workloads.reporting.history import Record, history
+from workloads.reporting.tracking import JournalFollower, Wandb, WandbMode, wandb_reader
 from workloads.storage.folders import locate
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
