@@ -32,8 +32,8 @@ from workloads.convnext import config as configuration
 from workloads.convnext.images.data import sources
 from workloads.convnext.learning.loop import Training
 from workloads.reporting.credentials import Key
-from workloads.reporting.journal import Journal
-from workloads.reporting.tracking import JournalFollower, Record, Wandb, parse
+from workloads.reporting.history import Journal, Record, parse
+from workloads.reporting.tracking import JournalFollower, Wandb
 
 RESULTS = Path(__file__).with_suffix(".json")
 

@@ -84,7 +84,7 @@ COMMANDS = {
         "pyarrow",
         action="list",
     ),
-    "status": Command("workloads.jobs.status", "what the stack's Ray has and what runs on it"),
+    "status": Command("workloads.jobs.command", "what the stack's Ray has and what runs on it"),
 }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Column
 
 from workloads import environment, tables
 from workloads.cluster import session
@@ -128,9 +128,8 @@ def show(
         request = {"bundles": [dict(bundle) for bundle in bundles], "strategy": strategy}
         print(json.dumps({"settings": values, "request": request, **more}, sort_keys=True))
         return EXIT_OK
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=sys.stdout.isatty())
-    for heading in ("setting", "value", "where it came from"):
-        table.add_column(heading, overflow="fold")
+    headings = (Column(name, overflow="fold") for name in ("setting", "value", "where it came from"))
+    table = tables.plain(*headings, show_header=sys.stdout.isatty())
     for name, (value, origin) in shown.items():
         style = {"flag": "bold cyan", DEFAULT: "dim"}.get(origin.partition(" ")[0], "")
         table.add_row(name, "" if value is None else str(value), origin, style=style)

@@ -18,8 +18,7 @@ from tests.support.processes import descendants
 from tests.support.waiting import eventually
 from workloads.cluster import worker_count
 from workloads.convnext.images import digits
-from workloads.reporting.history import history
-from workloads.reporting.tracking import parse
+from workloads.reporting.history import history, parse
 from workloads.storage.folders import locate
 
 pytestmark = pytest.mark.ray

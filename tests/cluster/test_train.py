@@ -25,8 +25,7 @@ from tests.support.processes import command, descendants
 from tests.support.waiting import eventually, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
-from workloads.reporting.history import history
-from workloads.reporting.tracking import parse
+from workloads.reporting.history import history, parse
 from workloads.storage.folders import EMULATOR_VARIABLE, locate
 
 pytestmark = pytest.mark.ray

@@ -27,7 +27,8 @@ from tests.support.wandb_server import answering, silent
 from workloads import __main__ as command_line
 from workloads.doctor import access, cluster, hardware, listeners, software
 from workloads.doctor import command as doctor
-from workloads.doctor.finding import AccessRefused, Finding, Subject, Unfit
+from workloads.doctor.finding import Finding, Subject
+from workloads.errors import AuthError, PlaceError
 from workloads.reporting.credentials import ENDPOINT_VARIABLE
 
 LAPTOP = Subject(environment=None, variables={}, gpus=0)
@@ -125,7 +126,7 @@ def test_a_cluster_without_token_authentication_is_unfit(variables: dict[str, st
 
 
 def test_a_dashboard_out_of_reach_is_a_doubt_and_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_status", lambda url, token: None)
+    monkeypatch.setattr(access, "_status", lambda address, token: None)
     found = finding(
         replace(GPU_WORKER, variables={**GPU_WORKER.variables, "RAY_ADDRESS": "10.1.2.3:6379"}), "authentication"
     )
@@ -426,16 +427,16 @@ def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_a
 @pytest.mark.parametrize(
     ("problems", "code"),
     [
-        ([Unfit("found this", "do that")], 8),
-        ([AccessRefused("a token", "another")], 7),
-        ([AccessRefused("a token", "another"), Unfit("found this", "do that")], 8),
+        ([PlaceError("found this", "do that")], 8),
+        ([AuthError("a token", "another")], 7),
+        ([AuthError("a token", "another"), PlaceError("found this", "do that")], 8),
         ([], 0),
     ],
 )
 def test_the_exit_code_says_whether_a_key_or_something_else_is_missing(
-    problems: list[Unfit], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    problems: list[PlaceError], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(problem: Unfit) -> object:
+    def failing(problem: PlaceError) -> object:
         def check(place: Subject) -> str:
             raise problem
 

@@ -8,7 +8,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -126,19 +125,6 @@ def test_a_key_s_place_is_shown_and_never_the_key(
 def test_a_password_in_an_address_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     dry_run.show({"index": ("https://me:secret@example.com/simple", "default")}, [], "PACK", as_json=False)
     assert capsys.readouterr().out.startswith("index  https://[redacted]@example.com/simple  default\n")
-
-
-def test_the_request_of_ray_is_told_with_the_values(capsys: pytest.CaptureFixture[str]) -> None:
-    found = settings()
-    bundles = [{"GPU": 8, "CPU": 8}, {"GPU": 8, "CPU": 8}]
-    assert dry_run.show(found, bundles, "PACK", as_json=False) == 0
-    text = capsys.readouterr().out
-    assert "asked of Ray: 2 x [8 GPU, 8 CPU], placed PACK" in text
-    assert len([line for line in text.splitlines() if line.endswith("recipe digits_laptop")]) > 10
-    assert dry_run.show(found, bundles, "PACK", as_json=True) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert document["request"] == {"bundles": bundles, "strategy": "PACK"}
-    assert document["settings"]["seed"] == {"value": 0, "origin": "recipe digits_laptop"}
 
 
 def test_a_terminal_gets_a_table_with_the_whole_of_each_value(

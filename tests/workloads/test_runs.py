@@ -294,8 +294,5 @@ def test_a_trial_that_its_search_stopped_is_not_unfinished(tmp_path: Path) -> No
     for run in ("s/s-000", "s/s-001"):
         train(place, run, epochs=1)
     place.child("s/s-000").write(ledger.OUTCOME, b'{"status": "stopped"}')
-    found = run_catalog.runs(place)
-    assert dict(zip([run.name for run in found], run_catalog.statuses(found), strict=True)) == {
-        "s/s-000": "stopped early",
-        "s/s-001": "unfinished",
-    }
+    found = {run.name: run.status() for run in run_catalog.runs(place)}
+    assert found == {"s/s-000": "stopped early", "s/s-001": "unfinished"}

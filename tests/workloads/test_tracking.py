@@ -18,9 +18,8 @@ from tests.support.wandb_server import answering, recording, silent
 from workloads.convnext.run.report import publish
 from workloads.errors import AuthError, PlaceError
 from workloads.reporting import credentials, progress, tracking
-from workloads.reporting.history import Segments, history
-from workloads.reporting.journal import Journal
-from workloads.reporting.tracking import JournalFollower, Wandb, merge, parse, wandb_reader
+from workloads.reporting.history import Journal, Segments, history, merge, parse
+from workloads.reporting.tracking import JournalFollower, Wandb, wandb_reader
 from workloads.reporting.wandb_process import Patience, fresh
 from workloads.storage.folders import Folder, locate
 

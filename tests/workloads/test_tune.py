@@ -29,17 +29,16 @@ from workloads.errors import (
     WorkloadFailedError,
 )
 from workloads.storage.folders import locate
-from workloads.tune import command, concurrency, planning, plot, preview, report, space, space_file
-from workloads.tune.asha import Milestones
-from workloads.tune.ledger import OUTCOME, PLAN, Begun, Epoch, Ledger, Outcome, Plan, Trial, ranking
-from workloads.tune.search import TrialQueue
+from workloads.tune import command, concurrency, planning, plot, report, space
+from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, best, ranking
+from workloads.tune.search import Milestones, TrialQueue
 
 BASE = config.digits_laptop()
 LAPTOP = session.Place(address=None, environment=None)
 
 
 def parsed(**fields: Any) -> space.Space:
-    return space_file.parse(fields, BASE)
+    return space.parse(fields, BASE)
 
 
 def options(tmp_path: Path, kind: str, content: str, *flags: str) -> argparse.Namespace:
@@ -49,7 +48,7 @@ def options(tmp_path: Path, kind: str, content: str, *flags: str) -> argparse.Na
     file.write_text(content)
     places = ("--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
     words = ["--space", str(file), *places, *flags]
-    return parser.parse_args(words, argparse.Namespace(words=words))
+    return parser.parse_args(words, argparse.Namespace(words=words, command=kind))
 
 
 def a_plan(count: int = 4, **changes: Any) -> Plan:
@@ -161,7 +160,7 @@ def test_what_no_search_can_have_is_refused_before_anything_starts(
     tmp_path: Path, kind: Any, content: str, flags: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        planning.plan(kind, options(tmp_path, kind, content, *flags), LAPTOP)
+        planning.plan(options(tmp_path, kind, content, *flags), LAPTOP)
     assert message.lower() in str(caught.value).lower()
     assert list(tmp_path.iterdir()) == [tmp_path / "space.yaml"]
 
@@ -176,16 +175,15 @@ def test_a_dry_run_shows_the_trials_and_each_value_of_theirs_with_its_origin(
     # The recipe's own batch is too small for so many, and the space's epochs are those that count.
     flags = ("--run", "s", "--workers", "100", "--epochs", "7", *(("--samples", "30") if kind == "tune" else ()))
     args = options(tmp_path, kind, content, *flags)
-    explain = {"tune": command.explain_tune, "sweep": command.explain_sweep}[kind]
     capsys.readouterr()
-    assert explain(args, LAPTOP) == 0
+    assert command.explain_tune(args, LAPTOP) == 0
     shown = capsys.readouterr().out
     count = 30 if kind == "tune" else 2
     assert shown.startswith(f"{kind} s: {count} trials over learning_rate\n  s-000: learning_rate 0.00")
-    assert ("  and 10 more\n" in shown) == (count > preview.SHOWN)
+    assert ("  and 10 more\n" in shown) == (count > command.SHOWN)
     assert shown.endswith("\nasked of Ray: 100 x [1 CPU], placed SPREAD\nnothing was started\n")
     args.json = True
-    assert explain(args, LAPTOP) == 0
+    assert command.explain_tune(args, LAPTOP) == 0
     found = json.loads(capsys.readouterr().out)
     space = f"space {tmp_path / 'space.yaml'}"
     expected = {
@@ -230,7 +228,7 @@ def test_any_field_without_a_flag_can_be_set_in_words() -> None:
 
 
 def test_the_space_to_copy_is_one() -> None:
-    found = space_file.parse(space_file.read(Path(space.__file__).with_suffix(".yaml")), BASE)
+    found = space.parse(space.read(Path(space.__file__).with_suffix(".yaml")), BASE)
     assert found.varied == ["learning_rate", "batch_size", "drop_path", "seed"]
     assert found.fixed == {"warmup_epochs": 2.0}
     assert found.logarithmic == {"learning_rate"}
@@ -240,7 +238,7 @@ def test_the_space_to_copy_is_one() -> None:
 def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None:
     for name, message in (("space.txt", "must end in one of .yaml"), ("absent.yaml", "No such file")):
         with pytest.raises(UsageError, match=message):
-            space_file.read(tmp_path / name)
+            space.read(tmp_path / name)
 
 
 def test_the_best_trial_s_command_trains_what_the_trial_trained(
@@ -249,18 +247,10 @@ def test_the_best_trial_s_command_trains_what_the_trial_trained(
     content = "learning_rate: {loguniform: [1e-4, 1e-2]}\nbatch_size: [32, 64]\nmodel: nano\n"
     content += "drop_path: [0, 0.1]\ncompile: [true, false]\naugmentation: [none, shift]"
     args = options(tmp_path, "tune", content, "--samples", "6", "--epochs", "3", "--data", "/elsewhere", "--run", "s")
-    search = planning.plan("tune", args, LAPTOP)
+    search = planning.plan(args, LAPTOP)
     assert [trial.name for trial in search.plan.trials] == [f"s-{index:03d}" for index in range(6)]
-    found = report.Report(
-        name="s",
-        plan=search.plan,
-        outcomes=[],
-        varied=search.space.varied,
-        logarithmic=frozenset(),
-        repeat=search.train,
-    )
     for trial in search.plan.trials:
-        words = report.command(found, Outcome(trial=trial, status="complete")).split()
+        words = report.command(search, trial).split()
         assert words[:4] == ["python", "-m", "workloads", "train"]
         parser = argparse.ArgumentParser()
         train.add_train_arguments(parser)
@@ -269,7 +259,7 @@ def test_the_best_trial_s_command_trains_what_the_trial_trained(
         assert (run.workers, run.name) == (1, f"{trial.name}-again")
         with monkeypatch.context() as job:
             job.setenv(SUBMITTED_VARIABLE, "--stack dev --ray-job")
-            submitted = report.command(found, Outcome(trial=trial, status="complete")).split()
+            submitted = report.command(search, trial).split()
         assert submitted == [*words[:3], "submit", "--stack", "dev", "--ray-job", "--", *words[3:]]
 
 
@@ -278,39 +268,37 @@ def ended(trial: Trial, status: Any = "complete", *epochs: Epoch, **more: Any) -
 
 
 def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_another_search(tmp_path: Path) -> None:
-    ledger, plan = Ledger(locate(tmp_path / "s")), a_plan()
-    assert ledger.open(plan, retry_failed=False) == {}
+    folder, plan = locate(tmp_path / "s"), a_plan()
+    ledger = Ledger(folder, plan)
+    assert ledger.outcomes == {}
     good = ended(plan.trials[0], "complete", epoch(1, 0.5), epoch(2, math.nan, math.inf), exit_code=0)
     ledger.close(good)
     ledger.close(ended(plan.trials[2], "failed", exit_code=6, problem="torn"))
-    again = ledger.open(plan, retry_failed=False)
+    again = Ledger(folder, plan).outcomes
     assert set(again) == {"s-000", "s-002"}
     assert again["s-000"].epochs[0] == good.epochs[0] and math.isnan(again["s-000"].epochs[1]["val/accuracy"])
-    assert set(ledger.open(plan, retry_failed=True)) == {"s-000"}
-    assert set(ledger.open(a_plan(6), retry_failed=False)) == {"s-000", "s-002"}  # more samples of the same space
+    assert set(Ledger(folder, plan, retry_failed=True).outcomes) == {"s-000"}
+    assert set(Ledger(folder, a_plan(6)).outcomes) == {"s-000", "s-002"}  # more samples of the same space
     for other, said in (
         (a_plan(6, metric="val/loss"), "metric differ"),
         (a_plan(6, base={"epochs": 3}), "base differ"),
         (a_plan(2), "it has 6 trials, 2 asked for"),
     ):
         with pytest.raises(UsageError, match=said):
-            ledger.open(other, retry_failed=False)
+            Ledger(folder, other)
     for torn in (tmp_path / "s" / "s-000" / OUTCOME, tmp_path / "s" / PLAN):
         torn.write_text(torn.read_text()[:40])
         with pytest.raises(DataIntegrityError, match="is damaged"):
-            ledger.open(a_plan(6), retry_failed=False)
+            Ledger(folder, a_plan(6))
 
 
 class Queue:
     """The trials of a search as its runner takes them, without processes."""
 
-    def __init__(self, tmp_path: Path, plan: Plan, limit: int, **begun: Any) -> None:
+    def __init__(self, tmp_path: Path, plan: Plan, limit: int) -> None:
         self.said: list[str] = []
-        ledger = Ledger(locate(tmp_path / "s"))
-        values: dict[str, Any] = {"outcomes": ledger.open(plan, retry_failed=False), "pasts": {}}
-        self.begun = Begun(plan=plan, ledger=ledger, **values | begun)
-        self.storage = ledger.folder
-        self.trials = TrialQueue(self.begun, limit, self.said.append, self.check)
+        self.storage = locate(tmp_path / "s")
+        self.trials = TrialQueue(Ledger(self.storage, plan), limit, self.said.append, self.check)
 
     def check(self, trial: Trial) -> None:
         """As a search looks at its place."""
@@ -427,7 +415,7 @@ def test_the_place_of_a_trial_is_its_own_data_and_the_search_s_storage(tmp_path:
         for split in location.SPLITS:
             (tmp_path / name / split).mkdir(parents=True)
     content = f"data: [{tmp_path}/here, {tmp_path}/there]"
-    search = planning.plan("sweep", options(tmp_path, "sweep", content, "--run", "s"), LAPTOP)
+    search = planning.plan(options(tmp_path, "sweep", content, "--run", "s"), LAPTOP)
     here, there = search.plan.trials
     for trial in (here, there):
         command.check_place(search, LAPTOP, trial)
@@ -445,17 +433,18 @@ def test_milestones_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_on
     tmp_path: Path,
 ) -> None:
     plan = a_plan(5)
-    whole = Milestones(Queue(tmp_path / "whole", plan, 4).begun)
+    whole = Milestones(Ledger(locate(tmp_path / "whole"), plan))
     assert not whole.stop("s-000", epoch(1, 0.9))
     assert whole.stop("s-001", epoch(1, 0.8))
     assert not whole.stop("s-000", epoch(2, 0.1))  # no milestone
     assert not whole.stop("s-001", epoch(9, 0.9))
     assert not whole.stop("s-000", epoch(9, 0.1))  # the last epoch: nothing is left to stop
 
-    search = Queue(tmp_path / "resumed", plan, 4, pasts={"s-000": [epoch(1, 0.9)]})
-    search.begun.ledger.close(ended(plan.trials[1], "stopped", epoch(1, 0.8)))
-    outcomes = search.begun.ledger.open(plan, retry_failed=False)
-    resumed = Milestones(dataclasses.replace(search.begun, outcomes=outcomes))
+    ledger = Ledger(locate(tmp_path / "resumed"), plan)
+    ledger.close(ended(plan.trials[1], "stopped", epoch(1, 0.8)))
+    record = {**said(1, 0.9), "step": 10}
+    ledger.folder.child("s-000", "journal").write("1.jsonl", json.dumps(record).encode())
+    resumed = Milestones(Ledger(ledger.folder, plan))
     for milestones in (whole, resumed):
         # The best third of 0.8, 0.9 begins at 0.867, of 0.8, 0.88, 0.9 at 0.887: each counts the ones before.
         assert not milestones.stop("s-002", epoch(1, 0.88))
@@ -472,16 +461,18 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
         ended(plan.trials[3], "failed", exit_code=6, problem="torn.png [cannot] be decoded."),
         ended(plan.trials[4], "complete", epoch(9, math.nan, math.nan), exit_code=0),
     ]
-    found = report.Report(
+    search = planning.Search(
         name="s",
         plan=plan,
-        outcomes=outcomes,
-        varied=["learning_rate"],
-        logarithmic=frozenset(),
-        repeat=["--recipe", "r"],
+        space=parsed(learning_rate=[0.001, 0.002]),
+        folder=locate(tmp_path / "runs" / "s"),
+        results=tmp_path / "results",
+        workers=1,
+        train=("--recipe", "r"),
     )
-    assert [outcome.trial.name[-1] for outcome in ranking(plan, outcomes)] == ["1", "0", "4", "2", "3"]
-    uri = report.publish(found, locate(tmp_path / "runs" / "s"), tmp_path / "results")
+    ranked = ranking(plan, outcomes)
+    assert [outcome.trial.name[-1] for outcome in ranked] == ["1", "0", "4", "2", "3"]
+    uri = report.publish(search, ranked)
     names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"}
     for folder in (tmp_path / "results", Path(uri)):
         assert {path.name for path in folder.iterdir()} == names
@@ -497,12 +488,10 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
     assert json.loads((tmp_path / "results" / "summary.json").read_text())["best"]["trial"] == "s-001"
     assert (tmp_path / "results" / "parallel.png").read_bytes().startswith(b"\x89PNG")
     # Of a trial that was stopped there is no other curve.
-    with_it, without = (
-        plot.curves(plan, ranking(plan, drawn), "s") for drawn in (outcomes, [*outcomes[:2], *outcomes[3:]])
-    )
+    with_it, without = (plot.curves(search, drawn) for drawn in (ranked, [*ranked[:3], *ranked[4:]]))
     assert with_it == (tmp_path / "results" / "curves.png").read_bytes() != without
-    losses = dataclasses.replace(found, plan=a_plan(5, metric="val/loss"))
-    assert losses.best is not None and losses.best.trial.name == "s-001"
+    by_loss = best(ranking(a_plan(5, metric="val/loss"), outcomes))
+    assert by_loss is not None and by_loss.trial.name == "s-001"
 
 
 def test_labels_of_an_axis_do_not_lie_on_one_another_and_its_ends_have_theirs() -> None:
@@ -511,7 +500,7 @@ def test_labels_of_an_axis_do_not_lie_on_one_another_and_its_ends_have_theirs() 
         ([f"model-{number:02}" for number in range(60)], ["model-00", "model-59"]),
         ([0.5], ["0.5"]),
     ):
-        ticks = plot.scale(values, logarithmic=values[0] == 0.001).ticks
+        ticks = plot.scale(values, logarithmic=values[0] == 0.001)[1]
         assert [ticks[place][1] for place in sorted({0, len(ticks) - 1})] == ends
         assert all(there - here >= plot.LABEL_HEIGHT for (here, _), (there, _) in itertools.pairwise(ticks))
 

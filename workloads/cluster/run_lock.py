@@ -1,17 +1,19 @@
-"""The lock that lets one driver of a Ray train a run: a named actor that dies with its driver, and needs no expiry.
+"""The locks that let one driver train a run: one among all jobs of a Ray, and one on a machine without a common Ray.
 
-It is imported by the actor's process, and therefore imports no torch, which would cost that process half a gigabyte.
+In a Ray it is a named actor, which dies with its driver and needs no expiry; on a machine a socket's name, which the
+kernel gives once. Ray is imported where it is used, as it is not prepared yet when a run is refused on its machine; the
+actor's process imports this module, and torch would cost it half a gigabyte.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workloads.errors import UsageError
 
@@ -33,6 +35,9 @@ def hold(uri: str, run: str, patience_seconds: float = PATIENCE_SECONDS) -> Iter
     Raises:
         UsageError: another driver holds it.
     """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # Nothing is imported for it: a fork server would be of its own, as its environment is not Ray Train's.
     plain = {"py_executable": sys.executable}
@@ -55,6 +60,34 @@ def hold(uri: str, run: str, patience_seconds: float = PATIENCE_SECONDS) -> Iter
         yield
     finally:
         holders.clear()  # the last handle: without one Ray ends the actor and frees the name
+
+
+@contextmanager
+def hold_here(uri: str, run: str) -> Iterator[None]:
+    """Be the only driver of a run on this machine. Elsewhere than on Linux nothing holds another one back.
+
+    Args:
+        uri: address of the run's folder.
+        run: its name, for the message.
+
+    Raises:
+        UsageError: another driver is alive.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    with socket.socket(socket.AF_UNIX) as held:
+        try:
+            # An abstract name (unix(7)) leaves no file, and is free when its process has ended.
+            held.bind(f"\0oasis-train-{hashlib.sha256(uri.encode()).hexdigest()}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise UsageError(
+                f"run {run} is being trained by another `train` on this machine, into {uri}.",
+                "Wait for it, end it with Ctrl-C, or choose another --run name.",
+            ) from error
+        yield
 
 
 class _Lease:

@@ -54,6 +54,10 @@ class DeployedStack:
         """
         return _run([*self.kubectl, "--namespace", self.environment.ray_namespace, *words], _KUBECTL, given)
 
+    def get(self, *words: str) -> dict[str, Any]:
+        """What `kubectl get` finds, as `ask`; empty for an object that is not there and may be missing."""
+        return json.loads(self.ask("get", *words, "-o", "json").strip() or "{}")
+
     def of_cluster(self, name: str) -> DeployedStack:
         """The same stack with another RayCluster of its namespace, reached by a port-forward of its own.
 
@@ -169,19 +173,8 @@ def _pulumi_outputs(stack: str) -> dict[str, Any]:
 
 
 def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
-    text = _run(
-        [
-            *kubectl,
-            "get",
-            "configmaps",
-            "--all-namespaces",
-            "--field-selector",
-            f"metadata.name={CONFIG_MAP}",
-            "-o",
-            "json",
-        ],
-        _KUBECTL,
-    )
+    of_that_name = ("--field-selector", f"metadata.name={CONFIG_MAP}")
+    text = _run([*kubectl, "get", "configmaps", "--all-namespaces", *of_that_name, "-o", "json"], _KUBECTL)
     found: list[Any] = json.loads(text)["items"]
     if len(found) == 1:
         return found[0].get("data") or {}

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from workloads.doctor import dashboard, listeners
 from workloads.doctor.dashboard import ANSWER_SECONDS, NO_TOKEN
-from workloads.doctor.finding import OUTSIDE, AccessRefused, Doubtful, NotHere, Subject, Unfit
-from workloads.errors import first_line
+from workloads.doctor.finding import OUTSIDE, Doubtful, NotHere, Subject
+from workloads.errors import AuthError, PlaceError, first_line
 
 FIRST_NAMES = 20
 """Of the data bucket's objects that are looked at."""
@@ -29,11 +29,11 @@ def authentication(place: Subject) -> str:
         raise NotHere("not in a Ray cluster; an embedded Ray makes a token of its own")
     mode = place.variables.get("RAY_AUTH_MODE", "")
     if mode != "token":
-        raise AccessRefused(f"RAY_AUTH_MODE is {mode!r}", NO_TOKEN)
+        raise AuthError(f"RAY_AUTH_MODE is {mode!r}", NO_TOKEN)
     token = dashboard.token(place)
     addresses = dashboard.addresses(place)
     for address in addresses:
-        status = _status(f"{address}{PROTECTED}", None)
+        status = _status(address, None)
         if status is not None:
             return _tried(address, token, status)
     raise Doubtful(
@@ -48,7 +48,7 @@ def ray_listeners(place: Subject) -> str:
         raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
     exposed = [text for text, loopback in listeners.of(listeners.ray_processes()) if not loopback]
     if exposed:
-        raise Unfit(
+        raise PlaceError(
             f"a Ray on this machine listens beyond loopback: {', '.join(exposed[:4])}",
             "End it, or start it with RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0.",
         )
@@ -67,7 +67,7 @@ def runs_bucket(place: Subject) -> str:
     folder.write("probe", b"ok")
     try:
         if folder.names() != ["probe"] or folder.read("probe") != b"ok":
-            raise Unfit(f"{uri} does not give back what was written", "Check the storage endpoint.")
+            raise PlaceError(f"{uri} does not give back what was written", "Check the storage endpoint.")
     finally:
         folder.remove()
     return f"{uri}: written, read, deleted, listed and looked up"
@@ -97,9 +97,7 @@ def wandb(place: Subject) -> str:
     server = place.variables.get("WANDB_BASE_URL", WANDB).rstrip("/")
     parts = urlsplit(server)
     if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise AccessRefused(
-            f"WANDB_BASE_URL is {server}: the key would cross the network in the clear", "Use https://."
-        )
+        raise AuthError(f"WANDB_BASE_URL is {server}: the key would cross the network in the clear", "Use https://.")
     question = json.dumps({"query": "query Viewer { viewer { id } }"}).encode()
     basic = base64.b64encode(f"api:{key.value}".encode()).decode()
     request = urllib.request.Request(
@@ -118,7 +116,7 @@ def wandb(place: Subject) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise Doubtful(f"{server} does not answer within {ANSWER_SECONDS:.0f} s", offline) from error
     if viewer is None:
-        raise AccessRefused(
+        raise AuthError(
             f"{server} refuses the key from {key.source}", "Store a valid one with `make secret STACK=...`."
         )
     return f"{server} accepts the key from {key.source}"
@@ -126,13 +124,13 @@ def wandb(place: Subject) -> str:
 
 def _tried(address: str, token: str, without: int) -> str:
     if without < 400:
-        raise AccessRefused(f"Ray at {address} answers without a token", NO_TOKEN)
-    wrong = _status(f"{address}{PROTECTED}", secrets.token_hex(32))
+        raise AuthError(f"Ray at {address} answers without a token", NO_TOKEN)
+    wrong = _status(address, secrets.token_hex(32))
     if wrong is not None and wrong < 400:
-        raise AccessRefused(f"Ray at {address} takes any token", NO_TOKEN)
-    right = _status(f"{address}{PROTECTED}", token)
+        raise AuthError(f"Ray at {address} takes any token", NO_TOKEN)
+    right = _status(address, token)
     if right in (401, 403):
-        raise AccessRefused(
+        raise AuthError(
             f"Ray at {address} refuses our token",
             "It is another cluster's, or from before a restart: take it again from the Secret of the RayCluster.",
         )
@@ -141,9 +139,9 @@ def _tried(address: str, token: str, without: int) -> str:
     return f"Ray at {address} accepts our token, and neither a wrong one nor none"
 
 
-def _status(url: str, token: str | None) -> int | None:
-    """HTTP status; None where nothing answers."""
-    answer = dashboard.ask(url, token)
+def _status(address: str, token: str | None) -> int | None:
+    """HTTP status of a guarded route; None where nothing answers."""
+    answer = dashboard.ask(f"{address}{PROTECTED}", token)
     return answer[0] if answer else None
 
 
@@ -169,12 +167,12 @@ def _read_first(uri: str) -> str:
             return ""
         blob.download_as_bytes(start=0, end=0, retry=patience)
     except (google.Forbidden, google.Unauthorized, GoogleAuthError) as error:
-        raise AccessRefused(
+        raise AuthError(
             f"objects of {uri} may not be read: {first_line(error)[:200]}",
             "The account needs storage.objects.list and get on it: roles/storage.objectUser, which the stack grants.",
         ) from error
     except (google.GoogleAPICallError, OSError) as error:
-        raise Unfit(
+        raise PlaceError(
             f"{uri} does not answer: {first_line(error)[:200]}", "Check the network and the endpoint."
         ) from error
     return str(blob.name)
@@ -194,9 +192,9 @@ def _get_bucket(uri: str) -> None:
         found = folder.filesystem.get_file_info(bucket)
     except OSError as error:
         said = first_line(error)[:200]
-        raise AccessRefused(
+        raise AuthError(
             f"gs://{bucket} may not be looked up: {said}",
             "The account needs storage.buckets.get on it: roles/storage.bucketViewer, which the stack grants.",
         ) from error
     if found.type == fs.FileType.NotFound:
-        raise Unfit(f"there is no bucket gs://{bucket}", "Run `pulumi up`, or check the bucket's name.")
+        raise PlaceError(f"there is no bucket gs://{bucket}", "Run `pulumi up`, or check the bucket's name.")

@@ -6,13 +6,12 @@ import shutil
 import socket
 
 from workloads.cluster import stack
-from workloads.doctor.finding import Doubtful, NotHere, Subject, Unfit
+from workloads.cluster.stack import DeployedStack
+from workloads.doctor.dashboard import ANSWER_SECONDS
+from workloads.doctor.finding import Doubtful, NotHere, Subject
 from workloads.environment import ClusterEnvironment
-from workloads.errors import WorkloadError
+from workloads.errors import PlaceError, WorkloadError
 from workloads.jobs import pending
-
-ANSWER_SECONDS = 5.0
-_SOON = f"--request-timeout={ANSWER_SECONDS:.0f}s"
 
 HEAD = "headgroup"
 """What KubeRay says in `RAY_NODE_TYPE_NAME` to a head (ray-project/kuberay v1.6.2, controllers/ray/common/pod.go)."""
@@ -20,7 +19,7 @@ HEAD = "headgroup"
 
 def kubectl(place: Subject) -> str:
     """Check that kubectl forwards ports to Ray's dashboard through a control plane's DNS endpoint."""
-    if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
+    if not _has_kubectl(place):
         raise NotHere("kubectl is not installed; it is needed where jobs are submitted from")
     if old := stack.old_kubectl():
         raise Doubtful(
@@ -34,12 +33,9 @@ def deployed_stack(place: Subject) -> str:
     """Which stack this place belongs to, or leads to: as `submit` finds it, by kubectl's current context."""
     if place.environment is not None:
         return f"this is {_name(place.environment)}"
-    if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
+    if not _has_kubectl(place):
         raise NotHere("no OASIS_ variables, as a job of a stack has them, and no kubectl to find one with")
-    try:
-        found = stack.without_token(_SOON).environment
-    except WorkloadError as error:
-        raise NotHere(error.problem) from error
+    found = _found_by_kubectl().environment
     return f"kubectl leads to {_name(found)}; `python -m workloads submit -- doctor` looks from within it"
 
 
@@ -47,16 +43,13 @@ def nodes_for_pods(place: Subject) -> str:
     """Check that the stack's pods have nodes, or wait for ones that can come."""
     if "KUBERNETES_SERVICE_HOST" in place.variables:
         raise NotHere("a pod may not see pods; ask where kubectl works")
-    if shutil.which("kubectl", path=place.variables.get("PATH", "")) is None:
+    if not _has_kubectl(place):
         raise NotHere("kubectl is not installed")
-    try:
-        waits = pending.look(stack.without_token(_SOON))
-    except WorkloadError as error:
-        raise NotHere(error.problem) from error
+    waits = pending.look(_found_by_kubectl())
     said = "; ".join(pending.lines(waits))
     verdicts = {wait.verdict for wait in waits}
     if "never fits" in verdicts:
-        raise Unfit(said, "`kubectl describe pod` says the same; a pod that fits nowhere waits for ever.")
+        raise PlaceError(said, "`kubectl describe pod` says the same; a pod that fits nowhere waits for ever.")
     if "no capacity" in verdicts:
         raise Doubtful(said, "It may come; `python -m workloads status` shows when it has.")
     return said or "no pod waits for a node"
@@ -73,11 +66,22 @@ def control_plane(place: Subject) -> str:
     try:
         socket.create_connection(address, ANSWER_SECONDS).close()
     except OSError as error:
-        raise Unfit(
+        raise PlaceError(
             f"the Kubernetes API at {host}:{address[1]} does not answer: {error}",
             "Without it no worker is ever added: look at the egress rules of the head's NetworkPolicy.",
         ) from error
     return f"the Kubernetes API answers at {host}:{address[1]}"
+
+
+def _has_kubectl(place: Subject) -> bool:
+    return shutil.which("kubectl", path=place.variables.get("PATH", "")) is not None
+
+
+def _found_by_kubectl() -> DeployedStack:
+    try:
+        return stack.without_token(f"--request-timeout={ANSWER_SECONDS:.0f}s")
+    except WorkloadError as error:
+        raise NotHere(error.problem) from error
 
 
 def _name(environment: ClusterEnvironment) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from workloads.doctor import access, cluster, hardware, software
-from workloads.doctor.finding import AccessRefused, Doubtful, Finding, NotHere, Subject, Unfit
+from workloads.doctor.finding import Doubtful, Finding, NotHere, Subject
 from workloads.environment import ClusterEnvironment, variable
 from workloads.errors import EXIT_OK, AuthError, PlaceError, WorkloadError
 
@@ -72,17 +72,17 @@ def run_doctor(args: argparse.Namespace) -> int:
 def examine(name: str, check: Callable[[Subject], str], place: Subject) -> Finding:
     """The outcome of one check."""
     try:
-        return Finding(check=name, outcome="ok", found=check(place), remedy="")
+        return Finding(check=name, outcome="ok", found=check(place))
     except NotHere as reason:
-        return Finding(check=name, outcome="not here", found=str(reason), remedy="")
-    except Doubtful as doubt:
-        return Finding(check=name, outcome="warn", found=doubt.found, remedy=doubt.remedy)
-    except Unfit as problem:
-        refused = isinstance(problem, AccessRefused)
-        return Finding(check=name, outcome="fail", found=problem.found, remedy=problem.remedy, authentication=refused)
+        return Finding(check=name, outcome="not here", found=str(reason))
     except WorkloadError as problem:
-        refused = isinstance(problem, AuthError)
-        return Finding(check=name, outcome="fail", found=problem.problem, remedy=problem.remedy, authentication=refused)
+        return Finding(
+            check=name,
+            outcome="warn" if isinstance(problem, Doubtful) else "fail",
+            found=problem.problem,
+            remedy=problem.remedy,
+            authentication=isinstance(problem, AuthError),
+        )
     except ModuleNotFoundError as error:
         found = f"the package {error.name} is not installed"
         return Finding(check=name, outcome="fail", found=found, remedy=software.MAKE_IMAGE)

@@ -7,7 +7,8 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from workloads.doctor.finding import AccessRefused, Subject
+from workloads.doctor.finding import Subject
+from workloads.errors import AuthError
 
 ANSWER_SECONDS = 5.0
 
@@ -29,21 +30,21 @@ def token(place: Subject) -> str:
     """The token that Ray's own client would send.
 
     Raises:
-        Refused: there is none.
+        AuthError: there is none.
     """
     if found := place.variables.get("RAY_AUTH_TOKEN", "").strip():
         return found
     path = place.variables.get("RAY_AUTH_TOKEN_PATH", "")
     if not path:
-        raise AccessRefused("RAY_AUTH_MODE is 'token', without a token", NO_TOKEN)
+        raise AuthError("RAY_AUTH_MODE is 'token', without a token", NO_TOKEN)
     try:
         found = Path(path).read_text().strip()
     except OSError as error:
-        raise AccessRefused(
+        raise AuthError(
             f"the token file {path} cannot be read: {error.strerror}", "Check the Secret's mount."
         ) from error
     if not found:
-        raise AccessRefused(f"the token file {path} is empty", "Check the Secret that KubeRay made for the RayCluster.")
+        raise AuthError(f"the token file {path} is empty", "Check the Secret that KubeRay made for the RayCluster.")
     return found
 
 

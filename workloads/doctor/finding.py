@@ -1,4 +1,4 @@
-"""How a check ends. Standard library only: the doctor must run where nothing of ours is installed."""
+"""Ways in which a check ends. Standard library only: the doctor must run where nothing of ours is installed."""
 
 from __future__ import annotations
 
@@ -7,37 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workloads.environment import ClusterEnvironment
+from workloads.errors import WorkloadError
 
 Outcome = Literal["ok", "warn", "fail", "not here"]
 
 OUTSIDE = "not asked from outside a stack's cluster; `python -m workloads submit -- doctor` asks within"
 
 
-class Ill(Exception):
-    """A check found something wrong."""
-
-    def __init__(self, found: str, remedy: str) -> None:
-        """Keep both.
-
-        Args:
-            found: what is wrong, with its value.
-            remedy: what to do.
-        """
-        super().__init__(found, remedy)
-        self.found = found
-        self.remedy = remedy
-
-
-class Unfit(Ill):
-    """Something that the workloads need does not work."""
-
-
-class AccessRefused(Unfit):
-    """A token, a key or a permission is missing or refused."""
-
-
-class Doubtful(Ill):
-    """The workloads run all the same, but slower or with less."""
+class Doubtful(WorkloadError):
+    """The workloads run all the same, but slower or with less. What they cannot do without is an error of its kind."""
 
 
 class NotHere(Exception):
@@ -51,7 +29,7 @@ class Finding:
     check: str
     outcome: Outcome
     found: str
-    remedy: str
+    remedy: str = ""
     authentication: bool = False
     """Whether a failure is a refused token, key or permission."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 from workloads import environment
-from workloads.doctor.finding import Doubtful, NotHere, Subject, Unfit
+from workloads.doctor.finding import Doubtful, NotHere, Subject
 from workloads.environment import GIB_DIRECTORY
+from workloads.errors import PlaceError
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -23,7 +25,7 @@ _GPU_LIST = Path("/proc/driver/nvidia/gpus")
 
 def visible_gpus() -> int:
     """GPUs by the driver's own list, so that a node with a driver that torch cannot use still counts as a GPU node."""
-    return len(list(_GPU_LIST.glob("*"))) if _GPU_LIST.is_dir() else 0
+    return len(list(_GPU_LIST.glob("*")))
 
 
 def gpus(place: Subject) -> str:
@@ -35,7 +37,9 @@ def gpus(place: Subject) -> str:
     promised = place.environment.gpus_per_node if place.environment else place.gpus
     usable = torch.cuda.device_count()
     if usable != promised:
-        raise Unfit(f"torch can use {usable} of {promised} GPUs", "Compare `nvidia-smi` with the image's CUDA version.")
+        raise PlaceError(
+            f"torch can use {usable} of {promised} GPUs", "Compare `nvidia-smi` with the image's CUDA version."
+        )
     return f"{usable} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
 
 
@@ -50,7 +54,7 @@ def gib(place: Subject) -> str:
         pattern for pattern in ("lib64/libnccl-net*.so", "scripts/set_nccl_env.sh") if not list(directory.glob(pattern))
     ]
     if missing:
-        raise Unfit(
+        raise PlaceError(
             f"{directory} lacks {' and '.join(missing)}",
             "NCCL would fall back to TCP. Look at this pod's init container: `kubectl logs POD -c install-gib`.",
         )
@@ -59,10 +63,10 @@ def gib(place: Subject) -> str:
 
 def shared_memory(place: Subject) -> str:
     """Check that /dev/shm is large enough."""
-    size, _ = _room(SHARED_MEMORY)
+    size = shutil.disk_usage(SHARED_MEMORY).total if Path(SHARED_MEMORY).exists() else 0
     least = _LEAST_SHM_BYTES[place.gpus > 0]
     if size < least:
-        raise Unfit(
+        raise PlaceError(
             f"{SHARED_MEMORY} has {size / 1024**2:.0f} MiB, at least {least / 1024**2:.0f} are needed",
             f"Mount a memory-backed emptyDir at {SHARED_MEMORY}, or start the container with a larger --shm-size.",
         )
@@ -74,8 +78,8 @@ def scratch(place: Subject) -> str:
     mount = environment.mount(environment.SCRATCH_MOUNT, place.variables)
     folder = mount if Path(mount).is_dir() else tempfile.gettempdir()
     if not os.access(folder, os.W_OK):
-        raise Unfit(f"{folder} is read-only", "Mount a writable volume there, or set TMPDIR to one.")
-    _, free = _room(folder)
+        raise PlaceError(f"{folder} is read-only", "Mount a writable volume there, or set TMPDIR to one.")
+    free = shutil.disk_usage(folder).free
     least = _LEAST_SCRATCH_BYTES[place.gpus > 0]
     if free < least:
         raise Doubtful(
@@ -83,12 +87,3 @@ def scratch(place: Subject) -> str:
             "Free some, or read data from a mount: only a gs:// address in --data is copied to this disk.",
         )
     return f"{free / 1024**3:.1f} GiB free in {folder}"
-
-
-def _room(path: str) -> tuple[int, int]:
-    """Size and free space in bytes; both 0 where there is nothing."""
-    try:
-        found = os.statvfs(path)
-    except FileNotFoundError:
-        return 0, 0
-    return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail

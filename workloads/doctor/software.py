@@ -12,8 +12,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from workloads.doctor import dashboard
-from workloads.doctor.finding import AccessRefused, Doubtful, NotHere, Subject, Unfit
-from workloads.errors import first_line
+from workloads.doctor.finding import Doubtful, NotHere, Subject
+from workloads.errors import AuthError, PlaceError, first_line
 
 RAY_SERIES = "2.60"
 """Ray releases that the workloads are tested with; a driver needs its cluster's own."""
@@ -44,7 +44,7 @@ def python(place: Subject) -> str:
     series = ".".join(platform.python_version_tuple()[:2])
     if series not in PYTHON_SERIES:
         wanted = " or ".join(PYTHON_SERIES)
-        raise Unfit(f"Python {platform.python_version()}, where {wanted} is needed", f"Use Python {wanted}.")
+        raise PlaceError(f"Python {platform.python_version()}, where {wanted} is needed", f"Use Python {wanted}.")
     return platform.python_version()
 
 
@@ -52,12 +52,12 @@ def ray(place: Subject) -> str:
     """Ray's version: of the tested series, and the very one of the cluster around, which takes no other."""
     version = _version("ray")
     if not version.startswith(f"{RAY_SERIES}."):
-        raise Unfit(
+        raise PlaceError(
             f"Ray {version}, where {RAY_SERIES} is needed", f"Install Ray {RAY_SERIES}, the cluster's own series."
         )
     cluster = _cluster_version(place)
     if cluster is not None and cluster[1] != version:
-        raise Unfit(
+        raise PlaceError(
             f"Ray {version}, where the cluster at {cluster[0]} has {cluster[1]}",
             f"Install ray=={cluster[1]}; in a pod, `make restart STACK=...` gives all pods the stack's own image.",
         )
@@ -70,7 +70,7 @@ def torch(place: Subject) -> str:
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
     wanted = _requirement("torchvision", re.compile(r"torch\s*==\s*([\d.]+)"))
     if wanted and versions["torch"].partition("+")[0] != wanted[1]:
-        raise Unfit(f"{found}; this torchvision was built for torch {wanted[1]}", _PAIR)
+        raise PlaceError(f"{found}; this torchvision was built for torch {wanted[1]}", _PAIR)
     try:
         boxes = import_module("torch").tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 1.9], [5.0, 5.0, 6.0, 6.0]])
         scores = boxes.new_tensor([0.9, 0.8, 0.7])
@@ -78,9 +78,9 @@ def torch(place: Subject) -> str:
         kept = import_module("torchvision").ops.nms(boxes, scores, 0.5).tolist()
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
         reason = first_line(error)
-        raise Unfit(f"{found} do not work together: {reason}", _PAIR) from error
+        raise PlaceError(f"{found} do not work together: {reason}", _PAIR) from error
     if kept != [0, 2]:
-        raise Unfit(f"{found}: torchvision's nms kept boxes {kept} of 0 and 2", _PAIR)
+        raise PlaceError(f"{found}: torchvision's nms kept boxes {kept} of 0 and 2", _PAIR)
     return f"{found}; an operator of each runs"
 
 
@@ -90,7 +90,7 @@ def cuda(place: Subject) -> str:
     wanted = _requirement("torch", _NCCL)
     if wanted is None:
         if place.gpus:
-            raise Unfit("this torch is built for CPUs, and the node has GPUs", MAKE_IMAGE)
+            raise PlaceError("this torch is built for CPUs, and the node has GPUs", MAKE_IMAGE)
         raise NotHere("this torch is built for CPUs")
     major, nccl = int(wanted[1]), wanted[2]
     _check_nccl(major, nccl)
@@ -98,11 +98,11 @@ def cuda(place: Subject) -> str:
     driver = driver_version()
     if driver is None:
         if place.gpus:
-            raise Unfit(f"{found}; the driver does not say its version", "Look at `nvidia-smi` on the node.")
+            raise PlaceError(f"{found}; the driver does not say its version", "Look at `nvidia-smi` on the node.")
         return f"{found}; no NVIDIA driver here"
     least = LEAST_DRIVER.get(major, max(LEAST_DRIVER.values()))
     if int(driver.partition(".")[0]) < least:
-        raise Unfit(
+        raise PlaceError(
             f"driver {driver} is too old for CUDA {major} of this torch, which needs R{least} or later",
             "Set oasis:gpu.driver_version to LATEST, use a GKE version whose latest driver is that new (1.34 or later "
             "for CUDA 13), or an image with torch for an older CUDA.",
@@ -159,7 +159,7 @@ def _cluster_version(place: Subject) -> tuple[str, str] | None:
         return None
     try:
         token = dashboard.token(place)
-    except AccessRefused:  # `access.authentication` says so
+    except AuthError:  # `access.authentication` says so
         token = None
     answers = ((address, dashboard.ask(f"{address}{VERSION}", token)) for address in dashboard.addresses(place))
     address, answer = next((found for found in answers if found[1] is not None), ("", None))
@@ -178,9 +178,9 @@ def _check_nccl(major: int, wanted: str) -> None:
     }
     remedy = "Install torch and its nvidia packages afresh, as requirements-workloads.txt lists them."
     if others := sorted(set(installed) - {major}):
-        raise Unfit(f"NCCL for CUDA {others[0]} is installed over that for CUDA {major} of this torch", remedy)
+        raise PlaceError(f"NCCL for CUDA {others[0]} is installed over that for CUDA {major} of this torch", remedy)
     if installed and installed[major] != wanted:
-        raise Unfit(f"NCCL {installed[major]} is installed; this torch was built with {wanted}", remedy)
+        raise PlaceError(f"NCCL {installed[major]} is installed; this torch was built with {wanted}", remedy)
 
 
 def _requirement(package: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
@@ -191,4 +191,4 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        raise Unfit(f"{package} is not installed", MAKE_IMAGE) from None
+        raise PlaceError(f"{package} is not installed", MAKE_IMAGE) from None

@@ -1,4 +1,5 @@
-"""`python -m workloads jobs`: lists a stack's jobs, shows their logs, stops them, attaches to them again.
+"""`python -m workloads jobs`, which lists a stack's jobs, shows their logs, stops them and attaches to them again; and
+`python -m workloads status`, one screen of what a stack's Ray has and what runs on it.
 
 A job is on the stack's own cluster, or a RayJob with a cluster of its own; its id says which, as no two are alike.
 """
@@ -6,23 +7,30 @@ A job is on the stack's own cluster, or a RayJob with a cluster of its own; its 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from ray.job_submission import JobDetails
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from workloads import tables
 from workloads.cluster import stack
 from workloads.cluster.stack import DeployedStack
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
-from workloads.jobs import ray_job_actions, ray_job_status, results
+from workloads.jobs import pending, ray_job
 from workloads.jobs.dashboard import reach
-from workloads.jobs.follow import Follower, Jobs, exit_code, show_log
-from workloads.jobs.ray_job_status import Status
+from workloads.jobs.entry_point import DRIVER_RESOURCES
+from workloads.jobs.follow import Follower, Jobs, add_results_argument, exit_code, fetch_results, show_log
+from workloads.jobs.ray_job import OwnCluster, Status
+from workloads.reporting.progress import counted
+
+_RECENT = 10
+"""Jobs on the screen of `status`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,108 +52,174 @@ class JobRow:
 def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads jobs`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, text in {"list": "list the jobs, newest first", **{it: ACTIONS[it].help for it in ACTIONS}}.items():
+    for name, text in {"list": "list the jobs, newest first", **{it: ACTIONS[it][0] for it in ACTIONS}}.items():
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         stack.add_stack_arguments(action)
         if name in ACTIONS:
             action.add_argument("id", help="the job's id, or `last` for the newest")
         if name == "attach":
-            results.add_results_argument(action)
+            add_results_argument(action)
 
 
 def run_jobs(args: argparse.Namespace) -> int:
     """Carry out one action; returns the exit code."""
     deployed = stack.find(args)
     if args.action == "list":
-        return _list(deployed)
-    job_id = _newest(deployed) if args.id == "last" else args.id
-    if (status := _ray_job(deployed, job_id)) is not None:
-        return ACTIONS[args.action].alone(deployed, status, args)
+        show(_all(deployed))
+        return EXIT_OK
+    name = _newest(deployed) if args.id == "last" else args.id
+    return ACTIONS[args.action][1](deployed, name, _ray_job(deployed, name), args)
+
+
+def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads status`."""
+    stack.add_stack_arguments(parser)
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Print the screen; returns the exit code."""
+    deployed = stack.find(args)
     with reach(deployed) as dashboard:
-        return ACTIONS[args.action].shared(Jobs(dashboard), job_id, args)
+        print(head_line(deployed, dashboard.address()))
+        print()
+        table = tables.plain(*(Column(name, no_wrap=True) for name in ("NODE", "ADDRESS", "STATE")), "IN USE")
+        for row in node_rows(dashboard.get("/nodes?view=summary")["data"]):
+            table.add_row(*row)
+        tables.show(table)
+        for line in pending.lines(pending.look(deployed)):
+            print(line)
+        print()
+        show(rows(deployed, Jobs(dashboard))[:_RECENT])
+    return EXIT_OK
 
 
 def rows(deployed: DeployedStack, jobs: Jobs) -> list[JobRow]:
     """Every job of a stack, newest first: those on its cluster and those with their own."""
-    found = [*map(_shared_row, submitted(jobs)), *map(_own_row, ray_job_status.listed(deployed))]
+    # Drivers that connected by hand are no jobs of this kind.
+    submitted = [job for job in jobs.ask(lambda client: client.list_jobs()) if job.submission_id]
+    found = [*map(_shared_row, submitted), *map(_own_row, ray_job.listed(deployed))]
     return sorted(found, key=lambda row: row.began, reverse=True)
 
 
-def table(found: Iterable[JobRow], now: float) -> Table:
-    """Jobs as a table.
-
-    Args:
-        found: in the order in which they are shown.
-        now: the time that a running job's duration is counted to, seconds since the epoch.
-    """
-    columns = Table(box=None, pad_edge=False)
-    for name in ("JOB", "STATUS", "STARTED", "FOR", "EXIT"):
-        columns.add_column(name, no_wrap=True)
-    for name in ("CLUSTER", "COMMAND"):
-        columns.add_column(name)  # these two give way where the terminal is narrow
+def show(found: Sequence[JobRow]) -> None:
+    """Print jobs as a table."""
+    if not found:
+        print("no jobs yet; `python -m workloads submit -- COMMAND` starts one")
+        return
+    whole = [Column(name, no_wrap=True) for name in ("JOB", "STATUS", "STARTED", "FOR", "EXIT")]
+    table = tables.plain(*whole, "CLUSTER", "COMMAND")  # these two give way where the terminal is narrow
     for row in found:
-        columns.add_row(
+        table.add_row(
             row.name,
             row.status,
             time.strftime("%m-%d %H:%M:%S", time.localtime(row.began)) if row.began else "",
-            _duration((row.ended or now) - row.began) if row.began else "",
+            _duration((row.ended or time.time()) - row.began) if row.began else "",
             "" if row.exit_code is None else str(row.exit_code),
             *(Text(text, no_wrap=True, overflow="ellipsis") for text in (row.cluster, row.command)),
         )
-    return columns
+    tables.show(table)
 
 
-def submitted(jobs: Jobs) -> list[JobDetails]:
-    """The jobs that were submitted; drivers that connected by hand are not jobs of this kind."""
-    return [job for job in jobs.ask(lambda client: client.list_jobs()) if job.submission_id]
-
-
-def _list(deployed: DeployedStack) -> int:
-    with reach(deployed) as dashboard:
-        found = rows(deployed, Jobs(dashboard))
-    if found:
-        tables.show(table(found, time.time()))
-    else:
-        print("no jobs yet; `python -m workloads submit -- COMMAND` starts one")
-    return EXIT_OK
-
-
-def _logs(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
-    show_log(jobs, submission_id)
-    return EXIT_OK
-
-
-def _stop(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
-    if jobs.details(submission_id).status.is_terminal():
-        print(f"{submission_id} had ended already")
+def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
+    """Print the log so far; of an ended job whose cluster is gone, what KubeRay kept of it."""
+    if alone and not alone.job and not alone.over:
+        print(f"{name} has not begun: {pending.describe(deployed, alone.cluster)}", file=sys.stderr)
         return EXIT_OK
-    jobs.stop(submission_id)
-    print(f"{submission_id} {jobs.until_stopped(submission_id).status.value.lower()}")
+    try:
+        with reach(deployed.of_cluster(alone.cluster) if alone else deployed) as dashboard:
+            show_log(Jobs(dashboard), name)
+    except (AuthError, PlaceError):
+        if alone is None or not alone.over:
+            raise
+        print(f"the cluster of {name} is gone, and its log with it; KubeRay kept:", file=sys.stderr)
+        print(alone.message)
     return EXIT_OK
 
 
-def _attach(jobs: Jobs, submission_id: str, args: argparse.Namespace) -> int:
-    follower = Follower(jobs, submission_id)
+def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
+    """Stop the job if it runs, and have a cluster of its own removed in any case."""
+    if alone and alone.phase != "Running":
+        if alone.over:
+            print(f"{name} had ended already")
+        else:
+            ray_job.remove(deployed, name)
+        return EXIT_OK
+    own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name) if alone else None
+    with reach(own.stack if own else deployed, young=own is not None) as dashboard:
+        jobs = Jobs(dashboard)
+        if jobs.details(name).status.is_terminal():
+            print(f"{name} had ended already")
+        else:
+            jobs.stop(name)
+            print(f"{name} {jobs.until_stopped(name).status.value.lower()}")
+    if own:
+        own.release(interrupted=True)
+    return EXIT_OK
+
+
+def _attach(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
+    """Follow the job and return its exit code; Ctrl-C leaves it running."""
+    if alone and alone.over:
+        _logs(deployed, name, alone, args)
+        return ray_job.conclude(alone)
     try:
-        details = follower.run()
+        own = ray_job.await_cluster(deployed, name, ray_job.ATTACH_SECONDS, ("Running",)) if alone else None
+        with reach(own.stack if own else deployed, young=own is not None) as dashboard:
+            follower = Follower(Jobs(dashboard), name)
+            details = follower.run()
     except KeyboardInterrupt:
-        print(f"\ndetached; job {follower.submission_id} goes on")
+        print(f"\ndetached; job {name} goes on")
         return EXIT_INTERRUPTED
-    results.fetch(follower.results_uri, args.results)
+    except (AuthError, PlaceError):
+        code = ray_job.ended_unseen(deployed, name) if alone else None
+        if code is None:
+            raise
+        return code
+    fetch_results(follower.results_uri, args.results)
+    if own:
+        own.release(interrupted=False)
     return exit_code(details)
 
 
 def _ray_job(deployed: DeployedStack, name: str) -> Status | None:
     try:
-        return ray_job_status.find(deployed, name)
+        return ray_job.find(deployed, name)
     except (AuthError, PlaceError):  # who may not see RayJobs has none
         return None
 
 
-def _newest(deployed: DeployedStack) -> str:
+def head_line(deployed: DeployedStack, address: str) -> str:
+    """Name of this cluster, its limit of growth, and the address of its dashboard now."""
+    environment = deployed.environment
+    grows = f"up to {environment.cpu_workers_max} CPU workers"
+    if environment.gpu_max_nodes:
+        grows += f" and {environment.gpu_max_nodes} x {environment.machine_type}"
+    return f"Ray cluster {environment.ray_cluster_name} in {environment.zone}, {grows}; dashboard {address}"
+
+
+def node_rows(data: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Role, address, state and use of each node, the head first.
+
+    Args:
+        data: what the dashboard says at `/nodes?view=summary`.
+    """
+    rows = []
+    for node in data["summary"]:
+        raylet = node.get("raylet", {})
+        node_id = str(raylet.get("nodeId", ""))
+        used = data.get("nodeLogicalResources", {}).get(node_id) or ""
+        role = "head" if raylet.get("isHeadNode") else "worker"
+        rows.append((role, str(node.get("ip", "")), str(raylet.get("state", "?")).lower(), _use(used)))
+    return sorted(rows, key=lambda row: (row[0] != "head", row[1]))
+
+
+def _all(deployed: DeployedStack) -> list[JobRow]:
     with reach(deployed) as dashboard:
-        found = rows(deployed, Jobs(dashboard))
-    if not found:
+        return rows(deployed, Jobs(dashboard))
+
+
+def _newest(deployed: DeployedStack) -> str:
+    if not (found := _all(deployed)):
         raise UsageError("There are no jobs yet.", "`python -m workloads submit -- COMMAND` starts one.")
     return found[0].name
 
@@ -178,27 +252,31 @@ def _seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
+def _use(lines: str) -> str:
+    """Ray's lines of `used/total RESOURCE` in one, without the object store, which is part of the memory.
+
+    The head's resource for drivers is told as the jobs that hold some: its total is made up, and no limit that is met.
+    """
+    told = []
+    for line in lines.splitlines():
+        amount, _, name = line.partition(" ")
+        used, total = (number.removesuffix(".0") for number in amount.split("/"))
+        if name in DRIVER_RESOURCES:
+            told.append(f"drivers of {counted(round(float(used) / DRIVER_RESOURCES[name]), 'job')}")
+        elif name != "object_store_memory":
+            told.append(f"{used} of {total} {name}")
+    return ", ".join(told)
+
+
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
-@dataclass(frozen=True)
-class Action:
-    """An action on one job."""
-
-    help: str
-    shared: Callable[[Jobs, str, argparse.Namespace], int]
-    """On the stack's cluster."""
-    alone: Callable[[DeployedStack, Status, argparse.Namespace], int]
-    """With a cluster of its own."""
-
-
-ACTIONS = {
-    "logs": Action("print a job's log so far", _logs, ray_job_actions.logs),
-    "stop": Action("stop a job and wait until it has ended", _stop, ray_job_actions.stop),
-    "attach": Action(
-        "follow a job and return its exit code; Ctrl-C leaves it running", _attach, ray_job_actions.attach
-    ),
+ACTIONS: dict[str, tuple[str, Callable[[DeployedStack, str, Status | None, argparse.Namespace], int]]] = {
+    "logs": ("print a job's log so far", _logs),
+    "stop": ("stop a job and wait until it has ended", _stop),
+    "attach": ("follow a job and return its exit code; Ctrl-C leaves it running", _attach),
 }
+"""The help of each action, and its function, given the job's name and KubeRay's report on its RayJob, if any."""

@@ -6,23 +6,22 @@ address again after each failure.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
 import socket
 import subprocess
-import threading
+import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+import requests
 
 from workloads.cluster.stack import DeployedStack, old_kubectl
 from workloads.errors import AuthError, PlaceError
+from workloads.jobs.entry_point import Supply
 
 READY_SECONDS = 30.0
 """How long a new port-forward may take to answer."""
@@ -31,27 +30,18 @@ READY_SECONDS = 30.0
 _MOST_NODES = 10_000  # of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)
 
 
-@dataclass(frozen=True)
-class Node:
-    """One node of a Ray cluster."""
-
-    address: str
-    resources: Mapping[str, float]
-    """All it has, free or not, by Ray's names."""
-
-
 class Dashboard:
     """A stack's Ray dashboard; `address` is where it answers now."""
 
     def __init__(self, stack: DeployedStack) -> None:
-        self._stack = stack
-        self._child: subprocess.Popen[str] | None = None
+        self.stack = stack
+        self._child: subprocess.Popen[bytes] | None = None
         self._address = ""
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers of every request. Said outright, as Ray's client would send a token it finds at home instead."""
-        return {"Authorization": f"Bearer {self._stack.token}"}
+        return {"Authorization": f"Bearer {self.stack.token}"}
 
     def address(self) -> str:
         """Address of the dashboard, with a port-forward started or renewed if it takes one.
@@ -60,7 +50,7 @@ class Dashboard:
             PlaceError: it does not answer.
             AuthError: what answers refuses the token.
         """
-        environment = self._stack.environment
+        environment = self.stack.environment
         if self._address and self._answers(self._address) == 200:
             return self._address
         self.close()
@@ -82,14 +72,15 @@ class Dashboard:
 
     def get(self, path: str) -> Any:
         """The JSON at a path of the dashboard."""
-        request = urllib.request.Request(f"{self.address()}{path}", headers=self.headers)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.load(response)
+        response = requests.get(f"{self.address()}{path}", headers=self.headers, timeout=30)
+        response.raise_for_status()
+        return response.json()
 
-    def nodes(self) -> list[Node]:
-        """The nodes that are up."""
-        found: list[dict[str, Any]] = self.get(f"/api/v0/nodes?limit={_MOST_NODES}")["data"]["result"]["result"]
-        return [Node(it["node_ip"], it["resources_total"]) for it in found if it["state"] == "ALIVE"]
+    def nodes(self) -> list[Supply]:
+        """The nodes that are up, with all they have, free or not."""
+        found = self.get(f"/api/v0/nodes?limit={_MOST_NODES}")["data"]["result"]["result"]
+        alive = [node for node in found if node["state"] == "ALIVE"]
+        return [Supply(name=f"node {one['node_ip']}", resources=one["resources_total"], count=1) for one in alive]
 
     def close(self) -> None:
         """End the port-forward, if one was started."""
@@ -105,48 +96,45 @@ class Dashboard:
 
     def _answers(self, address: str) -> int:
         """HTTP status of a request that needs the token; 0 where nothing answers."""
-        if not address:
-            return 0
-        request = urllib.request.Request(f"{address}/api/version", headers=self.headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
-                return response.status
-        except urllib.error.HTTPError as error:
-            return error.code
-        except (OSError, ValueError):
+            return requests.get(f"{address}/api/version", headers=self.headers, timeout=10).status_code
+        except requests.RequestException:
             return 0
 
     def _forward(self, command: str) -> str:
         port = _free_port()
-        arguments = _port_forward(command, self._stack.kubectl, port)
-        # A session of its own: Ctrl-C is ours to handle, and stopping the job still needs the way to it.
-        self._child = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        complaints = _Collector(self._child)
-        address = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + READY_SECONDS
-        while (status := self._answers(address)) != 200:
-            if status in (401, 403):
-                self.close()
-                raise _refused(address)
-            if self._child.poll() is not None or time.monotonic() > deadline:
-                reason = complaints.last or "no answer"
-                self.close()
-                old = old_kubectl()
-                advice = f"kubectl is {old}: take 1.31 or later, or use the cluster's IP endpoint. " if old else ""
-                raise PlaceError(
-                    f"`{shlex.join(arguments)}` does not lead to Ray's dashboard: {reason}",
-                    f"{advice}Check that the head pod runs: "
-                    f"`kubectl --namespace {self._stack.environment.ray_namespace} get pods`.",
-                )
-            time.sleep(0.2)
+        arguments, address = _port_forward(command, self.stack.kubectl, port), f"http://127.0.0.1:{port}"
+        # No pipe, which somebody would have to read for as long as the way is used.
+        with tempfile.TemporaryFile("w+") as complaints:
+            # A session of its own: Ctrl-C is ours to handle, and stopping the job still needs the way to it.
+            self._child = child = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                start_new_session=True,
+            )
+            deadline = time.monotonic() + READY_SECONDS
+            while (status := self._answers(address)) != 200:
+                if status in (401, 403):
+                    self.close()
+                    raise _refused(address)
+                if child.poll() is not None or time.monotonic() > deadline:
+                    self.close()
+                    complaints.seek(0)
+                    raise self._no_way(arguments, complaints.read())
+                time.sleep(0.2)
         return address
+
+    def _no_way(self, arguments: list[str], complaints: str) -> PlaceError:
+        reason = (complaints.strip().splitlines() or ["no answer"])[-1]
+        old = old_kubectl()
+        advice = f"kubectl is {old}: take 1.31 or later, or use the cluster's IP endpoint. " if old else ""
+        return PlaceError(
+            f"`{shlex.join(arguments)}` does not lead to Ray's dashboard: {reason}",
+            f"{advice}Check that the head pod runs: "
+            f"`kubectl --namespace {self.stack.environment.ray_namespace} get pods`.",
+        )
 
 
 @contextmanager
@@ -172,22 +160,9 @@ def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
 
 
 def _never_through_a_proxy(host: str) -> None:
-    """A proxy of the environment, which both urllib and Ray's client obey, cannot reach this machine's loopback."""
+    """A proxy of the environment, which requests obeys, cannot reach this machine's loopback."""
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), host]))
-
-
-class _Collector:
-    """Reads what a process complains about, so that it never blocks on a full pipe; keeps the last line."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.last = ""
-        self._stream = process.stderr
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self._stream or ():
-            self.last = line.strip() or self.last
 
 
 def _port_forward(command: str, kubectl: tuple[str, ...], port: int) -> list[str]:

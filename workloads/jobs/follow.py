@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
@@ -25,9 +26,11 @@ from workloads.errors import (
     CapacityError,
     PlaceError,
     UsageError,
+    WorkloadError,
     WorkloadFailedError,
     first_line,
 )
+from workloads.jobs import pending
 from workloads.jobs.dashboard import Dashboard
 from workloads.reporting import progress
 
@@ -55,6 +58,7 @@ class Jobs:
         # That a job's files are packed, and under which names, is of no use to whoever submits it.
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        self.stack = dashboard.stack
         self._dashboard = dashboard
         self._client: JobSubmissionClient | None = None
         self._until = math.inf
@@ -149,8 +153,6 @@ class Follower:
 
     jobs: Jobs
     submission_id: str
-    reason: Callable[[], str] = str
-    """Asked for more words while the job has not started, or says that it waits for nodes."""
     results_uri: str = ""
     """Where the job said that its results are."""
     _shown: int = 0
@@ -172,7 +174,7 @@ class Follower:
                 return details
             if began - told > _SILENCE_SECONDS and (details.status == JobStatus.PENDING or self._waits):
                 told = began
-                reason = self.reason()
+                reason = pending.describe(self.jobs.stack, self.jobs.stack.environment.ray_cluster_name)
                 if details.status == JobStatus.PENDING:
                     why = f"{details.message or ''} {reason}".strip()
                     tell(f"the job has not started for {began - started:.0f} s: {why}")
@@ -226,6 +228,46 @@ def show_log(jobs: Jobs, submission_id: str) -> None:
 def tell(text: str) -> None:
     """Say one sentence about the submission, beside what the job says: standard output is the job's."""
     progress.emit({"event": "note", "text": text}, sys.stderr)
+
+
+def add_results_argument(group: Any) -> None:
+    """The argument that says where results go."""
+    group.add_argument(
+        "--results",
+        type=Path,
+        default=Path(".oasis/results"),
+        metavar="DIR",
+        help="where the job's results are copied (%(default)s)",
+    )
+
+
+def fetch_results(uri: str, directory: Path) -> None:
+    """Copy the files that a job left to this machine, or say where they are.
+
+    Args:
+        uri: folder in the bucket that the job named; nothing happens if it named none.
+        directory: they are put into a folder of the run's name below it.
+    """
+    if not uri.startswith("gs://"):
+        return
+    try:
+        from workloads.storage.folders import locate
+
+        folder = locate(uri)
+        target = directory / _run_name(uri)
+        for name in folder.files():
+            file = target / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(folder.read(name))
+        progress.note(f"results are in {target}, copied from {uri}")
+    except (WorkloadError, ImportError, OSError) as error:
+        progress.note(f"results are in {uri}; they were not copied here: {error}")
+
+
+def _run_name(uri: str) -> str:
+    """The run's name: the last part of the address, or the one before it where results have a folder of their own."""
+    parts = uri.rstrip("/").split("/")
+    return parts[-2] if parts[-1] == "results" else parts[-1]
 
 
 def exit_code(details: JobDetails) -> int:

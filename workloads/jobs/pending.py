@@ -8,7 +8,6 @@ another one would help, GKE's autoscaler says in events on the pod: `NotTriggerS
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -60,11 +59,27 @@ def look(stack: DeployedStack, pods: Iterable[Body] | None = None) -> list[Wait]
         pods: as `kubectl get pods -o json` lists them; all of the stack's namespace if None.
     """
     try:
-        seen: Iterable[Body] = json.loads(stack.ask("get", "pods", "-o", "json"))["items"] if pods is None else pods
+        seen: Iterable[Body] = stack.get("pods")["items"] if pods is None else pods
         without = [pod for pod in seen if _has_no_node(pod)]
         return judge(without, _events(stack)) if without else []
     except WorkloadError:
         return []
+
+
+def describe(stack: DeployedStack, cluster: str) -> str:
+    """States of a cluster's pods, with the reason of those that wait."""
+    items = _pods(stack, cluster)
+    if items is None:
+        return "its pods cannot be seen"
+    counts = Counter(item.get("status", {}).get("phase", "Pending") for item in items)
+    states = ", ".join(f"{count} {phase}" for phase, count in sorted(counts.items()))
+    reasons = [*dict.fromkeys(filter(None, map(_why_waiting, items))), *lines(look(stack, items))]
+    return f"pods: {states or 'none yet'}" + (f" ({'; '.join(reasons)})" if reasons else "")
+
+
+def never_fit(stack: DeployedStack, cluster: str) -> bool:
+    """True if a cluster has a pod that no node could ever hold."""
+    return any(wait.verdict == "never fits" for wait in look(stack, _pods(stack, cluster) or []))
 
 
 def judge(pods: Iterable[Body], events: Iterable[Body]) -> list[Wait]:
@@ -120,9 +135,22 @@ def _scheduler(pod: Body) -> str:
 
 
 def _events(stack: DeployedStack) -> list[Body]:
-    text = stack.ask("get", "events", "--field-selector", "involvedObject.kind=Pod", "-o", "json")
-    return json.loads(text)["items"]
+    return stack.get("events", "--field-selector", "involvedObject.kind=Pod")["items"]
 
 
 def _moment(event: Body) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp", ""))
+
+
+def _pods(stack: DeployedStack, cluster: str) -> list[dict[str, Any]] | None:
+    try:
+        return stack.get("pods", "--selector", f"ray.io/cluster={cluster}")["items"]
+    except WorkloadError:
+        return None
+
+
+def _why_waiting(pod: dict[str, Any]) -> str:
+    for container in pod.get("status", {}).get("containerStatuses") or ():
+        if waiting := container.get("state", {}).get("waiting"):
+            return f"{waiting.get('reason', '')} {waiting.get('message', '')}".strip()
+    return ""

@@ -7,6 +7,7 @@ cluster, so kubectl access is enough; from `begin` on KubeRay watches the job it
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from workloads.cluster.stack import DeployedStack
-from workloads.errors import CapacityError, InfeasibleError, PlaceError, WorkloadError, WorkloadFailedError
-from workloads.jobs.follow import tell
-from workloads.jobs.ray_job_status import find, never_fit, pods
+from workloads.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    AuthError,
+    CapacityError,
+    InfeasibleError,
+    PlaceError,
+    WorkloadError,
+    WorkloadFailedError,
+)
+from workloads.jobs import pending
+from workloads.jobs.follow import tell, whose
 
 NAME_LENGTH = 40
 """Longest name: KubeRay appends six characters for the cluster, and cuts a token's Secret at fifty (ray-operator
@@ -30,10 +40,64 @@ followed the job to its end has it removed at once."""
 REMOVAL_SECONDS = 90.0
 """How long the removal of a cluster is waited for: KubeRay looks every 3 s, and a head may take 30 s to end."""
 
+ATTACH_SECONDS = 1800.0
+"""How long a RayJob that was not submitted yet is waited for by whoever attaches to it."""
+
+OVER = ("Complete", "Failed", "ValidationFailed")
+"""KubeRay's words for a RayJob that does not change any more."""
+
+_EXIT_CODE = re.compile(r"exit code (\d+)")
 _LATE = "PreRunningDeadlineExceeded"
 _POLL_SECONDS = 1.0
 _PROGRESS_SECONDS = 10.0
 _GRACE_SECONDS = 30.0  # beyond its deadline, for an operator that is slow; one that is dead is not waited for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """KubeRay's report on a RayJob."""
+
+    name: str
+    command: str
+    phase: str
+    """Of the RayJob: Initializing, Waiting, Running, or one of `OVER`; empty before KubeRay has seen it."""
+    job: str
+    """Of the Ray job, by Ray's words; empty before there is one."""
+    cluster: str
+    reason: str
+    message: str
+    began: str
+    ended: str
+    """Times as Kubernetes writes them; empty where there is none yet."""
+
+    @property
+    def over(self) -> bool:
+        """True if it does not change any more."""
+        return self.phase in OVER
+
+    @property
+    def exit_code(self) -> int:
+        """Of an ended job, as far as the object tells: Ray's message names the driver's own code."""
+        if self.job == "SUCCEEDED":
+            return EXIT_OK
+        if self.job == "STOPPED":
+            return EXIT_INTERRUPTED
+        named = _EXIT_CODE.search(self.message)
+        return int(named[1]) if named else WorkloadFailedError.exit_code
+
+
+def find(stack: DeployedStack, name: str) -> Status | None:
+    """A RayJob of the stack's namespace, or None."""
+    body = stack.get("rayjob", name, "--ignore-not-found")
+    return _status(body) if body else None
+
+
+def listed(stack: DeployedStack) -> list[Status]:
+    """The RayJobs of the stack's namespace; none where they may not be listed."""
+    try:
+        return [_status(item) for item in stack.get("rayjobs")["items"]]
+    except (AuthError, PlaceError):
+        return []
 
 
 def spec_of_cluster(stack: DeployedStack) -> dict[str, Any]:
@@ -43,7 +107,7 @@ def spec_of_cluster(stack: DeployedStack) -> dict[str, Any]:
         PlaceError: there is none, or kubectl fails.
         AuthError: it may not be read.
     """
-    return json.loads(stack.ask("get", "raycluster", stack.environment.ray_cluster_name, "-o", "json"))["spec"]
+    return stack.get("raycluster", stack.environment.ray_cluster_name)["spec"]
 
 
 def manifest(name: str, namespace: str, command: str, spec: dict[str, Any], deadline_seconds: int) -> dict[str, Any]:
@@ -165,8 +229,9 @@ def await_cluster(
             return OwnCluster(stack.of_cluster(status.cluster), stack, name)
         waited = time.monotonic() - began
         if status.reason == _LATE or waited > patience_seconds + _GRACE_SECONDS:
-            seen = f"The cluster of RayJob {name} was not up within {waited:.0f} s; {pods(stack, status.cluster)}."
-            if never_fit(stack, status.cluster):
+            pods = pending.describe(stack, status.cluster)
+            seen = f"The cluster of RayJob {name} was not up within {waited:.0f} s; {pods}."
+            if pending.never_fit(stack, status.cluster):
                 raise InfeasibleError(seen, "No wait helps: it asks for more than any node of this stack has.")
             raise CapacityError(
                 seen,
@@ -179,7 +244,7 @@ def await_cluster(
             )
         if time.monotonic() - told > _PROGRESS_SECONDS:
             told = time.monotonic()
-            tell(f"waiting for the job's cluster for {waited:.0f} s; {pods(stack, status.cluster)}")
+            tell(f"waiting for the job's cluster for {waited:.0f} s; {pending.describe(stack, status.cluster)}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -189,8 +254,13 @@ def ended_unseen(stack: DeployedStack, name: str) -> int | None:
     if status is None or not status.over:
         return None
     tell(f"RayJob {name} ended out of sight: {status.job or status.phase} {status.message}".rstrip())
-    if status.ending:
-        tell(status.ending)
+    return conclude(status)
+
+
+def conclude(status: Status) -> int:
+    """Say with which exit code the driver of an ended job ended, if with one, and whose that is; returns it."""
+    if status.job == "FAILED" and _EXIT_CODE.search(status.message):
+        tell(f"job {status.name} ended with exit code {status.exit_code}{whose(status.command)}")
     return status.exit_code
 
 
@@ -212,14 +282,13 @@ def patch(stack: DeployedStack, name: str, spec: dict[str, Any]) -> None:
 def _may_have_begun(stack: DeployedStack, name: str) -> bool:
     """True if the job may run by KubeRay's word, which also holds where the answer to `begin` was lost."""
     try:
-        text = stack.ask("get", "rayjob", name, "--ignore-not-found", "-o", "json")
+        return bool(stack.get("rayjob", name, "--ignore-not-found").get("spec", {}).get("jobId"))
     except WorkloadError as error:
         tell(
             f"RayJob {name} is left as it is, since its job may run: {error.problem} If it does not, KubeRay removes "
             f"its cluster when its time to start is over; `python -m workloads jobs stop {name}` does so at once"
         )
         return True
-    return bool(text.strip() and json.loads(text)["spec"].get("jobId"))
 
 
 def _until_gone(stack: DeployedStack) -> bool:
@@ -238,7 +307,7 @@ def _protect_head(stack: DeployedStack) -> None:
     """
     cluster = stack.environment.ray_cluster_name
     try:
-        owner = json.loads(stack.ask("get", "raycluster", cluster, "-o", "json"))["metadata"]["uid"]
+        owner = stack.get("raycluster", cluster)["metadata"]["uid"]
         body = {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
@@ -254,3 +323,18 @@ def _protect_head(stack: DeployedStack) -> None:
         stack.ask("apply", "--filename", "-", given=json.dumps(body))
     except WorkloadError as error:
         tell(f"the job's head has no disruption budget: {error.problem}")
+
+
+def _status(body: dict[str, Any]) -> Status:
+    status: dict[str, Any] = body.get("status") or {}
+    return Status(
+        name=body["metadata"]["name"],
+        command=str(body["spec"].get("entrypoint") or ""),
+        phase=str(status.get("jobDeploymentStatus") or ""),
+        job=str(status.get("jobStatus") or ""),
+        cluster=str(status.get("rayClusterName") or ""),
+        reason=str(status.get("reason") or ""),
+        message=str(status.get("message") or ""),
+        began=str(status.get("startTime") or body["metadata"].get("creationTimestamp") or ""),
+        ended=str(status.get("endTime") or ""),
+    )

@@ -22,15 +22,27 @@ from typing import Any
 
 import yaml
 
+from workloads import __main__ as command_line
 from workloads import dry_run
 from workloads.cluster import stack
+from workloads.cluster.session import Place
 from workloads.cluster.stack import DeployedStack
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
-from workloads.jobs import entry_point, preview, ray_job, ray_job_status, results, working_dir
-from workloads.jobs.dashboard import Node, reach
+from workloads.jobs import entry_point, ray_job, working_dir
+from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import Demand, Supply
-from workloads.jobs.follow import OURS, STOP_SECONDS, Follower, Jobs, exit_code, refused, tell
+from workloads.jobs.follow import (
+    OURS,
+    STOP_SECONDS,
+    Follower,
+    Jobs,
+    add_results_argument,
+    exit_code,
+    fetch_results,
+    refused,
+    tell,
+)
 from workloads.reporting import progress
 
 OWN_COMMANDS = ("train", "tune", "sweep", "bench", "digits", "shards", "doctor", "runs")
@@ -74,7 +86,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         help="variable of the job, without a value the one here; may be repeated; not for secrets, which Ray shows",
     )
     job.add_argument("--detach", action="store_true", help="return as soon as the job is submitted")
-    results.add_results_argument(job)
+    add_results_argument(job)
     entry_point.add_entry_point_arguments(parser.add_argument_group("what the command itself takes"))
     alone = parser.add_argument_group("a cluster of its own")
     alone.add_argument("--ray-job", action="store_true", help="make a cluster like the stack's for this job alone")
@@ -103,14 +115,14 @@ def run_submit(args: argparse.Namespace) -> int:
         raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
     with _packed(args, command, entry_point.read(args)) as job:
         if args.dry_run:
-            return preview.show(args, command, job.entrypoint, job.demand)
+            return _show(args, command, job)
         deployed = stack.find(args)
         if args.ray_job:
             return _run_alone(args, deployed, job)
         with reach(deployed) as dashboard:
             jobs = Jobs(dashboard)
             _refuse_impossible(job.demand, deployed, jobs.ask(lambda _: dashboard.nodes()))
-            return _run(args, deployed, jobs, job)
+            return _run(args, jobs, job)
 
 
 def hand_in(jobs: Jobs, job: Job) -> None:
@@ -139,16 +151,31 @@ def hand_in(jobs: Jobs, job: Job) -> None:
         raise UsageError(f"Ray does not accept the runtime environment: {error}", "Correct --runtime-env.") from error
 
 
-def _run(args: argparse.Namespace, deployed: DeployedStack, jobs: Jobs, job: Job) -> int:
-    cluster = deployed.environment.ray_cluster_name
+def _show(args: argparse.Namespace, command: list[str], job: Job) -> int:
+    """Print the values of a command that explains itself, of any other the entry point and the stack's.
+
+    Only the stack's outputs are read: neither its Ray nor its token is asked for.
+    """
+    cluster = stack.outputs(args)
+    ray = "a cluster of its own" if args.ray_job else f"RayCluster {cluster.ray_cluster_name}"
+    place = Place(address=ray, environment=cluster, told_by=stack.origin(args))
+    known = command_line.COMMANDS.get(command[0])
+    if known is None or not known.explains:
+        settings = {"entrypoint": (job.entrypoint, "the command"), **dry_run.of_stack(place)}
+        return dry_run.show(settings, [job.demand.amounts], "STRICT_PACK", args.json)
+    tell(f"not submitted: `{job.entrypoint}`, which takes {job.demand} for itself")
+    return command_line.explain(command, place, args.json)
+
+
+def _run(args: argparse.Namespace, jobs: Jobs, job: Job) -> int:
     try:
         hand_in(jobs, job)
         if args.detach:
             return _detached(args, job)
         tell(f"job {job.name} submitted; Ctrl-C stops it")
     except KeyboardInterrupt:  # Ray may have the job, though its answer is not here yet
-        return _stop(args, jobs, _follower(jobs, job, deployed, cluster))
-    return _watch(args, jobs, job, deployed, cluster)
+        return _stop(args, Follower(jobs, job.name))
+    return _watch(args, Follower(jobs, job.name))
 
 
 def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> int:
@@ -162,7 +189,7 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
                 if args.detach:
                     return _detached(args, job)
                 tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
-                code = _watch(args, jobs, job, deployed, own.stack.environment.ray_cluster_name)
+                code = _watch(args, Follower(jobs, job.name))
         except PlaceError:
             code = ray_job.ended_unseen(deployed, job.name)
             if code is None:
@@ -171,30 +198,24 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
         return code
 
 
-def _watch(args: argparse.Namespace, jobs: Jobs, job: Job, deployed: DeployedStack, cluster: str) -> int:
-    follower = _follower(jobs, job, deployed, cluster)
+def _watch(args: argparse.Namespace, follower: Follower) -> int:
     try:
         details = follower.run()
     except KeyboardInterrupt:
-        return _stop(args, jobs, follower)
+        return _stop(args, follower)
     except WorkloadError:
-        print(
-            f"job {follower.submission_id} was left running; follow it with `{_again(args, follower)}`", file=sys.stderr
-        )
+        name = follower.submission_id
+        print(f"job {name} was left running; follow it with `{_again(args, name)}`", file=sys.stderr)
         raise
-    results.fetch(follower.results_uri, args.results)
+    fetch_results(follower.results_uri, args.results)
     return exit_code(details)
 
 
-def _follower(jobs: Jobs, job: Job, deployed: DeployedStack, cluster: str) -> Follower:
-    return Follower(jobs, job.name, lambda: ray_job_status.pods(deployed, cluster))
-
-
-def _stop(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
-    again = _again(args, follower)
+def _stop(args: argparse.Namespace, follower: Follower) -> int:
+    again = _again(args, follower.submission_id)
     print(f"stopping job {follower.submission_id}; Ctrl-C again leaves it to itself", file=sys.stderr)
     try:
-        jobs.stop(follower.submission_id)
+        follower.jobs.stop(follower.submission_id)
         if not follower.run().status.is_terminal():
             print(f"it has not stopped within {STOP_SECONDS:.0f} s; look at it with `{again}`", file=sys.stderr)
     except KeyboardInterrupt:
@@ -208,16 +229,15 @@ def _stop(args: argparse.Namespace, jobs: Jobs, follower: Follower) -> int:
 
 def _detached(args: argparse.Namespace, job: Job) -> int:
     print(job.name)
-    print(f"follow it with `python -m workloads jobs attach {job.name}{stack.flags(args)}`", file=sys.stderr)
+    print(f"follow it with `{_again(args, job.name)}`", file=sys.stderr)
     return EXIT_OK
 
 
-def _again(args: argparse.Namespace, follower: Follower) -> str:
-    return f"python -m workloads jobs attach {follower.submission_id}{stack.flags(args)}"
+def _again(args: argparse.Namespace, name: str) -> str:
+    return f"python -m workloads jobs attach {name}{stack.flags(args)}"
 
 
-def _refuse_impossible(demand: Demand, deployed: DeployedStack, nodes: Sequence[Node]) -> None:
-    there = [Supply(name=f"node {node.address}", resources=node.resources, count=1) for node in nodes]
+def _refuse_impossible(demand: Demand, deployed: DeployedStack, there: Sequence[Supply]) -> None:
     if any(demand.fits(node.resources) for node in there):
         return
     try:

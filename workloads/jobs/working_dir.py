@@ -7,13 +7,16 @@ Ray's Jobs API takes a request of at most 100 MiB (ray 2.60, ray_constants.DASHB
 from __future__ import annotations
 
 import importlib
+import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from workloads.errors import UsageError
+from workloads.reporting.progress import counted
 
 LIMIT_BYTES = 100 * 1024**2
 """Most that a working directory may hold, before compression."""
@@ -40,23 +43,6 @@ _ARGUMENT_FOLDER = "arguments"
 _NAMED = 5  # of the largest entries, in a refusal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    """The part of a folder that would be uploaded."""
-
-    files: int
-    size: int
-    """Bytes, before compression."""
-    largest: tuple[tuple[str, int], ...]
-    """Entries of the folder with their bytes, largest first."""
-    left_out: tuple[str, ...]
-    """Entries of the folder of which nothing would be uploaded."""
-
-    def __str__(self) -> str:
-        text = f"{self.files} file{'' if self.files == 1 else 's'}, {_amount(self.size)}"
-        return f"{text}; left out: {', '.join(self.left_out)}" if self.left_out else text
-
-
 def excludes(folder: Path, more: Sequence[str]) -> list[str]:
     """Patterns of what of a folder is not uploaded: ours, virtual environments whatever they are called, and `more`."""
     environments = [
@@ -67,8 +53,8 @@ def excludes(folder: Path, more: Sequence[str]) -> list[str]:
     return [*EXCLUDES, *environments, *more]
 
 
-def check(folder: Path, patterns: Sequence[str]) -> Contents:
-    """The part of a folder that would be uploaded.
+def check(folder: Path, patterns: Sequence[str]) -> str:
+    """The part of a folder that would be uploaded, in words.
 
     Args:
         folder: the working directory.
@@ -77,22 +63,18 @@ def check(folder: Path, patterns: Sequence[str]) -> Contents:
     Raises:
         UsageError: more than the Jobs API takes.
     """
+    files = _files(folder, patterns)
     sizes: Counter[str] = Counter()
-    files = 0
-    for file in _files(folder, patterns):
+    for file in files:
         sizes[file.relative_to(folder).parts[0]] += file.stat().st_size
-        files += 1
     entries = sorted(entry.name for entry in folder.iterdir())
-    found = Contents(
-        files=files,
-        size=sizes.total(),
-        largest=tuple(sizes.most_common(_NAMED)),
-        left_out=tuple(name for name in entries if name not in sizes and not _is_empty(folder / name)),
-    )
-    if found.size > LIMIT_BYTES:
-        named = ", ".join(f"{name} {_amount(size)}" for name, size in found.largest)
+    left_out = [name for name in entries if name not in sizes and not _is_empty(folder / name)]
+    found = f"{counted(len(files), 'file')}, {decimal(sizes.total())}"
+    found += f"; left out: {', '.join(left_out)}" if left_out else ""
+    if sizes.total() > LIMIT_BYTES:
+        named = ", ".join(f"{name} {decimal(size)}" for name, size in sizes.most_common(_NAMED))
         raise UsageError(
-            f"The working directory {folder} holds {found}; a job can take {_amount(LIMIT_BYTES)} along. "
+            f"The working directory {folder} holds {found}; a job can take {decimal(LIMIT_BYTES)} along. "
             f"The largest entries: {named}.",
             "Put data into the data bucket, and what the job does not need into .rayignore or `excludes:` of "
             "--runtime-env.",
@@ -130,36 +112,16 @@ def _staged(word: str, folder: Path) -> str:
     return f"{flag}{equals}{target.relative_to(folder)}"
 
 
-def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
+def _files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """The files that Ray would upload, by Ray's own rules: its code is the one place that knows them all."""
     packaging = importlib.import_module("ray._private.runtime_env.packaging")
+    # It tells of each ignore file that it reads, and tells of them again at the upload.
+    silent = logging.Logger("silent", logging.CRITICAL)
     found: list[Path] = []
-    packaging._dir_travel(
-        folder,
-        [packaging._get_excludes(folder, list(patterns))],
-        found.append,
-        include_gitignore=True,
-        logger=_Silent(),
-    )
-    return (path for path in found if path.is_file())
-
-
-class _Silent:
-    """In place of Ray's logger, which tells of each ignore file it reads, and tells of them again at the upload."""
-
-    def info(self, message: str) -> None:
-        """Say nothing."""
-
-    def error(self, message: str) -> None:
-        """Say nothing: what was wrong is raised as well."""
+    excluded = [packaging._get_excludes(folder, list(patterns))]
+    packaging._dir_travel(folder, excluded, found.append, include_gitignore=True, logger=silent)
+    return [path for path in found if path.is_file()]
 
 
 def _is_empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
-
-
-def _amount(size: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-Record = dict[str, Any]
+from workloads.reporting.history import Record
 
 INK = "#1f2933"
 FAINT = "#9aa5b1"
@@ -45,7 +44,7 @@ def epochs_of(records: Sequence[Record]) -> list[Record]:
 
 
 def resumptions(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records with which a run went on from a checkpoint, by why: three words, some of which may have none.
+    """The records with which a run went on from a checkpoint, by why.
 
     One after which nothing was trained, as of a run whose last step was done, is left out.
     `restarted` after a failure; `resized` to another number of workers; `continued` by a new command.
@@ -62,7 +61,30 @@ def resumptions(records: Sequence[Record]) -> dict[str, list[Record]]:
             resized = reasons.get(record["name"]) == "resize"
             found["continued" if not same else "resized" if resized else "restarted"].append(record)
         before = record
-    return found
+    return {why: those for why, those in found.items() if those}
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, as all of these plots have it."""
+    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def over_epochs(axes: Axes) -> None:
+    """Dress the axes of a quantity that is drawn by epoch."""
+    axes.set_xlabel("epoch", color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
 
 
 def draw(records: Sequence[Record], title: str) -> bytes:
@@ -72,15 +94,12 @@ def draw(records: Sequence[Record], title: str) -> bytes:
         records: one run's merged journal.
         title: what was trained on what.
     """
-    image = io.BytesIO()
-    figure_of(records, title).savefig(image, format="png")
-    return image.getvalue()
+    return png(figure_of(records, title))
 
 
 def figure_of(records: Sequence[Record], title: str) -> Figure:
     """The figure that `draw` saves."""
-    figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(11, 4.6)
     figure.suptitle(title, color=INK, fontsize=12, fontweight="bold", x=0.01, ha="left")
     loss, accuracy = figure.subplots(1, 2)
     steps = [record for record in records if record["event"] == "step"]
@@ -92,7 +111,7 @@ def figure_of(records: Sequence[Record], title: str) -> Figure:
     if epochs:
         _mark_last(loss, epochs[-1]["epoch"], epochs[-1]["val/loss"], f"{epochs[-1]['val/loss']:.3f}")
         _mark_last(accuracy, epochs[-1]["epoch"], epochs[-1]["val/accuracy"], f"{epochs[-1]['val/accuracy']:.1%}")
-    marked = {why: found for why, found in resumptions(records).items() if found}
+    marked = resumptions(records)
     for axes in (loss, accuracy):
         for why, found in marked.items():
             for record in found:
@@ -103,13 +122,7 @@ def figure_of(records: Sequence[Record], title: str) -> Figure:
 
 def _panel(axes: Axes, steps: Sequence[Record], epochs: Sequence[Record], quantity: str) -> None:
     axes.set_title(quantity, loc="left", color=INK, fontsize=10)
-    axes.set_xlabel("epoch", color=INK)
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(FAINT)
-    axes.tick_params(colors=INK, length=0, labelsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    over_epochs(axes)
     _line(axes, steps, f"train/{quantity}", "training, augmented: each step", color=TRAIN, alpha=0.3, linewidth=1)
     _line(axes, epochs, f"train/{quantity}", "training, augmented: each epoch", color=TRAIN, linewidth=1.8)
     _line(axes, epochs, f"val/{quantity}", "validation", color=VALIDATION, linewidth=2.2)
@@ -177,7 +190,7 @@ def table(records: Sequence[Record]) -> str:
         for record in shown
     ]
     lines = [header, "-" * len(header), *rows, ""]
-    marked = {why: found for why, found in resumptions(records).items() if found}
+    marked = resumptions(records)
     lines += [f"{why} at step {', '.join(str(record['step']) for record in found)}" for why, found in marked.items()]
     lines += [""] if marked else []
     return "\n".join([*lines, *_charts(epochs)])

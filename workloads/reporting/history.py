@@ -1,13 +1,17 @@
-"""A run's history in the bucket: a segment of records for each checkpoint, and all of them as one."""
+"""A run's records: a journal on this machine's disk, segments in the bucket, and all of them as one history.
+
+All that shows or sends metrics reads these. Every worker imports this, and therefore no client of a service.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
-from workloads.reporting.tracking import Record, merge, parse
 from workloads.storage.folders import Folder
 
 JOURNAL = "journal"
@@ -15,6 +19,35 @@ JOURNAL = "journal"
 
 READERS = 16
 """Segments read at a time: a week's are a thousand small objects, each of which costs its latency."""
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """A file of JSON lines that one process appends to; while its disk refuses, the records wait in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: list[Record] = []
+        self._refused = False
+
+    def append(self, records: list[Record]) -> None:
+        """Add the records, each in one line, in one write; with the next ones, should the disk not take them now."""
+        waiting = [*self._waiting, *records]
+        text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in waiting)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as stream:
+                # A write that failed may have left a part of a line.
+                stream.write(f"\n{text}" if self._waiting else text)
+        except OSError as error:
+            if not self._refused:
+                problem = f"the journal {self.path} was not written ({error.strerror or error}); training went on"
+                waiting.insert(len(self._waiting), {"event": "note", "text": problem})
+            self._refused = True
+            self._waiting = waiting
+        else:
+            self._waiting = []
 
 
 class Segments:
@@ -76,3 +109,34 @@ def history(folder: Folder) -> list[Record]:
     with ThreadPoolExecutor(READERS) as pool:
         contents = list(pool.map(segments.read, whole))
     return merge(record for content in contents for record in parse(content.decode()))
+
+
+def parse(content: str) -> list[Record]:
+    """The records of a journal; a last line that a kill cut short is left out."""
+    records = []
+    for line in content.splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def merge(records: Iterable[Record]) -> list[Record]:
+    """One history from the journals of all attempts, told in their order.
+
+    An attempt begins with `resumed`: what an earlier one did after that step is done again, and counts as it is told
+    the last time.
+    """
+    latest: dict[tuple[str, int], Record] = {}
+    for record in records:
+        if "step" not in record:
+            continue
+        if record["event"] == "resumed":
+            latest = {place: kept for place, kept in latest.items() if kept["step"] <= record["step"]}
+        latest[record["event"], record["step"]] = record
+    return sorted(latest.values(), key=lambda record: (record["step"], _ORDER.get(record["event"], len(_ORDER))))
+
+
+_ORDER = {event: place for place, event in enumerate(("step", "epoch", "checkpoint", "notice", "resumed"))}
+"""In which order things happen at one step."""

@@ -10,14 +10,15 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from workloads.errors import PlaceError, WorkloadError, first_line
 from workloads.reporting import credentials
+from workloads.reporting.history import Record, parse
 from workloads.reporting.wandb_process import Patience
 
 WandbMode = Literal["auto", "online", "offline", "off"]
@@ -31,39 +32,6 @@ MEASURED = frozenset({"step", "epoch"})
 
 _TRACKED = frozenset({"epoch", "learning_rate"})
 """Values for W&B beside those with a slash in their name, `train/loss`."""
-
-Record = dict[str, Any]
-
-
-def parse(content: str) -> list[Record]:
-    """The records of a journal; a last line that a kill cut short is left out."""
-    records = []
-    for line in content.splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
-
-
-def merge(records: Iterable[Record]) -> list[Record]:
-    """One history from the journals of all attempts, told in their order.
-
-    An attempt begins with `resumed`: what an earlier one did after that step is done again, and counts as it is told
-    the last time.
-    """
-    latest: dict[tuple[str, int], Record] = {}
-    for record in records:
-        if "step" not in record:
-            continue
-        if record["event"] == "resumed":
-            latest = {place: kept for place, kept in latest.items() if kept["step"] <= record["step"]}
-        latest[record["event"], record["step"]] = record
-    return sorted(latest.values(), key=lambda record: (record["step"], _ORDER.get(record["event"], len(_ORDER))))
-
-
-_ORDER = {event: place for place, event in enumerate(("step", "epoch", "checkpoint", "notice", "resumed"))}
-"""In which order things happen at one step."""
 
 
 class JournalFollower:

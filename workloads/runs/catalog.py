@@ -14,7 +14,7 @@ from typing import Any
 from workloads.checkpoints import manifest
 from workloads.errors import DataIntegrityError, UsageError, did_you_mean
 from workloads.storage.disk import Entry
-from workloads.storage.folders import Folder, in_parallel
+from workloads.storage.folders import Folder
 
 TRIAL = "trial.json"
 """In the folder of a trial that has ended: how; see `tune.ledger`."""
@@ -155,11 +155,6 @@ def find(place: Folder, name: str) -> KnownRun:
         f"there is no run {name!r} in {place.uri}, but {', '.join(known)}{did_you_mean(name, known)}",
         f"Name one of them, or {another}",
     )
-
-
-def statuses(found: list[KnownRun]) -> list[str]:
-    """The status of each run, several looked up at a time."""
-    return in_parallel(KnownRun.status, found)
 
 
 def _run_of(path: str) -> tuple[str, str]:

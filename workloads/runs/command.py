@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.filesize import decimal
+from rich.table import Column
 
 from workloads import tables
 from workloads.checkpoints import manifest
@@ -23,7 +24,7 @@ from workloads.errors import EXIT_OK, DataIntegrityError, UsageError, WorkloadEr
 from workloads.reporting.progress import counted
 from workloads.runs import catalog as run_catalog
 from workloads.runs.catalog import Attempt, KnownRun
-from workloads.storage.folders import Folder, locate
+from workloads.storage.folders import Folder, in_parallel, locate
 
 KEEP = 3
 """Checkpoints that `gc` leaves of a run that does not say how many it wants."""
@@ -112,7 +113,7 @@ def _list(place: Folder, args: argparse.Namespace) -> int:
             "bytes": run.size,
             "modified": run.modified,
         }
-        for run, status in zip(found, run_catalog.statuses(found), strict=True)
+        for run, status in zip(found, in_parallel(KnownRun.status, found), strict=True)
     ]
     if rows and not args.json:
         _say(f"runs in {place.uri}")
@@ -128,7 +129,7 @@ def _show(place: Folder, args: argparse.Namespace) -> int:
     if args.json:
         _print_rows([*checkpoints, *objects], run.folder.uri, as_json=True)
         return EXIT_OK
-    print(f"{run.folder.uri}: {run.status()}, {_size_text(run.size)}")
+    print(f"{run.folder.uri}: {run.status()}, {decimal(run.size)}")
     for rows in filter(None, (checkpoints, objects)):
         print()
         _print_rows(rows, run.folder.uri, as_json=False)
@@ -180,11 +181,11 @@ def _gc(place: Folder, args: argparse.Namespace) -> int:
     _print_rows([{**_row(run, attempt), "verdict": why} for run, attempt, why in waste], place.uri, as_json=args.json)
     size = sum(attempt.size for _, attempt, _ in waste)
     if waste and not args.yes:
-        _say(f"{len(waste)} could be removed, {_size_text(size)}; nothing was, without --yes")
+        _say(f"{len(waste)} could be removed, {decimal(size)}; nothing was, without --yes")
     elif waste:
         for run, attempt, _ in waste:
             manifest.discard(run.attempt(attempt.name))
-        _say(f"{len(waste)} removed, {_size_text(size)}")
+        _say(f"{len(waste)} removed, {decimal(size)}")
     return EXIT_OK
 
 
@@ -276,9 +277,8 @@ def _print_rows(rows: Sequence[dict[str, Any]], uri: str, *, as_json: bool) -> N
         print(f"there is nothing to show in {uri}", file=sys.stderr)
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()), overflow="fold")
+    headings = ({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()) for name in columns)
+    table = tables.plain(*(Column(heading, overflow="fold") for heading in headings))
     for row in rows:
         table.add_row(*(_cell(name, row.get(name)) for name in columns))
     tables.show(table)
@@ -290,19 +290,10 @@ def _cell(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "bytes" and isinstance(value, int):
-        return _size_text(value)
+        return decimal(value)
     if name == "modified" and isinstance(value, float):
         return _age(time.time() - value)
     return str(value)
-
-
-def _size_text(count: float) -> str:
-    """Bytes as people read them, in powers of ten."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _age(seconds: float) -> str:

@@ -6,50 +6,34 @@ Both are one search; `tune` draws trials and stops poor ones early, `sweep` runs
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from workloads import dry_run
 from workloads.cluster import session
 from workloads.convnext import config as configuration
 from workloads.convnext.images import location
+from workloads.convnext.run import preview, train
+from workloads.dry_run import Settings
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
 from workloads.reporting import credentials, progress
-from workloads.reporting.history import history
 from workloads.reporting.tracking import WandbMode
-from workloads.storage.folders import Folder
-from workloads.tune import concurrency, preview, report
-from workloads.tune.ledger import METRICS, Begun, Epoch, Ledger, Outcome, Trial, measured
-from workloads.tune.planning import Kind, Search, configurations, plan
+from workloads.tune import concurrency, report
+from workloads.tune.ledger import METRICS, Ledger, Outcome, Trial, best, ranking
+from workloads.tune.planning import Search, configurations, plan
 
-
-def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m workloads tune`."""
-    _add_arguments(parser)
-    group = parser.add_argument_group("search")
-    group.add_argument("--samples", type=int, default=10, metavar="N", help="trials to draw (default %(default)s)")
-    group.add_argument("--search-seed", type=int, default=0, metavar="N", help="of the draw (default %(default)s)")
-    group.add_argument(
-        "--grace-epochs", type=int, default=1, metavar="N", help="epochs that every trial gets (default %(default)s)"
-    )
-    group.add_argument(
-        "--reduction",
-        type=float,
-        default=3,
-        metavar="F",
-        help="one in so many goes on at each milestone (default %(default)g)",
-    )
+SHOWN = 20
+"""Trials that a dry run lists."""
 
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads sweep`."""
-    _add_arguments(parser)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument(
         "--space", type=Path, required=True, metavar="FILE", help="YAML: fields of the configuration, values or ranges"
@@ -78,47 +62,35 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     dry_run.add_dry_run_arguments(parser, "the trials, every other effective value and where it came from")
 
 
-def run_tune(args: argparse.Namespace) -> int:
-    """Search at random with early stopping; returns the exit code.
-
-    Raises:
-        WorkloadError: with the exit code that fits.
-    """
-    return _run("tune", args)
-
-
-def run_sweep(args: argparse.Namespace) -> int:
-    """Run every combination; returns the exit code.
-
-    Raises:
-        WorkloadError: with the exit code that fits.
-    """
-    return _run("sweep", args)
-
-
-def explain_tune(args: argparse.Namespace, place: session.Place) -> int:
-    """Print what `tune` would do in a place; returns the exit code, and raises as `plan`."""
-    return _explain("tune", args, place)
-
-
-def explain_sweep(args: argparse.Namespace, place: session.Place) -> int:
-    """Print what `sweep` would do in a place; returns the exit code, and raises as `plan`."""
-    return _explain("sweep", args, place)
-
-
-def _explain(kind: Kind, args: argparse.Namespace, place: session.Place) -> int:
-    return preview.show(
-        plan(kind, args, place), args, add_tune_arguments if kind == "tune" else add_sweep_arguments, place
+def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m workloads tune`."""
+    add_sweep_arguments(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument("--samples", type=int, default=10, metavar="N", help="trials to draw (default %(default)s)")
+    group.add_argument("--search-seed", type=int, default=0, metavar="N", help="of the draw (default %(default)s)")
+    group.add_argument(
+        "--grace-epochs", type=int, default=1, metavar="N", help="epochs that every trial gets (default %(default)s)"
+    )
+    group.add_argument(
+        "--reduction",
+        type=float,
+        default=3,
+        metavar="F",
+        help="one in so many goes on at each milestone (default %(default)g)",
     )
 
 
-def _run(kind: Kind, args: argparse.Namespace) -> int:
+def run_tune(args: argparse.Namespace) -> int:
+    """Search at random with early stopping, or for `sweep` run every combination; returns the exit code.
+
+    Raises:
+        WorkloadError: with the exit code that fits.
+    """
     place = session.prepare(args.address)
     if args.dry_run:
-        return _explain(kind, args, place)
-    search = plan(kind, args, place)
-    trials = search.plan.trials
-    progress.note(preview.title(search))
+        return explain_tune(args, place)
+    search = plan(args, place)
+    progress.note(_title(search))
     every = sorted({config.data for config in configurations(search)})
     if place.embedded and every == [location.DIGITS]:
         location.provide_digits(progress.note)
@@ -127,35 +99,72 @@ def _run(kind: Kind, args: argparse.Namespace) -> int:
             progress.note(unseen)
     location.check_storage(search.folder)
     location.check_results(search.results)
-    ledger = Ledger(search.folder)
-    outcomes = ledger.open(search.plan, args.retry_failed)
-    left = [trial for trial in trials if trial.name not in outcomes]
-    if len(left) < len(trials):
-        progress.note(f"{len(trials) - len(left)} of them have ended already")
-    pasts = {trial.name: _past(search.folder.child(trial.name)) for trial in left}
+    ledger = Ledger(search.folder, search.plan, args.retry_failed)
+    if ledger.outcomes:
+        progress.note(f"{len(ledger.outcomes)} of them have ended already")
     progress.note(f"trials and results: {search.folder.uri}")
     verdict: WorkloadError | None = None
-    if left:
-        try:
-            outcomes, verdict = _search(args, place, search, ledger, outcomes, pasts)
-        except KeyboardInterrupt:  # the second one; what has ended is in the ledger, and the rest is unfinished
-            outcomes = ledger.open(search.plan, retry_failed=False)
-    return _conclude(search, outcomes, pasts, verdict)
+    if ledger.left:
+        with suppress(KeyboardInterrupt):  # the second one; what has ended is in the ledger, and the rest is unfinished
+            verdict = _search(args, place, search, ledger)
+    return _conclude(search, ledger, verdict)
 
 
-def _past(folder: Folder) -> list[Epoch]:
-    """Last report of a trial that goes on, as of the commit of its newest checkpoint."""
-    return [measured(record) for record in history(folder) if record["event"] == "epoch"]
+run_sweep = run_tune
 
 
-def _search(
-    args: argparse.Namespace,
-    place: session.Place,
-    search: Search,
-    ledger: Ledger,
-    outcomes: dict[str, Outcome],
-    pasts: dict[str, list[Epoch]],
-) -> tuple[dict[str, Outcome], WorkloadError | None]:
+def explain_tune(args: argparse.Namespace, place: session.Place) -> int:
+    """Print the trials, and every value that they share or draw; returns the exit code, and raises as `plan`."""
+    search = plan(args, place)
+    trials = search.plan.trials
+    one = _as_train(search, args)
+    run = train.plan(one, place)
+    known = preview.of_run(one, run, place)
+    if "data" in search.space.varied:
+        del known["data-place"]  # there are several
+    add_arguments = add_tune_arguments if search.plan.kind == "tune" else add_sweep_arguments
+    settings = dry_run.explain(args, add_arguments, known) | _drawn(search, args.space)
+    if args.json:
+        changes = {trial.name: trial.changes for trial in trials}
+        return dry_run.show(settings, run.bundles, run.strategy, as_json=True, trials=changes)
+    progress.note(_title(search))
+    for trial in trials[:SHOWN]:
+        progress.note(f"  {trial.name}: " + ", ".join(f"{name} {value}" for name, value in trial.changes.items()))
+    if len(trials) > SHOWN:
+        progress.note(f"  and {len(trials) - SHOWN} more")
+    progress.note("\nof each trial:")
+    return dry_run.show(settings, run.bundles, run.strategy, as_json=False)
+
+
+explain_sweep = explain_tune
+
+
+def _title(search: Search) -> str:
+    varied = ", ".join(search.space.varied) or "nothing"
+    return f"{search.plan.kind} {search.name}: {progress.counted(len(search.plan.trials), 'trial')} over {varied}"
+
+
+def _as_train(search: Search, args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments of `train` that make the first trial, with the name and the folders of the search."""
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    words = ["--run", search.name, *search.train, *report.assignments(search.plan.trials[0])]
+    return parser.parse_args(words, argparse.Namespace(**vars(args)))
+
+
+def _drawn(search: Search, file: Path) -> Settings:
+    """Values that the space decides, whatever was typed."""
+    found: Settings = {}
+    for name, spec in search.plan.space.items():
+        kind, values = next(iter(spec.items())) if isinstance(spec, dict) else ("choice", spec)
+        flag = name.replace("_", "-")
+        value = f"{kind} {json.dumps(values)}" if name in search.space.varied else search.space.fixed[name]
+        found[flag] = (value, f"space {file}")
+    return found
+
+
+def _search(args: argparse.Namespace, place: session.Place, search: Search, ledger: Ledger) -> WorkloadError | None:
+    """Run the trials that are left; returns why some had to be left out, if some had."""
     at_most = concurrency.embedded(search.workers) if place.embedded else None
     # Ray warns of the many processes that run beside the workers of each trial, which take no CPU.
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str((at_most or 1) * (search.workers + 4)))
@@ -168,8 +177,7 @@ def _search(
         import ray
 
         from workloads.cluster import run_lock
-        from workloads.tune.asha import Milestones
-        from workloads.tune.search import PROGRESS_SECONDS, Runner, TrialQueue
+        from workloads.tune.search import PROGRESS_SECONDS, Milestones, Runner, TrialQueue
 
         fitting = at_most or concurrency.of_cluster(search.workers, place.environment)
         limit = concurrency.choose(args.concurrency, fitting, search.workers, progress.note)
@@ -180,12 +188,11 @@ def _search(
             return what + _place_arguments(args, search, address), search.results / trial.name / "train.log"
 
         with run_lock.hold(search.folder.uri, search.name):
-            begun = Begun(plan=search.plan, ledger=ledger, outcomes=outcomes, pasts=pasts)
-            trials = TrialQueue(begun, limit, progress.note, lambda trial: check_place(search, place, trial))
+            trials = TrialQueue(ledger, limit, progress.note, lambda trial: check_place(search, place, trial))
             every = f"after it, a line every {PROGRESS_SECONDS:.0f} s"
             progress.wait(f"starting the first trials, which takes 5 to 20 s; {every}")
-            Runner(trials, Milestones(begun) if search.plan.kind == "tune" else None, address, work).run()
-    return trials.outcomes, trials.verdict
+            Runner(trials, Milestones(ledger) if search.plan.kind == "tune" else None, address, work).run()
+    return trials.verdict
 
 
 def check_place(search: Search, place: session.Place, trial: Trial) -> None:
@@ -204,42 +211,28 @@ def _place_arguments(args: argparse.Namespace, search: Search, address: str) -> 
     return words + (["--wandb-key-file", str(args.wandb_key_file.absolute())] if args.wandb_key_file else [])
 
 
-def _conclude(
-    search: Search, outcomes: dict[str, Outcome], pasts: dict[str, list[Epoch]], verdict: WorkloadError | None
-) -> int:
-    everyone = [
-        outcomes.get(trial.name) or Outcome(trial=trial, status="unfinished", epochs=pasts.get(trial.name, []))
-        for trial in search.plan.trials
-    ]
-    found = report.Report(
-        name=search.name,
-        plan=search.plan,
-        outcomes=everyone,
-        varied=search.space.varied,
-        logarithmic=search.space.logarithmic,
-        repeat=search.train,
-    )
-    uri = report.publish(found, search.folder, search.results)
+def _conclude(search: Search, ledger: Ledger, verdict: WorkloadError | None) -> int:
+    ranked = ranking(search.plan, ledger.state())
+    uri = report.publish(search, ranked)
     terminal = sys.stdout.isatty() and os.environ.get(progress.FORM_VARIABLE) != "json"
-    progress.note(f"\n{report.render(found, terminal)}\n")
-    if found.best is not None:
-        value = found.best.epochs[-1][search.plan.metric]
-        progress.note(f"best trial {found.best.trial.name}: {search.plan.metric} {value:.4f}; repeat it with")
-        progress.note(f"  {report.command(found, found.best)}")
+    progress.note(f"\n{report.render(search, ranked, terminal)}\n")
+    if (found := best(ranked)) is not None:
+        value = found.last[search.plan.metric]
+        progress.note(f"best trial {found.trial.name}: {search.plan.metric} {value:.4f}; repeat it with")
+        progress.note(f"  {report.command(search, found.trial)}")
     place = uri if SUBMITTED_VARIABLE in os.environ else search.results
-    written: dict[str, Any] = {"event": "note", "text": f"table, JSON lines, CSV, plots: {place}"}
-    progress.emit({**written, "results_uri": uri})
+    progress.emit({"event": "note", "text": f"table, JSON lines, CSV, plots: {place}", "results_uri": uri})
     if verdict is not None:
         raise verdict
-    if any(outcome.status == "unfinished" for outcome in everyone):
+    if ledger.left:
         progress.note(f"interrupted; the same command with --run {search.name} goes on with the trials that are left")
         return EXIT_INTERRUPTED
-    if found.best is None:
-        raise _failure(everyone)
+    if found is None:
+        raise _failure(ledger.state())
     return EXIT_OK
 
 
-def _failure(outcomes: list[Outcome]) -> WorkloadError:
+def _failure(outcomes: Sequence[Outcome]) -> WorkloadError:
     """Explanation of a search in which no trial succeeded: the common reason, where there is one."""
     codes = {outcome.exit_code for outcome in outcomes}
     alike = next((kind for kind in WorkloadError.__subclasses__() if {kind.exit_code} == codes), WorkloadFailedError)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from workloads.errors import DataIntegrityError, UsageError
+from workloads.reporting.history import history
 from workloads.reporting.progress import counted
 from workloads.runs import catalog as run_catalog
 from workloads.storage.folders import Folder
@@ -88,71 +89,67 @@ class Outcome:
     seconds: float = 0.0
     """Time it took, of this search's last attempt at it."""
 
+    @property
+    def last(self) -> Epoch:
+        """What it reported last; empty before its first epoch's end."""
+        return self.epochs[-1] if self.epochs else {}
+
+    @property
+    def counts(self) -> bool:
+        """True if it can be the best: it has an epoch to show, and ran to its end or was stopped."""
+        return self.status in ("complete", "stopped") and bool(self.epochs)
+
 
 class Ledger:
-    """A search's folder. One writer: the search; its lease is the driver's business."""
+    """A search's folder, and what is known of its trials. Only the search writes to it; the command holds the lease."""
 
-    def __init__(self, folder: Folder) -> None:
-        """Name the folder; nothing is read or written yet."""
-        self.folder = folder
-
-    def open(self, plan: Plan, retry_failed: bool) -> dict[str, Outcome]:
+    def __init__(self, folder: Folder, plan: Plan, retry_failed: bool = False) -> None:
         """Begin the search, or go on with it.
 
         Args:
+            folder: of the search.
             plan: what the command asks for.
             retry_failed: forget the outcomes of trials that failed.
-
-        Returns:
-            The outcomes so far, by trial.
 
         Raises:
             UsageError: the folder has another search.
             DataIntegrityError: what is there does not read.
         """
-        kept = self._read(self.folder, PLAN)
+        self.folder, self.plan = folder, plan
+        kept = _read(folder, PLAN)
         if kept is not None:
-            _refuse_another(kept, plan, self.folder.uri)
-        self._write(self.folder, PLAN, {"schema": SCHEMA, **asdict(plan)})
-        outcomes = {}
+            _refuse_another(kept, plan, folder.uri)
+        _write(folder, PLAN, {"schema": SCHEMA, **asdict(plan)})
+        self.outcomes: dict[str, Outcome] = {}
+        """Of the trials that have ended, by name."""
         for trial in plan.trials if kept else ():
-            record = self._read(self.folder.child(trial.name), OUTCOME)
+            record = _read(folder.child(trial.name), OUTCOME)
             if record is not None and not (retry_failed and record["status"] == "failed"):
-                outcomes[trial.name] = Outcome(**{**record, "trial": trial})
-        return outcomes
+                self.outcomes[trial.name] = Outcome(**{**record, "trial": trial})
+        self.pasts = {trial.name: _past(folder.child(trial.name)) for trial in self.left}
+        """Epochs of the trials that go on, by name."""
+
+    @property
+    def left(self) -> list[Trial]:
+        """The trials that have no outcome."""
+        return [trial for trial in self.plan.trials if trial.name not in self.outcomes]
 
     def close(self, outcome: Outcome) -> None:
         """Write down how a trial ended; from here it is not run again."""
-        self._write(self.folder.child(outcome.trial.name), OUTCOME, asdict(outcome))
+        _write(self.folder.child(outcome.trial.name), OUTCOME, asdict(outcome))
+        self.outcomes[outcome.trial.name] = outcome
 
-    def _read(self, folder: Folder, name: str) -> dict[str, Any] | None:
-        try:
-            return json.loads(folder.read(name))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise DataIntegrityError(
-                f"{folder.uri}/{name} is damaged: {error}.", "Search under another --run name, or delete that file."
-            ) from error
-
-    def _write(self, folder: Folder, name: str, content: dict[str, Any]) -> None:
-        folder.write(name, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Begun:
-    """A search as this attempt at it found it."""
-
-    plan: Plan
-    ledger: Ledger
-    outcomes: Mapping[str, Outcome]
-    """Of the trials that had ended, by name."""
-    pasts: Mapping[str, list[Epoch]]
-    """Epochs of the trials that go on, by name."""
+    def state(self) -> list[Outcome]:
+        """Every trial's outcome, by index; of those that have none, what they had reported before this attempt."""
+        return [
+            self.outcomes.get(trial.name)
+            or Outcome(trial=trial, status="unfinished", epochs=self.pasts.get(trial.name, []))
+            for trial in self.plan.trials
+        ]
 
 
 def measured(record: Mapping[str, Any]) -> dict[str, float]:
-    """Measurements at an epoch's end, from a record of `train` or a result of Ray Tune; else nothing."""
+    """Measurements at an epoch's end, from a record of `train`."""
     return {
         name: float(value) for name, value in record.items() if name == "epoch" or name.startswith(("train/", "val/"))
     }
@@ -162,13 +159,18 @@ def ranking(plan: Plan, outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Best first, by the last epoch: trials that ran to their end, those that were stopped, then the others."""
 
     def key(outcome: Outcome) -> tuple[int, float, float, str]:
-        if outcome.status not in ("complete", "stopped") or not outcome.epochs:
+        if not outcome.counts:
             return 2, 0.0, 0.0, outcome.trial.name
-        last = outcome.epochs[-1]
         # Few validation images make equal accuracies, which the loss still tells apart.
-        return outcome.status == "stopped", -plan.sign * plan.value(last), last["val/loss"], outcome.trial.name
+        value, loss = -plan.sign * plan.value(outcome.last), outcome.last["val/loss"]
+        return outcome.status == "stopped", value, loss, outcome.trial.name
 
     return sorted(outcomes, key=key)
+
+
+def best(ranked: Sequence[Outcome]) -> Outcome | None:
+    """The best trial that ran to its end, or, where none did, the best that was stopped."""
+    return ranked[0] if ranked and ranked[0].counts else None
 
 
 def _refuse_another(kept: dict[str, Any], plan: Plan, uri: str) -> None:
@@ -185,3 +187,23 @@ def _refuse_another(kept: dict[str, Any], plan: Plan, uri: str) -> None:
     raise UsageError(
         f"{uri} has another search: {said}.", "Choose another --run name, or ask for what that search was begun with."
     )
+
+
+def _past(folder: Folder) -> list[Epoch]:
+    """Epochs of a trial that goes on, as of the commit of its newest checkpoint."""
+    return [measured(record) for record in history(folder) if record["event"] == "epoch"]
+
+
+def _read(folder: Folder, name: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(folder.read(name))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DataIntegrityError(
+            f"{folder.uri}/{name} is damaged: {error}.", "Search under another --run name, or delete that file."
+        ) from error
+
+
+def _write(folder: Folder, name: str, content: dict[str, Any]) -> None:
+    folder.write(name, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())

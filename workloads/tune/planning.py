@@ -7,7 +7,6 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from workloads import run_name
 from workloads.cluster import session
@@ -15,11 +14,8 @@ from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.errors import UsageError
 from workloads.storage.folders import Folder, locate
-from workloads.tune import space_file
 from workloads.tune.ledger import Plan, Trial
-from workloads.tune.space import Space
-
-Kind = Literal["tune", "sweep"]
+from workloads.tune.space import Space, parse, read
 
 NAME_LENGTH = 57
 """Longest name of a search: `-`, a number of up to four digits and `-again` make names of its trials, 63 at most."""
@@ -42,22 +38,21 @@ class Search:
     """Arguments of `train` that say what every trial computes."""
 
 
-def plan(kind: Kind, args: argparse.Namespace, place: session.Place) -> Search:
+def plan(args: argparse.Namespace, place: session.Place) -> Search:
     """The search that the arguments and the place make; every trial's configuration has been checked.
 
     Raises:
         UsageError: a value that no search can have.
     """
+    kind, cluster = args.command, place.environment
     given = configuration.from_recipe(args.recipe, data=args.data, epochs=args.epochs)
-    content = space_file.read(args.space)
-    space = space_file.parse(content, given)
+    content = read(args.space)
+    space = parse(content, given)
     base = dataclasses.replace(given, **space.fixed)
     name = args.run or f"{kind}-{args.recipe.replace('_', '-')[:30]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    _check(kind, args, name, space)
+    _check(args, name, space)
     changes = space.sample(args.samples, args.search_seed) if kind == "tune" else space.grid()
-    gpus = place.environment.gpus_per_node if place.environment else 0
-    workers = args.workers if args.workers is not None else gpus or 1
-    cluster = place.environment
+    workers = args.workers if args.workers is not None else (cluster.gpus_per_node if cluster else 0) or 1
     search = Search(
         name=name,
         plan=Plan(
@@ -84,12 +79,12 @@ def plan(kind: Kind, args: argparse.Namespace, place: session.Place) -> Search:
     return search
 
 
-def _check(kind: Kind, args: argparse.Namespace, name: str, space: Space) -> None:
+def _check(args: argparse.Namespace, name: str, space: Space) -> None:
     run_name.check("--run", name)
     if len(name) > NAME_LENGTH:
         raise UsageError(f"--run has {len(name)} letters; {NAME_LENGTH} are the most.", "Choose a shorter name.")
     counts = [("--workers", args.workers), ("--concurrency", args.concurrency)]
-    if kind == "tune":
+    if args.command == "tune":
         counts += [("--samples", args.samples), ("--grace-epochs", args.grace_epochs)]
         if not args.reduction > 1:
             raise UsageError(f"--reduction is {args.reduction:g}.", "Give a number above 1.")

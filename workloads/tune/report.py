@@ -8,55 +8,29 @@ import json
 import math
 import os
 import shlex
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
 from workloads import tables
 from workloads.convnext.run.train import TUNED_FIELDS
 from workloads.environment import SUBMITTED_VARIABLE
-from workloads.storage.folders import Folder
 from workloads.tune import plot
-from workloads.tune.ledger import METRICS, Epoch, Outcome, Plan, Trial, ranking
+from workloads.tune.ledger import METRICS, Epoch, Outcome, Status, Trial, best
+from workloads.tune.planning import Search
+
+_COLUMNS = {"epoch": "g", **dict.fromkeys(METRICS, ".4f")}
+"""Numbers of a trial's last epoch that the table shows, and their formats."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """A finished search, or as much of it as there is."""
-
-    name: str
-    """Of the search."""
-    plan: Plan
-    outcomes: Sequence[Outcome]
-    """One for every trial."""
-    varied: Sequence[str]
-    """Fields that differ between trials."""
-    logarithmic: frozenset[str]
-    """Those of them that the plot shows by their logarithm."""
-    repeat: Sequence[str]
-    """Arguments of `train` that every repetition has: recipe, workers and the like."""
-
-    @property
-    def ranked(self) -> list[Outcome]:
-        """Best first."""
-        return ranking(self.plan, self.outcomes)
-
-    @property
-    def best(self) -> Outcome | None:
-        """The best trial that ran to its end, or, where none did, the best that was stopped."""
-        first = next(iter(self.ranked), None)
-        return first if first is not None and first.status in ("complete", "stopped") and first.epochs else None
-
-
-def command(report: Report, outcome: Outcome) -> str:
+def command(search: Search, trial: Trial) -> str:
     """The command line that computes what a trial computed, where it did, under a run name of its own."""
     submitted = os.environ.get(SUBMITTED_VARIABLE)
     words = [] if submitted is None else ["submit", *shlex.split(submitted), "--"]
-    words += ["train", "--run", f"{outcome.trial.name}-again", *report.repeat, *assignments(outcome.trial)]
+    words += ["train", "--run", f"{trial.name}-again", *search.train, *assignments(trial)]
     return shlex.join(["python", "-m", "workloads", *words])
 
 
@@ -71,88 +45,81 @@ def assignments(trial: Trial) -> list[str]:
     return words
 
 
-def render(report: Report, color: bool = False) -> str:
+def render(search: Search, ranked: Sequence[Outcome], color: bool = False) -> str:
     """The table, best trial first, and beneath it why trials failed; on a terminal with colours."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("trial", "state", "epochs", *METRICS, "seconds", *report.varied):
-        number = heading in METRICS or heading in ("epochs", "seconds")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    for outcome in report.ranked:
-        best = report.best is not None and outcome.trial == report.best.trial
-        style = "bold green" if best else {"failed": "red", "unfinished": "dim"}.get(outcome.status, "")
-        last = outcome.epochs[-1] if outcome.epochs else {}
+    numbers = ("epochs", *METRICS, "seconds")
+    headings = ("trial", "state", *numbers, *search.space.varied)
+    columns = (Column(name, no_wrap=True, justify="right" if name in numbers else "left") for name in headings)
+    table = tables.plain(*columns)
+    for outcome in ranked:
+        is_best = outcome is best(ranked)
         table.add_row(
-            outcome.trial.name.removeprefix(f"{report.name}-"),
-            "best" if best and outcome.status == "complete" else outcome.status,
-            f"{last['epoch']:g}" if last else "",
-            *(f"{last[metric]:.4f}" if metric in last else "" for metric in METRICS),
+            outcome.trial.name.removeprefix(f"{search.name}-"),
+            "best" if is_best and outcome.status == "complete" else outcome.status,
+            *(f"{outcome.last[name]:{form}}" if outcome.epochs else "" for name, form in _COLUMNS.items()),
             f"{outcome.seconds:.0f}" if outcome.seconds else "",
-            *(_short(outcome.trial.changes[field]) for field in report.varied),
-            style=style,
+            *(_short(outcome.trial.changes[field]) for field in search.space.varied),
+            style="bold green" if is_best else {"failed": "red", "unfinished": "dim"}.get(outcome.status, ""),
         )
     # Wider than any terminal, which wraps whole lines: they read more easily than wrapped cells.
     console = Console(file=io.StringIO(), width=tables.WIDE, force_terminal=color, no_color=not color, markup=False)
     lines = tables.text(table, console).splitlines()
-    failed = [outcome for outcome in report.ranked if outcome.problem]
-    return "\n".join([*lines, *(f"{outcome.trial.name}: {outcome.problem}" for outcome in failed)])
+    return "\n".join([*lines, *(f"{outcome.trial.name}: {outcome.problem}" for outcome in ranked if outcome.problem)])
 
 
-def files(report: Report) -> dict[str, bytes]:
+def files(search: Search, ranked: Sequence[Outcome]) -> dict[str, bytes]:
     """Every file of the results, by name."""
-    rows = [row(report, outcome) for outcome in report.ranked]
-    best = report.best
+    first, varied = best(ranked), search.space.varied
+    rows = [row(search, outcome) for outcome in ranked]
     found = {
-        "table.txt": f"{report.plan.kind} {report.name}\n\n{render(report)}\n".encode(),
+        "table.txt": f"{search.plan.kind} {search.name}\n\n{render(search, ranked)}\n".encode(),
         "trials.jsonl": "".join(json.dumps(one, sort_keys=True) + "\n" for one in rows).encode(),
-        "trials.csv": _csv(rows, report.varied).encode(),
-        "summary.json": (json.dumps(summary(report), indent=1, sort_keys=True) + "\n").encode(),
+        "trials.csv": _csv(rows, varied).encode(),
+        "summary.json": (json.dumps(summary(search, ranked), indent=1, sort_keys=True) + "\n").encode(),
     }
-    if best is not None and report.varied and math.isfinite(best.epochs[-1][report.plan.metric]):
-        found["parallel.png"] = plot.draw(report.plan, report.ranked, report.varied, report.logarithmic, report.name)
-    if any(outcome.epochs for outcome in report.outcomes):
-        found["curves.png"] = plot.curves(report.plan, report.ranked, report.name)
+    if first is not None and varied and math.isfinite(first.last[search.plan.metric]):
+        found["parallel.png"] = plot.draw(search, ranked)
+    if any(outcome.epochs for outcome in ranked):
+        found["curves.png"] = plot.curves(search, ranked)
     return found
 
 
-def publish(report: Report, folder: Folder, results: Path) -> str:
+def publish(search: Search, ranked: Sequence[Outcome]) -> str:
     """Write the files beside the trials, in the search's folder, and into a local one; returns the former's address."""
-    kept = folder.child("results")
-    results.mkdir(parents=True, exist_ok=True)
-    for name, content in files(report).items():
-        (results / name).write_bytes(content)
+    kept = search.folder.child("results")
+    search.results.mkdir(parents=True, exist_ok=True)
+    for name, content in files(search, ranked).items():
+        (search.results / name).write_bytes(content)
         kept.write(name, content)
     return kept.uri
 
 
-def row(report: Report, outcome: Outcome) -> dict[str, Any]:
+def row(search: Search, outcome: Outcome) -> dict[str, Any]:
     """One trial as plain data."""
-    last = outcome.epochs[-1] if outcome.epochs else {}
     return {
         "trial": outcome.trial.name,
         "status": outcome.status,
         "exit_code": outcome.exit_code,
         "problem": outcome.problem,
         "seconds": round(outcome.seconds, 1),
-        "epoch": last.get("epoch"),
-        **{metric: _finite(last).get(metric) for metric in METRICS},
+        "epoch": outcome.last.get("epoch"),
+        **{metric: _finite(outcome.last).get(metric) for metric in METRICS},
         "changes": outcome.trial.changes,
         "epochs": [_finite(epoch) for epoch in outcome.epochs],
-        "command": command(report, outcome),
+        "command": command(search, outcome.trial),
     }
 
 
-def summary(report: Report) -> dict[str, Any]:
+def summary(search: Search, ranked: Sequence[Outcome]) -> dict[str, Any]:
     """The search as a whole."""
-    best = report.best
-    counts = dict.fromkeys(("complete", "stopped", "failed", "unfinished"), 0)
-    for outcome in report.outcomes:
-        counts[outcome.status] += 1
+    counts = Counter(outcome.status for outcome in ranked)
+    first = best(ranked)
     return {
-        "search": report.name,
-        "kind": report.plan.kind,
-        "metric": report.plan.metric,
-        "trials": counts,
-        "best": None if best is None else row(report, best),
+        "search": search.name,
+        "kind": search.plan.kind,
+        "metric": search.plan.metric,
+        "trials": {status: counts[status] for status in get_args(Status)},
+        "best": None if first is None else row(search, first),
     }
 
 

@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from workloads.cluster.capacity import WAITING
 from workloads.errors import (
@@ -28,9 +31,8 @@ from workloads.errors import (
 )
 from workloads.reporting import progress
 from workloads.reporting.progress import counted
-from workloads.tune.asha import Milestones
 from workloads.tune.child import ENDED
-from workloads.tune.ledger import Begun, Epoch, Outcome, Trial, measured, ranking
+from workloads.tune.ledger import Epoch, Ledger, Outcome, Trial, best, measured, ranking
 from workloads.tune.processes import Process, failure
 
 PROGRESS_SECONDS = 10.0
@@ -56,23 +58,19 @@ STOP_SECONDS = 60.0
 class TrialQueue:
     """Hands out trials, at most `limit` at a time, and writes down how they end."""
 
-    def __init__(self, begun: Begun, limit: int, tell: Callable[[str], None], check: Callable[[Trial], None]) -> None:
+    def __init__(self, ledger: Ledger, limit: int, tell: Callable[[str], None], check: Callable[[Trial], None]) -> None:
         """Queue the trials that have no outcome.
 
         Args:
-            begun: the search so far.
+            ledger: the search so far.
             limit: trials that fit at a time.
             tell: told how it goes.
             check: raises WorkloadError where the trial's data or storage is out of order at this moment.
         """
-        self._plan = begun.plan
-        self._pasts = begun.pasts
-        self._ledger = begun.ledger
-        self._tell = tell
-        self._check = check
+        self._ledger, self._plan, self._tell, self._check = ledger, ledger.plan, tell, check
         self.limit = limit
-        self.outcomes = dict(begun.outcomes)
-        self.waiting = [trial for trial in begun.plan.trials if trial.name not in begun.outcomes]
+        self.outcomes = ledger.outcomes
+        self.waiting = ledger.left
         self.running: dict[str, _Running] = {}
         self.verdict: WorkloadError | None = None
         """Why no further trial is started."""
@@ -83,7 +81,7 @@ class TrialQueue:
         if not self.waiting or self.verdict is not None or len(self.running) >= self.limit:
             return None
         trial = self.waiting.pop(0)
-        self.running[trial.name] = _Running(trial, list(self._pasts.get(trial.name, [])), time.monotonic())
+        self.running[trial.name] = _Running(trial, self._ledger.pasts[trial.name], time.monotonic())
         return trial
 
     def see(self, name: str, record: Mapping[str, Any]) -> None:
@@ -105,7 +103,6 @@ class TrialQueue:
             self._make_do(running.trial, exit_code, problem)
             return
         outcome = running.outcome(exit_code, problem)
-        self.outcomes[name] = outcome
         self._ledger.close(outcome)
         self._tell(self._ending(outcome))
         if len(self.outcomes) >= ALIKE and not any(
@@ -140,10 +137,12 @@ class TrialQueue:
         )
 
     def _ending(self, outcome: Outcome) -> str:
-        reached = f" after {counted(outcome.epochs[-1]['epoch'], 'epoch')}" if outcome.epochs else ""
-        value = f", {self._plan.metric} {outcome.epochs[-1][self._plan.metric]:.4f}" if outcome.epochs else ""
+        reached = f" after {counted(outcome.last['epoch'], 'epoch')}, {self._value(outcome)}" if outcome.epochs else ""
         why = f": {outcome.problem}" if outcome.problem else ""
-        return f"trial {outcome.trial.name} {outcome.status}{reached}{value}{why}"
+        return f"trial {outcome.trial.name} {outcome.status}{reached}{why}"
+
+    def _value(self, outcome: Outcome) -> str:
+        return f"{self._plan.metric} {outcome.last[self._plan.metric]:.4f}"
 
     def _progress(self) -> None:
         self._said = now = time.monotonic()
@@ -153,9 +152,8 @@ class TrialQueue:
         states += [
             f"{running.trial.name} {running.waits or f'in epoch {running.at:.1f}'}" for running in self.running.values()
         ]
-        best = next((found for found in ranking(self._plan, self.outcomes.values()) if found.epochs), None)
-        if best is not None:
-            states.append(f"best {best.trial.name} with {self._plan.metric} {best.epochs[-1][self._plan.metric]:.4f}")
+        if (first := best(ranking(self._plan, self.outcomes.values()))) is not None:
+            states.append(f"best {first.trial.name} with {self._value(first)}")
         self._tell(f"{', '.join(states)}; {now - self._began:.0f} s")
 
 
@@ -190,6 +188,38 @@ class _Running:
             problem=problem,
             seconds=time.monotonic() - self.began,
         )
+
+
+class Milestones:
+    """Decides which trials go on, by Ray Tune's ASHA (arXiv 1810.05934), over all attempts at the search."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Enter what trials had reported to earlier attempts at the search."""
+        self._plan = plan = ledger.plan
+        self._epochs = int(plan.base["epochs"])
+        self._asha = ASHAScheduler(
+            time_attr="epoch",
+            metric="score",
+            mode="max",
+            max_t=self._epochs,
+            grace_period=min(plan.grace_epochs, self._epochs),
+            reduction_factor=plan.reduction,
+            stop_last_trials=False,
+        )
+        self._trials: dict[str, Any] = {}
+        for outcome in ledger.state():
+            for epoch in outcome.epochs:
+                self.stop(outcome.trial.name, epoch)
+
+    def stop(self, trial: str, epoch: Epoch) -> bool:
+        """Enter an epoch; true if the trial ends with it. After the last one there is nothing left to stop."""
+        controller: Any = None  # at which ASHA does not look, and at a trial's id alone
+        if trial not in self._trials:
+            self._trials[trial] = SimpleNamespace(trial_id=trial)
+            self._asha.on_trial_add(controller, self._trials[trial])
+        result = {"epoch": epoch["epoch"], "score": self._plan.sign * self._plan.value(epoch)}
+        decision = self._asha.on_trial_result(controller, self._trials[trial], result)
+        return decision == TrialScheduler.STOP and epoch["epoch"] < self._epochs
 
 
 class Runner:

@@ -21,8 +21,7 @@ from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import Checkpoint, CheckpointStore
 from workloads.convnext.run import trainer, worker
 from workloads.errors import AuthError, DataIntegrityError, PlaceError, UsageError, WorkloadError
-from workloads.reporting.journal import Journal
-from workloads.reporting.tracking import parse
+from workloads.reporting.history import Journal, parse
 from workloads.storage.folders import locate
 
 

@@ -17,7 +17,7 @@ import pytest
 from workloads.__main__ import main
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
-from workloads.cluster import machine_lock, session
+from workloads.cluster import run_lock, session
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
 from workloads.convnext.run import train
@@ -198,7 +198,7 @@ def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
     laptop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--run", "both", "--data", "synthetic", "--wandb", "off"]
-    with machine_lock.hold(locate(laptop / ".oasis/runs/both").uri, "both"):
+    with run_lock.hold_here(locate(laptop / ".oasis/runs/both").uri, "both"):
         assert main(words) == 2
         assert "run both is being trained by another `train` on this machine" in capsys.readouterr().err
     with pytest.raises(AssertionError, match="Ray was started"):

@@ -16,7 +16,8 @@ from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
 from workloads.cluster.capacity import WAITING
 from workloads.doctor import cluster
-from workloads.doctor.finding import NotHere, Subject, Unfit
+from workloads.doctor.finding import NotHere, Subject
+from workloads.errors import PlaceError
 from workloads.jobs import follow, pending
 from workloads.reporting import progress
 
@@ -112,8 +113,8 @@ def test_the_head_says_whether_the_control_plane_answers_and_workers_have_no_way
         pod = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
         head = Subject(environment=OUTPUTS, variables={**pod, "RAY_NODE_TYPE_NAME": "headgroup"}, gpus=0)
         assert f"127.0.0.1:{port}" in cluster.control_plane(head)
-    with pytest.raises(Unfit, match="NetworkPolicy") as refusal:
+    with pytest.raises(PlaceError, match="NetworkPolicy") as refusal:
         cluster.control_plane(head)
-    assert str(port) in refusal.value.found
+    assert str(port) in refusal.value.problem
     with pytest.raises(NotHere, match="not on the head"):
         cluster.control_plane(Subject(environment=OUTPUTS, variables={**pod, "RAY_NODE_TYPE_NAME": "gpu"}, gpus=8))

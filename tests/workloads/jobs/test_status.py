@@ -1,9 +1,9 @@
-"""What the status screen says of each node."""
+"""The status screen, node by node."""
 
 from __future__ import annotations
 
+from workloads.jobs.command import node_rows
 from workloads.jobs.entry_point import DRIVER_RESOURCES
-from workloads.jobs.status import node_rows
 
 
 def test_what_is_in_use_of_a_node_is_told_as_people_read_it() -> None:

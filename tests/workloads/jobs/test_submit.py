@@ -455,14 +455,6 @@ def test_which_stack_is_said_on_either_side_of_the_action(ray: FakeRay, capsys: 
     assert "ACTION" in capsys.readouterr().out
 
 
-def test_the_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command_line.main(["--help"])
-    text = capsys.readouterr().out
-    assert all(f"  {name} " in text for name in command_line.COMMANDS)
-    assert all(f"{code} " in text for code in (0, 2, 3, 4, 5, 6, 7, 8, 130))
-
-
 def _uploaded(ray: FakeRay) -> set[str]:
     [package] = ray.packages
     return {name for name in zipfile.ZipFile(io.BytesIO(package)).namelist() if not name.endswith("/")}

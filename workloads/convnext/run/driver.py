@@ -22,7 +22,7 @@ from workloads.environment import ClusterEnvironment
 from workloads.errors import CapacityError, WorkloadError, WorkloadFailedError
 from workloads.nccl.logs import faults
 from workloads.reporting import progress
-from workloads.reporting.tracking import Record
+from workloads.reporting.history import Record
 from workloads.storage import folders as storage
 
 RESIZE_SECONDS = 60.0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from workloads.convnext.images.location import RESULTS_REMEDY
 from workloads.errors import PlaceError
-from workloads.reporting.history import history
-from workloads.reporting.tracking import Record
+from workloads.reporting.history import Record, history
 from workloads.storage.folders import Folder
 
 WANDB = "wandb"

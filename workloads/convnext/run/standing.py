@@ -8,7 +8,7 @@ from typing import Any
 from workloads.checkpoints import manifest
 from workloads.convnext.config import TrainConfig
 from workloads.errors import DataIntegrityError, WorkloadError
-from workloads.reporting.tracking import Record
+from workloads.reporting.history import Record
 from workloads.storage.folders import Folder
 
 

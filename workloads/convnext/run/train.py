@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from workloads import dry_run, run_name
-from workloads.cluster import machine_lock, session
+from workloads.cluster import run_lock, session
 from workloads.convnext import config as configuration
 from workloads.convnext import fields
 from workloads.convnext.images import location
@@ -24,8 +24,8 @@ from workloads.convnext.run.run import Run
 from workloads.environment import SUBMITTED_VARIABLE, ClusterEnvironment
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
 from workloads.reporting import credentials, progress
-from workloads.reporting.history import history
-from workloads.reporting.tracking import JournalFollower, Record, Wandb, WandbMode, wandb_reader
+from workloads.reporting.history import Record, history
+from workloads.reporting.tracking import JournalFollower, Wandb, WandbMode, wandb_reader
 from workloads.storage.folders import locate
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
@@ -104,7 +104,7 @@ def run_train(args: argparse.Namespace) -> int:
     location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
     location.check_storage(run.folder)
     location.check_results(run.results)
-    with machine_lock.hold(run.folder.uri, run.name) if place.embedded else nullcontext():
+    with run_lock.hold_here(run.folder.uri, run.name) if place.embedded else nullcontext():
         return _train(run, place, args)
 
 

@@ -37,7 +37,7 @@ from workloads.convnext.run import end_of_node
 from workloads.errors import AuthError, LostProcessError, PlaceError, WorkloadError
 from workloads.nccl.logs import faults
 from workloads.reporting import progress
-from workloads.reporting.journal import Journal
+from workloads.reporting.history import Journal
 from workloads.reporting.progress import counted
 from workloads.storage.folders import Folder
 
