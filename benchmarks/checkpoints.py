@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import errno
 import hashlib
 import json
 import math
 import os
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -27,9 +25,9 @@ from torchvision.models import convnext_base
 
 from benchmarks.checkpoint_trials import faults as checkpoint_faults
 from benchmarks.checkpoint_trials import kills as checkpoint_kills
-from benchmarks.harness.machine import machine
+from benchmarks.harness import command, figures
+from benchmarks.harness.figures import conditions, say
 from tests.emulator.google import served
-from workloads import closed_pipe
 from workloads.checkpoints.store import CheckpointStore
 from workloads.checkpoints.writer import Snapshot, Writer
 from workloads.convnext.learning.snapshot import copied
@@ -53,48 +51,38 @@ class CheckpointResults:
 
     def __init__(self, path: Path, section: str, again: bool) -> None:
         self._path, self._section = path, section
-        self._all: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self._all = figures.read(path)
         self.cases: dict[str, Any] = {} if again else self._all.get(section, {}).get("cases", {})
         """What was measured in this section, by name."""
 
     def keep(self, name: str, case: Any) -> None:
-        """Replace one case and write the file, so that it is whole at any instant."""
+        """Replace one case."""
         self.cases[name] = case
-        facts = {"date": datetime.date.today().isoformat(), "machine": machine(), "torch": torch.__version__}
-        self._all[self._section] = {**facts, "cases": self.cases}
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._all, indent=1) + "\n")
-        partial.replace(self._path)
+        self._all[self._section] = {**conditions(), "torch": torch.__version__, "cases": self.cases}
+        figures.write(self._path, self._all)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and keep; 1 where a figure says that the store is broken."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.checkpoints",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser(RESULTS, __doc__)
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     kill = commands.add_parser("kill", help="kill -9 during saves: ours, and two common ways to save")
     kill.add_argument("--trials", type=int, metavar="N", help=f"kills of each (default {KILLS})")
     kill.add_argument("--lanes", type=int, default=2, metavar="N", help="writers at a time (%(default)s)")
     commands.add_parser("faults", help="each I/O call of a save fails in turn, on a disk and on an object store")
-    notice = commands.add_parser(
-        "notice", help="from notice to COMMIT, for ConvNeXt-Base with AdamW and averaged weights"
-    )
+    told = "from notice to COMMIT, for ConvNeXt-Base with AdamW and averaged weights"
+    notice = commands.add_parser("notice", help=told)
     notice.add_argument("--saves", type=int, default=50, metavar="N", help="saves of each case (%(default)s)")
     notice.add_argument("--place", choices=("disk", "gs"), action="append", help="only here (default: both)")
-    for command in commands.choices.values():
-        command.add_argument(
-            "--folder", type=Path, help="on the disk that is to be measured (default: a temporary one)"
-        )
-        command.add_argument("--results", type=Path, default=RESULTS, help="file of results (%(default)s)")
-        command.add_argument("--again", action="store_true", help="forget what was measured before")
+    for one in commands.choices.values():
+        one.add_argument("--folder", type=Path, help="on the disk that is to be measured (default: a temporary one)")
+        one.add_argument("--again", action="store_true", help="forget what was measured before")
+        command.add_results(one, RESULTS)
     given = parser.parse_args(arguments)
     results = CheckpointResults(given.results, given.what, given.again)
     with tempfile.TemporaryDirectory(prefix="oasis-checkpoints-", dir=given.folder) as folder:
         sound = {"kill": kills, "faults": faults, "notice": notices}[given.what](given, results, Path(folder))
-    print(json.dumps(results.cases, indent=1))
+    print(json.dumps(results.cases, indent=2))
     return 0 if sound else 1
 
 
@@ -109,7 +97,7 @@ def kills(given: argparse.Namespace, results: CheckpointResults, folder: Path) -
             for found in checkpoint_kills.run(variant, trials, place, given.lanes, seed=total["trials"]):
                 total.update(found)
             results.keep(variant, dict(total))
-            _say(f"{variant}: {dict(total)}")
+            say(f"{variant}: {dict(total)}")
     ours = results.cases["ours"]
     return not any(ours[name] for name in ("unloadable", "wrong", "lost", "uncollected"))
 
@@ -132,7 +120,7 @@ def faults(given: argparse.Namespace, results: CheckpointResults, folder: Path) 
                     "longest, seconds": round(max(outcome.seconds for outcome in outcomes), 3),
                 }
                 results.keep(name, case)
-                _say(f"{name}: {case}")
+                say(f"{name}: {case}")
     bad = ("no valid newest", "next save failed", "hung")
     return not any(case[name] for case in results.cases.values() for name in bad)
 
@@ -153,7 +141,7 @@ def notices(given: argparse.Namespace, results: CheckpointResults, folder: Path)
                     seconds.append(round(took, 3))
                     speeds.append(round(speed(), 2))
                     results.keep(name, {**percentiles(seconds), "bytes": _bytes(state), "each": seconds, SPEED: speeds})
-                    _say(f"{name}: {took:.2f} s; one core hashes {speeds[-1]} GB/s")
+                    say(f"{name}: {took:.2f} s; one core hashes {speeds[-1]} GB/s")
     return True
 
 
@@ -176,7 +164,7 @@ def urgent_saves(folder: Folder, state: dict[str, Any], phase: str, saves: int) 
         saves: how many.
     """
     cpu, chance = torch.device("cpu"), random.Random(saves)
-    writer = Writer(CheckpointStore(folder, keep=2), _say)
+    writer = Writer(CheckpointStore(folder, keep=2), say)
     usual = 1.0
     for step in range(saves):
         if phase == "a save in flight":
@@ -236,9 +224,5 @@ def _bytes(state: Any) -> int:
     return sum(map(_bytes, state.values()))
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

@@ -12,14 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
 import torch.distributed as dist
 from ray.util.placement_group import placement_group_table
 
+from benchmarks.harness.figures import Record
+from benchmarks.harness.trials import until
 from tests.support import gloo
 from tests.support.processes import descendants
 from workloads.nccl.definitions.collectives import Seat
@@ -47,7 +49,7 @@ while os.getppid() == rank:
 """Lets its parent run a fifth of the time."""
 
 
-def overhead(size: int, pairs: int) -> dict[str, Any]:
+def overhead(size: int, pairs: int) -> Record:
     """Our time of a call over that of a bare loop, in turns, on two ranks; each is the slower rank's.
 
     Args:
@@ -91,10 +93,11 @@ class _Interleaved:
         return (time.perf_counter() - began) / self._iterations
 
 
+@cache
 def undisturbed(folder: Path) -> float:
-    """Seconds from the first rank's start to the end of a run that nobody kills."""
+    """Seconds from the first rank's start to the end of a run that nobody kills, which is run once."""
     with _bench(folder, "undisturbed") as process:
-        _until(_ranks)
+        until(_ranks, PATIENCE_SECONDS)
         began = time.monotonic()
         said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         if process.returncode:
@@ -102,7 +105,7 @@ def undisturbed(folder: Path) -> float:
     return time.monotonic() - began
 
 
-def killed(folder: Path, span: float, chance: random.Random) -> dict[str, Any]:
+def killed(folder: Path, span: float, chance: random.Random) -> Record:
     """A run of which one rank is killed at any moment of its life, and what is left of it.
 
     Args:
@@ -112,7 +115,7 @@ def killed(folder: Path, span: float, chance: random.Random) -> dict[str, Any]:
     """
     name = f"killed-{chance.randrange(1 << 30)}"
     with _bench(folder, name) as process:
-        _until(_ranks)
+        until(_ranks, PATIENCE_SECONDS)
         wait = chance.uniform(0, span)
         time.sleep(wait)
         if not (ranks := _ranks()):  # faster than the one before: over already
@@ -139,7 +142,7 @@ def killed(folder: Path, span: float, chance: random.Random) -> dict[str, Any]:
     }
 
 
-def slowed(rank: int | None) -> dict[str, Any]:
+def slowed(rank: int | None) -> Record:
     """A run in this process in which one rank runs a fifth of the time, and whom it names.
 
     Args:
@@ -214,11 +217,3 @@ def _bench(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
 def _ranks() -> list[int]:
     """Processes of ranks on the Ray of this process."""
     return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::Rank")]
-
-
-def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the ranks did not start")
-        time.sleep(0.05)

@@ -9,19 +9,15 @@ trial is kept when it ends: the same command goes on where it was cut short, `--
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import random
+import contextlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.harness.machine import machine
-from benchmarks.harness.trials import Record, Trials
-from benchmarks.platform import spread
-from workloads import closed_pipe
+from benchmarks.harness import command
+from benchmarks.harness.figures import Record, conditions, spread
+from benchmarks.harness.trials import Trial, Trials, chance_of
 from workloads.cluster import session
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -36,38 +32,28 @@ EXIT_LIMIT_SECONDS = 30.0
 GATE_LIMIT_SECONDS = 120.0
 GATES = 5
 
-ON_TWO_NODES = ("node", "rail", "even", "gate")
+WITHOUT_RAY, ON_ONE_NODE, ON_TWO_NODES = ("overhead",), ("kills", "slow", "control"), ("node", "rail", "even", "gate")
 CONTROLS = {"slow": "control", "node": "even", "rail": "even"}
 """The part without which a part says little."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that are missing, print the figures and keep them; returns 1 if a figure is not as it must be."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.collectives",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
-    add("--pairs", type=int, default=80, metavar="N", help="pairs of ours and the bare loop, per size (%(default)s)")
-    add("--kills", type=int, default=20, metavar="N", help="runs with a rank killed (%(default)s)")
-    add("--slow", type=int, default=20, metavar="N", help="runs with a slow rank, and without (%(default)s)")
-    add("--places", type=int, default=10, metavar="N", help="runs with a slow node, rail, and without (%(default)s)")
-    add("--seed", type=int, default=0, help="of the moments and ranks (%(default)s)")
-    add("--fresh", action="store_true", help="forget the trials kept from earlier")
-    given = parser.parse_args(arguments)
+    parser = command.parser(RESULTS, __doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
+    for option, count, told in (
+        ("--pairs", 80, "pairs of ours and the bare loop, per size"),
+        ("--kills", 20, "runs with a rank killed"),
+        ("--slow", 20, "runs with a slow rank, and without"),
+        ("--places", 10, "runs with a slow node, rail, and without"),
+    ):
+        parser.add_argument(option, type=int, default=count, metavar="N", help=f"{told} (%(default)s)")
+    given = TRIALS.parse(parser, arguments)
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    if given.fresh:
-        TRIALS.forget()
     measure(given)
-    records = TRIALS.kept()
-    figures = {"date": datetime.date.today().isoformat(), "machine": machine(), **summary(records)}
-    text = json.dumps(figures, indent=2)
-    print(text)
-    RESULTS.write_text(text + "\n")
-    return 1 if figures["wrong"] else 0
+    found = {**conditions(), **TRIALS.summary(PARTS, right)}
+    return command.conclude(given.results, found, found["wrong"])
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -82,47 +68,38 @@ def measure(given: argparse.Namespace) -> None:
     place = session.prepare()  # before anything that imports Ray
     from benchmarks import collective_trials, two_nodes
 
-    for part, number in missing:
-        if part == "overhead":
-            TRIALS.keep(part, number, collective_trials.overhead(SIZES[number], given.pairs))
-    on_two = [(part, number) for part, number in missing if part in ON_TWO_NODES]
-    on_one = [(part, number) for part, number in missing if part not in ("overhead", *ON_TWO_NODES)]
-    with tempfile.TemporaryDirectory(prefix="oasis-collectives-") as folder:
-        if on_one:
-            with session.connect(place, cpus=collective_trials.CPUS):
-                span = collective_trials.undisturbed(Path(folder)) if "kills" in dict(on_one) else 0.0
-                for part, number in on_one:
-                    chance = _chance(given, part, number)
-                    if part == "kills":
-                        TRIALS.keep(part, number, collective_trials.killed(Path(folder), span, chance))
-                    else:
-                        slow = chance.randrange(collective_trials.SLOW_RANKS) if part == "slow" else None
-                        TRIALS.keep(part, number, collective_trials.slowed(slow))
-        if on_two:
-            with two_nodes.connected(place, Path(folder)):
-                for part, number in on_two:
-                    is_gate = part == "gate"
-                    found = two_nodes.gated() if is_gate else two_nodes.slowed(part, _chance(given, part, number))
-                    TRIALS.keep(part, number, found)
+    with tempfile.TemporaryDirectory(prefix="oasis-collectives-") as name:
+        folder = Path(name)
+        for parts, connected in (
+            (WITHOUT_RAY, contextlib.nullcontext),
+            (ON_ONE_NODE, lambda: session.connect(place, cpus=collective_trials.CPUS)),
+            (ON_TWO_NODES, lambda: two_nodes.connected(place, folder)),
+        ):
+            if here := [trial for trial in missing if trial[0] in parts]:
+                with connected():
+                    for trial in here:
+                        TRIALS.keep(*trial, run(given, trial, folder))
 
 
-def _chance(given: argparse.Namespace, part: str, number: int) -> random.Random:
-    return random.Random(f"{given.seed}/{part}/{number}")
+def run(given: argparse.Namespace, trial: Trial, folder: Path) -> Record:
+    """One trial, on the Ray that it needs, with a folder for what it writes."""
+    from benchmarks import collective_trials, two_nodes
 
-
-def summary(records: Sequence[Record]) -> Record:
-    """The figures of these trials; `wrong` lists every trial that is not as it must be."""
-    parts = {part: [record for record in records if record["part"] == part] for part in PARTS}
-    return {
-        **{part: PARTS[part](found) for part, found in parts.items() if found},
-        "dates": sorted({record["date"] for record in records}),
-        "wrong": [
-            {"part": part, "number": record["number"]}
-            for part, found in parts.items()
-            for record in found
-            if not right(record)
-        ],
-    }
+    part, number = trial
+    chance = chance_of(given.seed, trial)
+    match part:
+        case "overhead":
+            return collective_trials.overhead(SIZES[number], given.pairs)
+        case "kills":
+            return collective_trials.killed(folder, collective_trials.undisturbed(folder), chance)
+        case "slow":
+            return collective_trials.slowed(chance.randrange(collective_trials.SLOW_RANKS))
+        case "control":
+            return collective_trials.slowed(None)
+        case "gate":
+            return two_nodes.gated()
+        case _:
+            return two_nodes.slowed(part, chance)
 
 
 def right(record: Record) -> bool:
@@ -157,8 +134,7 @@ def _overhead(records: Sequence[Record]) -> Record:
 
 def _kills(records: Sequence[Record]) -> Record:
     return {
-        "trials": len(records),
-        "right": sum(map(right, records)),
+        **_counted(records),
         "exit_seconds": spread([record["exit_seconds"] for record in records]),
         "killed_after_seconds": spread([record["killed_after"] for record in records]),
         "named_rank_and_node": sum(record["named"] for record in records),
@@ -168,19 +144,16 @@ def _kills(records: Sequence[Record]) -> Record:
 
 
 def _slow(records: Sequence[Record]) -> Record:
-    return {
-        "trials": len(records),
-        "right": sum(map(right, records)),
-        "times_the_others": spread([ratio for record in records for ratio in record["ratios"]]),
-    }
+    ratios = [ratio for record in records for ratio in record["ratios"]]
+    return {**_counted(records), "times_the_others": spread(ratios)}
 
 
 def _gate(records: Sequence[Record]) -> Record:
-    return {
-        "trials": len(records),
-        "right": sum(map(right, records)),
-        "seconds": spread([record["seconds"] for record in records]),
-    }
+    return {**_counted(records), "seconds": spread([record["seconds"] for record in records])}
+
+
+def _counted(records: Sequence[Record]) -> Record:
+    return {"trials": len(records), "right": sum(map(right, records))}
 
 
 PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
@@ -195,4 +168,4 @@ PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

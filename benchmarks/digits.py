@@ -6,8 +6,6 @@ results. Into benchmarks/digits.json: seconds from the command to its end, and t
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -17,10 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.machine import machine
-from benchmarks.platform import spread
+from benchmarks.harness import command
+from benchmarks.harness.figures import conditions, say, spread
 from emulator.machine.state import CHECKOUT
-from workloads import closed_pipe
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -30,36 +27,34 @@ LONGEST_SECONDS = 120.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and keep; returns 1 if a run failed, was too slow or learned too little."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.digits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="one after the other (%(default)s)")
     given = parser.parse_args(arguments)
     runs = [timed() for _ in range(given.runs)]
-    figures = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
+    figures = conditions() | {
         "seconds, start-up included": spread([seconds for seconds, _ in runs]),
         "validation accuracy": sorted(accuracy for _, accuracy in runs),
     }
-    text = json.dumps(figures, indent=2)
-    print(text)
-    RESULTS.write_text(text + "\n")
-    return int(any(seconds > LONGEST_SECONDS or accuracy < LEAST_ACCURACY for seconds, accuracy in runs))
+    wrong = [
+        f"{accuracy:.1%} accuracy after {seconds:.0f} s; at least {LEAST_ACCURACY:.0%} within {LONGEST_SECONDS:.0f} s"
+        for seconds, accuracy in runs
+        if seconds > LONGEST_SECONDS or accuracy < LEAST_ACCURACY
+    ]
+    return command.conclude(given.results, figures, wrong)
 
 
 def timed() -> tuple[float, float]:
     """Wall seconds of one whole command, and its validation accuracy; 0 if it failed."""
     with tempfile.TemporaryDirectory(prefix="oasis-digits-") as folder:
-        command = [sys.executable, "-m", "workloads", "train", "--run", "digits", "--wandb", "off"]
+        train = [sys.executable, "-m", "workloads", "train", "--run", "digits", "--wandb", "off"]
         variables = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
         begun = time.monotonic()
-        done = subprocess.run(command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, check=False)
+        done = subprocess.run(train, cwd=folder, env=variables, stdout=subprocess.DEVNULL, check=False)
         seconds = time.monotonic() - begun
-        print(f"{seconds:.1f} s, exit status {done.returncode}", file=sys.stderr, flush=True)
+        say(f"{seconds:.1f} s, exit status {done.returncode}")
         summary = Path(folder) / ".oasis" / "results" / "digits" / "summary.json"
         return seconds, float(json.loads(summary.read_text())["val/accuracy"]) if done.returncode == 0 else 0.0
 
 
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

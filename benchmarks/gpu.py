@@ -2,21 +2,18 @@
 
 Our own loop on images that live on the device, for each precision and batch size in a fresh process: images per second,
 analytic MFU, peak memory, and where a step's time goes. Medians with the least and the most of the windows. Each
-setting is kept as soon as it is measured; what is to be compiled and cannot be has failed, and is never measured eager.
+setting is kept as soon as it is measured, beside others of the same machine; what is to be compiled and cannot be has
+failed, and is never measured eager.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
 import json
-import os
 import platform
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -30,8 +27,9 @@ import torch
 import torchvision
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.harness.prepared import CLASSES, Prepared
-from workloads import closed_pipe
+from benchmarks.harness import command, figures
+from benchmarks.harness.figures import median_and_range, say, today
+from benchmarks.harness.training import CLASSES, EnoughError, Prepared, finished, observe
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.learning import execution, flops
@@ -53,10 +51,6 @@ PROFILED_STEPS = 3
 
 PRODUCT_SIZE = 8192
 """Rows and columns of the matrices whose product gives the measured peak: large enough that nothing but it counts."""
-
-
-class TimeUpError(Exception):
-    """Every window is measured."""
 
 
 class Windows:
@@ -98,17 +92,10 @@ class Windows:
             self._profile.__exit__(None, None, None)
             events, on_gpu = self._profile.events() or [], self._device.type == "cuda"
             self.split, self.busy = split(events, on_gpu), busy(events, on_gpu)
-            raise TimeUpError
+            raise EnoughError
 
     def _now(self) -> float:
-        return _finished(self._device)
-
-
-def _finished(device: torch.device) -> float:
-    """The time, when the device has done all that was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+        return finished(self._device)
 
 
 def split(events: Iterable[Any], on_gpu: bool) -> dict[str, float]:
@@ -169,24 +156,17 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
     try:
         training = Training(config, data, data, device, eager_fallback=False)
         built = time.perf_counter() - begun
-        training.run(observer)
+        observe(training, observer)
     except UsageError as error:
         return {"does not fit": error.problem}
     except WorkloadFailedError as error:
         return {"failed": error.problem}
-    except TimeUpError:
-        pass
     counted = flops.training_flops(config.model, config.image_size, CLASSES)
     peak = flops.peak(device, config.precision)
     rate = statistics.median(observer.rates)
     step = 1000 * config.batch_size / rate
-    figures: dict[str, Any] = {
-        "images per second": {
-            "median": round(rate, 1),
-            "least": round(min(observer.rates), 1),
-            "most": round(max(observer.rates), 1),
-            "windows": windows,
-        },
+    found: dict[str, Any] = {
+        "images per second": median_and_range(observer.rates, digits=1) | {"windows": windows},
         "GFLOP per image": round(counted / 1e9, 2),
         "TFLOP/s of a large matrix product": round(reached, 2),
         "MFU of that": round(flops.utilisation(rate, counted, reached), 4),
@@ -198,10 +178,10 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
         "notes": observer.notes,
     }
     if peak:
-        figures["MFU of the published peak"] = round(flops.utilisation(rate, counted, peak), 4)
+        found["MFU of the published peak"] = round(flops.utilisation(rate, counted, peak), 4)
     if device.type == "cuda":
-        figures["peak memory GiB"] = round(torch.cuda.max_memory_allocated(device) / 2**30, 2)
-    return figures
+        found["peak memory GiB"] = round(torch.cuda.max_memory_allocated(device) / 2**30, 2)
+    return found
 
 
 def product_tflops(config: TrainConfig, device: torch.device) -> float:
@@ -212,10 +192,10 @@ def product_tflops(config: TrainConfig, device: torch.device) -> float:
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = []
     for _ in range(10):
-        begun = _finished(device)
+        begun = finished(device)
         for _ in range(5):
             torch.mm(left, right)
-        seconds.append((_finished(device) - begun) / 5)
+        seconds.append((finished(device) - begun) / 5)
     return 2 * size**3 / statistics.median(seconds) / 1e12
 
 
@@ -258,20 +238,13 @@ def machine() -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and keep each setting as soon as it is measured; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that this program works")
-    parser.add_argument(
-        "--modes",
-        nargs="+",
-        metavar="MODE",
-        help=f"of {', '.join(MODES)}; with --smoke of {', '.join(SMOKE_MODES)} (all)",
-    )
+    told = f"of {', '.join(MODES)}; with --smoke of {', '.join(SMOKE_MODES)} (all)"
+    parser.add_argument("--modes", nargs="+", metavar="MODE", help=told)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256], metavar="N", help="(64 256)")
     parser.add_argument("--windows", type=int, default=7, help="at least 5, for a median (7)")
     parser.add_argument("--steps", type=int, default=20, help="in each window (20)")
-    parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="kept beside what is there of this machine (%(default)s)"
-    )
     given = parser.parse_args(arguments)
     if not given.smoke and not torch.cuda.is_available():
         parser.error("there is no GPU here; --smoke runs a tiny model on the CPU")
@@ -280,10 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--modes has {', '.join(unknown)}; there are {', '.join(offered)}")
     here, failed = machine(), False
     for name, config in settings(given.smoke, given.batch_sizes, given.modes or ()).items():
-        figures = {"date": datetime.date.today().isoformat(), **_apart(config, given.windows, given.steps)}
-        print(json.dumps({name: figures}), file=sys.stderr, flush=True)
-        failed |= "failed" in figures
-        keep(given.results, here, name, figures)
+        found = {"date": today(), **_apart(config, given.windows, given.steps)}
+        say(json.dumps({name: found}))
+        failed |= "failed" in found
+        keep(given.results, here, name, found)
     print(given.results.read_text(), end="")
     return WorkloadFailedError.exit_code if failed else EXIT_OK
 
@@ -296,21 +269,19 @@ def _apart(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
             return {"failed": "its process died; the kernel's log says whether memory had ended"}
 
 
-def keep(results: Path, here: dict[str, Any], name: str, figures: dict[str, Any]) -> None:
+def keep(results: Path, here: dict[str, Any], name: str, found: dict[str, Any]) -> None:
     """Write one setting's figures beside those that were measured on the same machine; another's are replaced.
 
     Args:
-        results: the file, which is whole at any moment.
+        results: the file.
         here: what the figures are of.
         name: the setting's.
-        figures: its own.
+        found: its figures.
     """
-    kept = json.loads(results.read_text()) if results.exists() else {}
+    kept = figures.read(results)
     others = kept["settings"] if kept.get("machine") == here else {}
-    partial = results.with_name(f".{results.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"machine": here, "settings": {**others, name: figures}}, indent=2) + "\n")
-    partial.replace(results)
+    figures.write(results, {"machine": here, "settings": {**others, name: found}})
 
 
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

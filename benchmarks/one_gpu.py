@@ -1,34 +1,41 @@
-"""The all-reduce of `bench` on one GPU, with one rank and with two: `python -m benchmarks.one_gpu`.
+"""The all-reduce of `bench`, with NCCL, where one GPU is at hand: by one rank, then by two that share it.
 
-Needs Python and torch: a machine with one GPU has nothing else of what `bench` imports.
+Needs Python and torch alone. Each rank is a process on device cuda:0, without Ray. NCCL refuses two ranks on one GPU
+unless each says that it is on a host of its own, so each has another NCCL_HOSTID, and they talk over sockets on
+loopback. That shows that the code runs on NCCL, that its results are right, and that the path is read from real logs;
+it says nothing of a fabric.
+
+examples:
+  python -m benchmarks.one_gpu                                    one rank, then two
+  python -m benchmarks.one_gpu --ranks 2 --sizes 1M:64M:4         two alone, fewer sizes
+  python -m benchmarks.one_gpu --backend gloo --sizes 1K:1M:4     without a GPU, to see that the command works
+
+With nccl, figures go to benchmarks/one_gpu.json and NCCL's log of each rank to DIR/logs. To test the verdict on them:
+  cat .oasis/benchmarks/one_gpu/logs/all_reduce-two-ranks-rank*.log \\
+    > tests/workloads/nccl/nccl_logs/one_gpu_sockets.txt
+and an entry of that name in tests/workloads/nccl/nccl_logs/index.json, with "promised": false and "path": "socket".
+With gloo, figures are printed, and kept only where --results says.
+
+Ends with 0 if all is well, 5 if a rank died or hung, 6 if a result was wrong, 8 if there is no GPU, 9 if NCCL's logs
+show an error or another path. However it ends, no rank is left running.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.harness.machine import machine
+from benchmarks.harness import command, figures
+from benchmarks.harness.figures import Record, conditions
 from benchmarks.one_gpu_ranks import rank as one_gpu_rank
 from benchmarks.one_gpu_ranks import start as one_gpu_ranks
-from workloads import closed_pipe
-from workloads.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    DataIntegrityError,
-    FabricError,
-    PlaceError,
-    UsageError,
-    WorkloadError,
-)
+from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, PlaceError, UsageError, WorkloadError
 from workloads.nccl.definitions import bandwidth
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.logs import debug_log, faults
@@ -45,44 +52,18 @@ LOGS = Path(".oasis/benchmarks/one_gpu")
 GPU_SIZES = "1K:64M:2"
 """Two processes take turns on a GPU, and loopback is slow: larger sizes would outlast --timeout and show no more."""
 
+_NOTHING_CROSSES = "nothing crosses a link, so busbw is 0 by definition"
 LABELS = {
-    (
-        "nccl",
-        1,
-    ): "one rank on one GPU: it shows that the code runs on NCCL; nothing crosses a link, so busbw is 0 by definition",
+    ("nccl", 1): f"one rank on one GPU: it shows that the code runs on NCCL; {_NOTHING_CROSSES}",
     ("nccl", 2): "two ranks on one GPU, over sockets on loopback: it shows that the code runs on NCCL; it says nothing "
     "of a fabric",
-    (
-        "gloo",
-        1,
-    ): "one rank on a CPU: it shows that this command runs; nothing crosses a link, so busbw is 0 by definition",
+    ("gloo", 1): f"one rank on a CPU: it shows that this command runs; {_NOTHING_CROSSES}",
     (
         "gloo",
         2,
     ): "two ranks on a CPU, gloo on loopback: it shows that this command runs; it says nothing of NCCL nor of a fabric",
 }
 """What figures are worth, by backend and ranks: printed above them and kept with them."""
-
-DESCRIPTION = """\
-The all-reduce of `bench`, with NCCL, where one GPU is at hand: by one rank, then by two that share it.
-
-Each rank is a process on device cuda:0, without Ray. NCCL refuses two ranks on one GPU unless each says that it is on a
-host of its own, so each has another NCCL_HOSTID, and they talk over sockets on loopback. That shows that the code runs
-on NCCL, that its results are right, and that the path is read from real logs; it says nothing of a fabric."""
-
-EPILOG = f"""\
-examples:
-  python -m benchmarks.one_gpu                                    one rank, then two
-  python -m benchmarks.one_gpu --ranks 2 --sizes 1M:64M:4         two alone, fewer sizes
-  python -m benchmarks.one_gpu --backend gloo --sizes 1K:1M:4     without a GPU, to see that the command works
-
-with nccl, figures go to benchmarks/one_gpu.json and NCCL's log of each rank to DIR/logs. To test the verdict on them:
-  cat {LOGS}/logs/all_reduce-two-ranks-rank*.log > tests/workloads/nccl/nccl_logs/one_gpu_sockets.txt
-and an entry of that name in tests/workloads/nccl/nccl_logs/index.json, with "promised": false and "path": "socket".
-With gloo, figures are printed, and kept only where --results says.
-
-Ends with 0 if all is well, 5 if a rank died or hung, 6 if a result was wrong, 8 if there is no GPU, 9 if NCCL's logs
-show an error or another path. However it ends, no rank is left running."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +79,7 @@ class OneGpuRun:
         """Remark on how far its figures can be trusted."""
         return LABELS[self.measured.conditions.backend, self.measured.conditions.ranks]
 
-    def as_record(self, found: Sequence[JudgedStage]) -> dict[str, Any]:
+    def as_record(self, found: Sequence[JudgedStage]) -> Record:
         """The run as plain data.
 
         Args:
@@ -116,66 +97,36 @@ class OneGpuRun:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and keep; returns the exit code."""
-    given = _parser().parse_args(arguments)
-    try:
-        return _run(given)
-    except WorkloadError as error:
-        print(f"error: {error.problem}\n{error.remedy}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.one_gpu",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--ranks", type=int, nargs="+", choices=(1, 2), default=[1, 2], help="one after the other (1 2)")
-    add("--backend", choices=("nccl", "gloo"), default="nccl", help="gloo needs no GPU (%(default)s)")
-    add(
-        "--sizes",
-        metavar="FIRST:LAST:FACTOR",
-        help=f"bytes of a rank, as of `bench` ({GPU_SIZES}, as memory allows; on CPU {bandwidth.CPU_SIZES})",
-    )
-    add("--results", type=Path, metavar="FILE", help="the figures (benchmarks/one_gpu.json; with gloo none)")
-    add("--logs", type=Path, default=LOGS, metavar="DIR", help="NCCL's logs (%(default)s)")
-    add("--timeout", type=float, default=40.0, metavar="S", help="longest wait for a size (%(default)g)")
-    return parser
-
-
-def _run(given: argparse.Namespace) -> int:
-    nccl = given.backend == "nccl"
-    sizes = bandwidth.parse_sizes(given.sizes or (GPU_SIZES if nccl else bandwidth.CPU_SIZES))
-    results = given.results or (RESULTS if nccl else None)
-    _check(given, results)
+    given = _parse(arguments)
+    sizes = bandwidth.parse_sizes(given.sizes or (GPU_SIZES if given.backend == "nccl" else bandwidth.CPU_SIZES))
+    _check(given)
     done: list[tuple[OneGpuRun, list[JudgedStage]]] = []
     for ranks in dict.fromkeys(given.ranks):
         run = _measure(ranks, given, sizes)
         done.append((run, report.show_findings([run.measured])))
         _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
-    figures = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine() | {"gpu": done[0][0].measured.conditions.accelerator},
-        "backend": given.backend,
-        "versions": done[0][0].measured.conditions.versions,
-        "runs": [run.as_record(found) for run, found in done],
-    }
-    text = json.dumps(figures, indent=2) + "\n"
-    if results:
-        results.parent.mkdir(parents=True, exist_ok=True)
-        results.write_text(text)
-        print(f"# figures written to {results}")
-    else:
-        print(text, end="")
+    _keep(given, done)
     return _conclude(done)
 
 
-def _check(given: argparse.Namespace, results: Path | None) -> None:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = command.parser(RESULTS, __doc__)
+    parser.set_defaults(results=None)
+    add = parser.add_argument
+    add("--ranks", type=int, nargs="+", choices=(1, 2), default=[1, 2], help="one after the other (1 2)")
+    add("--backend", choices=("nccl", "gloo"), default="nccl", help="gloo needs no GPU (%(default)s)")
+    sizes = f"bytes of a rank, as of `bench` ({GPU_SIZES}, as memory allows; on CPU {bandwidth.CPU_SIZES})"
+    add("--sizes", metavar="FIRST:LAST:FACTOR", help=sizes)
+    add("--logs", type=Path, default=LOGS, metavar="DIR", help="NCCL's logs (%(default)s)")
+    add("--timeout", type=float, default=40.0, metavar="S", help="longest wait for a size (%(default)g)")
+    given = parser.parse_args(arguments)
+    if not given.results and given.backend == "nccl":
+        given.results = RESULTS
+    return given
+
+
+def _check(given: argparse.Namespace) -> None:
+    results: Path | None = given.results
     if given.timeout < 1:
         raise UsageError(f"--timeout is {given.timeout:g}.", "Give at least 1.")
     if given.backend == "nccl" and not torch.cuda.is_available():
@@ -233,6 +184,19 @@ def _texts(timed: Sequence[str], keeper: Keeper) -> dict[int, str]:
     return {rank: "".join(both) for rank, both in enumerate(zip(timed, keeper.read(), strict=True))}
 
 
+def _keep(given: argparse.Namespace, done: Sequence[tuple[OneGpuRun, Sequence[JudgedStage]]]) -> None:
+    """Keep the figures, or print them where there is no file for them."""
+    on = done[0][0].measured.conditions
+    found = {**conditions(), "backend": given.backend, "versions": on.versions}
+    found["machine"]["gpu"] = on.accelerator
+    found["runs"] = [run.as_record(judged) for run, judged in done]
+    if given.results:
+        figures.write(given.results, found)
+        print(f"# figures written to {given.results}")
+    else:
+        print(json.dumps(found, indent=2))
+
+
 def _keep_logs(folder: Path, stage: str, logs: Mapping[int, str]) -> None:
     if logs:
         (folder / report.LOGS).mkdir(parents=True, exist_ok=True)
@@ -266,4 +230,4 @@ def _conclude(done: Sequence[tuple[OneGpuRun, Sequence[JudgedStage]]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

@@ -6,27 +6,25 @@ figure means something only beside another of the same run. What a run does not 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.harness.machine import machine, memory_kib
+import psutil
+
+from benchmarks.harness import command, figures
+from benchmarks.harness.figures import Record, conditions, say, spread
 from emulator import lifecycle
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, State
-from workloads import closed_pipe
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -50,11 +48,7 @@ print(json.dumps([seconds[0], seconds[1] - seconds[0], len(deployment)]))
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.platform",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--cycles", type=int, default=3, metavar="N", help="up, no-op up, destroy, so many times (3)")
     parser.add_argument("--tests", action="store_true", help="also the component tests and `make test-fast`")
     parser.add_argument(
@@ -62,32 +56,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--first", action="store_true", help="also one with nothing built yet (15 minutes or more)")
     given = parser.parse_args(arguments)
-    parts: dict[str, Callable[[], dict[str, Any]]] = {}
-    if given.tests:  # first, as one of them holds docs/figures.md to the figures that the other parts replace
-        parts["tests"] = lambda: tests(given.cycles)
-    parts |= {
-        "lines": lines,
-        "program": lambda: program(given.cycles),
-        "cycles": lambda: cycles(given.cycles),
+    parts: dict[str, tuple[bool, Callable[[], Record]]] = {
+        # First, as one of them holds docs/figures.md to the figures that the other parts replace.
+        "tests": (given.tests, lambda: tests(given.cycles)),
+        "lines": (True, lines),
+        "program": (True, lambda: program(given.cycles)),
+        "cycles": (True, lambda: cycles(given.cycles)),
+        "demo, first": (given.first, lambda: demo(fresh=True)),
+        "demo, programs built": (given.demo, lambda: demo(fresh=False)),
     }
-    if given.first:
-        parts["demo, first"] = lambda: demo(fresh=True)
-    if given.demo:
-        parts["demo, programs built"] = lambda: demo(fresh=False)
-    for name, measure in parts.items():
-        keep(name, measure())
+    for name, (wanted, measure) in parts.items():
+        if wanted:
+            keep(name, measure(), given.results)
     return 0
 
 
-def keep(part: str, figures: Mapping[str, Any], results: Path = RESULTS) -> None:
+def keep(part: str, found: Record, results: Path) -> None:
     """Print one part's figures and write them, with date and machine, in the place of its last ones."""
-    kept = json.loads(results.read_text()) if results.exists() else {}
-    kept[part] = {"date": datetime.date.today().isoformat(), "machine": machine(), **figures}
-    print(json.dumps({part: kept[part]}, indent=2))
-    results.write_text(json.dumps(kept, indent=2) + "\n")
+    own = {part: {**conditions(), **found}}
+    print(json.dumps(own, indent=2))
+    figures.write(results, figures.read(results) | own)
 
 
-def lines() -> dict[str, Any]:
+def lines() -> Record:
     """Lines of Python per package, blank lines and comments included."""
     packages = ("oasis_stack", "workloads", "emulator", "tests", "benchmarks", "docs")
     counted = {
@@ -96,33 +87,22 @@ def lines() -> dict[str, Any]:
     return {"__main__.py": len((CHECKOUT / "__main__.py").read_text().splitlines()), **counted}
 
 
-def program(runs: int) -> dict[str, Any]:
+def program(runs: int) -> Record:
     """Seconds of the Pulumi program under mocks: with its imports, in a fresh interpreter, and without them."""
     whole, itself, resources = [], [], 0
     for _ in range(runs):
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM],
-            cwd=CHECKOUT,
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": "."},
-        )
+        python = [sys.executable, "-c", _PROGRAM]
+        done = subprocess.run(python, cwd=CHECKOUT, check=True, capture_output=True, text=True)
         first, second, resources = json.loads(done.stdout.splitlines()[-1])
         whole.append(first)
         itself.append(second)
-    return {
-        "seconds with imports": spread(whole),
-        "seconds without imports": spread(itself),
-        "resources": resources,
-    }
+    return {"seconds with imports": spread(whole), "seconds without imports": spread(itself), "resources": resources}
 
 
-def tests(runs: int) -> dict[str, Any]:
+def tests(runs: int) -> Record:
     """Seconds and counts of the tests of single components, and once of `make test-fast`."""
-    modules = [file for file in (CHECKOUT / "oasis_stack").glob("*.py") if "ComponentResource" in file.read_text()]
-    files = [str(test) for file in modules if (test := CHECKOUT / "tests" / f"test_{file.name}").exists()]
-    components = [_timed([sys.executable, "-m", "pytest", "-q", "--numprocesses", "auto", *files]) for _ in range(runs)]
+    pytest = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "auto", "tests/oasis_stack/components"]
+    components = [_timed(pytest) for _ in range(runs)]
     fast, output = _timed(["make", "test-fast"])
     return {
         "component tests, seconds": spread([seconds for seconds, _ in components]),
@@ -132,15 +112,15 @@ def tests(runs: int) -> dict[str, Any]:
     }
 
 
-def _timed(command: Sequence[str]) -> tuple[float, str]:
+def _timed(words: Sequence[str]) -> tuple[float, str]:
     """Wall seconds of a test run, and pytest's own last line about it. Raises CalledProcessError if a test fails."""
-    _progress(" ".join(command[:4]))
+    say(" ".join(words[:4]))
     begun = time.monotonic()
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True)
     return time.monotonic() - begun, done.stdout.strip().splitlines()[-1].strip("= ")
 
 
-def cycles(runs: int) -> dict[str, Any]:
+def cycles(runs: int) -> Record:
     """Seconds of up, no-op up and destroy on the emulated cloud, and the memory of all that runs."""
     with tempfile.TemporaryDirectory(prefix="oasis-benchmark-") as folder:
         state = State(Path(folder) / ".oasis")
@@ -149,22 +129,20 @@ def cycles(runs: int) -> dict[str, Any]:
         with peak_memory(state) as peak:
             for run in range(runs):
                 try:
-                    with lifecycle.started(state, _quiet) as engine:
+                    with lifecycle.started(state, lambda line: None) as engine:
                         for verb, call in (("up", engine.up), ("no-op up", engine.up), ("destroy", engine.destroy)):
                             result = call()
                             seconds[verb].append(result.seconds)
                             changes[verb] = dict(result.changes)
                 finally:
                     lifecycle.take_down(state)
-                _progress(
-                    f"cycle {run + 1} of {runs}: "
-                    + ", ".join(f"{verb} {taken[-1]:.1f} s" for verb, taken in seconds.items())
-                )
-    figures: dict[str, object] = {f"{verb} seconds": spread(taken) for verb, taken in seconds.items()}
-    return {**figures, "changes": changes, "emulated cloud, peak MiB": peak()}
+                told = ", ".join(f"{verb} {taken[-1]:.1f} s" for verb, taken in seconds.items())
+                say(f"cycle {run + 1} of {runs}: {told}")
+    spreads = {f"{verb} seconds": spread(taken) for verb, taken in seconds.items()}
+    return {**spreads, "changes": changes, "emulated cloud, peak MiB": peak()}
 
 
-def demo(*, fresh: bool) -> dict[str, Any]:
+def demo(*, fresh: bool) -> Record:
     """Seconds of `make demo` in a fresh clone; `fresh` with an empty cache, so that every program is built."""
     with tempfile.TemporaryDirectory(prefix="oasis-benchmark-") as folder:
         clone = Path(folder) / "oasis"
@@ -203,7 +181,7 @@ def peak_memory(state: State) -> Iterator[Callable[[], int]]:
             # Ray's processes rename themselves, which wipes the mark; the session that they are in stays.
             pids = {*processes.owned_by(state.directory), *processes.descendants(os.getpid())}
             pids |= {pid for process in state.processes() for pid in processes.session_of(process)}
-            most[0] = max(most[0], sum(memory_kib(f"/proc/{pid}/smaps_rollup", "Pss") for pid in pids) >> 10)
+            most[0] = max(most[0], sum(map(_proportional_bytes, pids)) >> 20)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -214,20 +192,15 @@ def peak_memory(state: State) -> Iterator[Callable[[], int]]:
         watcher.join()
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most; nothing of nothing."""
-    if not values:
-        return {}
-    return {
-        "median": round(statistics.median(values), 2),
-        "least": round(min(values), 2),
-        "most": round(max(values), 2),
-        "runs": len(values),
-    }
+def _proportional_bytes(pid: int) -> int:
+    """Proportional set size; 0 of a process that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).memory_full_info().pss
+    return 0
 
 
 def _make(target: str, clone: Path, environment: dict[str, str]) -> int:
-    _progress(f"make {target} in a fresh clone")
+    say(f"make {target} in a fresh clone")
     log = Path(tempfile.gettempdir()) / f"oasis-benchmark-{os.getpid()}-{target}.log"
     with log.open("w") as output:
         return subprocess.run(
@@ -242,13 +215,5 @@ def _remove_read_only(folder: Path) -> None:
     shutil.rmtree(folder / "oasis", ignore_errors=True)
 
 
-def _quiet(_line: str) -> None:
-    return None
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

@@ -7,12 +7,8 @@ DDP's reducer. Nothing is measured here and no clock is read, so that the result
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +17,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks import published, simulation
+from benchmarks.harness import command
+from benchmarks.harness.figures import today
 from benchmarks.published import Table
-from workloads import closed_pipe
 from workloads.nccl.definitions.bandwidth import format_size
 from workloads.nccl.scaling import predict, scaling
 from workloads.nccl.scaling.scaling import PUBLISHED, Fabric, Work
@@ -127,7 +124,7 @@ def figures(nodes: Sequence[int], steps: int) -> dict[str, Any]:
     rows = sum(one["rows"] for one in (*held_out, *tests))
     misses = sum(len(one["misses"]) for one in (*held_out, *tests))
     return {
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "constants in use": dataclasses.asdict(PUBLISHED),
         "constants fitted": {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(fitted()).items()},
         "rows not fitted": rows,
@@ -150,20 +147,13 @@ def missed(found: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, compare, print and keep; returns 1 if a figure is not as it must be."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
+    parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 16, 128], help="simulated (1 2 4 16 128)")
     parser.add_argument("--steps", type=int, default=50, help="of each simulation (50)")
-    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     found = figures(given.nodes, given.steps)
-    text = json.dumps(found, indent=2)
-    print(text)
-    given.results.write_text(text + "\n")
-    problems = missed(found)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    return 1 if problems else 0
+    return command.conclude(given.results, found, missed(found))
 
 
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

@@ -7,13 +7,10 @@ erasing, which the recipes set differently. Results go to benchmarks/step_time.j
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
 import json
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,12 +33,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.transforms import v2
 
-from benchmarks.harness.prepared import CLASSES, EPOCH_STEPS, Prepared
-from workloads import closed_pipe
+from benchmarks.harness import command
+from benchmarks.harness.figures import Record, median_and_range, say, today
+from benchmarks.harness.training import CLASSES, EPOCH_STEPS, EnoughError, Prepared, finished, observe
 from workloads.convnext import config as configuration
 from workloads.convnext.config import Model, TrainConfig
 from workloads.convnext.images.augment import DEVIATION, MEAN
-from workloads.convnext.learning.loop import Record, Training
+from workloads.convnext.learning.loop import Training
 from workloads.convnext.learning.model import STAGES
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -149,10 +147,6 @@ def torchvision_loop(work: LoopWork) -> Iterator[None]:
         yield
 
 
-class StepLimitError(Exception):
-    """Every step that was to be timed is timed."""
-
-
 class Turns:
     """Observes our loop, and after each of its steps gives every other its turn."""
 
@@ -174,42 +168,28 @@ class Turns:
             next(steps)
             self.seconds[name].append(self._now() - begun)
         if len(self.seconds[OURS]) >= self._steps + WARM_UP_STEPS:
-            raise StepLimitError
+            raise EnoughError
         self._begun = self._now()
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            return time.perf_counter()
-        # The processor's own count, which other programs on the machine hardly change; all threads' together.
-        return time.process_time()
+        # Of a CPU its own count, which other programs on the machine hardly change; all threads' together.
+        return finished(self._device) if self._device.type == "cuda" else time.process_time()
 
 
 def measured(work: LoopWork, steps: int) -> dict[str, float]:
     """Median seconds of a step, by contender, with everything built anew."""
     turns = Turns({"timm": timm_loop(work), "torchvision": torchvision_loop(work)}, steps, work.device)
-    try:
-        Training(work.config, work.data, work.data, work.device).run(turns)
-    except StepLimitError:
-        return {name: statistics.median(taken[-steps:]) for name, taken in turns.seconds.items()}
-    raise RuntimeError("an epoch ended before the steps were timed")
+    observe(Training(work.config, work.data, work.data, work.device), turns)
+    return {name: statistics.median(taken[-steps:]) for name, taken in turns.seconds.items()}
 
 
-def compared(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
+def compared(rounds: Sequence[dict[str, float]]) -> Record:
     """Seconds and ratios over the rounds: median, least, most."""
-
-    def spread(values: Sequence[float]) -> dict[str, float]:
-        return {
-            "median": round(statistics.median(values), 4),
-            "least": round(min(values), 4),
-            "most": round(max(values), 4),
-        }
-
+    seconds = {name: [one[name] for one in rounds] for name in rounds[0]}
+    ratios = {name: [one[name] / one[OURS] for one in rounds] for name in rounds[0] if name != OURS}
     return {
-        "seconds per step": {name: spread([one[name] for one in rounds]) for name in rounds[0]},
-        "ratio to ours": {
-            name: spread([one[name] / one[OURS] for one in rounds]) for name in rounds[0] if name != OURS
-        },
+        "seconds per step": {name: median_and_range(values, digits=4) for name, values in seconds.items()},
+        "ratio to ours": {name: median_and_range(values, digits=4) for name, values in ratios.items()},
         "rounds": len(rounds),
     }
 
@@ -231,19 +211,18 @@ def configured(model: Model, image_size: int, batch_size: int, recipe: bool) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step_time", description=__doc__)
-    parser.add_argument("--model", choices=configuration.MODELS, default="nano")
-    parser.add_argument("--image-size", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser = command.parser(RESULTS, __doc__)
+    parser.add_argument("--model", choices=configuration.MODELS, default="nano", help="of ConvNeXt (%(default)s)")
+    parser.add_argument("--image-size", type=int, default=64, help="pixels of a side (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=32, help="images of a step (%(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="timed in each round (10)")
     parser.add_argument("--rounds", type=int, default=7, help="each with everything built anew (7)")
     parser.add_argument("--threads", type=int, default=1, help="of torch on a CPU (1)")
-    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    figures: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
+    figures: Record = {
+        "date": today(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {given.threads} threads",
         "versions": {"python": platform.python_version(), "torch": torch.__version__}
         | {"torchvision": torchvision.__version__, "timm": timm.__version__},
@@ -258,12 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for _ in range(given.rounds)
             ]
         )
-        print(json.dumps({name: figures[name]}, indent=1), file=sys.stderr, flush=True)
-    text = json.dumps(figures, indent=2)
-    print(text)
-    given.results.write_text(text + "\n")
-    return 0
+        say(json.dumps({name: figures[name]}, indent=1))
+    return command.conclude(given.results, figures)
 
 
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

@@ -7,13 +7,9 @@ so that a drift of the machine favours neither. Starting W&B, once a run, is tol
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,16 +19,16 @@ from typing import Literal
 import psutil
 import torch
 
-from benchmarks.harness.machine import machine
-from benchmarks.platform import spread
+from benchmarks.harness import command
+from benchmarks.harness.figures import Record, conditions, spread
+from benchmarks.harness.training import EnoughError, observe
 from tests.support.processes import descendants
 from tests.support.wandb_server import silent
-from workloads import closed_pipe
 from workloads.convnext import config as configuration
 from workloads.convnext.images.data import sources
 from workloads.convnext.learning.loop import Training
 from workloads.reporting.credentials import Key
-from workloads.reporting.history import Journal, Record, parse
+from workloads.reporting.history import Journal, parse
 from workloads.reporting.tracking import JournalFollower, Wandb
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -74,7 +70,7 @@ class Blocks:
         """Time the step; end the block if it is over.
 
         Raises:
-            StopIteration: all blocks are done.
+            EnoughError: all blocks are done.
             RuntimeError: W&B does not start.
         """
         now = time.perf_counter()
@@ -96,7 +92,7 @@ class Blocks:
         if not self.times:
             self.start_cpu = sum(map(_cpu_seconds, _tree(self._process())))
         if len(self.times) == len(self.order):
-            raise StopIteration
+            raise EnoughError
         self._signal(signal.SIGSTOP if self.order[len(self.times)] == "off" else signal.SIGCONT)
         self.times.append([])
         self._until = time.monotonic() + self._seconds
@@ -112,9 +108,7 @@ class Blocks:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and keep; returns 1 if a metric is missing from the journal."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tracking", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--pairs", type=int, default=24, metavar="N", help="pairs of blocks (%(default)s)")
     parser.add_argument("--seconds", type=float, default=3, metavar="S", help="length of a block (%(default)g)")
     given = parser.parse_args(arguments)
@@ -123,9 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blocks = train(Path(folder), url, given.pairs, given.seconds)
         problem = blocks.close()
         written = len(parse(blocks.journal.path.read_text()))
+    measured_on = conditions()
+    measured_on["machine"]["load_average"] = os.getloadavg()[1]
     figures = {
-        "date": datetime.date.today().isoformat(),
-        "machine": {**machine(), "load_average": os.getloadavg()[1]},
+        **measured_on,
         "conditions": "ConvNeXt nano, synthetic images of 32 pixels, 16 a step, one thread, a record every 10 steps",
         "block_seconds": given.seconds,
         **measured(blocks),
@@ -134,9 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "said": [sentence.partition("(")[0] for sentence in blocks.said],
         "problem": problem,
     }
-    print(json.dumps(figures, indent=2))
-    RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
-    return 0 if blocks.told == written else 1
+    lost = blocks.told - written
+    return command.conclude(given.results, figures, [f"{lost} records are not in the journal"] if lost else ())
 
 
 def train(folder: Path, url: str, pairs: int, seconds: float) -> Blocks:
@@ -151,11 +145,8 @@ def train(folder: Path, url: str, pairs: int, seconds: float) -> Blocks:
     config = configuration.from_recipe("digits_laptop", data="synthetic", batch_size=16, epochs=10**6)
     device = torch.device("cpu")
     blocks = Blocks(folder, url, pairs, seconds)
-    try:
-        Training(config, *sources(config, None, device), device).run(blocks)
-    except StopIteration:
-        return blocks
-    raise RuntimeError("the run ended before its blocks did")
+    observe(Training(config, *sources(config, None, device), device), blocks)
+    return blocks
 
 
 def measured(blocks: Blocks) -> Record:
@@ -185,4 +176,4 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(closed_pipe.run(main))
+    command.run(main)

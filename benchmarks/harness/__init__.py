@@ -1,1 +1,1 @@
-"""What several benchmarks share."""
+"""What the benchmarks share: a command line, figures and their file, trials that are kept, a training that is timed."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
+import argparse
 import json
-import sys
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-Record = dict[str, Any]
+from benchmarks.harness.figures import Record, say, today
+
+Trial = tuple[str, int]
+"""A part of the measurement, and the number of the trial in it."""
 
 
 class Trials:
@@ -18,28 +21,61 @@ class Trials:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def forget(self) -> None:
-        """Begin anew."""
-        self._file.unlink(missing_ok=True)
+    def parse(self, parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """The arguments, those of all trials included; forgets the kept trials where they say so."""
+        parser.add_argument("--seed", type=int, default=0, help="of the moments and ranks (%(default)s)")
+        parser.add_argument("--fresh", action="store_true", help="forget the trials kept from earlier")
+        given = parser.parse_args(arguments)
+        if given.fresh:
+            self._file.unlink(missing_ok=True)
+        return given
 
-    def keep(self, part: str, number: int, record: Mapping[str, Any]) -> None:
+    def keep(self, part: str, number: int, record: Mapping[str, object]) -> None:
         """Add one trial to those that are kept, and show it."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"date": datetime.date.today().isoformat(), "part": part, "number": number, **record})
+        line = json.dumps({"date": today(), "part": part, "number": number, **record})
         with self._file.open("a") as stream:
             stream.write(line + "\n")
-        print(line, file=sys.stderr, flush=True)
+        say(line)
 
     def kept(self) -> list[Record]:
         """The trials of this and earlier invocations."""
         return [json.loads(line) for line in self._file.read_text().splitlines()] if self._file.exists() else []
 
-    def missing(self, counts: Mapping[str, int]) -> list[tuple[str, int]]:
-        """Part and number of what was not run yet, in the order of `counts`.
-
-        Args:
-            counts: how many trials each part is to have.
-        """
+    def missing(self, counts: Mapping[str, int]) -> list[Trial]:
+        """Those that were not run yet, in the order of `counts`, which says how many each part is to have."""
         done = {(record["part"], record["number"]) for record in self.kept()}
         wanted = ((part, number) for part, count in counts.items() for number in range(count))
         return [trial for trial in wanted if trial not in done]
+
+    def summary(
+        self, parts: Mapping[str, Callable[[Sequence[Record]], Record]], right: Callable[[Record], bool]
+    ) -> Record:
+        """The figures of each part that has trials, their dates, and `wrong`: every trial that is not right."""
+        records = self.kept()
+        found = {part: [record for record in records if record["part"] == part] for part in parts}
+        wrong = [record for part in parts for record in found[part] if not right(record)]
+        return {
+            **{part: parts[part](mine) for part, mine in found.items() if mine},
+            "dates": sorted({record["date"] for record in records}),
+            "wrong": [{"part": record["part"], "number": record["number"]} for record in wrong],
+        }
+
+
+def chance_of(seed: int, trial: Trial) -> random.Random:
+    """The chance of a trial, the same whenever and after whatever it is run."""
+    part, number = trial
+    return random.Random(f"{seed}/{part}/{number}")
+
+
+def until(condition: Callable[[], object], seconds: float = 90) -> None:
+    """Wait for what comes in its own time.
+
+    Raises:
+        TimeoutError: it did not.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:.0f} s")
+        time.sleep(0.02)

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.harness.trials import until
 from tests.support.processes import command
 from workloads.checkpoints import manifest
 from workloads.checkpoints.store import CheckpointStore
@@ -94,19 +95,6 @@ def in_background(work: Callable[[], None]) -> Iterator[None]:
         raise failures[0]
     if thread.is_alive():
         raise TimeoutError("the run ended before all its kills")
-
-
-def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    """Wait for what comes in its own time.
-
-    Raises:
-        TimeoutError: it did not.
-    """
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:.0f} s")
-        time.sleep(0.02)
 
 
 def kill(pid: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,16 +19,11 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from benchmarks.harness.figures import Record
+from benchmarks.harness.trials import Trial, chance_of, until
+from benchmarks.kill_runs import BASELINE_STEPS, INTERVAL_SECONDS, KILLS_PER_RUN
 from benchmarks.kill_runs import work as kill_work
-from benchmarks.kill_runs.observation import (
-    RunObservation,
-    final_state,
-    in_background,
-    kill,
-    kill_worker,
-    orphans,
-    until,
-)
+from benchmarks.kill_runs.observation import RunObservation, final_state, in_background, kill, kill_worker, orphans
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
@@ -37,14 +34,13 @@ from workloads.errors import WorkloadError, WorkloadFailedError
 from workloads.reporting.history import history
 from workloads.storage.folders import locate
 
-INTERVAL_SECONDS = 1.0
-"""Between checkpoints of the trials: some twenty steps of the nano model."""
-
 CPUS = 4
 """Of the Ray that all trials share; a trial takes one, two or four of them."""
 
-BASELINE_STEPS = 20
-"""The baseline's interval, as Ray Train counts: about INTERVAL_SECONDS of steps."""
+EPOCHS = 14
+"""Of a run that is killed twice: 112 steps."""
+
+ABSENCE_TIMEOUT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +77,39 @@ class Bench:
         return dataclasses.replace(given, **changes)
 
 
+def tried(bench: Bench, trial: Trial, given: argparse.Namespace, expected: str) -> Record:
+    """The record of one trial, of a failed one too, with the machine's load when it began.
+
+    Args:
+        bench: its place.
+        trial: part and number.
+        given: numbers of kills, and the seed.
+        expected: the final state of a run that nobody kills.
+    """
+    began, load = time.monotonic(), round(os.getloadavg()[0], 1)
+    try:
+        record = _trial(bench, trial, given, expected)
+    except (WorkloadError, TimeoutError) as error:
+        record = {"failed": f"{type(error).__name__}: {error}"}
+    return {"seconds": round(time.monotonic() - began, 1), "load": load, **record}
+
+
+def _trial(bench: Bench, trial: Trial, given: argparse.Namespace, expected: str) -> Record:
+    part, number = trial
+    name, chance = f"{part}-{number}", chance_of(given.seed, trial)
+    match part:
+        case "killed" | "unforked":
+            return killed_run(bench, name, KILLS_PER_RUN, chance, expected)
+        case "resized":
+            return resized_run(bench, name, chance)
+        case "absent":
+            return absent_rank(bench, name, ABSENCE_TIMEOUT_SECONDS, chance)
+        case "drivers":
+            return killed_drivers(bench, name, given.drivers, chance)
+        case _:
+            return baseline(bench, name, given.baseline, chance)
+
+
 def undisturbed(bench: Bench, name: str) -> str:
     """The final state of a run that nobody kills."""
     run = bench.run(name, bench.config(epochs=EPOCHS))
@@ -88,11 +117,7 @@ def undisturbed(bench: Bench, name: str) -> str:
     return final_state(run)
 
 
-EPOCHS = 14
-"""Of a run that is killed twice: 112 steps."""
-
-
-def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expected: str) -> dict[str, Any]:
+def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expected: str) -> Record:
     """One run, some kills at random moments."""
     run = bench.run(name, bench.config(epochs=EPOCHS))
     seen = RunObservation(Path(f"{run.folder.path}-observed"))
@@ -113,7 +138,7 @@ def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expec
     }
 
 
-def resized_run(bench: Bench, name: str, chance: random.Random) -> dict[str, Any]:
+def resized_run(bench: Bench, name: str, chance: random.Random) -> Record:
     """One run on two numbers of ranks, killed on each, and stopped at a random moment between them."""
     legs = [bench.run(name, bench.config(epochs=EPOCHS), workers=size) for size in chance.sample([1, 2, 4], k=2)]
     seen = RunObservation(bench.directory / "runs" / f"{name}-observed")
@@ -135,7 +160,7 @@ def resized_run(bench: Bench, name: str, chance: random.Random) -> dict[str, Any
     return {"worlds": worlds, "orphans": orphans(legs[-1]), **seen.exactness(EPOCHS, kill_work.IMAGES)}
 
 
-def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random) -> dict[str, Any]:
+def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random) -> Record:
     """One rank does not come to a collective."""
     run = bench.run(name, bench.config(epochs=8), collective_timeout=timeout)
     folder = Path(f"{run.folder.path}-observed")
@@ -153,7 +178,7 @@ def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random) 
     }
 
 
-def killed_drivers(bench: Bench, name: str, kills: int, chance: random.Random) -> dict[str, Any]:
+def killed_drivers(bench: Bench, name: str, kills: int, chance: random.Random) -> Record:
     """The command `train` itself, killed and given again, over and over: one run from first to last."""
     run = bench.run(name, bench.config())
     flags = [
@@ -185,7 +210,7 @@ def _killed_driver(flags: list[str], store: CheckpointStore, newest: str, wait: 
         process.wait()
 
 
-def baseline(bench: Bench, name: str, kills: int, chance: random.Random) -> dict[str, Any]:
+def baseline(bench: Bench, name: str, kills: int, chance: random.Random) -> Record:
     """Ray Train's own checkpoints and resume, with its defaults, killed in the same way."""
     run = bench.run(name, bench.config(epochs=400))
     seen = RunObservation(Path(f"{run.folder.path}-observed"))
@@ -211,7 +236,3 @@ def baseline(bench: Bench, name: str, kills: int, chance: random.Random) -> dict
     named = [file.read_text() for file in (storage / name).glob("checkpoint_manager_snapshot.json")]
     folders = [folder.name for folder in (storage / name).glob("checkpoint_*") if folder.is_dir()]
     return {"kills": done, "orphans": sum(not any(folder in text for text in named) for folder in folders)}
-
-
-FAILED = (WorkloadError, TimeoutError)
-"""How a trial may fail, which counts as one that did not do what it should."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks import kills
-from benchmarks.kill_runs import trials as kill_trials
 from benchmarks.kill_runs import work as kill_work
 from benchmarks.kill_runs.observation import RunObservation
 from benchmarks.kill_runs.trials import Bench
@@ -83,4 +82,4 @@ def test_what_an_attempt_did_and_the_next_did_again_counts_once(observed: Path, 
 )
 def test_each_thing_lost_makes_a_trial_wrong(change: dict[str, Any], right: bool) -> None:
     record = {"orphans": 0, "missing": 0, "repeated": 0, "drivers_killed": 10, "continued": 10, **change}
-    assert kills.right(record, kill_trials.INTERVAL_SECONDS) == right
+    assert kills.right(record) == right

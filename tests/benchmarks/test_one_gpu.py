@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from benchmarks import one_gpu
+from benchmarks.harness.command import exit_code
 from benchmarks.one_gpu_ranks import start as one_gpu_ranks
 from emulator.machine import processes
 from tests.support import bare_machine
@@ -63,7 +64,7 @@ def test_nccl_without_a_gpu_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert one_gpu.main([]) == 8
+    assert exit_code(lambda: one_gpu.main([])) == 8
     printed = capsys.readouterr()
     assert printed.out == "" and len(printed.err.splitlines()) == 2 and "--backend gloo" in printed.err
 
@@ -71,7 +72,7 @@ def test_nccl_without_a_gpu_is_refused_with_what_to_do(
 def test_gloo_s_figures_never_take_the_place_of_a_gpu_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "one_gpu.json"
     kept.write_text(json.dumps({"backend": "nccl"}))
-    assert one_gpu.main(["--backend", "gloo", "--results", str(kept)]) == 2
+    assert exit_code(lambda: one_gpu.main(["--backend", "gloo", "--results", str(kept)])) == 2
     assert str(kept) in capsys.readouterr().err and kept.read_text() == '{"backend": "nccl"}'
 
 
@@ -142,7 +143,7 @@ def test_on_a_gpu_the_path_is_read_from_the_logs_and_they_are_kept(
     assert [run["samples"][-1]["size"] for run in json.loads(results.read_text())["runs"]] == [64 << 20] * 2
 
     on_gpu.update(transport="SHM/direct/direct", nodes="1")
-    assert one_gpu.main(words) == 9
+    assert exit_code(lambda: one_gpu.main(words)) == 9
     assert "not the sockets that the figures are labelled with" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import gpu, step_time
-from benchmarks.harness.prepared import CLASSES, Prepared
+from benchmarks.harness.training import CLASSES, Prepared
 from oasis_stack.command_line.stack_file import ROOT
 from tests.support import bare_machine
 from tests.support.training import CPU

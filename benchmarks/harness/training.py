@@ -1,7 +1,8 @@
-"""A source of batches that costs nothing: a few, made once and handed out for ever, so that only the step is timed."""
+"""A training of which only the step is timed: on batches that cost nothing, until its observer has seen enough."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.sampling import Batch, Slot
+from workloads.convnext.learning.loop import Observer, Training
 
 CLASSES = 1000
 """As many as ImageNet has."""
@@ -21,7 +23,7 @@ _KEPT = 4
 
 
 class Prepared:
-    """Both splits of a benchmark's data, for one rank."""
+    """Both splits of a benchmark's data, for one rank: a few batches, made once and handed out for ever."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         """Make the batches on `device`, of the configuration's size and seed."""
@@ -47,3 +49,27 @@ class Prepared:
     def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
         for slot, (images, labels) in zip(slots, self, strict=False):
             yield Batch(images, labels, slot)
+
+
+class EnoughError(Exception):
+    """Everything is measured: raised by the observer of a training, to end it."""
+
+
+def observe(training: Training, observer: Observer) -> None:
+    """Train until the observer has seen enough.
+
+    Raises:
+        RuntimeError: the run was over before.
+    """
+    try:
+        training.run(observer)
+    except EnoughError:
+        return
+    raise RuntimeError("the run ended before everything was measured")
+
+
+def finished(device: torch.device) -> float:
+    """The time, when the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
