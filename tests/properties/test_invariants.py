@@ -21,8 +21,7 @@ from oasis_stack.facts.machine import MACHINES, Machine
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import from_config, parse
-from tests.support.deployment import Deployment
-from tests.support.deployment import deploy as run_under_mocks
+from tests.support.deployment import Deployment, deploy
 from tests.support.program import at, program
 from tests.support.stacks import FULL
 
@@ -311,16 +310,10 @@ CHECKS = (check_devices, check_pools, check_roce, check_spot, check_graph, check
 def test_every_legal_stack_keeps_the_invariants(config: dict[str, Any]) -> None:
     note(json.dumps(config, indent=1))
     chosen = parse(from_config(config))
-    stack = run_under_mocks(program, config)
+    stack = deploy(program, config)
 
     for check in CHECKS:
         check(stack, chosen)
-
-
-@pytest.fixture(scope="module")
-def full() -> Deployment:
-    """The stack that has every component, by its defaults."""
-    return run_under_mocks(program, FULL)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
@@ -336,7 +329,7 @@ def test_the_same_settings_give_the_same_program(preview: bool) -> None:
     config = {"gcp:project": "some-project", "oasis:region": "us-central1", "oasis:zone": "us-central1-b"}
 
     def rendered() -> dict[tuple[str, str], str]:
-        stack = run_under_mocks(program, config, preview=preview)
+        stack = deploy(program, config, preview=preview)
         return {(found.type, found.name): json.dumps(found.inputs, sort_keys=True, default=repr) for found in stack}
 
     assert {key: re.sub("0x[0-9a-f]+", "", text) for key, text in rendered().items()} == {
