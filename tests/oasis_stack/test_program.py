@@ -244,6 +244,29 @@ def test_a_component_gives_exactly_the_outputs_it_declares(full: Deployment, oth
             assert set(found.outputs) == {name for name in declared if name != "APIS"}, found.type
 
 
+def test_the_outputs_of_a_component_name_what_it_made(full: Deployment) -> None:
+    registry = {
+        "image_repository": full.exports["image_repository"],
+        "docker_index": full.exports["docker_index"],
+        "docker_mirror": "us-central1-docker.pkg.dev/some-project/oasis-docker-remote",
+        "python_index_url": full.exports["python_index_url"],
+        "repository_id": "oasis-docker",
+        "docker_index_id": "oasis-docker-virtual",
+        "docker_mirror_id": "oasis-docker-remote",
+        "python_index_id": "oasis-python-virtual",
+    }
+    for name, outputs in {
+        "ArtifactRegistry": registry,
+        "KubeRay": {"release_name": "kuberay-operator"},
+        "ComputeClass": {"class_name": "h200"},
+        "RayCluster": {"ray_namespace": "ray", "ray_cluster_name": "oasis"},
+    }.items():
+        assert full.only(f"oasis:index:{name}").outputs == outputs
+    bucket = full.get("oasis:index:Bucket", "runs").outputs
+    assert bucket == {"bucket_name": "some-project-oasis-runs", "uri": full.exports["runs_uri"]}
+    assert full.only("oasis:index:ApiKeySecret").outputs == {"secret_id": full.exports["wandb_secret"]}
+
+
 def test_every_api_that_a_component_or_resource_needs_is_enabled(full: Deployment, other: Deployment) -> None:
     for deployed in (full, other):
         enabled = {found.inputs["service"] for found in deployed.of_type("gcp:projects/service:Service")}

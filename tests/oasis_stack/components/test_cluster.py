@@ -18,6 +18,7 @@ def test_the_cluster_is_private_and_ready_for_further_networks(full: Deployment)
         "datapathProvider": "ADVANCED_DATAPATH",
         "networkingMode": "VPC_NATIVE",
         "workloadIdentityConfig": {"workloadPool": "some-project.svc.id.goog"},
+        "dnsConfig": {"clusterDns": "KUBE_DNS"},
         "addonsConfig": {"gcsFuseCsiDriverConfig": {"enabled": True}},
         "loggingConfig": {"enableComponents": ["SYSTEM_COMPONENTS", "WORKLOADS"]},
         "enableShieldedNodes": True,
