@@ -5,8 +5,9 @@ import signal
 
 import pytest
 
-from tests.support.deployment import Deploy
-from tests.support.deployment import deploy as run_under_mocks
+from tests.support.deployment import Deployment
+from tests.support.program import stack
+from tests.support.setting_examples import everything_changed
 
 # A runner in the background (nohup, some CI) has Ctrl-C ignored, which every program that a test starts would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,7 +29,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.xdist_group(name))
 
 
-@pytest.fixture
-def deploy() -> Deploy:
-    """`deploy(program, config=None, preview=False)`: what a program registers, under Pulumi's mocks."""
-    return run_under_mocks
+@pytest.fixture(scope="session")
+def full() -> Deployment:
+    """The stack with every component, by its defaults."""
+    return stack()
+
+
+@pytest.fixture(scope="session")
+def other() -> Deployment:
+    """The same with every setting changed."""
+    return stack(everything_changed(but=set()))

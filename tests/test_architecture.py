@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -59,10 +59,15 @@ class Module:
     text: str
     tree: ast.Module
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> set[str]:
         """Every module it may import: `a.b` for `import a.b`, and both `a` and `a.b` for `from a import b`."""
         found: set[str] = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -71,10 +76,10 @@ class Module:
         return found
 
     def imported_roots(self) -> set[str]:
-        return {name.partition(".")[0] for name in self.imports()}
+        return {name.partition(".")[0] for name in self.imports}
 
     def functions(self) -> Iterator[tuple[str, int]]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -108,7 +113,7 @@ def components() -> dict[str, Module]:
 
 
 def ours(found: Module) -> set[str]:
-    return {name for name in found.imports() if name in modules()}
+    return {name for name in found.imports if name in modules()}
 
 
 def part(name: str) -> str:
@@ -219,9 +224,7 @@ def test_no_import_goes_round_in_a_circle() -> None:
 
 def test_the_wiring_diagram_only_declares() -> None:
     diagram = modules()["__main__"]
-    assert not [
-        node for node in ast.walk(diagram.tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.While | ast.If)
-    ]
+    assert not [node for node in diagram.nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.While | ast.If)]
 
 
 def test_functions_stay_small() -> None:
@@ -270,7 +273,7 @@ def test_components_take_name_arguments_and_options() -> None:
 
 def test_nothing_is_called_through_a_shell() -> None:
     for name, found in modules().items():
-        for node in ast.walk(found.tree):
+        for node in found.nodes:
             if isinstance(node, ast.Call):
                 assert not any(
                     keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,31 +16,33 @@ from tests.support import bench_results, fake_ray
 from workloads.nccl.results import report
 from workloads.storage.folders import locate
 
+# One of each package and way to print; what goes the same way takes seconds more.
 COMMANDS = (
     "workloads --help",
+    "workloads train --dry-run --json",
+    "workloads bench predict --model convnext-base --nodes 1,2,4",
+    "oasis_stack plan --stack local",
+    "emulator status",
+    "benchmarks.platform --help",
+)
+MORE_COMMANDS = (
     "workloads train --help",
     "workloads train --dry-run",
-    "workloads train --dry-run --json",
     "workloads tune --space workloads/tune/space.yaml --dry-run",
     "workloads bench --dry-run",
-    "workloads bench predict --model convnext-base --nodes 1,2,4",
     "workloads doctor",
     "workloads explain tests/workloads/nccl/test_faults.py",
     "oasis_stack --help",
-    "oasis_stack plan --stack local",
     "emulator --help",
     "emulator up --help",
-    "emulator status",
     "benchmarks.scaling --help",
-    "benchmarks.platform --help",
 )
-OF_A_STACK = (
-    "workloads status",
-    "workloads jobs list",
-    "workloads jobs logs none",
-    "workloads submit --dry-run -- train",
-    "workloads submit -- echo hello",
-)
+OF_A_STACK = ("workloads status", "workloads submit -- echo hello")
+MORE_OF_A_STACK = ("workloads jobs list", "workloads jobs logs none", "workloads submit --dry-run -- train")
+
+
+def thorough(commands: Sequence[str]) -> list[Any]:
+    return [pytest.param(command, marks=pytest.mark.thorough) for command in commands]
 
 
 def without_a_reader(arguments: Sequence[str], merged: bool = False) -> tuple[int, str]:
@@ -62,12 +65,12 @@ def without_a_reader(arguments: Sequence[str], merged: bool = False) -> tuple[in
     return done.returncode, done.stderr or ""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *thorough(MORE_COMMANDS)])
 def test_a_reader_that_leaves_ends_a_command_quietly(command: str) -> None:
     assert without_a_reader(["-m", *command.split()]) == (141, "")
 
 
-@pytest.mark.parametrize("command", OF_A_STACK)
+@pytest.mark.parametrize("command", [*OF_A_STACK, *thorough(MORE_OF_A_STACK)])
 def test_a_reader_that_leaves_ends_a_command_on_a_stack_quietly(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,8 @@ import pytest
 
 from docs import platform_picture, terminal_picture
 from emulator import demo
-from tests.support.deployment import Deploy
+from tests.support.deployment import Deployment
 from tests.support.pages import PAGES, ROOT, section
-from tests.support.program import program
-from tests.support.stacks import FULL
 
 OF_THE_SEEDS = {
     *("services.tf", "gcs.tf", "registry.tf", "build.tf", "build.sh"),
@@ -30,13 +28,12 @@ def first_cells(table: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
-def test_the_outputs_table_names_exactly_the_exports(deploy: Deploy) -> None:
-    exports = deploy(program, FULL).exports
-    assert first_cells(section("docs/cloud.md", "Outputs")) == set(exports)
+def test_the_outputs_table_names_exactly_the_exports(full: Deployment) -> None:
+    assert first_cells(section("docs/cloud.md", "Outputs")) == set(full.exports)
 
 
-def test_the_apis_that_are_said_to_be_dropped_are_not_enabled(deploy: Deploy) -> None:
-    services = deploy(program, FULL).of_type("gcp:projects/service:Service")
+def test_the_apis_that_are_said_to_be_dropped_are_not_enabled(full: Deployment) -> None:
+    services = full.of_type("gcp:projects/service:Service")
     enabled = {service.inputs["service"].removesuffix(".googleapis.com") for service in services}
     said = re.search(r"Dropped, since nothing here uses them: ([a-z, ]+) \|", PAGES["docs/from-the-seeds.md"])
     assert said
@@ -195,19 +192,18 @@ def test_a_command_is_recorded_as_it_runs_and_drawn_with_what_repeats_folded(tmp
     assert words[words.index("...") :][:4] == ["...", "2", "more", "lines"]
 
 
-def test_the_picture_shows_what_the_program_builds(deploy: Deploy) -> None:
-    deployed = deploy(program, FULL)
+def test_the_picture_shows_what_the_program_builds(full: Deployment) -> None:
     text = "\n".join(line for box in platform_picture.BOXES for line in (box.title, *box.lines))
     networks = {
-        resource.inputs["metadata"]["name"] for resource in deployed.of_type("kubernetes:networking.gke.io/v1:Network")
+        resource.inputs["metadata"]["name"] for resource in full.of_type("kubernetes:networking.gke.io/v1:Network")
     }
     assert networks == {"gvnic-1", *(f"rdma-{nic}" for nic in range(8))}
     assert "Network gvnic-1" in text
     assert "Networks rdma-0 .. rdma-7" in text
-    pools = deployed.of_type("gcp:container/nodePool:NodePool")
+    pools = full.of_type("gcp:container/nodePool:NodePool")
     machines = {pool.inputs["nodeConfig"]["machineType"] for pool in pools if pool.name.startswith("gpu")}
     assert machines == {"a3-ultragpu-8g"}
     assert "a3-ultragpu-8g, 0 nodes at rest" in text
-    mtus = {network.inputs["mtu"] for network in deployed.of_type("gcp:compute/network:Network")}
+    mtus = {network.inputs["mtu"] for network in full.of_type("gcp:compute/network:Network")}
     assert mtus == {8896}
     assert text.count("MTU 8896") == 3

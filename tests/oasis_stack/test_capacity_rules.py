@@ -8,41 +8,40 @@ from dataclasses import replace
 import pytest
 
 from emulator.gcp import machines as gcp_machines
-from oasis_stack.facts.capacity_rules import CapacityEntry, Mode, pool_rules, problems
+from oasis_stack.facts.capacity_rules import CapacityEntry, Mode, problems
 from oasis_stack.facts.machine import MACHINES, Machine
 
 H200, L4 = MACHINES["a3-ultragpu-8g"], MACHINES["g2-standard-4"]
 
+
+def entry(mode: Mode, hours: int | None = None, reservation: str | None = None) -> CapacityEntry:
+    return CapacityEntry(
+        mode=mode, max_nodes=2, max_run_duration_hours=hours, reservation=reservation, compact_placement=False
+    )
+
+
 # The least that each mode needs to be legal.
 LEGAL: dict[Mode, CapacityEntry] = {
-    "reservation": CapacityEntry(
-        mode="reservation", max_nodes=2, max_run_duration_hours=None, reservation="ours", compact_placement=False
-    ),
-    "flex-start": CapacityEntry(
-        mode="flex-start", max_nodes=2, max_run_duration_hours=168, reservation=None, compact_placement=False
-    ),
-    "spot": CapacityEntry(
-        mode="spot", max_nodes=2, max_run_duration_hours=None, reservation=None, compact_placement=False
-    ),
-    "on-demand": CapacityEntry(
-        mode="on-demand", max_nodes=2, max_run_duration_hours=None, reservation=None, compact_placement=False
-    ),
+    "reservation": entry("reservation", reservation="ours"),
+    "flex-start": entry("flex-start", hours=168),
+    "spot": entry("spot"),
+    "on-demand": entry("on-demand"),
 }
 
 
-def accepted_by_google(machine: Machine, entry: CapacityEntry) -> bool:
+def accepted_by_google(machine: Machine, tried: CapacityEntry) -> bool:
     """The preconditions of Google's Cluster Toolkit (v1.95.0, gke-node-pool), as a table rather than as our code."""
-    flex, spot, reserved = entry.mode == "flex-start", entry.mode == "spot", entry.reservation is not None
+    flex, spot, reserved = tried.mode == "flex-start", tried.mode == "spot", tried.reservation is not None
     return all(
         (
             not (flex and reserved),
             not (spot and reserved),
-            not (flex and entry.compact_placement) or machine.name.startswith(("a3-ultragpu", "a4", "h4d")),
-            (entry.mode == "reservation") == reserved,
-            flex == (entry.max_run_duration_hours is not None),
-            entry.max_run_duration_hours is None or 600 <= entry.max_run_duration_hours * 3600 <= 604800,
-            entry.mode != "on-demand" or "h200" not in machine.accelerator,
-            entry.max_nodes >= 1,
+            not (flex and tried.compact_placement) or machine.name.startswith(("a3-ultragpu", "a4", "h4d")),
+            (tried.mode == "reservation") == reserved,
+            flex == (tried.max_run_duration_hours is not None),
+            tried.max_run_duration_hours is None or 600 <= tried.max_run_duration_hours * 3600 <= 604800,
+            tried.mode != "on-demand" or "h200" not in machine.accelerator,
+            tried.max_nodes >= 1,
         )
     )
 
@@ -69,15 +68,9 @@ def test_what_is_refused_is_exactly_what_google_refuses() -> None:
         MACHINES.values(), LEGAL, (None, "ours"), (None, 0, 1, 168, 169), (False, True), (0, 1, 1000)
     )
     for machine, mode, reservation, hours, compact, nodes in options:
-        entry = CapacityEntry(
-            mode=mode,
-            max_nodes=nodes,
-            max_run_duration_hours=hours,
-            reservation=reservation,
-            compact_placement=compact,
-        )
-        found = problems(machine, machine.zones[0], [entry])
-        assert (not found) == accepted_by_google(machine, entry), (machine.name, entry, found)
+        tried = replace(entry(mode, hours, reservation), max_nodes=nodes, compact_placement=compact)
+        found = problems(machine, machine.zones[0], [tried])
+        assert (not found) == accepted_by_google(machine, tried), (machine.name, tried, found)
         legal += not found
         assert all(problem.key.startswith("gpu.capacity[0].") and problem.remedy for problem in found)
     assert legal > 40
@@ -85,7 +78,7 @@ def test_what_is_refused_is_exactly_what_google_refuses() -> None:
 
 def test_every_order_of_a_legal_ladder_is_legal() -> None:
     for machine in (H200, L4):
-        entries = [entry for mode, entry in LEGAL.items() if machine.on_demand or mode != "on-demand"]
+        entries = [legal for mode, legal in LEGAL.items() if machine.on_demand or mode != "on-demand"]
         for order in itertools.permutations(entries):
             assert problems(machine, machine.zones[0], order) == []
 
@@ -102,31 +95,6 @@ def test_a_mode_stands_once_in_a_ladder_and_each_reservation_once() -> None:
     other = replace(LEGAL["reservation"], reservation="projects/owner-project/reservations/theirs")
 
     assert problems(H200, H200.zones[0], [LEGAL["reservation"], other]) == []
-    for entry in LEGAL.values():
-        twice = problems(L4, L4.zones[0], [entry, LEGAL["spot"] if entry is not LEGAL["spot"] else entry, entry])
+    for legal in LEGAL.values():
+        twice = problems(L4, L4.zones[0], [legal, LEGAL["spot"], legal])
         assert {problem.key for problem in twice} >= {"gpu.capacity[2].mode"}
-
-
-def test_flex_start_demands_what_the_gke_api_asks_of_it() -> None:
-    rules = pool_rules(H200, LEGAL["flex-start"])
-
-    assert (rules.flex_start, rules.spot, rules.auto_repair, rules.auto_upgrade) == (True, False, False, True)
-    assert rules.consume_reservation_type == "NO_RESERVATION"
-    assert rules.max_run_duration == "604800s"
-    assert rules.location_policy == "ANY"
-
-
-def test_auto_repair_is_off_for_flex_start_alone_and_a_reservation_is_consumed_by_its_own_pool_alone() -> None:
-    rules = {mode: pool_rules(L4, entry) for mode, entry in LEGAL.items()}
-
-    assert [mode for mode in LEGAL if not rules[mode].auto_repair] == ["flex-start"]
-    assert [mode for mode in LEGAL if rules[mode].spot] == ["spot"]
-    assert {mode: rules[mode].reservation for mode in LEGAL if rules[mode].reservation} == {"reservation": "ours"}
-    assert [mode for mode in LEGAL if rules[mode].max_run_duration] == ["flex-start"]
-    assert [mode for mode in LEGAL if not rules[mode].surge_upgrades] == ["flex-start"]
-    assert all(rule.auto_upgrade for rule in rules.values())
-
-
-def test_compact_placement_is_passed_on() -> None:
-    assert pool_rules(H200, replace(LEGAL["flex-start"], compact_placement=True)).placement_type == "COMPACT"
-    assert pool_rules(H200, LEGAL["flex-start"]).placement_type is None

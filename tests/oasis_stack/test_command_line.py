@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ OUTPUTS = {
     "kubeconfig": "{}",
 }
 DIGEST = "sha256:" + "0a" * 32
+DESCRIBED = json.dumps({"image_summary": {"digest": DIGEST}})
 
 
 @dataclass
@@ -74,27 +74,60 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
     made = Programs(answers={"stack output": json.dumps(OUTPUTS), "kubectl version": _kubectl("v1.31.0")})
     monkeypatch.setattr(subprocess, "run", made.run)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
+    for name in ("PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
+        monkeypatch.delenv(name, raising=False)
     return made
 
 
+@dataclass
+class CommandLine:
+    """`python -m oasis_stack` in a folder with a copy of the dev stack."""
+
+    folder: Path
+    programs: Programs
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str) -> int:
+        return command_line.main(arguments, self.folder)
+
+    @property
+    def file(self) -> Path:
+        """The stack's."""
+        return self.folder / "Pulumi.dev.yaml"
+
+    def append(self, lines: str) -> None:
+        with self.file.open("a") as file:
+            file.write(lines)
+
+    def said(self) -> str:
+        """On standard output, since the last look at either."""
+        return self.capsys.readouterr().out
+
+    def complained(self) -> str:
+        """On standard error, since the last look at either."""
+        return self.capsys.readouterr().err
+
+
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A folder with a copy of the dev stack, for the commands that write."""
+def fresh(tmp_path: Path, programs: Programs, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """As after the checkout."""
     shutil.copy(stack_file.find("dev"), tmp_path)
     shutil.copy(stack_file.ROOT / image.LOCK, tmp_path)
-    return tmp_path
+    return CommandLine(tmp_path, programs, capsys)
 
 
 @pytest.fixture
-def project(checkout: Path) -> None:
+def run(fresh: CommandLine) -> CommandLine:
     """The stack has been initialised, as far as the file shows it."""
-    stack_file.fill(checkout / "Pulumi.dev.yaml", ("config", "gcp:project"), "some-project")
+    stack_file.fill(fresh.file, ("config", "gcp:project"), "some-project")
+    return fresh
 
 
-@pytest.fixture
-def run(checkout: Path) -> Callable[..., int]:
-    return lambda *arguments: command_line.main(arguments, checkout)
+def typed(monkeypatch: pytest.MonkeyPatch, text: str, terminal: bool = False) -> None:
+    """Have standard input hold this."""
+    stdin = io.StringIO(text)
+    monkeypatch.setattr(stdin, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdin", stdin)
 
 
 def test_plan_shows_settings_addresses_and_ladder_and_calls_nothing(
@@ -132,31 +165,27 @@ def test_plan_imports_neither_pulumi_engine_nor_cloud_providers() -> None:
     }
 
 
-def test_an_encrypted_key_is_named_and_not_shown(run: Callable[..., int], checkout: Path, capsys: Any) -> None:
-    with (checkout / "Pulumi.dev.yaml").open("a") as file:
-        file.write("  gcp:project: some-project\n  oasis:wandb_api_key:\n    secure: v1:abc\n")
+def test_an_encrypted_key_is_named_and_not_shown(fresh: CommandLine) -> None:
+    fresh.append("  gcp:project: some-project\n  oasis:wandb_api_key:\n    secure: v1:abc\n")
 
-    assert run("plan") == 0
+    assert fresh("plan") == 0
 
-    text = capsys.readouterr().out
+    text = fresh.said()
     assert "(encrypted)" in text and "v1:abc" not in text
 
 
-def test_wrong_settings_end_a_command_before_it_calls_anything(
-    run: Callable[..., int], programs: Programs, checkout: Path, capsys: Any
-) -> None:
-    with (checkout / "Pulumi.dev.yaml").open("a") as file:
-        file.write("  oasis:nmae: x\n")
+def test_wrong_settings_end_a_command_before_it_calls_anything(fresh: CommandLine) -> None:
+    fresh.append("  oasis:nmae: x\n")
 
     for command in ("plan", "preview", "up", "destroy", "destroy-plan", "image"):
-        assert run(command) == 2
-        assert " Did you mean oasis:name?\n" in capsys.readouterr().err
-    assert programs.calls == []
+        assert fresh(command) == 2
+        assert " Did you mean oasis:name?\n" in fresh.complained()
+    assert fresh.programs.calls == []
 
 
-def test_a_stack_without_a_file_ends_with_usage(run: Callable[..., int], capsys: Any) -> None:
-    assert run("plan", "--stack", "prod") == 2
-    assert "Copy Pulumi.dev.yaml to Pulumi.prod.yaml" in capsys.readouterr().err
+def test_a_stack_without_a_file_ends_with_usage(fresh: CommandLine) -> None:
+    assert fresh("plan", "--stack", "prod") == 2
+    assert "Copy Pulumi.dev.yaml to Pulumi.prod.yaml" in fresh.complained()
 
 
 def test_an_unknown_flag_is_answered_with_the_usage_of_the_command_that_was_typed(capsys: Any) -> None:
@@ -169,7 +198,7 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_the_command_that_was_type
 
 
 def test_a_missing_program_is_answered_with_how_to_install_it(
-    run: Callable[..., int], programs: Programs, project: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     hints = {
@@ -184,116 +213,95 @@ def test_a_missing_program_is_answered_with_how_to_install_it(
     }
     for command, expected in hints.items():
         assert run(command) == 1
-        said = capsys.readouterr().err
+        said = run.complained()
         assert all(hint in said for hint in expected), said
-    assert programs.calls == []
+    assert run.programs.calls == []
 
 
-def test_init_makes_bucket_key_and_stack_and_fills_the_file(
-    run: Callable[..., int], programs: Programs, checkout: Path, capsys: Any
-) -> None:
-    programs.answers |= {"describe": 1, "stack export": 1, "get-value project": "some-project\n"}
-    before = (checkout / "Pulumi.dev.yaml").read_text()
+def test_init_makes_bucket_key_and_stack_and_fills_the_file(fresh: CommandLine) -> None:
+    fresh.programs.answers |= {"describe": 1, "stack export": 1, "get-value project": "some-project\n"}
+    before = fresh.file.read_text()
 
-    assert run("init") == 0
+    assert fresh("init") == 0
 
     bucket = "gs://some-project-oasis-state"
-    (made,) = programs.called("buckets create")
+    (made,) = fresh.programs.called("buckets create")
     assert bucket in made and "--uniform-bucket-level-access" in made and "--public-access-prevention" in made
-    assert programs.called(f"buckets update {bucket} --versioning")
-    assert programs.called("kms keyrings create oasis") and programs.called("kms keys create dev --purpose encryption")
-    (stack,) = programs.called("stack init")
+    assert fresh.programs.called(f"buckets update {bucket} --versioning")
+    assert fresh.programs.called("kms keyrings create oasis") and fresh.programs.called(
+        "kms keys create dev --purpose encryption"
+    )
+    (stack,) = fresh.programs.called("stack init")
     key = "projects/some-project/locations/us-central1/keyRings/oasis/cryptoKeys/dev"
     assert stack[-3:] == ["dev", "--secrets-provider", f"gcpkms://{key}"]
-    assert programs.environments[programs.calls.index(stack)]["PULUMI_BACKEND_URL"] == bucket
-    after = (checkout / "Pulumi.dev.yaml").read_text()
+    assert fresh.programs.environments[fresh.programs.calls.index(stack)]["PULUMI_BACKEND_URL"] == bucket
+    after = fresh.file.read_text()
     assert set(after.splitlines()) - set(before.splitlines()) == {
         "  gcp:project: some-project",
         f"  oasis:state_backend: {bucket}",
     }
     assert [line for line in after.splitlines() if line in before.splitlines()] == before.splitlines()
-    assert bucket in capsys.readouterr().out
+    assert bucket in fresh.said()
 
 
-def test_init_again_makes_nothing_and_leaves_the_file_alone(
-    run: Callable[..., int], programs: Programs, checkout: Path
-) -> None:
-    programs.answers |= {"get-value project": "some-project\n"}
-    assert run("init") == 0
-    before = (checkout / "Pulumi.dev.yaml").read_bytes()
-    programs.calls.clear()
+def test_init_again_makes_nothing_and_leaves_the_file_alone(fresh: CommandLine) -> None:
+    fresh.programs.answers |= {"get-value project": "some-project\n"}
+    assert fresh("init") == 0
+    before = fresh.file.read_bytes()
+    fresh.programs.calls.clear()
 
-    assert run("init") == 0
+    assert fresh("init") == 0
 
-    assert (checkout / "Pulumi.dev.yaml").read_bytes() == before
-    assert not [call for call in programs.calls if "create" in call or call[-4:-3] == ["init"]]
+    assert fresh.file.read_bytes() == before
+    assert not [call for call in fresh.programs.calls if "create" in call or call[-4:-3] == ["init"]]
 
 
 @pytest.mark.parametrize("chosen", ["(unset)", "", "My Project"])
-def test_init_without_a_project_makes_nothing(
-    chosen: str, run: Callable[..., int], programs: Programs, capsys: Any
-) -> None:
-    programs.answers |= {"get-value project": chosen}
+def test_init_without_a_project_makes_nothing(fresh: CommandLine, chosen: str) -> None:
+    fresh.programs.answers |= {"get-value project": chosen}
 
-    assert run("init") == 1
+    assert fresh("init") == 1
 
-    assert "gcloud config set project" in capsys.readouterr().err
-    assert not programs.called("enable") and not programs.called("create")
+    assert "gcloud config set project" in fresh.complained()
+    assert not fresh.programs.called("enable") and not fresh.programs.called("create")
 
 
-def test_init_does_not_move_a_stack_to_another_project(
-    run: Callable[..., int], programs: Programs, capsys: Any
-) -> None:
-    assert run("init", "--project", "some-project") == 0
-    assert run("init", "--project", "other-project") == 1
-    assert "names project some-project" in capsys.readouterr().err
+def test_init_does_not_move_a_stack_to_another_project(fresh: CommandLine) -> None:
+    assert fresh("init", "--project", "some-project") == 0
+    assert fresh("init", "--project", "other-project") == 1
+    assert "names project some-project" in fresh.complained()
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [("local", "make demo"), ("my.stack", "letters, digits, _ and -"), ("s" * 64, "1 to 63")],
 )
-def test_init_refuses_a_stack_whose_name_cannot_be(
-    name: str, words: str, run: Callable[..., int], programs: Programs, checkout: Path, capsys: Any
-) -> None:
-    shutil.copy(checkout / "Pulumi.dev.yaml", checkout / f"Pulumi.{name}.yaml")
+def test_init_refuses_a_stack_whose_name_cannot_be(fresh: CommandLine, name: str, words: str) -> None:
+    shutil.copy(fresh.file, fresh.folder / f"Pulumi.{name}.yaml")
 
-    assert run("init", "--stack", name, "--project", "some-project") == 1
+    assert fresh("init", "--stack", name, "--project", "some-project") == 1
 
-    said = capsys.readouterr().err
+    said = fresh.complained()
     assert f"stack {name} " in said and words in said
-    assert programs.calls == []
+    assert fresh.programs.calls == []
 
 
-def test_before_init_the_missing_project_is_all_that_is_said(
-    run: Callable[..., int], programs: Programs, capsys: Any
-) -> None:
+def test_before_init_the_missing_project_is_all_that_is_said(fresh: CommandLine) -> None:
     for command in ("preview", "up", "destroy", "image"):
-        assert run(command) == 2
-        said = capsys.readouterr().err
+        assert fresh(command) == 2
+        said = fresh.complained()
         assert "1 setting needs a change" in said and "gcp:project is missing" in said and "make init" in said
-    assert programs.calls == []
+    assert fresh.programs.calls == []
 
 
 @pytest.mark.parametrize("command", ["preview", "up", "destroy", "image", "restart", "dashboard", "secret"])
-def test_a_passphrase_that_is_missing_is_named_before_pulumi_starts(
-    command: str,
-    run: Callable[..., int],
-    programs: Programs,
-    project: None,
-    checkout: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
-    for name in ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    with (checkout / "Pulumi.dev.yaml").open("a") as file:
-        file.write("encryptionsalt: v1:abc\n")
+def test_a_passphrase_that_is_missing_is_named_before_pulumi_starts(run: CommandLine, command: str) -> None:
+    run.append("encryptionsalt: v1:abc\n")
 
     assert run(command) == 1
 
-    assert "PULUMI_CONFIG_PASSPHRASE_FILE" in capsys.readouterr().err
-    assert not programs.called("pulumi")
+    assert "PULUMI_CONFIG_PASSPHRASE_FILE" in run.complained()
+    assert not run.programs.called("pulumi")
 
 
 @pytest.mark.parametrize(
@@ -305,220 +313,186 @@ def test_a_passphrase_that_is_missing_is_named_before_pulumi_starts(
     ],
 )
 def test_a_passphrase_that_is_given_or_not_needed_is_not_asked_for(
-    given: dict[str, str],
-    written: str,
-    run: Callable[..., int],
-    programs: Programs,
-    project: None,
-    checkout: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: CommandLine, given: dict[str, str], written: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with (checkout / "Pulumi.dev.yaml").open("a") as file:
-        file.write(written)
+    run.append(written)
 
     assert run("up") == 0
 
-    assert programs.calls[-1] == ["pulumi", "--cwd", str(checkout), "up", "--stack", "dev"]
+    assert run.programs.calls[-1] == ["pulumi", "--cwd", str(run.folder), "up", "--stack", "dev"]
 
 
-def test_a_key_that_stands_twice_ends_every_command_with_both_lines_before_anything_is_called(
-    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
-) -> None:
-    path = checkout / "Pulumi.dev.yaml"
+def test_a_key_that_stands_twice_ends_every_command_with_both_lines_before_anything_is_called(run: CommandLine) -> None:
+    path = run.file
     lines = path.read_text().splitlines()
     first = next(index for index, line in enumerate(lines) if line.strip() == "min_nodes: 1")
     path.write_text("\n".join([*lines[: first + 1], "      min_nodes: 2", *lines[first + 1 :]]))
 
     for command in ("plan", "init", "preview", "up", "destroy", "image", "secret", "dashboard", "restart"):
         assert run(command) == 2, command
-        said = capsys.readouterr().err
+        said = run.complained()
         assert f"oasis:cluster.system_pool.min_nodes stands on lines {first + 1} and {first + 2}" in said, command
-    assert not programs.calls
+    assert not run.programs.calls
 
 
-def test_an_exclusion_that_has_passed_is_legal_and_noted(
-    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
-) -> None:
-    path = checkout / "Pulumi.dev.yaml"
+def test_an_exclusion_that_has_passed_is_legal_and_noted(run: CommandLine) -> None:
     for key, value in (("start", "2020-01-01T00:00:00Z"), ("end", "2020-03-01T00:00:00Z")):
-        stack_file.set_value(path, ("config", "oasis:cluster", "maintenance_exclusion", key), value)
+        stack_file.set_value(run.file, ("config", "oasis:cluster", "maintenance_exclusion", key), value)
 
     for command in ("plan", "preview", "up"):
         assert run(command) == 0
-        assert "ended at 2020-03-01T00:00:00Z" in capsys.readouterr().out
+        assert "ended at 2020-03-01T00:00:00Z" in run.said()
 
 
-def test_image_builds_with_cloud_build_and_writes_tag_and_digest(
-    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
-) -> None:
-    programs.answers |= {
-        "images describe": json.dumps({"image_summary": {"digest": DIGEST}}),
+def test_image_builds_with_cloud_build_and_writes_tag_and_digest(run: CommandLine) -> None:
+    run.programs.answers |= {
+        "images describe": DESCRIBED,
         "rev-parse --short HEAD": "abc1234\n",
     }
 
     assert run("image") == 0
 
-    (build,) = programs.called("builds submit")
-    assert build[3] == str(checkout)
+    (build,) = run.programs.called("builds submit")
+    assert build[3] == str(run.folder)
     for option, value in (
-        ("--config", str(checkout / "workloads" / "image" / "cloudbuild.yaml")),
+        ("--config", str(run.folder / "workloads" / "image" / "cloudbuild.yaml")),
         ("--worker-pool", OUTPUTS["image_build_worker_pool"]),
         ("--service-account", f"projects/some-project/serviceAccounts/{OUTPUTS['image_builder']}"),
         ("--gcs-source-staging-dir", "gs://some-project-oasis-build/source"),
         ("--region", "us-central1"),
     ):
         assert build[build.index(option) + 1] == value
-    ray: Any = stack_file.config(checkout / "Pulumi.dev.yaml")["oasis:ray"]
+    ray: Any = stack_file.config(run.file)["oasis:ray"]
     tag = rf"{re.escape(ray['version'])}-\d{{8}}-\d{{6}}-abc1234"
     assert re.fullmatch(rf"{re.escape(OUTPUTS['image_repository'])}/ray:{tag}@{DIGEST}", ray["image"])
     assert f"_TAG={ray['image'].rpartition('@')[0].rpartition(':')[2]}" in " ".join(build)
-    assert programs.called("images describe")[0][5] == ray["image"].rpartition("@")[0]
-    said = capsys.readouterr().out
+    assert run.programs.called("images describe")[0][5] == ray["image"].rpartition("@")[0]
+    said = run.said()
     assert said.index("pulumi up -s dev") < said.index("restart --stack dev")
     assert run("plan") == 0
 
 
-def test_an_image_of_another_ray_than_the_locked_one_is_not_built(
-    run: Callable[..., int], programs: Programs, project: None, checkout: Path, capsys: Any
-) -> None:
-    stack_file.set_value(checkout / "Pulumi.dev.yaml", ("config", "oasis:ray", "version"), "2.99.0")
+def test_an_image_of_another_ray_than_the_locked_one_is_not_built(run: CommandLine) -> None:
+    stack_file.set_value(run.file, ("config", "oasis:ray", "version"), "2.99.0")
 
     assert run("image") == 1
 
-    said = capsys.readouterr().err
+    said = run.complained()
     assert "oasis:ray.version is 2.99.0" in said and image.LOCK in said
-    assert programs.calls == []
+    assert run.programs.calls == []
 
 
-def test_an_unpacked_archive_without_a_commit_is_tagged_by_time_alone(
-    run: Callable[..., int], programs: Programs, project: None, checkout: Path
-) -> None:
-    programs.answers |= {"images describe": json.dumps({"image_summary": {"digest": DIGEST}}), "rev-parse": 128}
+def test_an_unpacked_archive_without_a_commit_is_tagged_by_time_alone(run: CommandLine) -> None:
+    run.programs.answers |= {"images describe": DESCRIBED, "rev-parse": 128}
 
     assert run("image") == 0
 
-    ray: Any = stack_file.config(checkout / "Pulumi.dev.yaml")["oasis:ray"]
+    ray: Any = stack_file.config(run.file)["oasis:ray"]
     assert re.search(r":2\.\d+\.\d+-\d{8}-\d{6}@sha256:", ray["image"])
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman"])
-def test_image_builds_locally_without_the_token_in_an_argument(
-    builder: str, run: Callable[..., int], programs: Programs, project: None, checkout: Path
-) -> None:
+def test_image_builds_locally_without_the_token_in_an_argument(run: CommandLine, builder: str) -> None:
     reference = f"{OUTPUTS['image_repository']}/ray@{DIGEST}"
-    programs.answers |= {"print-access-token": "t0ken\n", "image inspect": json.dumps(["other@sha256:1", reference])}
+    run.programs.answers |= {
+        "print-access-token": "t0ken\n",
+        "image inspect": json.dumps(["other@sha256:1", reference]),
+    }
 
     assert run("image", "--builder", builder) == 0
 
-    assert not [call for call in programs.calls if "t0ken" in " ".join(call)]
-    login = programs.called(f"{builder} login")[0]
-    assert programs.stdin[programs.calls.index(login)] == "t0ken"
-    build = programs.called(f"{builder} build")[0]
-    assert build[build.index("--file") + 1] == str(checkout / "workloads" / "image" / "Dockerfile")
-    assert build[-1] == str(checkout)
+    assert not [call for call in run.programs.calls if "t0ken" in " ".join(call)]
+    login = run.programs.called(f"{builder} login")[0]
+    assert run.programs.stdin[run.programs.calls.index(login)] == "t0ken"
+    build = run.programs.called(f"{builder} build")[0]
+    assert build[build.index("--file") + 1] == str(run.folder / "workloads" / "image" / "Dockerfile")
+    assert build[-1] == str(run.folder)
     # What GKE's nodes run, whatever machine builds.
     assert build[build.index("--platform") + 1] == "linux/amd64"
-    ray: Any = stack_file.config(checkout / "Pulumi.dev.yaml")["oasis:ray"]
+    ray: Any = stack_file.config(run.file)["oasis:ray"]
     tagged, _, digest = ray["image"].partition("@")
-    assert programs.called(f"{builder} push")[0][-1] == tagged == build[build.index("--tag") + 1]
+    assert run.programs.called(f"{builder} push")[0][-1] == tagged == build[build.index("--tag") + 1]
     assert digest == DIGEST
 
 
 @pytest.mark.parametrize("failing", ["builds submit", "images describe"])
-def test_a_build_that_fails_writes_nothing(
-    failing: str, run: Callable[..., int], programs: Programs, project: None, checkout: Path
-) -> None:
-    before = (checkout / "Pulumi.dev.yaml").read_bytes()
-    programs.answers |= {"images describe": json.dumps({"image_summary": {"digest": DIGEST}}), failing: 1}
+def test_a_build_that_fails_writes_nothing(run: CommandLine, failing: str) -> None:
+    before = run.file.read_bytes()
+    run.programs.answers |= {"images describe": DESCRIBED, failing: 1}
 
     assert run("image") == 1
 
-    assert (checkout / "Pulumi.dev.yaml").read_bytes() == before
+    assert run.file.read_bytes() == before
 
 
-def test_image_before_the_first_up_says_so(
-    run: Callable[..., int], programs: Programs, project: None, capsys: Any
-) -> None:
-    programs.answers["stack output"] = json.dumps({"project": "some-project"})
+def test_image_before_the_first_up_says_so(run: CommandLine) -> None:
+    run.programs.answers["stack output"] = json.dumps({"project": "some-project"})
     assert run("image") == 1
-    assert "pulumi up -s dev" in capsys.readouterr().err
+    assert "pulumi up -s dev" in run.complained()
 
 
-def test_a_secret_travels_by_standard_input_alone(
-    run: Callable[..., int], programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hunter2\n"))
+def test_a_secret_travels_by_standard_input_alone(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, "hunter2\n")
 
     assert run("secret") == 0
 
-    (add,) = programs.called("secrets versions add")
+    (add,) = run.programs.called("secrets versions add")
     assert add[-4:] == ["--project", "some-project", "--data-file", "-"] and "oasis-wandb" in add
-    assert programs.stdin[programs.calls.index(add)] == "hunter2"
-    said = capsys.readouterr()
-    assert "hunter2" not in said.out + said.err + json.dumps(programs.calls) + json.dumps(programs.environments)
+    assert run.programs.stdin[run.programs.calls.index(add)] == "hunter2"
+    said = run.capsys.readouterr()
+    assert "hunter2" not in said.out + said.err + json.dumps(run.programs.calls) + json.dumps(run.programs.environments)
 
 
 @pytest.mark.parametrize("value", ["", "\n", "one\ntwo\n"])
-def test_a_secret_that_is_no_line_is_not_stored(
-    value: str, run: Callable[..., int], programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(value))
+def test_a_secret_that_is_no_line_is_not_stored(run: CommandLine, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, value)
     assert run("secret") == 1
-    assert not programs.called("versions add")
+    assert not run.programs.called("versions add")
 
 
-def test_a_failing_program_says_why_without_the_secret(
-    run: Callable[..., int], programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    programs.answers["versions add"] = 1
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hunter2"))
+def test_a_failing_program_says_why_without_the_secret(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.programs.answers["versions add"] = 1
+    typed(monkeypatch, "hunter2")
 
     assert run("secret") == 1
 
-    said = capsys.readouterr().err
+    said = run.complained()
     assert "it broke" in said and "hunter2" not in said
 
 
-def test_the_dashboard_is_forwarded_with_the_stacks_own_kubeconfig(run: Callable[..., int], programs: Programs) -> None:
+def test_the_dashboard_is_forwarded_with_the_stacks_own_kubeconfig(run: CommandLine) -> None:
     assert run("dashboard") == 0
 
-    assert programs.calls[-1] == OUTPUTS["ray_dashboard_command"].split()
-    kubeconfig = programs.environments[-1]["KUBECONFIG"]
+    assert run.programs.calls[-1] == OUTPUTS["ray_dashboard_command"].split()
+    kubeconfig = run.programs.environments[-1]["KUBECONFIG"]
     assert kubeconfig != os.environ.get("KUBECONFIG") and not Path(kubeconfig).exists()
 
 
-def test_a_kubectl_whose_port_forward_would_hang_is_named_before_it_does(
-    run: Callable[..., int], programs: Programs, capsys: Any
-) -> None:
-    programs.answers["kubectl version"] = _kubectl("v1.30.9-gke.1")
+def test_a_kubectl_whose_port_forward_would_hang_is_named_before_it_does(run: CommandLine) -> None:
+    run.programs.answers["kubectl version"] = _kubectl("v1.30.9-gke.1")
 
     assert run("dashboard") == 1
 
-    said = capsys.readouterr().err
+    said = run.complained()
     assert "kubectl is v1.30.9-gke.1" in said and "1.31 or later" in said and "gcloud components install" in said
-    assert not programs.called("port-forward")
+    assert not run.programs.called("port-forward")
 
 
-def test_destroy_first_lists_what_runs_and_what_stays(
-    run: Callable[..., int], programs: Programs, checkout: Path, capsys: Any
-) -> None:
-    stack_file.fill(checkout / "Pulumi.dev.yaml", ("config", "gcp:project"), "some-project")
+def test_destroy_first_lists_what_runs_and_what_stays(run: CommandLine) -> None:
     job = {"kind": "RayJob", "metadata": {"namespace": "ray", "name": "mine"}}
     inner = {"kind": "Service", "metadata": {"namespace": "ray", "name": "inner"}, "spec": {"type": "ClusterIP"}}
     outer = {"kind": "Service", "metadata": {"namespace": "ray", "name": "outer"}, "spec": {"type": "LoadBalancer"}}
     gpu = {"metadata": {"labels": {"cloud.google.com/gke-accelerator": "nvidia-h200-141gb"}}}
-    programs.answers |= {
+    run.programs.answers |= {
         "kubectl get": json.dumps({"items": [job, inner, outer]}),
         "kubectl get nodes": json.dumps({"items": [gpu, {"metadata": {"labels": {}}}]}),
     }
 
     assert run("destroy-plan") == 0
-    listed = capsys.readouterr().out
-    assert not programs.called("pulumi --cwd") or not programs.called(" destroy ")
+    listed = run.said()
+    assert not run.programs.called("pulumi --cwd") or not run.programs.called(" destroy ")
     assert run("destroy", "--yes") == 0
 
     assert "RayJob ray/mine" in listed and "Service ray/outer" in listed and "ray/inner" not in listed
@@ -526,7 +500,7 @@ def test_destroy_first_lists_what_runs_and_what_stays(
     stays = [line for line in listed.partition("Stays:")[2].splitlines() if ".keep)" in line]
     assert len(stays) == 3 and all(line.endswith("set adopt: true in its section for the next up") for line in stays)
     assert "gs://some-project-oasis-data" in listed and "gs://some-project-oasis-runs" in listed
-    assert programs.calls[-1] == ["pulumi", "--cwd", str(checkout), "destroy", "--stack", "dev", "--yes"]
+    assert run.programs.calls[-1] == ["pulumi", "--cwd", str(run.folder), "destroy", "--stack", "dev", "--yes"]
 
 
 HEAD = {
@@ -546,85 +520,70 @@ def ray_pods(programs: Programs) -> list[str]:
 
 
 def test_restart_lists_pods_and_jobs_and_then_deletes_the_pods_of_that_cluster_alone(
-    run: Callable[..., int], programs: Programs, ray_pods: list[str], capsys: Any
+    run: CommandLine, ray_pods: list[str]
 ) -> None:
     assert run("restart", "--yes") == 0
 
-    said = capsys.readouterr().out
+    said = run.said()
     assert "head oasis-head-1, Running, image old@sha256:1" in said
     assert "raysubmit_1 RUNNING python -m workloads train" in said
-    assert programs.calls[-1] == ray_pods
-    assert programs.called("kubectl exec")[0][2:5] == ["--namespace", "ray", "oasis-head-1"]
-    assert all(environment["KUBECONFIG"] for environment in programs.environments[-3:])
+    assert run.programs.calls[-1] == ray_pods
+    assert run.programs.called("kubectl exec")[0][2:5] == ["--namespace", "ray", "oasis-head-1"]
+    assert all(environment["KUBECONFIG"] for environment in run.programs.environments[-3:])
 
 
 @pytest.mark.parametrize(("terminal", "answer", "status"), [(True, "", 0), (True, "no", 0), (False, "y", 1)])
 def test_restart_deletes_nothing_without_consent(
-    terminal: bool,
-    answer: str,
-    status: int,
-    run: Callable[..., int],
-    programs: Programs,
-    ray_pods: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
+    run: CommandLine, terminal: bool, answer: str, status: int, ray_pods: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stdin = io.StringIO(answer)  # the first ends without a line, as Ctrl-D does
-    monkeypatch.setattr(stdin, "isatty", lambda: terminal)
-    monkeypatch.setattr(sys, "stdin", stdin)
+    typed(monkeypatch, answer, terminal)  # the first ends without a line, as Ctrl-D does
 
     assert run("restart") == status
 
-    said = capsys.readouterr()
-    assert "nothing was deleted" in said.out + said.err and ray_pods not in programs.calls
+    said = run.capsys.readouterr()
+    assert "nothing was deleted" in said.out + said.err and ray_pods not in run.programs.calls
     assert terminal or "--yes" in said.err
 
 
 def test_restart_asks_on_a_terminal_and_needs_no_answer_of_the_head(
-    run: Callable[..., int], programs: Programs, ray_pods: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    run: CommandLine, ray_pods: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs.answers["kubectl exec"] = 1
-    stdin = io.StringIO("y\n")
-    monkeypatch.setattr(stdin, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stdin", stdin)
+    run.programs.answers["kubectl exec"] = 1
+    typed(monkeypatch, "y\n", terminal=True)
 
     assert run("restart") == 0
 
-    assert "not known" in capsys.readouterr().out
-    assert programs.calls[-1] == ray_pods
+    assert "not known" in run.said()
+    assert run.programs.calls[-1] == ray_pods
 
 
-def test_restart_without_pods_deletes_nothing(run: Callable[..., int], programs: Programs, capsys: Any) -> None:
-    programs.answers["kubectl get pods"] = json.dumps({"items": []})
+def test_restart_without_pods_deletes_nothing(run: CommandLine) -> None:
+    run.programs.answers["kubectl get pods"] = json.dumps({"items": []})
 
     assert run("restart") == 0
 
-    assert "has no pods" in capsys.readouterr().out and not programs.called("kubectl delete")
+    assert "has no pods" in run.said() and not run.programs.called("kubectl delete")
 
 
-def test_destroy_goes_on_when_the_cluster_does_not_answer(
-    run: Callable[..., int], programs: Programs, checkout: Path, capsys: Any
-) -> None:
-    stack_file.fill(checkout / "Pulumi.dev.yaml", ("config", "gcp:project"), "some-project")
-    programs.answers["kubectl get"] = 1
+def test_destroy_goes_on_when_the_cluster_does_not_answer(run: CommandLine) -> None:
+    run.programs.answers["kubectl get"] = 1
 
     assert run("destroy") == 0
 
-    assert "not known" in capsys.readouterr().out
-    assert programs.calls[-1][3] == "destroy"
+    assert "not known" in run.said()
+    assert run.programs.calls[-1][3] == "destroy"
 
 
 def test_pulumi_uses_the_backend_of_the_stack_file_unless_the_caller_names_one(
-    run: Callable[..., int], programs: Programs, checkout: Path, monkeypatch: pytest.MonkeyPatch
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for keys, value in ((("config", "gcp:project"), "some-project"), (("config", "oasis:state_backend"), "gs://ours")):
-        stack_file.fill(checkout / "Pulumi.dev.yaml", keys, value)
+    stack_file.fill(run.file, ("config", "oasis:state_backend"), "gs://ours")
 
     assert run("up") == 0
-    assert programs.environments[-1]["PULUMI_BACKEND_URL"] == "gs://ours"
+    assert run.programs.environments[-1]["PULUMI_BACKEND_URL"] == "gs://ours"
     monkeypatch.setenv("PULUMI_BACKEND_URL", "file:///theirs")
     assert run("preview") == 0
-    assert programs.environments[-1]["PULUMI_BACKEND_URL"] == "file:///theirs"
+    assert run.programs.environments[-1]["PULUMI_BACKEND_URL"] == "file:///theirs"
 
 
 COMMANDS = ("plan", "init", "preview", "up", "destroy", "destroy-plan", "image", "restart", "secret", "dashboard")
@@ -647,22 +606,20 @@ def test_the_help_of_a_command_says_what_it_needs(command: str, capsys: Any) -> 
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
-def test_the_build_files_take_what_the_command_gives(
-    run: Callable[..., int], programs: Programs, project: None
-) -> None:
+def test_the_build_files_take_what_the_command_gives(run: CommandLine) -> None:
     folder = stack_file.ROOT / image.FOLDER
-    programs.answers |= {
-        "images describe": json.dumps({"image_summary": {"digest": DIGEST}}),
+    run.programs.answers |= {
+        "images describe": DESCRIBED,
         "image inspect": json.dumps([f"{OUTPUTS['image_repository']}/ray@{DIGEST}"]),
     }
     assert run("image") == 0
     assert run("image", "--builder", "docker") == 0
 
-    submitted = programs.called("builds submit")[0]
+    submitted = run.programs.called("builds submit")[0]
     given = {pair.partition("=")[0] for pair in submitted[submitted.index("--substitutions") + 1].split(",")}
     wanted = set(re.findall(r"\$\{(_[A-Z_]+)\}", (folder / "cloudbuild.yaml").read_text()))
     assert given == wanted
-    built = programs.called("docker build")[0]
+    built = run.programs.called("docker build")[0]
     arguments = {value.partition("=")[0] for option, value in itertools.pairwise(built) if option == "--build-arg"}
     dockerfile = (folder / "Dockerfile").read_text()
     # But for the base image, which Dockerfile itself names.

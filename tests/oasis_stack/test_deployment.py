@@ -6,10 +6,10 @@ import pulumi
 import pulumi_gcp as gcp
 import pytest
 
-from tests.support.deployment import Deploy
+from tests.support.deployment import deploy
 
 
-def test_a_program_is_drained_and_its_dependencies_secrets_and_exports_are_kept(deploy: Deploy) -> None:
+def test_a_program_is_drained_and_its_dependencies_secrets_and_exports_are_kept() -> None:
     class Pair(pulumi.ComponentResource):
         def __init__(self, name: str) -> None:
             super().__init__("test:index:Pair", name, None)
@@ -33,7 +33,7 @@ def test_a_program_is_drained_and_its_dependencies_secrets_and_exports_are_kept(
     assert seen.exports == {"size": 3, "key": "hidden"} and seen.secret_exports == {"key"}
 
 
-def test_a_failing_apply_fails_the_test(deploy: Deploy) -> None:
+def test_a_failing_apply_fails_the_test() -> None:
     def program() -> None:
         def check(_: str) -> None:
             raise RuntimeError("seen in apply")
@@ -44,7 +44,7 @@ def test_a_failing_apply_fails_the_test(deploy: Deploy) -> None:
         deploy(program)
 
 
-def test_a_resource_made_in_an_apply_of_an_id_is_missing_from_the_preview_as_in_a_real_one(deploy: Deploy) -> None:
+def test_a_resource_made_in_an_apply_of_an_id_is_missing_from_the_preview_as_in_a_real_one() -> None:
     def program() -> None:
         gcp.compute.Network("network").id.apply(lambda _: gcp.compute.Address("late"))
 
@@ -52,7 +52,7 @@ def test_a_resource_made_in_an_apply_of_an_id_is_missing_from_the_preview_as_in_
     assert {r.name for r in deploy(program, preview=True)} == {"network"}
 
 
-def test_two_resources_of_one_type_and_name_are_refused(deploy: Deploy) -> None:
+def test_two_resources_of_one_type_and_name_are_refused() -> None:
     def program() -> None:
         gcp.compute.Address("a")
         gcp.compute.Address("a")
@@ -61,7 +61,7 @@ def test_two_resources_of_one_type_and_name_are_refused(deploy: Deploy) -> None:
         deploy(program)
 
 
-def test_a_mistyped_key_of_a_dictionary_is_refused(deploy: Deploy) -> None:
+def test_a_mistyped_key_of_a_dictionary_is_refused() -> None:
     def program() -> None:
         mistyped: Any = {"enable_private_nodez": True}
         gcp.container.NodePool("pool", cluster="c", network_config=mistyped)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.deployment import Deployment, Registered
-from tests.support.deployment import deploy as run_under_mocks
 from tests.support.pages import section
-from tests.support.program import program
+from tests.support.program import stack
 from tests.support.setting_examples import HUB_TOKEN, KMS_KEY
 from tests.support.stacks import changed
 
@@ -82,7 +81,7 @@ def everything() -> Deployment:
     config = changed("oasis:network.proxy_only", True, config)
     config = changed("oasis:registry", {"docker_hub": HUB_LOGIN}, config)
     balanced = {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.200.0.0/16"]}
-    return run_under_mocks(program, changed("oasis:ray", balanced, config))
+    return stack(changed("oasis:ray", balanced, config))
 
 
 def rows() -> list[list[str]]:
@@ -103,11 +102,11 @@ def written() -> list[Grant]:
     return found
 
 
-def granted(stack: Deployment) -> list[Grant]:
+def granted(deployed: Deployment) -> list[Grant]:
     """What the program grants, in the table's words."""
     return [
-        Grant(_subject(found), found.inputs["role"], _place(found), _waits(stack, found))
-        for found in stack
+        Grant(_subject(found), found.inputs["role"], _place(found), _waits(deployed, found))
+        for found in deployed
         if found.type.lower().endswith("iammember")
     ]
 
@@ -137,8 +136,8 @@ def _place(grant: Registered) -> str:
     return "the key of `cluster.secrets_encryption_key`" if "cryptoKeyId" in inputs else "project"
 
 
-def _waits(stack: Deployment, grant: Registered) -> str:
-    waiting = {found.type for found in stack if grant.urn in stack.created_before(found)}
+def _waits(deployed: Deployment, grant: Registered) -> str:
+    waiting = {found.type for found in deployed if grant.urn in deployed.created_before(found)}
     if CLUSTER in waiting:
         return "the cluster"
     assert NODE_POOL not in waiting

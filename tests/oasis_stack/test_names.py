@@ -50,7 +50,3 @@ def test_pool_names_leave_room_for_pulumis_suffix_and_tell_reservations_apart() 
     assert len(set(found)) == len(found)
     assert all(re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(name) <= 40 - 8 for name in found)
     assert [names.pool(mode, None) for mode in ("flex-start", "spot")] == ["gpu-flex-start", "gpu-spot"]
-
-
-def test_device_networks_stand_in_interface_order() -> None:
-    assert names.device_networks(8) == ("gvnic-1", *(f"rdma-{nic}" for nic in range(8)))

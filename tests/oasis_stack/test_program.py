@@ -20,25 +20,27 @@ from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts.problem import config_key
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import known_keys
-from tests.support.deployment import Deploy, Deployment, Registered
-from tests.support.deployment import deploy as run_under_mocks
-from tests.support.program import at, program
+from tests.support.deployment import Deployment, Registered
+from tests.support.program import at, stack
 from tests.support.setting_examples import (
     ALONE,
     BUCKET,
+    CLASS,
     CLUSTER,
     EXAMPLES,
     GPU_GROUP,
+    GPU_POOL,
     IMAGES,
     KMS_KEY,
     LADDER,
     NOT_IN_THE_CLOUD,
+    RAY,
     SUBNET,
+    SYSTEM_POOL,
+    everything_changed,
 )
 from tests.support.stacks import FULL, changed
 from workloads.environment import MAX_RUN_VARIABLE, ClusterEnvironment
-
-SECRET_KEYS = frozenset({"oasis:wandb_api_key"})
 
 EXPORTS = {
     *(field.name for field in fields(ClusterEnvironment)),
@@ -50,14 +52,14 @@ EXPORTS = {
 # hashicorp/terraform-provider-google (2026-08-21), resource_container_cluster.go, resource_compute_network.go and
 # resource_compute_subnetwork.go.
 REPLACING: dict[tuple[str, str], tuple[str, ...]] = {
-    ("gcp:container/cluster:Cluster", "cluster"): (
+    CLUSTER: (
         *("name", "project", "location", "network", "subnetwork", "networkingMode", "datapathProvider"),
         *("enableMultiNetworking", "defaultMaxPodsPerNode", "privateClusterConfig.masterIpv4CidrBlock"),
         *("ipAllocationPolicy.clusterSecondaryRangeName", "ipAllocationPolicy.servicesSecondaryRangeName"),
         *("ipAllocationPolicy.stackType", "enableAutopilot", "enableKubernetesAlpha", "clusterIpv4Cidr"),
     ),
     ("gcp:compute/network:Network", "network"): ("name", "project", "autoCreateSubnetworks", "networkProfile"),
-    ("gcp:compute/subnetwork:Subnetwork", "network-nodes"): (
+    SUBNET: (
         *("name", "project", "region", "network", "ipCidrRange", "purpose"),
         *("secondaryIpRanges[0].rangeName", "secondaryIpRanges[1].rangeName"),
         *("secondaryIpRanges[0].ipCidrRange", "secondaryIpRanges[1].ipCidrRange"),
@@ -68,34 +70,11 @@ MAY_REPLACE = {"project", "region", "name", "network.primary_block", "network.po
 """The few settings that may: where the cluster is, and the ranges under it."""
 
 
-def everything_changed(but: set[str]) -> dict[str, Any]:
-    """Every example at once, but for some settings."""
-    config = changed("oasis:gpu.capacity", LADDER)
-    for key, example in EXAMPLES.items():
-        if key not in but | ALONE and not key.startswith("gpu.capacity"):
-            config = changed(config_key(key), example.value, config)
-    return config
-
-
-@pytest.fixture(scope="module")
-def full() -> Deployment:
-    """The stack with every component, by its defaults."""
-    return run_under_mocks(program, FULL)
-
-
-@pytest.fixture(scope="module")
-def other() -> Deployment:
-    """The same with every setting changed."""
-    return run_under_mocks(program, everything_changed(but=set()), secrets=SECRET_KEYS)
-
-
 _RENDER = """
 import json
-from tests.support.deployment import deploy
-from tests.support.program import program
-from tests.support.stacks import FULL
+from tests.support.program import stack
 
-deployment = deploy(program, FULL)
+deployment = stack()
 resources = sorted((vars(found) for found in deployment), key=lambda found: (found["type"], found["name"]))
 print(json.dumps([resources, deployment.exports], default=sorted))
 """
@@ -118,8 +97,8 @@ def test_what_is_registered_does_not_depend_on_the_order_of_sets() -> None:
     assert first == second
 
 
-def test_preview_shows_what_an_update_does(deploy: Deploy, full: Deployment) -> None:
-    preview = deploy(program, FULL, preview=True)
+def test_preview_shows_what_an_update_does(full: Deployment) -> None:
+    preview = stack(FULL, preview=True)
 
     def outline(deployment: Deployment) -> dict[tuple[str, str], tuple[Any, ...]]:
         return {
@@ -151,26 +130,16 @@ def test_every_setting_reaches_the_resource_it_names(key: str, full: Deployment,
     assert not before or at(before[0], example.path) != example.shown
 
 
-def test_another_machine_type_reaches_its_pools_and_has_no_rdma(deploy: Deploy) -> None:
-    example = EXAMPLES["gpu.machine_type"]
-    stack = deploy(program, changed("oasis:gpu.machine_type", example.value))
-
-    assert at(stack.get(*example.resource), example.path) == example.shown
-    assert not stack.of_type("oasis:index:RdmaNetwork") + stack.of_type("oasis:index:DeviceNetworks")
-    assert not at(stack.get(*example.resource), "networkConfig.additionalNodeNetworkConfigs")
-    assert (stack.exports["rdma_nics"], stack.exports["gpus_per_node"]) == ("0", "1")
-
-
 def test_the_exports_are_exactly_the_documented_ones(full: Deployment, other: Deployment) -> None:
     assert set(full.exports) == set(other.exports) == EXPORTS
 
 
 def test_the_config_map_says_what_the_exports_say(full: Deployment, other: Deployment) -> None:
-    for stack in (full, other):
-        data = stack.get("kubernetes:core/v1:ConfigMap", "ray").inputs["data"]
-        assert data == {name: stack.exports[name] for name in data}
+    for deployed in (full, other):
+        data = deployed.get("kubernetes:core/v1:ConfigMap", "ray").inputs["data"]
+        assert data == {name: deployed.exports[name] for name in data}
         read = ClusterEnvironment.from_mapping(data)
-        assert read == ClusterEnvironment.from_mapping(stack.exports)
+        assert read == ClusterEnvironment.from_mapping(deployed.exports)
         assert read.gpus_per_node == 8
 
 
@@ -202,20 +171,18 @@ def replaced(before: Deployment, after: Deployment) -> set[tuple[str, str]]:
     }
 
 
-def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment, deploy: Deploy) -> None:
+def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment) -> None:
     # The zone is looked at below: another one of the same region has no H200. A key must be in the cluster's region.
     rest = everything_changed(but=MAY_REPLACE | {"zone", "wandb_api_key"})
     key = KMS_KEY.replace(str(EXAMPLES["region"].value), FULL["oasis:region"])
 
-    assert replaced(full, deploy(program, changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
+    assert replaced(full, stack(changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
 
 
 @pytest.mark.thorough
-def test_another_zone_of_the_region_does_not_replace_the_cluster(deploy: Deploy) -> None:
+def test_another_zone_of_the_region_does_not_replace_the_cluster() -> None:
     config = changed("oasis:gpu.machine_type", "g2-standard-12")
-    before, after = (
-        deploy(program, changed("oasis:zone", zone, config)) for zone in ("us-central1-a", "us-central1-b")
-    )
+    before, after = (stack(changed("oasis:zone", zone, config)) for zone in ("us-central1-a", "us-central1-b"))
 
     assert at(before.get(*CLUSTER), "nodeLocations") != at(after.get(*CLUSTER), "nodeLocations")
     assert replaced(before, after) == set()
@@ -234,23 +201,19 @@ def test_another_zone_of_the_region_does_not_replace_the_cluster(deploy: Deploy)
         ("network.pods_block", {"ipAllocationPolicy.clusterSecondaryRangeName"}),
     ],
 )
-def test_a_new_place_or_range_does_replace_it(
-    key: str, differences: set[str], full: Deployment, deploy: Deploy
-) -> None:
+def test_a_new_place_or_range_does_replace_it(key: str, differences: set[str], full: Deployment) -> None:
     config = changed(config_key(key), EXAMPLES[key].value)
-    stack = deploy(program, changed("oasis:zone", EXAMPLES["zone"].value, config) if key == "region" else config)
+    moved = stack(changed("oasis:zone", EXAMPLES["zone"].value, config) if key == "region" else config)
 
-    found = {path for name, path in replaced(full, stack) if name == CLUSTER[1]}
+    found = {path for name, path in replaced(full, moved) if name == CLUSTER[1]}
     # Project and region also stand in the paths of network and subnet.
     assert found - {"network", "subnetwork"} == differences
     # The old one goes first: it holds the ranges, and the control plane's /28, that its successor takes.
-    assert stack.get(*CLUSTER).delete_before_replace
-    assert stack.get(*SUBNET).delete_before_replace
+    assert moved.get(*CLUSTER).delete_before_replace
+    assert moved.get(*SUBNET).delete_before_replace
 
 
-def test_wrong_settings_end_the_program_before_it_registers_anything(
-    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_settings_end_the_program_before_it_registers_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[str] = []
 
     def remember(self: pulumi.Resource, kind: str, name: str, *_: object, **__: object) -> None:
@@ -259,89 +222,93 @@ def test_wrong_settings_end_the_program_before_it_registers_anything(
     monkeypatch.setattr(pulumi.Resource, "__init__", remember)
     # RunError is the one exception whose text Pulumi shows without a traceback.
     with pytest.raises(pulumi.RunError, match="oasis:zone"):
-        deploy(program, changed("oasis:zone", "us-central1-f"))
+        stack(changed("oasis:zone", "us-central1-f"))
     assert [one for one in registered if "pulumi:pulumi:Stack" not in one] == []
 
 
-def components_of(stack: Deployment) -> list[Registered]:
-    return [found for found in stack if found.type.startswith("oasis:index:")]
+def components_of(deployed: Deployment) -> list[Registered]:
+    return [found for found in deployed if found.type.startswith("oasis:index:")]
 
 
-@pytest.mark.parametrize("stack", ["full", "other"])
-def test_every_resource_has_a_component_for_a_parent(stack: str, request: pytest.FixtureRequest) -> None:
-    deployment: Deployment = request.getfixturevalue(stack)
-    parents = {component.urn for component in components_of(deployment)}
-
-    assert {found.name for found in deployment if found.parent not in parents} == {
-        component.name for component in components_of(deployment)
-    }
+def test_every_resource_has_a_component_for_a_parent(full: Deployment, other: Deployment) -> None:
+    for deployed in (full, other):
+        components_ = {component.urn: component.name for component in components_of(deployed)}
+        orphans = {found.name for found in deployed if found.parent not in components_}
+        assert orphans == set(components_.values())
 
 
 def test_a_component_gives_exactly_the_outputs_it_declares(full: Deployment, other: Deployment) -> None:
-    for stack in (full, other):
-        for found in components_of(stack):
+    for deployed in (full, other):
+        for found in components_of(deployed):
             declared = vars(getattr(components, found.type.rpartition(":")[2]))["__annotations__"]
             assert set(found.outputs) == {name for name in declared if name != "APIS"}, found.type
 
 
+def test_the_outputs_of_a_component_name_what_it_made(full: Deployment) -> None:
+    registry = {
+        "image_repository": full.exports["image_repository"],
+        "docker_index": full.exports["docker_index"],
+        "docker_mirror": "us-central1-docker.pkg.dev/some-project/oasis-docker-remote",
+        "python_index_url": full.exports["python_index_url"],
+        "repository_id": "oasis-docker",
+        "docker_index_id": "oasis-docker-virtual",
+        "docker_mirror_id": "oasis-docker-remote",
+        "python_index_id": "oasis-python-virtual",
+    }
+    for name, outputs in {
+        "ArtifactRegistry": registry,
+        "KubeRay": {"release_name": "kuberay-operator"},
+        "ComputeClass": {"class_name": "h200"},
+        "RayCluster": {"ray_namespace": "ray", "ray_cluster_name": "oasis"},
+    }.items():
+        assert full.only(f"oasis:index:{name}").outputs == outputs
+    bucket = full.get("oasis:index:Bucket", "runs").outputs
+    assert bucket == {"bucket_name": "some-project-oasis-runs", "uri": full.exports["runs_uri"]}
+    assert full.only("oasis:index:ApiKeySecret").outputs == {"secret_id": full.exports["wandb_secret"]}
+
+
 def test_every_api_that_a_component_or_resource_needs_is_enabled(full: Deployment, other: Deployment) -> None:
-    for stack in (full, other):
-        enabled = {found.inputs["service"] for found in stack.of_type("gcp:projects/service:Service")}
-        assert {ROWS[found.type].api for found in stack if found.type.startswith("gcp:")} - {""} <= enabled
-        for found in components_of(stack):
+    for deployed in (full, other):
+        enabled = {found.inputs["service"] for found in deployed.of_type("gcp:projects/service:Service")}
+        assert {ROWS[found.type].api for found in deployed if found.type.startswith("gcp:")} - {""} <= enabled
+        for found in components_of(deployed):
             assert set(getattr(components, found.type.rpartition(":")[2]).APIS) <= enabled, found.type
 
 
 def test_everything_in_google_cloud_comes_after_the_apis(full: Deployment, other: Deployment) -> None:
-    for stack in (full, other):
-        services = {found.urn for found in stack.of_type("gcp:projects/service:Service")}
-        for found in stack:
+    for deployed in (full, other):
+        services = {found.urn for found in deployed.of_type("gcp:projects/service:Service")}
+        for found in deployed:
             if found.type.startswith("gcp:") and found.urn not in services:
-                assert services <= stack.created_before(found), found.name
+                assert services <= deployed.created_before(found), found.name
 
+
+WORKLOADS_GONE = ("pulumi-python:dynamic/wait:WorkloadsGone", "ray")
+NETWORK_FREE = ("pulumi-python:dynamic/wait:NetworkFree", "network")
+KUBERAY = ("kubernetes:helm.sh/v3:Release", "kuberay")
+DEVICE, PARAMETERS = "kubernetes:networking.gke.io/v1:Network", "kubernetes:networking.gke.io/v1:GKENetworkParamSet"
 
 # What is deleted first, and what it would otherwise be missing or in the way of. Deletion is creation in reverse.
 DELETED_FIRST = [
-    (("kubernetes:ray.io/v1:RayCluster", "ray"), ("pulumi-python:dynamic/wait:WorkloadsGone", "ray")),
-    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:helm.sh/v3:Release", "kuberay")),
-    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:core/v1:Namespace", "ray")),
+    (RAY, WORKLOADS_GONE),
+    (WORKLOADS_GONE, KUBERAY),
+    (WORKLOADS_GONE, ("kubernetes:core/v1:Namespace", "ray")),
     # Users' Ray objects, which only the waiter knows, have pods on GPU nodes.
-    (
-        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
-        ("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class"),
-    ),
-    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("kubernetes:networking.gke.io/v1:Network", "rdma-3")),
-    (
-        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
-        ("kubernetes:networking.gke.io/v1:GKENetworkParamSet", "rdma-3"),
-    ),
-    (("pulumi-python:dynamic/wait:WorkloadsGone", "ray"), ("gcp:container/nodePool:NodePool", "gpu-spot")),
-    (
-        ("kubernetes:ray.io/v1:RayCluster", "ray"),
-        ("gcp:storage/bucketIAMMember:BucketIAMMember", "identity-runs-objectUser"),
-    ),
-    (
-        ("pulumi-python:dynamic/wait:WorkloadsGone", "ray"),
-        ("kubernetes:admissionregistration.k8s.io/v1:ValidatingAdmissionPolicyBinding", "oasis-ray-account"),
-    ),
-    (("kubernetes:ray.io/v1:RayCluster", "ray"), ("kubernetes:networking.gke.io/v1:Network", "rdma-0")),
-    (("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class"), ("gcp:container/nodePool:NodePool", "gpu-spot")),
-    (
-        ("kubernetes:networking.gke.io/v1:Network", "rdma-3"),
-        ("kubernetes:networking.gke.io/v1:GKENetworkParamSet", "rdma-3"),
-    ),
-    (
-        ("kubernetes:networking.gke.io/v1:GKENetworkParamSet", "rdma-3"),
-        ("gcp:container/nodePool:NodePool", "gpu-flex-start"),
-    ),
-    (("kubernetes:helm.sh/v3:Release", "kuberay"), ("gcp:container/nodePool:NodePool", "cluster-system")),
+    (WORKLOADS_GONE, CLASS),
+    (WORKLOADS_GONE, (DEVICE, "rdma-3")),
+    (WORKLOADS_GONE, (PARAMETERS, "rdma-3")),
+    (WORKLOADS_GONE, (GPU_POOL, "gpu-spot")),
+    (RAY, ("gcp:storage/bucketIAMMember:BucketIAMMember", "identity-runs-objectUser")),
+    (CLASS, (GPU_POOL, "gpu-spot")),
+    ((PARAMETERS, "rdma-3"), (GPU_POOL, "gpu-flex-start")),
+    (KUBERAY, SYSTEM_POOL),
     # Made in the opposite order: GKE refuses flex-start in a cluster without a pool that is always on.
-    (("gcp:container/nodePool:NodePool", "gpu-flex-start"), ("gcp:container/nodePool:NodePool", "cluster-system")),
-    (("gcp:container/nodePool:NodePool", "gpu-spot"), ("gcp:container/cluster:Cluster", "cluster")),
-    (("gcp:container/nodePool:NodePool", "gpu-spot"), ("gcp:compute/subnetwork:Subnetwork", "rdma-rdma-7")),
-    (("gcp:container/cluster:Cluster", "cluster"), ("pulumi-python:dynamic/wait:NetworkFree", "network")),
-    (("pulumi-python:dynamic/wait:NetworkFree", "network"), ("gcp:compute/subnetwork:Subnetwork", "network-nodes")),
-    (("gcp:compute/subnetwork:Subnetwork", "network-nodes"), ("gcp:compute/network:Network", "network")),
+    ((GPU_POOL, "gpu-flex-start"), SYSTEM_POOL),
+    ((GPU_POOL, "gpu-spot"), CLUSTER),
+    ((GPU_POOL, "gpu-spot"), ("gcp:compute/subnetwork:Subnetwork", "rdma-rdma-7")),
+    (CLUSTER, NETWORK_FREE),
+    (NETWORK_FREE, SUBNET),
+    (SUBNET, ("gcp:compute/network:Network", "network")),
 ]
 
 
@@ -366,7 +333,7 @@ def test_labels_are_on_everything_that_takes_some(other: Deployment) -> None:
         if found.inputs.get(key) != {"team": "vision"}
     }
     assert unlabelled == set()
-    pools = other.of_type("gcp:container/nodePool:NodePool")
+    pools = other.of_type(GPU_POOL)
     assert all(at(pool, "nodeConfig.resourceLabels") == {"team": "vision"} for pool in pools)
 
 
@@ -375,54 +342,46 @@ def test_nothing_is_public_by_default(full: Deployment) -> None:
         assert "0.0.0.0/0" not in json.dumps(found.inputs, default=str) or found.name == "google", found.name
         assert "allUsers" not in json.dumps(found.inputs, default=str)
         assert found.type not in ("kubernetes:core/v1:Service", "kubernetes:networking.k8s.io/v1:Ingress")
-    assert at(full.get("gcp:container/cluster:Cluster", "cluster"), "privateClusterConfig.enablePrivateNodes") is True
+    assert at(full.get(*CLUSTER), "privateClusterConfig.enablePrivateNodes") is True
 
 
-def test_a_stack_without_gpus_has_nothing_that_is_for_gpus(deploy: Deploy) -> None:
-    bare = {key: FULL[key] for key in ("gcp:project", "oasis:region", "oasis:zone")}
+def test_a_stack_without_gpus_has_nothing_that_is_for_gpus() -> None:
+    bare = stack({key: FULL[key] for key in ("gcp:project", "oasis:region", "oasis:zone")})
 
-    stack = deploy(program, bare)
-
-    assert {found.type.rpartition(":")[2] for found in components_of(stack)} == {
+    assert {found.type.rpartition(":")[2] for found in components_of(bare)} == {
         *("ProjectServices", "Network", "ArtifactRegistry", "Bucket", "Cluster", "WorkloadIdentity"),
         *("KubeRay", "RayCluster"),
     }
-    read = ClusterEnvironment.from_mapping(stack.exports)
+    read = ClusterEnvironment.from_mapping(bare.exports)
     assert (read.machine_type, read.gpus_per_node, read.gpu_max_nodes, read.wandb_secret) == ("", 0, 0, "")
-    assert len(at(stack.get("kubernetes:ray.io/v1:RayCluster", "ray"), "spec.workerGroupSpecs")) == 1
+    assert len(at(bare.get(*RAY), "spec.workerGroupSpecs")) == 1
 
 
 @pytest.mark.thorough
-def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs(deploy: Deploy) -> None:
+def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs() -> None:
     for ladder, seconds in ((LADDER, "86400"), ([LADDER[0], LADDER[2]], None)):
-        stack = deploy(program, changed("oasis:gpu.capacity", ladder))
+        deployed = stack(changed("oasis:gpu.capacity", ladder))
 
-        (container,) = at(stack.get("kubernetes:ray.io/v1:RayCluster", "ray"), f"{GPU_GROUP}.template.spec.containers")
+        (container,) = at(deployed.get(*RAY), f"{GPU_GROUP}.template.spec.containers")
         known = {one["name"]: one.get("value") for one in container["env"]}
         assert known.get(MAX_RUN_VARIABLE) == seconds
 
 
 @pytest.mark.thorough
-def test_a_stack_without_cpu_workers_has_no_pool_for_them(deploy: Deploy) -> None:
-    stack = deploy(program, changed("oasis:ray.cpu_workers_max", 0, changed("oasis:cluster.cpu_pool.max_nodes", 0)))
+def test_a_stack_without_cpu_workers_has_no_pool_for_them() -> None:
+    bare = stack(changed("oasis:ray.cpu_workers_max", 0, changed("oasis:cluster.cpu_pool.max_nodes", 0)))
 
-    assert "cluster-cpu" not in {pool.name for pool in stack.of_type("gcp:container/nodePool:NodePool")}
+    assert "cluster-cpu" not in {pool.name for pool in bare.of_type(GPU_POOL)}
+    groups = at(bare.get(*RAY), "spec.workerGroupSpecs")
+    assert [group["groupName"] for group in groups] == ["gpu"]
 
 
-def test_jobs_may_read_data_write_runs_read_one_secret_and_one_index_and_no_more(full: Deployment) -> None:
-    grants = {
-        (found.inputs.get("bucket") or found.inputs.get("secretId") or found.inputs["repository"], found.inputs["role"])
-        for found in full
-        if str(found.inputs.get("member", "")).startswith("principal://")
-    }
+def test_jobs_have_one_identity_that_of_their_pods_account(full: Deployment) -> None:
+    members = {str(found.inputs.get("member", "")) for found in full}
+    pool = "projects/123456789012/locations/global/workloadIdentityPools/some-project.svc.id.goog"
 
-    assert grants == {
-        ("some-project-oasis-data", "roles/storage.objectViewer"),
-        ("some-project-oasis-data", "roles/storage.bucketViewer"),
-        ("some-project-oasis-runs", "roles/storage.objectUser"),
-        ("some-project-oasis-runs", "roles/storage.bucketViewer"),
-        ("projects/some-project/secrets/oasis-wandb", "roles/secretmanager.secretAccessor"),
-        ("oasis-python-virtual", "roles/artifactregistry.reader"),
+    assert {member for member in members if member.startswith("principal")} == {
+        f"principal://iam.googleapis.com/{pool}/subject/ns/ray/sa/ray"
     }
 
 

@@ -23,7 +23,7 @@ from oasis_stack import wait
 from oasis_stack.components import chart_definitions
 from oasis_stack.live_state import RequestRefused, WaitError
 from tests.support import loopback
-from tests.support.deployment import Deploy
+from tests.support.deployment import deploy
 from tests.support.loopback import Request
 
 Answer = tuple[int, dict[str, Any]]
@@ -367,7 +367,7 @@ def test_only_a_changed_input_is_an_update_and_nothing_is_a_replacement() -> Non
     assert updated.outs is not None and updated.outs["network"] == "b"
 
 
-def test_the_kubeconfig_stays_secret_in_what_is_stored(deploy: Deploy) -> None:
+def test_the_kubeconfig_stays_secret_in_what_is_stored() -> None:
     def program() -> None:
         kubeconfig = pulumi.Output.secret("{}")
         wait.CustomResourcesServed("served", kubeconfig, ["a.b"], 5)

@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf import empty_pb2
 from pulumi.runtime import config as runtime_config
@@ -123,27 +123,16 @@ class Deployment:
         self._by_urn[resource.urn] = resource
 
 
-class Deploy(Protocol):
-    """What the `deploy` fixture gives."""
-
-    def __call__(
-        self,
-        program: Callable[[], object],
-        config: Mapping[str, object] | None = None,
-        preview: bool = False,
-        secrets: frozenset[str] = frozenset(),
-    ) -> Deployment:
-        """Run `program` with `config` (namespaced keys; what is not text becomes JSON); return what it registered."""
-        ...
-
-
 def deploy(
     program: Callable[[], object],
     config: Mapping[str, object] | None = None,
     preview: bool = False,
     secrets: frozenset[str] = frozenset(),
 ) -> Deployment:
-    """See `Deploy`. An exception of the program, of an `apply` or of the mock's own checks is raised here."""
+    """Run `program` with `config` (namespaced keys; what is not text becomes JSON); return what it registered.
+
+    An exception of the program, of an `apply` or of the mock's own checks is raised here.
+    """
     monitor = _Monitor(_Cloud(preview))
     text = {key: value if isinstance(value, str) else json.dumps(value) for key, value in (config or {}).items()}
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from oasis_stack.command_line.stack_file import ROOT
-from tests.support.deployment import Registered
+from tests.support.deployment import Deployment, Registered, deploy
+from tests.support.stacks import FULL
 
 
 def program() -> None:
     """`__main__.py`, as Pulumi runs it."""
     runpy.run_path(str(ROOT / "__main__.py"))
+
+
+def stack(config: Mapping[str, Any] = FULL, preview: bool = False) -> Deployment:
+    """What the program registers for a stack file: run once for each, so that tests share it and change nothing."""
+    return _run(json.dumps(config, sort_keys=True), preview)
+
+
+@cache
+def _run(config: str, preview: bool) -> Deployment:
+    return deploy(program, json.loads(config), preview, secrets=frozenset({"oasis:wandb_api_key"}))
 
 
 def at(resource: Registered, path: str) -> Any:

@@ -5,7 +5,11 @@ Values are as different from each other as they can be, so that all may be set a
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, NamedTuple
+
+from oasis_stack.facts.problem import config_key
+from tests.support.stacks import changed
 
 CLUSTER = ("gcp:container/cluster:Cluster", "cluster")
 SYSTEM_POOL = ("gcp:container/nodePool:NodePool", "cluster-system")
@@ -167,3 +171,12 @@ LADDER: list[dict[str, Any]] = [
 
 ALONE = {"gpu.machine_type"}
 """Examples that exclude others: the L4 has no RDMA."""
+
+
+def everything_changed(but: Set[str]) -> dict[str, Any]:
+    """A stack file with every example at once, but for some settings."""
+    config = changed("oasis:gpu.capacity", LADDER)
+    for key, example in EXAMPLES.items():
+        if key not in but | ALONE and not key.startswith("gpu.capacity"):
+            config = changed(config_key(key), example.value, config)
+    return config

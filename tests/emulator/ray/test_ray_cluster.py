@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +17,15 @@ import yaml
 from emulator.kubernetes.api import Body
 from emulator.rest import cloud_server
 from oasis_stack.components.kuberay import KubeRay, KubeRayArgs
-from oasis_stack.components.ray_cluster import RayCluster
+from oasis_stack.components.ray_cluster import RayCluster, RayClusterArgs
 from oasis_stack.facts import names
 from oasis_stack.facts.machine import MACHINES
+from oasis_stack.facts.pod_size import PodSize
+from oasis_stack.pod_specs.pods import GpuGroup
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
-from tests.oasis_stack.components.test_ray_cluster import arguments, gpu_group
 from tests.support.waiting import eventually
+from workloads.environment import ClusterEnvironment
 
 pytestmark = pytest.mark.emulated
 
@@ -80,9 +83,28 @@ def register(
     shape = MACHINES[machine]
     networks = names.device_networks(shape.rdma_nics) if shape.rdma_nics else ()
     kubeconfig = access.apply(lambda text: json.dumps(yaml.safe_load(text)))
-    args = arguments(
+    args = RayClusterArgs(
+        namespace="ray",
+        cluster_name="oasis",
+        ray_version="2.60.0",
+        image="rayproject/ray:2.60.0-py312-cu128",
+        environment={field.name: f"<{field.name}>" for field in dataclasses.fields(ClusterEnvironment)},
+        head=PodSize(cpus=4, memory_gib=16),
+        cpu_worker=PodSize(cpus=6, memory_gib=24),
+        cpu_workers_max=3,
+        gpu=GpuGroup(
+            compute_class="h200",
+            machine=shape,
+            max_nodes=gpu_nodes,
+            spot=False,
+            max_run_seconds=None,
+            device_networks=networks,
+        ),
         idle_timeout_seconds=idle_timeout_seconds,
-        gpu=gpu_group(machine=shape, max_nodes=gpu_nodes, device_networks=networks),
+        data_bucket="data-bucket",
+        runs_bucket="runs-bucket",
+        control_plane_ranges=["10.64.128.0/28", "10.96.0.0/20"],
+        load_balancer=None,
         kubeconfig=kubeconfig,
     )
     operator = KubeRay(

@@ -31,12 +31,9 @@ from tests.oasis_stack.components.test_ray_cluster import (
     environment,
     gib_folder,
     gpu_container,
-    gpu_group,
-    pod,
-    spec,
-    worker_groups,
+    pods,
 )
-from tests.support.deployment import Deploy
+from tests.support.deployment import Deployment
 from tests.support.waiting import eventually
 
 __all__ = ["gib_folder"]
@@ -99,10 +96,10 @@ def head() -> Iterator[Head]:
 
 @pytest.mark.parametrize("group", ["cpu", "gpu"])
 def test_the_signal_that_ends_a_pod_starts_the_drain_within_a_second_and_the_worker_ends_within_its_grace(
-    deploy: Deploy, head: Head, gib_folder: Path, tmp_path: Path, group: str
+    full: Deployment, head: Head, gib_folder: Path, tmp_path: Path, group: str
 ) -> None:
-    worker = pod(worker_groups(spec(deploy, gpu=gpu_group(spot=True)))[group])
-    container = gpu_container(deploy, gib_folder) if group == "gpu" else worker["containers"][0]
+    worker = pods(full)[group]
+    container = gpu_container(full, gib_folder) if group == "gpu" else worker["containers"][0]
     options = f"--address={head.address} --num-cpus=1 --node-ip-address=127.0.0.1 --object-store-memory=80000000"
     command = as_kuberay_starts_it(container, f"{options} --temp-dir={head.folder}/{group}")
     variables = {**head.environment, **environment(worker["containers"][0]), "PATH": _path_with_ray(tmp_path)}

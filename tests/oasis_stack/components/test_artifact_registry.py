@@ -5,80 +5,38 @@ from typing import Any
 
 import pytest
 
-from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
+from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs
 from oasis_stack.facts.lifecycle import RepositoryLifecycle
-from tests.support.deployment import Deploy, Deployment
+from tests.support.deployment import PROJECT_NUMBER, Deployment, deploy
 from tests.support.stacks import SITE
 
 REPOSITORY = "gcp:artifactregistry/repository:Repository"
 
 
-def _deployed(
-    deploy: Deploy,
-    docker_hub: DockerHub | None = None,
-    in_use: str = "rayproject/ray:2.60.0-py312-cu128",
-    **changes: Any,
-) -> Deployment:
-    """The repositories; `changes` are those of their lifecycle."""
-    lifecycle: dict[str, Any] = {"keep": False, "adopt": False, "keep_untagged_days": 7, "keep_versions": 5}
-    args = ArtifactRegistryArgs(
-        site=SITE,
-        project_number="123456789012",
-        lifecycle=RepositoryLifecycle(**(lifecycle | changes)),
-        docker_hub=docker_hub,
-        in_use=in_use,
-    )
-    return deploy(lambda: ArtifactRegistry("registry", args))
-
-
-def test_images_and_packages_each_have_a_local_a_remote_and_a_virtual_repository(deploy: Deploy) -> None:
-    seen = _deployed(deploy)
-    found = {(r.inputs["format"], r.inputs["mode"].partition("_")[0]) for r in seen.of_type(REPOSITORY)}
+def test_images_and_packages_each_have_a_local_a_remote_and_a_virtual_repository(full: Deployment) -> None:
+    found = {(r.inputs["format"], r.inputs["mode"].partition("_")[0]) for r in full.of_type(REPOSITORY)}
     assert found == {(f, m) for f in ("DOCKER", "PYTHON") for m in ("STANDARD", "REMOTE", "VIRTUAL")}
-    assert all(r.inputs["labels"] == {"team": "vision"} for r in seen.of_type(REPOSITORY))
 
 
-def test_the_virtual_repository_asks_the_local_one_before_the_public_one(deploy: Deploy) -> None:
-    seen = _deployed(deploy)
+def test_the_virtual_repository_asks_the_local_one_before_the_public_one(full: Deployment) -> None:
     for kind in ("docker", "python"):
-        virtual = seen.get(REPOSITORY, f"registry-{kind}-virtual")
+        virtual = full.get(REPOSITORY, f"registry-{kind}-virtual")
         upstreams = virtual.inputs["virtualRepositoryConfig"]["upstreamPolicies"]
         by_priority = sorted(upstreams, key=lambda policy: -policy["priority"])
-        base = "projects/project-a/locations/us-central1/repositories/oasis"
+        base = "projects/some-project/locations/us-central1/repositories/oasis"
         assert [policy["repository"] for policy in by_priority] == [f"{base}-{kind}", f"{base}-{kind}-remote"]
 
 
-def test_the_addresses_are_the_local_one_to_push_and_the_virtual_ones_to_pull(deploy: Deploy) -> None:
-    assert _deployed(deploy).only("oasis:index:ArtifactRegistry").outputs == {
-        "image_repository": "us-central1-docker.pkg.dev/project-a/oasis-docker",
-        "docker_index": "us-central1-docker.pkg.dev/project-a/oasis-docker-virtual",
-        "docker_mirror": "us-central1-docker.pkg.dev/project-a/oasis-docker-remote",
-        "python_index_url": "https://us-central1-python.pkg.dev/project-a/oasis-python-virtual/simple/",
-        "repository_id": "oasis-docker",
-        "docker_index_id": "oasis-docker-virtual",
-        "docker_mirror_id": "oasis-docker-remote",
-        "python_index_id": "oasis-python-virtual",
-    }
-
-
 def test_a_login_at_docker_hub_is_read_from_its_secret_by_googles_agent_before_the_mirror_uses_it(
-    deploy: Deploy,
+    other: Deployment,
 ) -> None:
-    secret = "projects/keys/secrets/docker-hub/versions/3"
-    login = DockerHub(username="mydockerid", password_secret=secret)
-    seen = _deployed(deploy, docker_hub=login)
-
-    mirror = seen.get(REPOSITORY, "registry-docker-remote")
-    grant = seen.only("gcp:secretmanager/secretIamMember:SecretIamMember")
-    agent = "serviceAccount:service-123456789012@gcp-sa-artifactregistry.iam.gserviceaccount.com"
-    assert mirror.inputs["remoteRepositoryConfig"]["upstreamCredentials"] == {
-        "usernamePasswordCredentials": {"username": "mydockerid", "passwordSecretVersion": secret}
-    }
-    assert (grant.inputs["project"], grant.inputs["secretId"], grant.inputs["member"]) == ("keys", "docker-hub", agent)
-    assert seen.is_before(seen.only("gcp:projects/serviceIdentity:ServiceIdentity"), grant)
-    assert seen.is_before(grant, mirror)
-    other = seen.get(REPOSITORY, "registry-python-remote")
-    assert "upstreamCredentials" not in other.inputs["remoteRepositoryConfig"]
+    mirror = other.get(REPOSITORY, "registry-docker-remote")
+    grant = other.get("gcp:secretmanager/secretIamMember:SecretIamMember", "registry-docker-hub")
+    assert (grant.inputs["project"], grant.inputs["secretId"]) == ("keys-project", "docker-hub")
+    assert other.is_before(other.get("gcp:projects/serviceIdentity:ServiceIdentity", "registry-agent"), grant)
+    assert other.is_before(grant, mirror)
+    packages = other.get(REPOSITORY, "registry-python-remote")
+    assert "upstreamCredentials" not in packages.inputs["remoteRepositoryConfig"]
 
 
 @dataclass(frozen=True)
@@ -124,6 +82,19 @@ IMAGES = [
 OURS = "us-central1-docker.pkg.dev/project-a/oasis-docker/ray"
 
 
+def policies(keep_versions: int, in_use: str = "rayproject/ray:2.60.0-py312-cu128") -> list[dict[str, Any]]:
+    """Of the local repository of images."""
+    args = ArtifactRegistryArgs(
+        site=SITE,
+        project_number=PROJECT_NUMBER,
+        lifecycle=RepositoryLifecycle(keep=False, adopt=False, keep_untagged_days=3, keep_versions=keep_versions),
+        docker_hub=None,
+        in_use=in_use,
+    )
+    deployed = deploy(lambda: ArtifactRegistry("registry", args))
+    return deployed.get(REPOSITORY, "registry-docker").inputs["cleanupPolicies"]
+
+
 @pytest.mark.parametrize(
     ("in_use", "gone"),
     [
@@ -136,39 +107,30 @@ OURS = "us-central1-docker.pkg.dev/project-a/oasis-docker/ray"
         ("elsewhere.example/ray:2.60.0-20260301", {"sha256:b2", "sha256:d4", "sha256:e5"}),
     ],
 )
-def test_old_images_and_untagged_ones_go_but_never_the_newest_nor_the_one_in_use(
-    deploy: Deploy, in_use: str, gone: set[str]
-) -> None:
-    seen = _deployed(deploy, keep_untagged_days=3, keep_versions=1, in_use=in_use)
-    policies = seen.get(REPOSITORY, "registry-docker").inputs["cleanupPolicies"]
+def test_old_images_and_untagged_ones_go_but_never_the_newest_nor_the_one_in_use(in_use: str, gone: set[str]) -> None:
+    asked = policies(1, in_use)
 
-    assert deleted(policies, IMAGES) == gone
-    assert len({policy["id"] for policy in policies}) == len(policies) <= 10
+    assert deleted(asked, IMAGES) == gone
+    assert len({policy["id"] for policy in asked}) == len(asked) <= 10
 
 
-def test_of_many_old_images_as_many_stay_as_the_stack_asks_for(deploy: Deploy) -> None:
-    seen = _deployed(deploy, keep_versions=4)
+def test_of_many_old_images_as_many_stay_as_the_stack_asks_for() -> None:
     old = [Version(f"sha256:{day}", (f"2.60.0-{day}",), day) for day in range(200, 210)]
 
-    gone = deleted(seen.get(REPOSITORY, "registry-docker").inputs["cleanupPolicies"], old)
-
-    assert gone == {f"sha256:{day}" for day in range(204, 210)}
+    assert deleted(policies(4), old) == {f"sha256:{day}" for day in range(204, 210)}
 
 
-def test_packages_and_copies_of_public_things_go_by_age_but_never_the_newest(deploy: Deploy) -> None:
-    seen = _deployed(deploy, keep_versions=2)
+def test_packages_and_copies_of_public_things_go_by_age_but_never_the_newest(other: Deployment) -> None:
     half_a_year, month = f"{180 * 86400}s", f"{30 * 86400}s"
     for name, age in (("python", half_a_year), ("python-remote", month), ("docker-remote", month)):
-        policies = {p["action"]: p for p in seen.get(REPOSITORY, f"registry-{name}").inputs["cleanupPolicies"]}
+        policies = {p["action"]: p for p in other.get(REPOSITORY, f"registry-{name}").inputs["cleanupPolicies"]}
         assert policies["DELETE"]["condition"] == {"tagState": "ANY", "olderThan": age}
-        assert policies["KEEP"]["mostRecentVersions"] == {"keepCount": 2}
-    assert "cleanupPolicies" not in seen.get(REPOSITORY, "registry-docker-virtual").inputs
+        assert policies["KEEP"]["mostRecentVersions"] == {"keepCount": 17}
+    assert "cleanupPolicies" not in other.get(REPOSITORY, "registry-docker-virtual").inputs
 
 
-def test_only_what_was_made_here_is_kept_and_adopted(deploy: Deploy) -> None:
-    seen = _deployed(deploy, keep=True, adopt=True)
-    local = {"registry-docker", "registry-python"}
-    assert {r.name for r in seen.of_type(REPOSITORY) if r.retain_on_delete} == local
-    assert {r.name: r.import_id for r in seen.of_type(REPOSITORY) if r.import_id} == {
-        name: f"projects/project-a/locations/us-central1/repositories/oasis-{name.partition('-')[2]}" for name in local
+def test_only_what_was_made_here_is_adopted(other: Deployment) -> None:
+    assert {r.name: r.import_id for r in other.of_type(REPOSITORY) if r.import_id} == {
+        f"registry-{kind}": f"projects/my-project/locations/us-east4/repositories/mine-{kind}"
+        for kind in ("docker", "python")
     }

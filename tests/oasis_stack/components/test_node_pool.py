@@ -1,134 +1,86 @@
 """GPU node pools, in every provisioning mode."""
 
-from typing import Any, Literal
+from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
-from oasis_stack.components.attachments import AdditionalNetwork
-from oasis_stack.components.node_pool import GKE_LABELS, GpuNodePool, GpuNodePoolArgs
-from oasis_stack.facts.capacity_rules import CapacityEntry
-from oasis_stack.facts.machine import MACHINES
-from tests.support.deployment import Deploy, Registered
-from tests.support.stacks import SITE
+from oasis_stack.components.node_pool import GKE_LABELS
+from tests.support.deployment import Deployment
+from tests.support.program import at, stack
+from tests.support.setting_examples import EXAMPLES
+from tests.support.stacks import changed
 
-H200 = "a3-ultragpu-8g"
-NICS = [AdditionalNetwork(network="gvnic", subnetwork="gvnic")] + [
-    AdditionalNetwork(network="rdma", subnetwork=f"rdma-{index}") for index in range(8)
-]
+POOL = "gcp:container/nodePool:NodePool"
+RESERVED, FLEX, SPOT = "gpu-reservation-ours", "gpu-flex-start", "gpu-spot"
 
 
-def _entry(mode: Literal["reservation", "flex-start", "spot", "on-demand"], **changes: Any) -> CapacityEntry:
-    arguments: dict[str, Any] = {
-        "mode": mode,
-        "max_nodes": 4,
-        "max_run_duration_hours": 168 if mode == "flex-start" else None,
-        "reservation": "block-7" if mode == "reservation" else None,
-        "compact_placement": False,
-    }
-    return CapacityEntry(**(arguments | changes))
+def node(deployed: Deployment, pool: str) -> dict[str, Any]:
+    return deployed.get(POOL, pool).inputs["nodeConfig"]
 
 
-def _pool(deploy: Deploy, entry: CapacityEntry, machine: str = H200) -> Registered:
-    def program() -> None:
-        GpuNodePool(
-            "gpu",
-            GpuNodePoolArgs(
-                site=SITE,
-                cluster_name="cluster-a",
-                machine=MACHINES[machine],
-                entry=entry,
-                driver_version="LATEST",
-                compute_class="h200",
-                node_service_account="nodes@project-a.iam.gserviceaccount.com",
-                nics=NICS if MACHINES[machine].rdma_nics else [],
-            ),
-        )
-
-    return deploy(program).only("gcp:container/nodePool:NodePool")
-
-
-@pytest.mark.parametrize("mode", ["reservation", "flex-start", "spot"])
-def test_a_pool_rests_at_no_nodes_and_keeps_what_gke_counts_and_labels(
-    deploy: Deploy, mode: Literal["reservation", "flex-start", "spot"]
-) -> None:
-    pool = _pool(deploy, _entry(mode))
-    assert pool.inputs["initialNodeCount"] == 0
-    assert pool.inputs["autoscaling"] == {"totalMinNodeCount": 0, "totalMaxNodeCount": 4, "locationPolicy": "ANY"}
-    assert pool.inputs["nodeLocations"] == ["us-central1-b"]
-    if mode == "flex-start":
+@pytest.mark.parametrize("name", [RESERVED, FLEX, SPOT])
+def test_a_pool_scales_from_no_nodes_and_keeps_what_gke_counts_and_labels(full: Deployment, name: str) -> None:
+    pool = full.get(POOL, name)
+    assert pool.inputs["autoscaling"]["locationPolicy"] == "ANY"
+    if name == FLEX:
         # GKE has a strategy of its own there, which no input could ever equal.
         assert "upgradeSettings" not in pool.inputs and "upgradeSettings" in pool.ignore_changes
     else:
         # There is no spare capacity from which to add a node before one is taken away.
         assert pool.inputs["upgradeSettings"] == {"strategy": "SURGE", "maxSurge": 0, "maxUnavailable": 1}
-    assert {"initialNodeCount", "nodeCount"} <= pool.ignore_changes
     # Only GKE's own keys are ignored: a changed class must still reach label and taint.
     assert pool.ignore_changes - {"initialNodeCount", "nodeCount", "upgradeSettings"} == {
         f'nodeConfig.labels["{k}"]' for k in GKE_LABELS
     }
 
 
-def test_the_ten_interfaces_are_the_first_one_the_gvnic_and_the_rdma_nics_in_order(deploy: Deploy) -> None:
-    networks = _pool(deploy, _entry("spot")).inputs["networkConfig"]
-    assert networks["enablePrivateNodes"] is True
-    assert [nic["subnetwork"] for nic in networks["additionalNodeNetworkConfigs"]] == [
-        "gvnic",
-        *(f"rdma-{index}" for index in range(8)),
-    ]
-
-
-def test_an_h200_node_has_the_disks_drivers_and_guards_that_its_machine_needs(deploy: Deploy) -> None:
-    node = _pool(deploy, _entry("spot")).inputs["nodeConfig"]
-    assert node["machineType"] == H200
-    assert node["diskType"] == "hyperdisk-balanced"
-    assert node["ephemeralStorageLocalSsdConfig"] == {"localSsdCount": 32}
-    assert node["guestAccelerators"] == [
+def test_an_h200_node_has_the_disks_drivers_and_guards_that_its_machine_needs(full: Deployment) -> None:
+    found = node(full, SPOT)
+    assert found["diskType"] == "hyperdisk-balanced"
+    assert found["ephemeralStorageLocalSsdConfig"] == {"localSsdCount": 32}
+    assert found["guestAccelerators"] == [
         {"type": "nvidia-h200-141gb", "count": 8, "gpuDriverInstallationConfig": {"gpuDriverVersion": "LATEST"}}
     ]
-    assert node["gvnic"] == node["gcfsConfig"] == {"enabled": True}
-    assert node["workloadMetadataConfig"] == {"mode": "GKE_METADATA"}
-    assert node["shieldedInstanceConfig"] == {"enableSecureBoot": True, "enableIntegrityMonitoring": True}
-    assert node["metadata"] == {"disable-legacy-endpoints": "true"}
-    assert node["serviceAccount"] == "nodes@project-a.iam.gserviceaccount.com"
-    assert node["resourceLabels"] == {"team": "vision"}
+    assert found["gvnic"] == found["gcfsConfig"] == {"enabled": True}
+    assert found["workloadMetadataConfig"] == {"mode": "GKE_METADATA"}
+    assert found["shieldedInstanceConfig"] == {"enableSecureBoot": True, "enableIntegrityMonitoring": True}
+    assert found["metadata"] == {"disable-legacy-endpoints": "true"}
+    assert full.get(POOL, SPOT).inputs["networkConfig"]["enablePrivateNodes"] is True
 
 
-def test_the_compute_class_is_both_label_and_taint(deploy: Deploy) -> None:
-    node = _pool(deploy, _entry("flex-start")).inputs["nodeConfig"]
-    key = "cloud.google.com/compute-class"
-    assert node["labels"] == {key: "h200"}
-    assert node["taints"] == [{"key": key, "value": "h200", "effect": "NO_SCHEDULE"}]
+def test_flex_start_ends_after_its_hours_is_not_repaired_and_takes_no_reservation(full: Deployment) -> None:
+    found = node(full, FLEX)
+    assert (found["flexStart"], found["maxRunDuration"], found["spot"]) == (True, "604800s", False)
+    assert found["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
+    assert full.get(POOL, FLEX).inputs["management"] == {"autoRepair": False, "autoUpgrade": True}
 
 
-def test_flex_start_ends_after_its_hours_is_not_repaired_and_takes_no_reservation(deploy: Deploy) -> None:
-    pool = _pool(deploy, _entry("flex-start", max_run_duration_hours=24))
-    node = pool.inputs["nodeConfig"]
-    assert (node["flexStart"], node["maxRunDuration"], node["spot"]) == (True, "86400s", False)
-    assert node["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
-    assert pool.inputs["management"] == {"autoRepair": False, "autoUpgrade": True}
-
-
-def test_spot_and_reservation_nodes_have_no_end_and_are_repaired(deploy: Deploy) -> None:
-    spot, reserved = _pool(deploy, _entry("spot")), _pool(deploy, _entry("reservation"))
-    for pool in (spot, reserved):
-        assert not {"flexStart", "maxRunDuration"} & set(pool.inputs["nodeConfig"])
-        assert pool.inputs["management"] == {"autoRepair": True, "autoUpgrade": True}
-    assert (spot.inputs["nodeConfig"]["spot"], reserved.inputs["nodeConfig"]["spot"]) == (True, False)
-    assert reserved.inputs["nodeConfig"]["reservationAffinity"] == {
+def test_spot_and_reservation_nodes_have_no_end_and_are_repaired(full: Deployment) -> None:
+    for name in (SPOT, RESERVED):
+        assert not {"flexStart", "maxRunDuration"} & set(node(full, name))
+        assert full.get(POOL, name).inputs["management"] == {"autoRepair": True, "autoUpgrade": True}
+    assert (node(full, SPOT)["spot"], node(full, RESERVED)["spot"]) == (True, False)
+    assert node(full, RESERVED)["reservationAffinity"] == {
         "consumeReservationType": "SPECIFIC_RESERVATION",
         "key": "compute.googleapis.com/reservation-name",
-        "values": ["block-7"],
+        "values": ["ours"],
     }
 
 
-def test_compact_placement_is_asked_for_only_where_the_entry_says_so(deploy: Deploy) -> None:
-    assert _pool(deploy, _entry("spot", compact_placement=True)).inputs["placementPolicy"] == {"type": "COMPACT"}
-    assert "placementPolicy" not in _pool(deploy, _entry("spot")).inputs
+def test_compact_placement_is_asked_for_only_where_the_entry_says_so(other: Deployment) -> None:
+    assert [pool.name for pool in other.of_type(POOL) if "placementPolicy" in pool.inputs] == ["gpu-reservation-theirs"]
 
 
-def test_an_l4_pool_on_demand_has_one_interface_and_its_own_kind_of_disk(deploy: Deploy) -> None:
-    pool = _pool(deploy, _entry("on-demand"), machine="g2-standard-4")
-    assert pool.inputs["networkConfig"] == {"enablePrivateNodes": True}
-    assert pool.inputs["nodeConfig"]["diskType"] == "pd-balanced"
-    assert pool.inputs["nodeConfig"]["guestAccelerators"][0]["type"] == "nvidia-l4"
-    assert pool.inputs["nodeConfig"]["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
+def test_a_machine_without_rdma_reaches_its_pools_has_one_interface_and_its_own_kind_of_disk() -> None:
+    example = EXAMPLES["gpu.machine_type"]
+    machine = changed("oasis:gpu.machine_type", example.value)
+    deployed = stack(changed("oasis:gpu.capacity[3]", {"mode": "on-demand", "max_nodes": 1}, machine))
+    assert at(deployed.get(*example.resource), example.path) == example.shown
+    assert deployed.get(POOL, "gpu-on-demand").inputs["networkConfig"] == {"enablePrivateNodes": True}
+    found = node(deployed, "gpu-on-demand")
+    assert (found["diskType"], found["guestAccelerators"][0]["type"]) == ("pd-balanced", "nvidia-l4")
+    assert found["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
+    assert not deployed.of_type("oasis:index:RdmaNetwork") + deployed.of_type("oasis:index:DeviceNetworks")
+    assert (deployed.exports["rdma_nics"], deployed.exports["gpus_per_node"]) == ("0", "1")

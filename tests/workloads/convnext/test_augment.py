@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
+from tests.support.training import CPU
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.augment import (
@@ -26,15 +27,8 @@ from workloads.convnext.images.augment import (
 from workloads.convnext.images.data import ResidentImages
 from workloads.convnext.images.sampling import order, slots
 
-CPU = torch.device("cpu")
 RECIPE = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25}
 """The ConvNeXt paper's, arXiv 2201.03545, table 5."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """As a worker has it; two threads on two busy cores wait for each other."""
-    torch.set_num_threads(1)
 
 
 def small(**changes: Any) -> TrainConfig:

@@ -26,12 +26,6 @@ GPU = torch.device("cuda", 0)
 cudnn: Any = torch.backends.cudnn  # whose `conv` has no declared type
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """As a worker has it; two threads on two busy cores wait for each other."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Those of a GPU, which torch has without one too, as they were afterwards."""

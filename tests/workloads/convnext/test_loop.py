@@ -39,12 +39,6 @@ EVERYTHING = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """As a worker has it; two threads on two busy cores wait for each other."""
-    torch.set_num_threads(1)
-
-
 def timeless(records: list[Record]) -> list[Record]:
     return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
@@ -162,7 +156,6 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for() -> None:
 
 @pytest.fixture(scope="module")
 def never_killed() -> tuple[Tensor, list[Tensor], list[Record]]:
-    torch.set_num_threads(1)
     training, recorder = Training(small(batch_size=32, log_steps=1, **EVERYTHING), Few(120), Few(40), CPU), Recorder()
     training.run(recorder)
     assert training.position.step == 8

@@ -16,12 +16,6 @@ from workloads.convnext.learning import execution
 from workloads.convnext.learning.model import STAGES, AveragedWeights, Block, StochasticDepth, build, parameter_groups
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """As a worker has it."""
-    torch.set_num_threads(1)
-
-
 def grown(model: nn.Module) -> nn.Module:
     """Layer scales begin at 1e-6, where a block that computes nonsense would go unnoticed."""
     for name, parameter in model.named_parameters():

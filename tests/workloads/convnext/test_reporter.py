@@ -12,12 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
+from tests.support.training import CPU, small
 from workloads.checkpoints import manifest
 from workloads.checkpoints.interval import DEADLINE_MARGIN
 from workloads.checkpoints.store import CheckpointStore
-from workloads.convnext import config as configuration
 from workloads.convnext.images.data import sources
 from workloads.convnext.images.sampling import Batch, Slot, Source
 from workloads.convnext.learning.loop import Position, Record, Training
@@ -33,6 +32,10 @@ pytestmark = pytest.mark.thorough
 NEVER = 3600.0
 
 
+class Gone(Exception):
+    """The node is taken, or there is no more to see."""
+
+
 @dataclasses.dataclass
 class Place:
     """One run on this process alone."""
@@ -46,6 +49,17 @@ class Place:
         """Steps of the committed checkpoints."""
         return [int(name.partition("-")[0]) for name in manifest.committed(self.folder.child("checkpoints").files())]
 
+    def run(self, look: Callable[[Training], None]) -> None:
+        """Train with this in the place of what the reporter does after each step."""
+        self._look = look
+        self.training.run(self)
+
+    def record(self, record: Record) -> None:
+        self.reporter.record(record)
+
+    def after_step(self, training: Training) -> None:
+        self._look(training)
+
     def reasons(self) -> list[tuple[int, str]]:
         """Step and reason of each checkpoint that was told of."""
         self.reporter.flush()
@@ -53,16 +67,9 @@ class Place:
 
 
 def place(directory: Path, leads: bool = True, **changes: Any) -> Place:
-    given: dict[str, Any] = {
-        "data": "synthetic",
-        "epochs": 1,
-        "batch_size": 256,
-        "checkpoint_seconds": NEVER,
-        **changes,
-    }
-    config = dataclasses.replace(configuration.digits_laptop(), augmentation="none", log_steps=1, **given)
-    device = torch.device("cpu")
-    training = Training(config, *sources(config, None, device), device)
+    given = {"epochs": 1, "checkpoint_seconds": NEVER, "log_steps": 1, "augmentation": "none", **changes}
+    config = small(**given)
+    training = Training(config, *sources(config, None, CPU), CPU)
     folder = locate(directory / "run")
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     sent: list[Record] = []
@@ -95,19 +102,13 @@ def test_what_is_committed_is_never_ahead_of_the_history_stored(tmp_path: Path) 
     found = place(tmp_path, checkpoint_seconds=0.01, epochs=3)
     ahead: list[int] = []
 
-    class Watching:
-        """Looks after each step at what a kill would now leave."""
+    def what_a_kill_would_leave(training: Training) -> None:
+        found.reporter.after_step(training)
+        newest = max(found.committed(), default=0)
+        stored = {record["step"] for record in history(found.folder) if record["event"] == "step"}
+        ahead.extend({*range(1, newest + 1)} - stored)
 
-        def record(self, record: Record) -> None:
-            found.reporter.record(record)
-
-        def after_step(self, training: Training) -> None:
-            found.reporter.after_step(training)
-            newest = max(found.committed(), default=0)
-            stored = {record["step"] for record in history(found.folder) if record["event"] == "step"}
-            ahead.extend({*range(1, newest + 1)} - stored)
-
-    found.training.run(Watching())
+    found.run(what_a_kill_would_leave)
     assert len(found.reasons()) >= 3
     assert ahead == []
 
@@ -126,19 +127,13 @@ def test_a_notice_is_answered_by_a_checkpoint_before_the_next_step(tmp_path: Pat
     found.reporter.start(None, watched)
     seen: list[tuple[int, list[int]]] = []
 
-    class Noticed:
-        """A notice comes during step 3."""
+    def noticed_in_step_3(training: Training) -> None:
+        if training.position.step == 3:
+            watched.deadline = watched.deadline or time.time() + left
+        found.reporter.after_step(training)
+        seen.append((training.position.step, found.committed()))
 
-        def record(self, record: Record) -> None:
-            found.reporter.record(record)
-
-        def after_step(self, training: Training) -> None:
-            if training.position.step == 3:
-                watched.deadline = watched.deadline or time.time() + left
-            found.reporter.after_step(training)
-            seen.append((training.position.step, found.committed()))
-
-    found.training.run(Noticed())
+    found.run(noticed_in_step_3)
     assert 3 in dict(seen)[3]
     saves = [reason for reason in found.reasons() if reason[1] != "interval"]
     assert (saves[0], saves[-1]) == ((3, "notice"), (8, "end"))
@@ -175,9 +170,6 @@ def test_a_notice_in_an_evaluation_is_answered_after_its_next_batch_and_the_chec
     val = SlowlyEvaluated(found.training._val, watched, found.committed)
     found.training._val = val
 
-    class Gone(Exception):
-        """The node is taken before the evaluation ends."""
-
     def evaluating(training: Training) -> None:
         found.reporter.save_if_due(training)
         if len(val.seen) == 3:
@@ -208,28 +200,18 @@ def test_a_notice_in_an_evaluation_is_answered_after_its_next_batch_and_the_chec
     ]
 
 
-@pytest.mark.thorough
 def test_before_the_node_goes_the_work_since_the_notice_is_saved_too(tmp_path: Path) -> None:
     found = place(tmp_path, epochs=400)
     watched: Any = SimpleNamespace(deadline=time.time() + 60)  # a save takes seconds on a busy disk
     found.reporter.start(None, watched)
 
-    class Gone(Exception):
-        """The node is taken."""
-
-    class UntilItGoes:
-        """Ends as a node does: without a word."""
-
-        def record(self, record: Record) -> None:
-            found.reporter.record(record)
-
-        def after_step(self, training: Training) -> None:
-            if time.time() > watched.deadline or max(found.committed(), default=0) > 1:
-                raise Gone
-            found.reporter.after_step(training)
+    def until_it_goes(training: Training) -> None:
+        if time.time() > watched.deadline or max(found.committed(), default=0) > 1:
+            raise Gone
+        found.reporter.after_step(training)
 
     with pytest.raises(Gone):
-        found.training.run(UntilItGoes())
+        found.run(until_it_goes)
     assert time.time() < watched.deadline
     assert found.reasons()[0] == (1, "notice")
     assert max(found.committed()) > 1
@@ -249,23 +231,14 @@ def test_a_checkpoint_comes_before_the_end_of_the_run_duration(tmp_path: Path) -
     margin_begins = time.time() + 2
     found.reporter.start(margin_begins + DEADLINE_MARGIN, None)
 
-    class Saved(Exception):
-        """There is a checkpoint, though no interval is over."""
+    def until_saved(training: Training) -> None:
+        found.reporter.after_step(training)
+        if len(found.committed()) > 1:  # beyond the one that is due at once
+            raise Gone
 
-    class UntilSaved:
-        """Looks after each step."""
-
-        def record(self, record: Record) -> None:
-            found.reporter.record(record)
-
-        def after_step(self, training: Training) -> None:
-            found.reporter.after_step(training)
-            if len(found.committed()) > 1:  # beyond the one that is due at once
-                raise Saved
-
-    with pytest.raises(Saved):
-        found.training.run(UntilSaved())
-    assert 0 < margin_begins + 1 - time.time() < 3
+    with pytest.raises(Gone):
+        found.run(until_saved)
+    assert time.time() < margin_begins + DEADLINE_MARGIN
     found.reporter.after_step(found.training)
     assert "deadline" in [reason for _, reason in found.reasons()]
 

@@ -13,24 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from workloads.__main__ import main
+from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
 from workloads.cluster import run_lock, session
-from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
-from workloads.convnext.run import train
+from workloads.convnext.run import driver, end_of_node, train, trainer
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
 from workloads.errors import PlaceError, UsageError
 from workloads.storage.folders import locate
-
-FLAGS = {
-    *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
-    *("--storage", "--results", "--wandb", "--wandb-key-file", "--address", "--timeout", "--dry-run", "--json"),
-    *("--set", "--require-fabric", "--no-require-fabric"),
-}
-"""The whole surface: a flag more is a decision, not an accident."""
 
 
 def options(*argv: str) -> argparse.Namespace:
@@ -42,15 +38,6 @@ def options(*argv: str) -> argparse.Namespace:
 def cluster(**changes: Any) -> ClusterEnvironment:
     values = {field.name: 0 if field.type == "int" else "" for field in dataclasses.fields(ClusterEnvironment)}
     return ClusterEnvironment.from_mapping({**values, **changes})
-
-
-def test_the_flags_are_these_and_each_tuned_one_is_a_field_of_the_configuration() -> None:
-    parser = argparse.ArgumentParser()
-    train.add_train_arguments(parser)
-    assert {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"} == FLAGS
-    fields = {field.name for field in dataclasses.fields(TrainConfig)}
-    assert set(train.TUNED_FIELDS) <= fields
-    assert {"--" + name.replace("_", "-") for name in train.TUNED_FIELDS} <= FLAGS
 
 
 def test_a_flag_changes_its_field_and_leaves_the_recipe_alone() -> None:
@@ -253,8 +240,6 @@ def test_what_runs_beside_the_workers_imports_no_torch() -> None:
 
 
 def test_the_environment_is_as_before_when_a_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workloads.convnext.run import driver
-
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "7")
     monkeypatch.delenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", raising=False)
     run = train.plan(options(), session.Place(address=None, environment=None))
@@ -266,13 +251,6 @@ def test_the_environment_is_as_before_when_a_run_has_ended(monkeypatch: pytest.M
 
 
 def test_a_run_may_fail_as_often_as_it_gets_on(tmp_path: Path) -> None:
-    from ray.train.v2._internal.execution.failure_handling import FailureDecision
-    from ray.train.v2.api.exceptions import WorkerGroupError
-
-    from workloads.checkpoints import manifest
-    from workloads.convnext.run import trainer
-    from workloads.storage.folders import locate
-
     folder = locate(tmp_path)
     retries = trainer.Retries(folder)
     lost = WorkerGroupError("lost", {0: RuntimeError("killed")})
@@ -283,14 +261,6 @@ def test_a_run_may_fail_as_often_as_it_gets_on(tmp_path: Path) -> None:
 
 
 def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
-    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
-    from ray.train.v2._internal.execution.failure_handling import FailureDecision
-    from ray.train.v2.api.exceptions import ControllerError
-
-    from workloads.checkpoints import manifest
-    from workloads.convnext.run import trainer
-    from workloads.storage.folders import locate
-
     folder = locate(tmp_path)
     retries = trainer.Retries(folder)
     late = ControllerError(WorkerGroupStartupTimeoutError(2))
@@ -302,8 +272,6 @@ def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_nodes_run_duration_is_reckoned_from_its_start(tmp_path: Path) -> None:
-    from workloads.convnext.run import end_of_node
-
     uptime = tmp_path / "uptime"
     uptime.write_text("1000.50 7.25\n")
     assert end_of_node.run_until({}, uptime) is None
