@@ -62,7 +62,7 @@ BOXES = (
         (
             "one program, one stack file",
             "Pulumi.dev.yaml",
-            "settings.py refuses",
+            "the settings refuse",
             "what Google would refuse",
             "before anything is made",
         ),

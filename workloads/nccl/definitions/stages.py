@@ -55,7 +55,7 @@ class Link:
 
 
 Round = tuple[Stage, ...]
-"""Stages that share no node, and run at the same time."""
+"""Stages that share no node, have as many nodes each, and run at the same time."""
 
 
 def plan_rounds(nodes: int, extent: str, ring: bool) -> list[Round]:
