@@ -16,6 +16,11 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 _EVAL = 'eval "$(.venv/bin/python -m emulator env)"'
 
 
+def is_here() -> bool:
+    """True in a shell of an emulated cloud."""
+    return ENDPOINT_VARIABLE in os.environ
+
+
 def lost() -> str:
     """What to type where the emulated cloud of this shell does not answer; empty where it does, and in other shells."""
     endpoint = os.environ.get(ENDPOINT_VARIABLE, "")

@@ -241,8 +241,11 @@ class Engine:
 
 
 def refuse_encryption(stack_file: Path) -> None:
-    """Raises EmulatorError for a stack file into which a plain `pulumi` wrote its encryption."""
-    content = yaml.safe_load(stack_file.read_text()) or {}
+    """Raises EmulatorError for a stack file into which a plain `pulumi` wrote its encryption, or that does not read."""
+    try:
+        content = yaml.safe_load(stack_file.read_text()) or {}
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
+        raise EmulatorError(f"{stack_file.name} is no valid YAML: {error}") from None
     if found := [key for key in _ENCRYPTION if key in content]:
         name, lines = stack_file.name, "the line" if len(found) == 1 else "the lines"
         raise EmulatorError(

@@ -38,13 +38,16 @@ _INSTEAD = {
     "dn": "{python} -m emulator destroy",
     **dict.fromkeys(_CONFIG, "$EDITOR Pulumi.local.yaml; {python} -m emulator preview"),
     "import": "$EDITOR __main__.py; {python} -m emulator preview",
+    "logs": "ls .oasis/logs",
+    "state": "{python} -m emulator refresh",
+    "stack import": "{python} -m emulator refresh",
     "stack init": "{python} -m emulator up",
     "stack rm": "{python} -m emulator down",
     "stack remove": "{python} -m emulator down",
     "stack rename": "{python} -m emulator down; {python} -m emulator up",
     "stack change-secrets-provider": "{python} -m emulator down; {python} -m emulator up",
 }
-"""What would run the program, or write or delete a stack file, and the commands that do it here."""
+"""What would run the program, or write or delete a stack file or its state, and the commands that do it here."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,12 +59,15 @@ def main(arguments: Sequence[str]) -> int:
     reads = command in _CONFIG and words[1:2] in ([], ["get"])
     if instead is None or reads or {"-h", "--help"} & set(given):
         os.execv(program, ["pulumi", *given])
-    writes = words[0] in ("stack", *_CONFIG)
+    writes = words[0] in ("stack", "logs", *_CONFIG)
     why = "it would change the stack file" if writes else "plain Pulumi cannot run the program on the emulated cloud"
+    if command in ("state", "stack import"):
+        why = "it would change what is known of the emulated cloud, and nothing in it"
+    named = " ".join(words[: 2 if words[0] in ("stack", "state", *_CONFIG) else 1])
     beside = os.path.relpath(sys.executable)
     python = sys.executable if beside.startswith("..") else beside
     print(
-        f"pulumi {' '.join(words[: 2 if writes else 1])}: {why}; nothing was done. Type instead:\n  "
+        f"pulumi {named}: {why}; nothing was done. Type instead:\n  "
         f"{instead.format(python=python)}\nFor a stack on Google Cloud use a shell without the emulator's `env`.",
         file=sys.stderr,
     )

@@ -144,7 +144,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=400)
     assert first.returncode == 130, said
-    assert "interrupted; the same command with --run digits continues from the newest checkpoint" in said
+    assert "interrupted; the same command with --run digits continues from the newest checkpoint, of step " in said
     assert survivors(family) == {}
 
     before = bench.checkpoints("digits")[-1]

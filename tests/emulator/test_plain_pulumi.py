@@ -48,6 +48,9 @@ def pulumi(state: State, command: str) -> subprocess.CompletedProcess[str]:
         ("config set oasis:region us-central1", "config set: it would change the stack file"),
         ("cfg --config-file get rm oasis:region", "Pulumi.local.yaml; "),
         ("stack rm local --yes", "-m emulator down"),
+        ("logs -s local", "logs: it would change the stack file; nothing was done. Type instead:\n  ls .oasis/logs"),
+        ("state unprotect --all --yes", "state unprotect: it would change what is known of the emulated cloud"),
+        ("stack import --file x", "-m emulator refresh"),
         ("stack -s local change-secrets-provider passphrase", "-m emulator down"),
     ],
 )
@@ -120,9 +123,10 @@ def test_the_engine_and_the_next_up_find_the_program_itself(state: State, monkey
     [
         ("encryptionsalt: v1:6x9=:v1:k\n", r"has encryptionsalt, .*Remove the line \(.*git checkout Pulumi\.local"),
         ("secretsprovider: passphrase\nencryptedkey: x\n", r"has encryptedkey and secretsprovider, .*the lines"),
+        ("name: {\n", r"Pulumi\.local\.yaml is no valid YAML: while parsing"),
     ],
 )
-def test_a_foreign_encryption_is_named_before_any_engine_starts(
+def test_a_foreign_encryption_or_a_broken_file_is_named_before_any_engine_starts(
     state: State, tmp_path: Path, lines: str, words: str
 ) -> None:
     file = tmp_path / "Pulumi.local.yaml"

@@ -28,7 +28,7 @@ from workloads.errors import (
     UsageError,
     WorkloadFailedError,
 )
-from workloads.storage.folders import locate
+from workloads.storage.folders import check_writable, locate
 from workloads.tune import command, concurrency, planning, plot, report, space
 from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, best, ranking
 from workloads.tune.search import Milestones, TrialQueue
@@ -207,7 +207,7 @@ def test_a_dry_run_shows_the_trials_and_each_value_of_theirs_with_its_origin(
 
 
 def test_any_field_without_a_flag_can_be_set_in_words() -> None:
-    words = ["drop_path=1e-1", "clip_norm=0", "compile=true", "augmentation=none", "keep_checkpoints=2"]
+    words = ["drop-path=1e-1", "clip_norm=0", "compile=true", "augmentation=none", "keep_checkpoints=2"]
     given = fields.assigned(words, train.TUNED_FIELDS)
     assert given == {
         "drop_path": 0.1, "clip_norm": 0.0, "compile": True, "augmentation": "none", "keep_checkpoints": 2
@@ -302,7 +302,7 @@ class Queue:
 
     def check(self, trial: Trial) -> None:
         """As a search looks at its place."""
-        location.check_storage(self.storage)
+        check_writable(self.storage)
 
     def take(self) -> str | None:
         """Name of the trial that is handed out, if one is."""

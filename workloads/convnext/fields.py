@@ -25,6 +25,7 @@ def assigned(words: Sequence[str], flags: Sequence[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
+        name = name.replace("-", "_")  # as flags and `--dry-run` write it
         try:
             if not equals:
                 raise wrong(word, "is not FIELD=VALUE")

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from workloads import __main__ as command_line
-from workloads import dry_run
+from workloads import dry_run, emulated
 from workloads.cluster import stack
 from workloads.cluster.session import Place
 from workloads.cluster.stack import DeployedStack
@@ -164,6 +164,8 @@ def _show(args: argparse.Namespace, command: list[str], job: Job) -> int:
         settings = {"entrypoint": (job.entrypoint, "the command"), **dry_run.of_stack(place)}
         return dry_run.show(settings, [job.demand.amounts], "STRICT_PACK", args.json)
     tell(f"not submitted: `{job.entrypoint}`, which takes {job.demand} for itself")
+    if emulated.is_here():
+        tell("the values are those of the stack on Google Cloud; its emulated nodes have no GPU: CPU workers run there")
     return command_line.explain(command, place, args.json)
 
 

@@ -101,10 +101,13 @@ def run_bench(args: argparse.Namespace) -> int:
     from workloads.nccl.ranks import driver
     from workloads.nccl.request import resolve
     from workloads.nccl.results import report
+    from workloads.storage.folders import check_writable, locate
 
     if args.dry_run:
         return explain_bench(args, place)
     request = resolve(args, place)
+    for folder in request.places:
+        check_writable(locate(folder))
     layout = request.layout
     printer = report.Printer()
     with session.connect(place, cpus=layout.ranks, imports=IMPORTS):

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -189,9 +189,27 @@ class Folder:
         except FileNotFoundError as error:
             if action.startswith("read"):
                 raise
-            raise PlaceError(f"cannot {action} {self.uri}: {_reason(error)}.", "Check the bucket's name.") from error
+            remedy = "Name another folder." if self._local else "Check the bucket's name."
+            raise PlaceError(f"cannot {action} {self.uri}: {_reason(error)}.", remedy) from error
         except OSError as error:
             raise _explain(action, self.uri, error) from error
+
+
+def check_writable(folder: Folder) -> None:
+    """Refuse at once a folder that cannot be written to: writes an object below it and removes it.
+
+    Raises:
+        AuthError: it may not be written.
+        PlaceError: it cannot be: a full or read-only disk, a bucket that does not exist or answer.
+    """
+    probe = folder.child("write-test")
+    try:
+        probe.write("probe", b"probe")  # an empty one has room on a full disk
+    except WorkloadError:
+        with suppress(WorkloadError):  # the first failure is the one to tell
+            probe.remove()
+        raise
+    probe.remove()
 
 
 def locate(uri: str | Path) -> Folder:

@@ -24,6 +24,7 @@ from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
 from workloads.reporting import credentials, progress
 from workloads.reporting.tracking import WandbMode
+from workloads.storage.folders import check_writable
 from workloads.tune import concurrency, report
 from workloads.tune.ledger import METRICS, Ledger, Outcome, Trial, best, ranking
 from workloads.tune.planning import Search, configurations, plan
@@ -97,7 +98,7 @@ def run_tune(args: argparse.Namespace) -> int:
     for data in every:
         if unseen := location.check_data(data, place.embedded):
             progress.note(unseen)
-    location.check_storage(search.folder)
+    check_writable(search.folder)
     location.check_results(search.results)
     ledger = Ledger(search.folder, search.plan, args.retry_failed)
     if ledger.outcomes:
@@ -202,7 +203,7 @@ def check_place(search: Search, place: session.Place, trial: Trial) -> None:
         WorkloadError: its data or the search's storage is out of reach.
     """
     location.check_data(trial.changes.get("data", search.plan.base["data"]), place.embedded)
-    location.check_storage(search.folder)
+    check_writable(search.folder)
 
 
 def _place_arguments(args: argparse.Namespace, search: Search, address: str) -> list[str]:

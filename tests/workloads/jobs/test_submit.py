@@ -19,6 +19,7 @@ from tests.support.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
 from tests.support.loopback import Reply
 from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
+from workloads.emulated import ENDPOINT_VARIABLE
 from workloads.errors import PlaceError
 from workloads.jobs import follow, submit, working_dir
 
@@ -316,6 +317,10 @@ def test_a_dry_run_says_what_a_job_would_use_and_who_says_so_and_submits_nothing
     assert "not submitted: `python -m workloads train --recipe" in printed.err and "0.01 driver" in printed.err
     assert "asked of Ray: 16 x [1 GPU, 1 CPU], placed PACK\nnothing was started" in printed.out
     assert not ray.submitted and not ray.packages and not stub_kubectl.ray_jobs(tmp_path)
+    assert "emulated" not in printed.err
+    monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:1")
+    assert command_line.main(["submit", "--dry-run", *words]) == 0
+    assert "its emulated nodes have no GPU: CPU workers run there" in capsys.readouterr().err
 
 
 def test_a_dry_run_of_each_command_of_ours_and_of_any_other_program_has_the_stack_s_values(

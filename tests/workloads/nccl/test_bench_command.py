@@ -127,13 +127,14 @@ def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
     measured: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any, **__: Any) -> list[Measured]:
+        (tmp_path / "results" / "lost").rmdir()
+        (tmp_path / "results" / "lost").touch()  # where the folder would be
         stopped = driver.StoppedError("Rank 1 of 'all', on node 0 (a/1) died: lost", "Run again.")
         stopped.logs = {"all": {0: "zero\n"}}
         raise stopped
 
     monkeypatch.setattr(driver, "run", fail)
-    (tmp_path / "file").touch()
-    assert command_line.main(["bench", "--results", str(tmp_path / "file"), "--name", "lost"]) == 5
+    assert command_line.main(["bench", "--results", str(tmp_path / "results"), "--name", "lost"]) == 5
     printed = capsys.readouterr()
     assert "Rank 1 of 'all'" in printed.err and "nothing of it could be kept: " in printed.out
 
@@ -176,6 +177,7 @@ def test_an_algorithm_that_the_collective_does_not_have_is_refused_before_nodes_
         (["--algo", "ring"], 2, "--algo ring forces an algorithm of NCCL"),
         (["--nodes", "2"], 3, "an embedded Ray is one node"),
         (["--backend", "nccl"], 8, "torch sees none on this machine"),
+        (["--results", "/dev/null", "--name", "b"], 8, "cannot write probe to /dev/null/b/write-test"),
     ],
 )
 def test_bad_input_is_answered_before_anything_starts(

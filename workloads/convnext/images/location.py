@@ -15,7 +15,7 @@ from typing import NoReturn
 from pyarrow import fs
 
 from workloads import environment
-from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
+from workloads.errors import DataIntegrityError, PlaceError, UsageError
 from workloads.storage.disk import PARTIAL, Entry
 from workloads.storage.folders import Folder, locate
 
@@ -118,7 +118,8 @@ def check_data(data: str, here: bool) -> str:
         _check_splits(locate(folder))
         return ""
     if here or folder.exists() or (folder.is_relative_to(mount) and mount.is_dir()):
-        raise UsageError(f"the data path {folder} {'is no folder' if folder.exists() else 'does not exist'}.", REMEDY)
+        beside = f"For the folder here give --data {Path(data).absolute()}." if Path(data).is_dir() else REMEDY
+        raise UsageError(f"the data path {folder} {'is no folder' if folder.exists() else 'does not exist'}.", beside)
     return f"{folder} cannot be seen from here; whether it is there, the workers will say"
 
 
@@ -182,26 +183,6 @@ def _check_splits(place: Folder) -> None:
             f"{place.uri} holds no folder {' and no folder '.join(map(repr, missing))}.",
             "Lay it out as train/<class>/*.png and val/<class>/*.png (or .jpg), or as train/*.tar and val/*.tar.",
         )
-
-
-def check_storage(folder: Folder) -> None:
-    """Refuse at once a place that checkpoints cannot be written to: writes an object and removes it.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        AuthError: it may not be written.
-        PlaceError: it cannot be: a full or read-only disk, a bucket that does not exist or answer.
-    """
-    probe = folder.child("write-test")
-    try:
-        probe.write("probe", b"probe")  # an empty one has room on a full disk
-    except WorkloadError:
-        with suppress(WorkloadError):  # the first failure is the one to tell
-            probe.remove()
-        raise
-    probe.remove()
 
 
 def check_results(folder: Path) -> None:

@@ -45,7 +45,9 @@ def prospect(folder: Folder) -> str:
         found = manifest.committed(folder.child("checkpoints").files())
     except WorkloadError:  # the storage does not answer, which is no reason to end otherwise
         return "continues from the newest checkpoint, if there is one"
-    return "continues from the newest checkpoint" if found else "begins anew: there is no checkpoint yet"
+    if not found:
+        return "begins anew: there is no checkpoint yet"
+    return f"continues from the newest checkpoint, of step {manifest.step_of(found[-1])}"
 
 
 def _summary(folder: Folder, name: str, found: dict[str, Any]) -> Record | None:

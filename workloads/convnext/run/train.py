@@ -26,7 +26,7 @@ from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageEr
 from workloads.reporting import credentials, progress
 from workloads.reporting.history import Record, history
 from workloads.reporting.tracking import JournalFollower, Wandb, WandbMode, wandb_reader
-from workloads.storage.folders import locate
+from workloads.storage.folders import check_writable, locate
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
 """Fields of the configuration that have a flag of their name; the others are the recipe's business."""
@@ -102,7 +102,7 @@ def run_train(args: argparse.Namespace) -> int:
     if unseen := location.check_data(run.config.data, here=place.embedded):
         progress.note(unseen)
     location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
-    location.check_storage(run.folder)
+    check_writable(run.folder)
     location.check_results(run.results)
     with run_lock.hold_here(run.folder.uri, run.name) if place.embedded else nullcontext():
         return _train(run, place, args)
