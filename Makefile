@@ -72,7 +72,8 @@ down:  ## end what `make demo` started; runs, data and results stay
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
 # First those that any number of processes can run side by side, then those that start servers: one process for the
-# emulated platform and one for Ray, as no machine has room for several of each.
+# emulated platform and one for Ray, as no machine has room for several of each (tests/conftest.py groups them,
+# which takes the pytest that pyproject.toml names).
 test: room $(STAMP) lint image-check  ## every test
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
 	@$(PY) -m pytest -m "emulated or ray" --numprocesses 2 --dist loadgroup --durations 15

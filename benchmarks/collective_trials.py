@@ -97,7 +97,7 @@ class _Interleaved:
 def undisturbed(folder: Path) -> float:
     """Seconds from the first rank's start to the end of a run that nobody kills, which is run once."""
     with _bench(folder, "undisturbed") as process:
-        until(_ranks, PATIENCE_SECONDS)
+        until(_ranks, PATIENCE_SECONDS, "the ranks started")
         began = time.monotonic()
         said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         if process.returncode:
@@ -115,7 +115,7 @@ def killed(folder: Path, span: float, chance: random.Random) -> Record:
     """
     name = f"killed-{chance.randrange(1 << 30)}"
     with _bench(folder, name) as process:
-        until(_ranks, PATIENCE_SECONDS)
+        until(_ranks, PATIENCE_SECONDS, "the ranks started")
         wait = chance.uniform(0, span)
         time.sleep(wait)
         if not (ranks := _ranks()):  # faster than the one before: over already

@@ -40,7 +40,7 @@ CONTROLS = {"slow": "control", "node": "even", "rail": "even"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that are missing, print the figures and keep them; returns 1 if a figure is not as it must be."""
     parser = command.parser(RESULTS, __doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
+    parser.add_argument("parts", nargs="*", type=_part, metavar="PART", help=f"of {', '.join(PARTS)} (all)")
     for option, count, told in (
         ("--pairs", 80, "pairs of ours and the bare loop, per size"),
         ("--kills", 20, "runs with a rank killed"),
@@ -49,11 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         parser.add_argument(option, type=int, default=count, metavar="N", help=f"{told} (%(default)s)")
     given = TRIALS.parse(parser, arguments)
-    if unknown := set(given.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     measure(given)
     found = {**conditions(), **TRIALS.summary(PARTS, right)}
     return command.conclude(given.results, found, found["wrong"])
+
+
+def _part(name: str) -> str:
+    if name not in PARTS:
+        raise argparse.ArgumentTypeError(f"no such part: {name}; there are {', '.join(PARTS)}")
+    return name
 
 
 def measure(given: argparse.Namespace) -> None:

@@ -1,19 +1,21 @@
 """Fixtures that every test may use."""
 
+import copy
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from tests.support.deployment import Deployment
-from tests.support.program import stack
+from tests.support.program import deploy_stack
 from tests.support.setting_examples import everything_changed
 
 # A runner in the background (nohup, some CI) has Ctrl-C ignored, which every program that a test starts would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# One process per core runs tests side by side: were torch to start a thread per core in each of them, every operation
-# would wait for threads that have no core. Read by OpenMP when torch is imported.
+# Processes run tests side by side, as many as there are cores or, with servers, two: were torch to start a thread per
+# core in each of them, every operation would wait for threads that have no core. Read by OpenMP when torch is imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -30,12 +32,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def full() -> Deployment:
+def full() -> Iterator[Deployment]:
     """The stack with every component, by its defaults."""
-    return stack()
+    yield from _unchanged(deploy_stack())
 
 
 @pytest.fixture(scope="session")
-def other() -> Deployment:
+def other() -> Iterator[Deployment]:
     """The same with every setting changed."""
-    return stack(everything_changed(but=set()))
+    yield from _unchanged(deploy_stack(everything_changed(but=set())))
+
+
+def _unchanged(deployment: Deployment) -> Iterator[Deployment]:
+    """A deployment that tests share: none of them may have changed what the program registered."""
+    before = [copy.deepcopy(found.inputs) for found in deployment]
+    yield deployment
+    assert [found.inputs for found in deployment] == before, "a test has changed what all share"

@@ -68,14 +68,14 @@ def chance_of(seed: int, trial: Trial) -> random.Random:
     return random.Random(f"{seed}/{part}/{number}")
 
 
-def until(condition: Callable[[], object], seconds: float = 90) -> None:
+def until(condition: Callable[[], object], seconds: float = 90, what: str = "the run went on") -> None:
     """Wait for what comes in its own time.
 
     Raises:
-        TimeoutError: it did not.
+        TimeoutError: it did not; names `what`.
     """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds:.0f} s")
+            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
         time.sleep(0.02)

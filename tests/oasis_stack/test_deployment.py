@@ -1,5 +1,6 @@
 """The harness itself: each trap that would let a wrong program pass is shown to be shut."""
 
+import gc
 from typing import Any
 
 import pulumi
@@ -61,10 +62,14 @@ def test_two_resources_of_one_type_and_name_are_refused() -> None:
         deploy(program)
 
 
-def test_a_mistyped_key_of_a_dictionary_is_refused() -> None:
+def test_a_mistyped_key_of_a_dictionary_is_refused_and_no_later_test_hears_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def program() -> None:
         mistyped: Any = {"enable_private_nodez": True}
         gcp.container.NodePool("pool", cluster="c", network_config=mistyped)
 
     with pytest.raises(AssertionError, match="enable_private_nodez"):
         deploy(program)
+    gc.collect()
+    assert caplog.text == ""

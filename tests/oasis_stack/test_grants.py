@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.deployment import Deployment, Registered
 from tests.support.pages import section
-from tests.support.program import stack
+from tests.support.program import deploy_stack
 from tests.support.setting_examples import HUB_TOKEN, KMS_KEY
 from tests.support.stacks import changed
 
@@ -81,7 +81,7 @@ def everything() -> Deployment:
     config = changed("oasis:network.proxy_only", True, config)
     config = changed("oasis:registry", {"docker_hub": HUB_LOGIN}, config)
     balanced = {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.200.0.0/16"]}
-    return stack(changed("oasis:ray", balanced, config))
+    return deploy_stack(changed("oasis:ray", balanced, config))
 
 
 def rows() -> list[list[str]]:

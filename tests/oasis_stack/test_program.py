@@ -21,7 +21,7 @@ from oasis_stack.facts.problem import config_key
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import known_keys
 from tests.support.deployment import Deployment, Registered
-from tests.support.program import at, stack
+from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import (
     ALONE,
     BUCKET,
@@ -72,9 +72,9 @@ MAY_REPLACE = {"project", "region", "name", "network.primary_block", "network.po
 
 _RENDER = """
 import json
-from tests.support.program import stack
+from tests.support.program import deploy_stack
 
-deployment = stack()
+deployment = deploy_stack()
 resources = sorted((vars(found) for found in deployment), key=lambda found: (found["type"], found["name"]))
 print(json.dumps([resources, deployment.exports], default=sorted))
 """
@@ -98,7 +98,7 @@ def test_what_is_registered_does_not_depend_on_the_order_of_sets() -> None:
 
 
 def test_preview_shows_what_an_update_does(full: Deployment) -> None:
-    preview = stack(FULL, preview=True)
+    preview = deploy_stack(FULL, preview=True)
 
     def outline(deployment: Deployment) -> dict[tuple[str, str], tuple[Any, ...]]:
         return {
@@ -176,13 +176,13 @@ def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment) 
     rest = everything_changed(but=MAY_REPLACE | {"zone", "wandb_api_key"})
     key = KMS_KEY.replace(str(EXAMPLES["region"].value), FULL["oasis:region"])
 
-    assert replaced(full, stack(changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
+    assert replaced(full, deploy_stack(changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
 
 
 @pytest.mark.thorough
 def test_another_zone_of_the_region_does_not_replace_the_cluster() -> None:
     config = changed("oasis:gpu.machine_type", "g2-standard-12")
-    before, after = (stack(changed("oasis:zone", zone, config)) for zone in ("us-central1-a", "us-central1-b"))
+    before, after = (deploy_stack(changed("oasis:zone", zone, config)) for zone in ("us-central1-a", "us-central1-b"))
 
     assert at(before.get(*CLUSTER), "nodeLocations") != at(after.get(*CLUSTER), "nodeLocations")
     assert replaced(before, after) == set()
@@ -203,7 +203,7 @@ def test_another_zone_of_the_region_does_not_replace_the_cluster() -> None:
 )
 def test_a_new_place_or_range_does_replace_it(key: str, differences: set[str], full: Deployment) -> None:
     config = changed(config_key(key), EXAMPLES[key].value)
-    moved = stack(changed("oasis:zone", EXAMPLES["zone"].value, config) if key == "region" else config)
+    moved = deploy_stack(changed("oasis:zone", EXAMPLES["zone"].value, config) if key == "region" else config)
 
     found = {path for name, path in replaced(full, moved) if name == CLUSTER[1]}
     # Project and region also stand in the paths of network and subnet.
@@ -222,7 +222,7 @@ def test_wrong_settings_end_the_program_before_it_registers_anything(monkeypatch
     monkeypatch.setattr(pulumi.Resource, "__init__", remember)
     # RunError is the one exception whose text Pulumi shows without a traceback.
     with pytest.raises(pulumi.RunError, match="oasis:zone"):
-        stack(changed("oasis:zone", "us-central1-f"))
+        deploy_stack(changed("oasis:zone", "us-central1-f"))
     assert [one for one in registered if "pulumi:pulumi:Stack" not in one] == []
 
 
@@ -346,7 +346,7 @@ def test_nothing_is_public_by_default(full: Deployment) -> None:
 
 
 def test_a_stack_without_gpus_has_nothing_that_is_for_gpus() -> None:
-    bare = stack({key: FULL[key] for key in ("gcp:project", "oasis:region", "oasis:zone")})
+    bare = deploy_stack({key: FULL[key] for key in ("gcp:project", "oasis:region", "oasis:zone")})
 
     assert {found.type.rpartition(":")[2] for found in components_of(bare)} == {
         *("ProjectServices", "Network", "ArtifactRegistry", "Bucket", "Cluster", "WorkloadIdentity"),
@@ -360,7 +360,7 @@ def test_a_stack_without_gpus_has_nothing_that_is_for_gpus() -> None:
 @pytest.mark.thorough
 def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs() -> None:
     for ladder, seconds in ((LADDER, "86400"), ([LADDER[0], LADDER[2]], None)):
-        deployed = stack(changed("oasis:gpu.capacity", ladder))
+        deployed = deploy_stack(changed("oasis:gpu.capacity", ladder))
 
         (container,) = at(deployed.get(*RAY), f"{GPU_GROUP}.template.spec.containers")
         known = {one["name"]: one.get("value") for one in container["env"]}
@@ -369,7 +369,7 @@ def test_gpu_workers_know_how_long_the_shortest_lived_node_of_the_ladder_runs() 
 
 @pytest.mark.thorough
 def test_a_stack_without_cpu_workers_has_no_pool_for_them() -> None:
-    bare = stack(changed("oasis:ray.cpu_workers_max", 0, changed("oasis:cluster.cpu_pool.max_nodes", 0)))
+    bare = deploy_stack(changed("oasis:ray.cpu_workers_max", 0, changed("oasis:cluster.cpu_pool.max_nodes", 0)))
 
     assert "cluster-cpu" not in {pool.name for pool in bare.of_type(GPU_POOL)}
     groups = at(bare.get(*RAY), "spec.workerGroupSpecs")

@@ -13,7 +13,7 @@ import yaml
 from oasis_stack.command_line import plan, stack_file
 from oasis_stack.command_line.stack_file import StackFileError, fill, set_value
 from oasis_stack.settings.settings import from_config, parse
-from tests.support.program import stack as deployed
+from tests.support.program import deploy_stack
 
 POOL = "gcp:container/nodePool:NodePool"
 IMAGE = ("config", "oasis:ray", "image")
@@ -72,7 +72,7 @@ def test_the_local_stack_is_the_h200_stack_with_every_component() -> None:
 @pytest.mark.thorough
 def test_the_dev_stack_has_every_type_of_resource_that_the_local_one_has_and_no_other() -> None:
     dev, local = (
-        Counter(found.type for found in deployed(stack_file.config(stack_file.find(name)) | given))
+        Counter(found.type for found in deploy_stack(stack_file.config(stack_file.find(name)) | given))
         for name, given in (("dev", {"gcp:project": "some-project"}), ("local", {}))
     )
 

@@ -180,8 +180,8 @@ def check_pools(stack: Deployment, chosen: Settings) -> None:
     assert at(gpu_class, "metadata.name") == selected == chosen.gpu.compute_class
     for pool in pools.values():
         assert (at(pool, "initialNodeCount"), at(pool, "autoscaling.totalMinNodeCount")) == (0, 0)
-        assert at(pool, "nodeConfig.labels")[key] == selected
-        assert {"key": key, "value": selected, "effect": "NO_SCHEDULE"} in at(pool, "nodeConfig.taints")
+        assert at(pool, "nodeConfig.labels") == {key: selected}
+        assert at(pool, "nodeConfig.taints") == [{"key": key, "value": selected, "effect": "NO_SCHEDULE"}]
         assert at(pool, "nodeLocations") == [chosen.zone]
     ladder = [rule["nodepools"] for rule in at(gpu_class, "spec.priorities")]
     assert ladder == [[f"{entry.pool_name}-1a2b3c4"] for entry in chosen.gpu.capacity]

@@ -18,9 +18,9 @@ def program() -> None:
     runpy.run_path(str(ROOT / "__main__.py"))
 
 
-def stack(config: Mapping[str, Any] = FULL, preview: bool = False) -> Deployment:
+def deploy_stack(config: Mapping[str, Any] = FULL, preview: bool = False) -> Deployment:
     """What the program registers for a stack file: run once for each, so that tests share it and change nothing."""
-    return _run(json.dumps(config, sort_keys=True), preview)
+    return _run(json.dumps(config), preview)
 
 
 @cache

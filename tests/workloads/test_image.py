@@ -34,6 +34,7 @@ def pinned(text: str) -> dict[str, str]:
 
 
 def test_only_the_system_packages_are_installed_as_root() -> None:
+    assert {word for word, _ in DOCKERFILE} == {"ARG", "FROM", "USER", "RUN", "WORKDIR", "ENV", "COPY"}
     user = f"{USER}:{GROUP}"
     as_root = []
     for word, rest in DOCKERFILE:

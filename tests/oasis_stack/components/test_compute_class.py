@@ -11,6 +11,7 @@ COMPUTE_CLASS = "kubernetes:cloud.google.com/v1:ComputeClass"
 def test_pools_are_tried_by_rules_that_hold_nothing_else(full: Deployment) -> None:
     spec = full.only(COMPUTE_CLASS).inputs["spec"]
 
+    assert set(spec) == {"priorities", "whenUnsatisfiable", "activeMigration", "autoscalingPolicy"}
     assert [set(rule) for rule in spec["priorities"]] == [{"nodepools"}] * 3
     assert spec["whenUnsatisfiable"] == "DoNotScaleUp"
     assert spec["activeMigration"] == {"optimizeRulePriority": False}

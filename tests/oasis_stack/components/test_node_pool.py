@@ -8,7 +8,7 @@ import pytest
 
 from oasis_stack.components.node_pool import GKE_LABELS
 from tests.support.deployment import Deployment
-from tests.support.program import at, stack
+from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import EXAMPLES
 from tests.support.stacks import changed
 
@@ -76,7 +76,7 @@ def test_compact_placement_is_asked_for_only_where_the_entry_says_so(other: Depl
 def test_a_machine_without_rdma_reaches_its_pools_has_one_interface_and_its_own_kind_of_disk() -> None:
     example = EXAMPLES["gpu.machine_type"]
     machine = changed("oasis:gpu.machine_type", example.value)
-    deployed = stack(changed("oasis:gpu.capacity[3]", {"mode": "on-demand", "max_nodes": 1}, machine))
+    deployed = deploy_stack(changed("oasis:gpu.capacity[3]", {"mode": "on-demand", "max_nodes": 1}, machine))
     assert at(deployed.get(*example.resource), example.path) == example.shown
     assert deployed.get(POOL, "gpu-on-demand").inputs["networkConfig"] == {"enablePrivateNodes": True}
     found = node(deployed, "gpu-on-demand")

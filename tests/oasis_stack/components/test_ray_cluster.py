@@ -18,7 +18,7 @@ from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.pod_size import whole_node_pod
 from oasis_stack.pod_specs import gib
 from tests.support.deployment import Deployment
-from tests.support.program import stack
+from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, MAX_RUN_VARIABLE, ClusterEnvironment, variable
 
@@ -114,7 +114,8 @@ def test_a_gpu_worker_finds_driver_and_plugin_and_talks_to_others_over_its_first
     assert found["LD_LIBRARY_PATH"] == f"{mounted['gib']}/lib64:/usr/local/nvidia/lib64"
 
 
-def test_a_gpu_worker_tolerates_what_such_nodes_carry(full: Deployment) -> None:
+def test_a_gpu_worker_asks_for_its_class_alone_and_tolerates_what_such_nodes_carry(full: Deployment) -> None:
+    assert pods(full)["gpu"]["nodeSelector"] == {"cloud.google.com/compute-class": "h200"}
     assert {entry["key"]: entry["value"] for entry in pods(full)["gpu"]["tolerations"]} == {
         "nvidia.com/gpu": "present",
         "cloud.google.com/compute-class": "h200",
@@ -128,7 +129,7 @@ def test_a_gpu_worker_tolerates_what_such_nodes_carry(full: Deployment) -> None:
 def test_a_worker_drains_within_its_grace_and_nothing_delays_the_signal(
     config: dict[str, Any], group: str, most: int
 ) -> None:
-    worker = pods(stack(config))[group]
+    worker = pods(deploy_stack(config))[group]
     (container,) = worker["containers"]
 
     drain = int(environment(container)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
@@ -293,7 +294,7 @@ def test_a_full_file_cache_never_evicts_its_pod(full: Deployment) -> None:
 
 
 def test_a_machine_without_rdma_needs_no_gib() -> None:
-    template = templates(stack(changed("oasis:gpu.machine_type", "g2-standard-12")))["gpu"]
+    template = templates(deploy_stack(changed("oasis:gpu.machine_type", "g2-standard-12")))["gpu"]
     assert "initContainers" not in template["spec"]
     assert "command" not in template["spec"]["containers"][0]
     assert not any(key.startswith("networking.gke.io") for key in template["metadata"]["annotations"])
@@ -495,7 +496,8 @@ def test_the_load_balancer_is_internal_and_shows_policies_its_clients(other: Dep
     service = other.only("kubernetes:core/v1:Service").inputs
     assert service["metadata"]["annotations"]["networking.gke.io/load-balancer-type"] == "Internal"
     assert service["spec"]["externalTrafficPolicy"] == "Local"  # or the policies would see nodes instead of clients
-    assert service["spec"]["ports"][0]["targetPort"] == 8265
+    assert service["spec"]["loadBalancerSourceRanges"] == ["192.168.7.0/24"]
+    assert service["spec"]["ports"] == [{"name": "dashboard", "port": 9443, "targetPort": 8265}]
     policies = {policy.name for policy in other.of_type("kubernetes:networking.k8s.io/v1:NetworkPolicy")}
     assert "dashboard-clients" in policies
 

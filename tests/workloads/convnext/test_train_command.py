@@ -22,11 +22,19 @@ from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
 from workloads.cluster import run_lock, session
+from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
 from workloads.convnext.run import driver, end_of_node, train, trainer
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
 from workloads.errors import PlaceError, UsageError
 from workloads.storage.folders import locate
+
+FLAGS = {
+    *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
+    *("--storage", "--results", "--wandb", "--wandb-key-file", "--address", "--timeout", "--dry-run", "--json"),
+    *("--set", "--require-fabric", "--no-require-fabric"),
+}
+"""The whole surface: a flag more is a decision, not an accident."""
 
 
 def options(*argv: str) -> argparse.Namespace:
@@ -38,6 +46,15 @@ def options(*argv: str) -> argparse.Namespace:
 def cluster(**changes: Any) -> ClusterEnvironment:
     values = {field.name: 0 if field.type == "int" else "" for field in dataclasses.fields(ClusterEnvironment)}
     return ClusterEnvironment.from_mapping({**values, **changes})
+
+
+def test_the_flags_are_these_and_each_tuned_one_is_a_field_of_the_configuration() -> None:
+    parser = argparse.ArgumentParser()
+    train.add_train_arguments(parser)
+    assert {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"} == FLAGS
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert set(train.TUNED_FIELDS) <= fields
+    assert {"--" + name.replace("_", "-") for name in train.TUNED_FIELDS} <= FLAGS
 
 
 def test_a_flag_changes_its_field_and_leaves_the_recipe_alone() -> None:
