@@ -103,7 +103,7 @@ def _up(state: State, given: argparse.Namespace) -> int:
     with state.lock("python -m emulator up"), lifecycle.started(state, _say) as running:
         result = lifecycle.deploy(state, running, _say, refresh=given.refresh)
         _summary("up", result)
-        _say(f"Ray's dashboard: {result.outputs['ray_dashboard_url']}")
+        _say(f"Ray's dashboard: {lifecycle.dashboard(result.outputs)}")
         _say(f"look around with: {lifecycle.EVAL}")
     return 0
 

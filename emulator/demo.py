@@ -156,7 +156,7 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
     rows = [
         ("deployed", f"{resources} resources in {seconds:.1f} s"),
         ("the whole demo", f"took {time.monotonic() - begun:.0f} s, after the Python packages were installed"),
-        ("Ray dashboard", f"{outputs['ray_dashboard_url']}  (it asks for the stack's token: see below)"),
+        ("Ray dashboard", f"{lifecycle.dashboard(outputs)}  (it asks for the stack's token: see below)"),
         ("Kubernetes API", f"https://{control_plane.endpoint(state)}"),
         ("data bucket", f"{outputs['data_uri']}  in {_shown(state.path('buckets', str(outputs['data_uri'])[5:]))}"),
         ("runs bucket", f"{outputs['runs_uri']}  in {_shown(state.path('buckets', str(outputs['runs_uri'])[5:]))}"),

@@ -201,6 +201,12 @@ def kubeconfig_file(state: State) -> Path:
     return state.path("kubeconfig")
 
 
+def dashboard(outputs: Mapping[str, Any]) -> str:
+    """Where Ray's dashboard is, and why there if the port is not the stack file's."""
+    url, wanted = str(outputs["ray_dashboard_url"]), _wanted_port()
+    return url if url.endswith(f":{wanted}") else f"{url} (port {wanted} was taken)"
+
+
 def is_of_earlier(shell: Mapping[str, str], state: State) -> bool:
     """Whether a shell's variables lead to another emulated cloud than the one that runs."""
     now = cloud_server.environment(state)

@@ -240,6 +240,8 @@ def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_
     assert runs("gc", "a", "--yes", "--orphan-hours", "0") == 0
     assert place.child("a", "checkpoints").names() == names[2:]
     assert runs.rows("gc", "--orphan-hours", "0") == []
+    assert runs("gc") == 0
+    assert f"there is nothing to remove in {place.uri}" in runs.errors
     assert [row["checkpoint"] for row in runs.rows("gc", "--keep", "1")] == [names[2]]
     assert runs("gc", "--keep", "0") == 2
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         yield
         return
     environment = _runtime_environment(place, imports)
-    with tempfile.TemporaryDirectory(prefix="oasis-") as directory:
+    with tempfile.TemporaryDirectory(prefix="oasis-") if place.embedded else nullcontext() as directory:
         where: dict[str, Any] = {"address": place.address}
         if place.embedded:
             where = {

@@ -188,15 +188,15 @@ class Follower:
         end = len(log) if whole else log.rfind("\n") + 1
         if end <= self._shown:
             return
-        for line in log[self._shown : end].splitlines():
+        for line in log[self._shown : end].splitlines(keepends=True):
             record = progress.parse(line)
             self._waits = record is not None and str(record.get("text", "")).startswith(WAITING)
             if record is None:
-                print(line, flush=True)
+                print(line.rstrip("\r\n"), flush=True)
             else:
                 self.results_uri = record.get("results_uri") or self.results_uri
                 progress.emit(record)
-        self._shown = end
+            self._shown += len(line)  # one by one: a Ctrl-C between two repeats none of them
 
 
 def missing_log(details: JobDetails, characters: int) -> str:

@@ -44,6 +44,7 @@ from workloads.jobs.follow import (
     tell,
 )
 from workloads.reporting import progress
+from workloads.storage.results import check_results
 
 OWN_COMMANDS = ("train", "tune", "sweep", "bench", "digits", "shards", "doctor", "runs")
 """Commands of this package that run in a job as they do here."""
@@ -117,6 +118,8 @@ def run_submit(args: argparse.Namespace) -> int:
         if args.dry_run:
             return _show(args, command, job)
         deployed = stack.find(args)
+        if job.entrypoint.startswith(f"{OURS} ") and not args.detach:
+            check_results(args.results)
         if args.ray_job:
             return _run_alone(args, deployed, job)
         with reach(deployed) as dashboard:

@@ -143,7 +143,7 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
         for attempt in run.committed:
             if attempt.name in problems:
                 rows.append({**_row(run, attempt), "verdict": problems[attempt.name] or "good"})
-    _print_rows(rows, place.uri, as_json=args.json)
+    _print_rows(rows, place.uri, nothing="no checkpoint", as_json=args.json)
     damaged = sum(row["verdict"] != "good" for row in rows)
     if damaged:
         raise DataIntegrityError(
@@ -163,7 +163,7 @@ def _repair(place: Folder, args: argparse.Namespace) -> int:
             "Nothing was changed. Train under another --run name, or delete that folder to start it again.",
         )
     rows = [{**_row(run, attempt), "verdict": problems[attempt.name]} for attempt in damaged]
-    _print_rows(rows, run.folder.uri, as_json=args.json)
+    _print_rows(rows, run.folder.uri, nothing="no damaged checkpoint", as_json=args.json)
     if damaged and _agreed(args, f"set {counted(len(damaged), 'damaged checkpoint')} of {run.name} aside?"):
         for attempt in damaged:
             manifest.withdraw(run.attempt(attempt.name))
@@ -178,7 +178,8 @@ def _repair(place: Folder, args: argparse.Namespace) -> int:
 def _gc(place: Folder, args: argparse.Namespace) -> int:
     found = _chosen(place, args)
     waste = [(run, attempt, why) for run in found for attempt, why in _superfluous(run, args)]
-    _print_rows([{**_row(run, attempt), "verdict": why} for run, attempt, why in waste], place.uri, as_json=args.json)
+    rows = [{**_row(run, attempt), "verdict": why} for run, attempt, why in waste]
+    _print_rows(rows, place.uri, nothing="nothing to remove", as_json=args.json)
     size = sum(attempt.size for _, attempt, _ in waste)
     if waste and not args.yes:
         _say(f"{len(waste)} could be removed, {decimal(size)}; nothing was, without --yes")
@@ -262,19 +263,20 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _print_rows(rows: Sequence[dict[str, Any]], uri: str, *, as_json: bool) -> None:
+def _print_rows(rows: Sequence[dict[str, Any]], uri: str, *, nothing: str = "no run", as_json: bool) -> None:
     """Print rows, each with a value per column it has.
 
     Args:
         rows: `bytes` is a size and `modified` a unix time, which are shown as people read them.
         uri: where they come from, to say so when there are none.
+        nothing: what there is then.
         as_json: print them as one JSON list and nothing else.
     """
     if as_json:
         print(json.dumps(rows, indent=1))
         return
     if not rows:
-        print(f"there is nothing to show in {uri}", file=sys.stderr)
+        print(f"there is {nothing} in {uri}", file=sys.stderr)
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
     headings = ({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()) for name in columns)

@@ -25,6 +25,7 @@ from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadF
 from workloads.reporting import credentials, progress
 from workloads.reporting.tracking import WandbMode
 from workloads.storage.folders import check_writable
+from workloads.storage.results import check_results
 from workloads.tune import concurrency, report
 from workloads.tune.ledger import METRICS, Ledger, Outcome, Trial, best, ranking
 from workloads.tune.planning import Search, configurations, plan
@@ -99,7 +100,7 @@ def run_tune(args: argparse.Namespace) -> int:
         if unseen := location.check_data(data, place.embedded):
             progress.note(unseen)
     check_writable(search.folder)
-    location.check_results(search.results)
+    check_results(search.results)
     ledger = Ledger(search.folder, search.plan, args.retry_failed)
     if ledger.outcomes:
         progress.note(f"{len(ledger.outcomes)} of them have ended already")

@@ -87,6 +87,7 @@ def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: 
     [
         (("--run", "Big Run"), "--run is 'Big Run'; a name has up to 63 of"),
         (("--run", "../up"), "--run is '../up'"),
+        (("--run", ""), "--run is ''"),
         (("--workers", "0"), "--workers is 0; it is a number or MIN:MAX, from 1 to 64"),
         (("--workers", "65"), "--workers is 65"),
         (("--workers", "4:2"), "--workers is 4:2"),

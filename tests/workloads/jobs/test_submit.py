@@ -393,6 +393,16 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     assert not ray.submitted
 
 
+@pytest.mark.parametrize("kind", [[], ["--ray-job"]])
+def test_a_folder_that_takes_no_results_is_refused_before_anything_is_submitted(
+    ray: FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert command_line.main(["submit", *kind, "--results", str(tmp_path / "file" / "a"), "--", "bench"]) == 8
+    assert f"cannot write results to {tmp_path}/file/a: Not a directory." in capsys.readouterr().err
+    assert not ray.submitted
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "env_vars: [A]", "\x00"])
 def test_a_runtime_environment_that_is_none_is_refused(
     ray: FakeRay, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]

@@ -35,7 +35,6 @@ SPLITS = ("train", "val")
 
 REMEDY = "Name another place with --data, or write the data first."
 
-RESULTS_REMEDY = "Name another folder with --results, or free some space there."
 
 _fetched: dict[str, Path] = {}
 """In a worker: what was copied before the ranks met. To list a bucket of a million images again takes minutes."""
@@ -183,20 +182,6 @@ def _check_splits(place: Folder) -> None:
             f"{place.uri} holds no folder {' and no folder '.join(map(repr, missing))}.",
             "Lay it out as train/<class>/*.png and val/<class>/*.png (or .jpg), or as train/*.tar and val/*.tar.",
         )
-
-
-def check_results(folder: Path) -> None:
-    """Refuse at once a folder that results cannot be written to.
-
-    Raises:
-        PlaceError: it cannot be made, or does not take a file.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"probe")
-    except OSError as error:
-        raise PlaceError(f"cannot write results to {folder}: {error.strerror or error}.", RESULTS_REMEDY) from error
 
 
 def _downloaded(uri: str) -> Path:

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.convnext.images.location import RESULTS_REMEDY
 from workloads.errors import PlaceError
 from workloads.reporting.history import Record, history
 from workloads.storage.folders import Folder
+from workloads.storage.results import RESULTS_REMEDY
 
 WANDB = "wandb"
 """Folder of the results with W&B's own files."""

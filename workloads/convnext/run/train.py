@@ -27,6 +27,7 @@ from workloads.reporting import credentials, progress
 from workloads.reporting.history import Record, history
 from workloads.reporting.tracking import JournalFollower, Wandb, WandbMode, wandb_reader
 from workloads.storage.folders import check_writable, locate
+from workloads.storage.results import check_results
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
 """Fields of the configuration that have a flag of their name; the others are the recipe's business."""
@@ -93,7 +94,7 @@ def run_train(args: argparse.Namespace) -> int:
         return explain_train(args, place)
     run = plan(args, place)
     if (summary := standing.finished(run.folder, run.config)) is not None:
-        location.check_results(run.results)
+        check_results(run.results)
         progress.note(f"all epochs ({run.config.epochs}) of run {run.name} are complete; raise --epochs to train on")
         _conclude(run, summary)
         return EXIT_OK
@@ -103,7 +104,7 @@ def run_train(args: argparse.Namespace) -> int:
         progress.note(unseen)
     location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
     check_writable(run.folder)
-    location.check_results(run.results)
+    check_results(run.results)
     with run_lock.hold_here(run.folder.uri, run.name) if place.embedded else nullcontext():
         return _train(run, place, args)
 
@@ -159,7 +160,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
     changes = {name: getattr(args, name) for name in TUNED_FIELDS} | fields.assigned(args.set, TUNED_FIELDS)
     config = configuration.from_recipe(args.recipe, **changes)
     now = time.gmtime()
-    name = args.run or f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}"
+    name = f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}" if args.run is None else args.run
     run_name.check("--run", name)
     cluster = place.environment
     gpus = cluster.gpus_per_node if cluster else 0
