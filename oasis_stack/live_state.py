@@ -141,7 +141,7 @@ def fetch(url: str) -> bytes:
     """The content of an address that needs no login.
 
     Raises:
-        Refused: the server will not give it.
+        RequestRefused: the server will not give it.
         NotAnswering: the request may succeed later.
     """
     import requests
@@ -166,7 +166,7 @@ def google_list(project: str, url: str, key: str = "items") -> Iterator[dict[str
     """Everything that a list method of a Google API answers: all pages, and all scopes of an aggregated list.
 
     Raises:
-        Refused: no credentials or no permission.
+        RequestRefused: no credentials or no permission.
         NotAnswering: the request may succeed later.
     """
     token = ""
@@ -222,7 +222,7 @@ def google_says_disabled(api: str, project: str) -> bool:
     """True if an API refuses a request because it is not enabled; any other answer means that it is.
 
     Raises:
-        Refused: no credentials.
+        RequestRefused: no credentials.
         NotAnswering: the request may succeed later.
     """
     if api not in _PROBES:
@@ -280,7 +280,7 @@ def until_none(subject: str, remaining: Callable[[], Sequence[str]], minutes: fl
 
     Raises:
         WaitError: after `minutes`, naming what remains, and `remedy`.
-        Refused: at once, where asking again would not help.
+        RequestRefused: at once, where asking again would not help.
     """
     start, pause = time.monotonic(), 0.1
     told, told_at = [""], start

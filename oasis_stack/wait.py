@@ -133,7 +133,7 @@ def _cluster_gone(cluster: KubernetesClient) -> bool:
     """True if there is no cluster to clean up; the user must say so, since a network fault looks the same.
 
     Raises:
-        polling.WaitError: the cluster does not answer, and the user has not said so.
+        WaitError: the cluster does not answer, and the user has not said so.
     """
 
     def silent() -> list[str]:

@@ -1,8 +1,16 @@
-"""Which GPU machine types the emulated Google sells where. Machine types without GPUs are sold everywhere."""
+"""Machine types of the emulated Google: those with GPUs, their zones, and the size of every one.
+
+Machine types without GPUs are sold everywhere.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+
+class UnknownMachineError(ValueError):
+    """A machine type whose size the emulator does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +23,8 @@ class GpuMachine:
     """GPUs of one machine."""
     rdma_nics: int
     """NICs that attach to a RoCE network."""
+    vcpus: int
+    memory_gb: int
     hyperdisk_only: bool
     """Whether it refuses Persistent Disk."""
     zones: frozenset[str]
@@ -56,11 +66,23 @@ _L4_GPUS = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
 
 GPU_MACHINES: dict[str, GpuMachine] = {
     "a3-ultragpu-8g": GpuMachine(
-        accelerator="nvidia-h200-141gb", gpus=8, rdma_nics=8, hyperdisk_only=True, zones=ROCE_ZONES
+        accelerator="nvidia-h200-141gb",
+        gpus=8,
+        rdma_nics=8,
+        vcpus=224,
+        memory_gb=2952,
+        hyperdisk_only=True,
+        zones=ROCE_ZONES,
     ),
     **{
         f"g2-standard-{vcpus}": GpuMachine(
-            accelerator="nvidia-l4", gpus=gpus, rdma_nics=0, hyperdisk_only=False, zones=_L4_ZONES
+            accelerator="nvidia-l4",
+            gpus=gpus,
+            rdma_nics=0,
+            vcpus=vcpus,
+            memory_gb=4 * vcpus,
+            hyperdisk_only=False,
+            zones=_L4_ZONES,
         )
         for vcpus, gpus in _L4_GPUS.items()
     },
@@ -68,3 +90,19 @@ GPU_MACHINES: dict[str, GpuMachine] = {
 
 GPU_FAMILIES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 """Prefixes of machine types that have GPUs: one that is not in `GPU_MACHINES` is refused rather than guessed at."""
+
+_FIXED = {"e2-medium": (2, 4), "e2-small": (2, 2), "n2-highmem-128": (128, 864)}
+_GB_PER_VCPU = {"standard": 4, "highmem": 8, "highcpu": 1}
+
+
+def machine_size(machine_type: str) -> tuple[int, int]:
+    """vCPUs and GB of memory (Google Cloud documentation, "Machine families"). Raises UnknownMachineError."""
+    if machine := GPU_MACHINES.get(machine_type):
+        return machine.vcpus, machine.memory_gb
+    if machine_type in _FIXED:
+        return _FIXED[machine_type]
+    shape = re.fullmatch(r"\w+-(standard|highmem|highcpu)-(\d+)(?:-\w+)?", machine_type)
+    if shape is None:
+        raise UnknownMachineError(f"the emulated GKE does not know the size of machine type {machine_type!r}")
+    vcpus = int(shape[2])
+    return vcpus, vcpus * _GB_PER_VCPU[shape[1]]

@@ -7,13 +7,12 @@ would allocate that is not there yet.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from emulator.gcp.machines import GPU_MACHINES
+from emulator.gcp.machines import GPU_MACHINES, machine_size
 
 Body = dict[str, Any]
 
@@ -22,13 +21,7 @@ COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 GPU = "nvidia.com/gpu"
 
 _EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
-_FIXED = {"a3-ultragpu-8g": (224, 2952), "e2-medium": (2, 4), "e2-small": (2, 2), "n2-highmem-128": (128, 864)}
-_GB_PER_VCPU = {"standard": 4, "highmem": 8, "highcpu": 1}
 _LOCAL_SSD_GB = 375
-
-
-class UnknownMachineError(ValueError):
-    """A machine type whose size the emulator does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +85,6 @@ def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
         "spec": {"taints": taints(pool), "providerID": f"gce://{pool.identity.split('/')[1]}/{zone}/{name}"},
         "status": {"capacity": capacity, "allocatable": allocatable},
     }
-
-
-def machine_size(machine_type: str) -> tuple[int, int]:
-    """vCPUs and GB of memory (Google Cloud documentation, "Machine families"). Raises UnknownMachineError."""
-    if machine_type in _FIXED:
-        return _FIXED[machine_type]
-    shape = re.fullmatch(r"\w+-(standard|highmem|highcpu)-(\d+)(?:-\w+)?", machine_type)
-    if shape is None:
-        raise UnknownMachineError(f"the emulated GKE does not know the size of machine type {machine_type!r}")
-    vcpus = int(shape[2])
-    return vcpus, vcpus * _GB_PER_VCPU[shape[1]]
 
 
 def reserved_cpu_millis(vcpus: int) -> int:

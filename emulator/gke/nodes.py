@@ -2,7 +2,8 @@
 
 A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one.
 A pool grows to its maximum at once, unless `faults.json` has its growth (`gke:nodePool/NAME`, call `grow`) fail. What
-became of a pod that waits is an event on it, with the words of kubernetes/autoscaler
+became of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no pool, or the pools are full;
+`FailedScaleUp`: no capacity), with the words of kubernetes/autoscaler
 (processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
 (k8s.io/gke-autoscaling/cluster-autoscaler, package events).
 """
@@ -17,9 +18,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from emulator.gcp.machines import UnknownMachineError
 from emulator.gke import records as gke_records
 from emulator.gke.fit import fits, free, refusal
-from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, UnknownMachineError, node
+from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, node
 from emulator.google import faults
 from emulator.google.cloud import Cloud
 from emulator.kubernetes.api import Api, Body, KindNotServedError

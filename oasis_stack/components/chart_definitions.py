@@ -55,7 +55,7 @@ def definitions(repository: str, chart: str, version: str) -> Iterator[dict[str,
         version: its version.
 
     Raises:
-        Refused: the repository has no such chart, or not with the digest that its index names.
+        RequestRefused: the repository has no such chart, or not with the digest that its index names.
         NotAnswering: it may answer later.
     """
     import yaml

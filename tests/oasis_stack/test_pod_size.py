@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from emulator.gcp.machines import machine_size
 from emulator.gke import node_shapes as gke_node_shapes
 from oasis_stack.facts import pod_size
 from oasis_stack.facts.machine import GENERAL_PURPOSE, MACHINES, Machine, general_purpose
@@ -19,7 +20,7 @@ def test_what_a_pod_may_ask_for_fits_a_node_that_is_not_there_yet(machine: Machi
     """Against the emulated node, which has its own reading of the autoscaler's formula, with at least 1 % to spare."""
     size = pod_size.whole_node_pod(machine)
     beside = pod_size.sidecar(size.cpus, size.memory_gib)
-    vcpus, memory_gb = gke_node_shapes.machine_size(machine.name)
+    vcpus, memory_gb = machine_size(machine.name)
     cpu_millis = vcpus * 1000 - gke_node_shapes.reserved_cpu_millis(vcpus)
     memory_mib = gke_node_shapes.capacity_memory_mib(memory_gb) - gke_node_shapes.reserved_memory_mib(memory_gb)
 

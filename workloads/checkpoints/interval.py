@@ -13,7 +13,7 @@ DEADLINE_MARGIN = 300.0
 """Seconds before the node's end by which its last due checkpoint is committed."""
 
 FIRST_SECONDS = 60.0
-"""Interval until a save has been measured: Young's formula needs to know what one costs."""
+"""Interval until a save has been measured, as Young's formula needs its cost; a run's first save begins at once."""
 
 SHORTEST, LONGEST = 10.0, 3600.0
 """Bounds of an interval by Young's formula; the longest limits what a wrong `failure_hours` can cost."""
