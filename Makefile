@@ -92,7 +92,7 @@ image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole, and 
 	    --python-platform x86_64-manylinux_2_28 --only-binary :all: --require-hashes \
 	    -r requirements-workloads.txt -r workloads/image/requirements-index.txt
 
-plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings, addresses, ladder (STACK=dev)
+plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings to destroy order (STACK=dev)
 	@$(PY) -m oasis_stack plan --stack $(STACK); $(OR_UNREAD)
 
 init: $(CLOUD_STAMP)  ## state bucket, key and project into an existing stack file (STACK=dev)

@@ -35,7 +35,7 @@ _PROGRAM = """
 import json, time
 begun = time.perf_counter()
 import runpy
-from tests.support.deployment import deploy
+from oasis_stack.command_line.offline import deploy
 from tests.support.stacks import FULL
 seconds = []
 for _ in range(2):

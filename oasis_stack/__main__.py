@@ -72,7 +72,11 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(refuse=made.error)
         return made
 
-    command("plan", "show every setting and where it comes from, the addresses and the ladder; touches nothing", _PLAN)
+    command(
+        "plan",
+        "show the settings, addresses, ladder, resources and the order of their deletion; touches nothing",
+        _PLAN,
+    )
     initialise = command(
         "init", "make state bucket and key, and write what is missing into an existing stack file", _INIT
     )
@@ -134,6 +138,10 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     settings = parse(values)
     if options.command == "plan":
         _say("\n".join([plan.report(settings, values), *plan.notes(settings, datetime.now(UTC))]))
+        # The program's SDKs, which take seconds to import and serve no other command.
+        from oasis_stack.command_line import offline, resource_tree
+
+        _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(stack_file.config(stack.file)))]))
         return OK
     if options.command == "image":
         image.image(stack, settings.ray.version, options.builder, _say)

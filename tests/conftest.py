@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.deployment import Deployment
+from oasis_stack.command_line.offline import Deployment
 from tests.support.program import deploy_stack
 from tests.support.setting_examples import everything_changed
 

@@ -12,7 +12,7 @@ import pytest
 
 from docs import platform_picture, terminal_picture
 from emulator import demo
-from tests.support.deployment import Deployment
+from oasis_stack.command_line.offline import Deployment
 from tests.support.pages import PAGES, ROOT, section
 
 OF_THE_SEEDS = {

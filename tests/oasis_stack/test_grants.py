@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.deployment import Deployment, Registered
+from oasis_stack.command_line.offline import Deployment, Registered
 from tests.support.pages import section
 from tests.support.program import deploy_stack
 from tests.support.setting_examples import HUB_TOKEN, KMS_KEY

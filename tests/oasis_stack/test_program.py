@@ -16,11 +16,11 @@ import pytest
 from emulator.gcp.tables import ROWS
 from emulator.gcp.types import inputs_of
 from oasis_stack import components
+from oasis_stack.command_line.offline import Deployment, Registered
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts.problem import config_key
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import known_keys
-from tests.support.deployment import Deployment, Registered
 from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import (
     ALONE,

@@ -20,10 +20,10 @@ from pulumi.dynamic.dynamic import serialize_provider
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 from oasis_stack import wait
+from oasis_stack.command_line.offline import deploy
 from oasis_stack.components import chart_definitions
 from oasis_stack.live_state import RequestRefused, WaitError
 from tests.support import loopback
-from tests.support.deployment import deploy
 from tests.support.loopback import Request
 
 Answer = tuple[int, dict[str, Any]]

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as some
 
+from oasis_stack.command_line import resource_tree
+from oasis_stack.command_line.offline import Deployment, deploy_stack
 from oasis_stack.components.cluster import NODE_ROLES
 from oasis_stack.facts import address_plan, capacity_rules
 from oasis_stack.facts.machine import MACHINES, Machine
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import from_config, parse
-from tests.support.deployment import Deployment, deploy
-from tests.support.program import at, program
+from tests.support.program import at
 from tests.support.stacks import FULL
 
 PARSED = settings(max_examples=100, deadline=None)
@@ -261,7 +262,49 @@ def check_kept(stack: Deployment, chosen: Settings) -> None:
         assert at(found, "forceDestroy") is not found.retain_on_delete
 
 
-CHECKS = (check_devices, check_pools, check_roce, check_spot, check_graph, check_grants, check_kept)
+DESTROYED_BEFORE = (
+    ("RayCluster", "wait.WorkloadsGone", "Release"),
+    ("wait.WorkloadsGone", "ServiceAccount", "Namespace"),
+    ("wait.WorkloadsGone", "ValidatingAdmissionPolicy"),
+    ("RayCluster", "ComputeClass", "container.NodePool"),
+    ("RayCluster", "Network", "GKENetworkParamSet", "container.NodePool"),
+    ("container.NodePool", "container.Cluster", "wait.NetworkFree", "compute.RouterNat", "compute.Router"),
+    ("cloudbuild.WorkerPool", "wait.ConnectionFree", "servicenetworking.Connection", "compute.GlobalAddress"),
+    ("container.Cluster", "projects.IAMMember", "wait.ApisAnswer"),
+)
+"""Kinds of which all of one are gone before the next begin, where a stack has them."""
+
+
+def check_destroy_order(stack: Deployment, _: Settings) -> None:
+    """Nothing goes before what needs it, and the kinds that wait for one another do; VPCs go last but for the APIs."""
+    steps = resource_tree.destroy_order(stack)
+    step = {found.urn: number for number, found_in in enumerate(steps) for found in found_in}
+    deleted = [found for found in stack if found.custom and not found.retain_on_delete]
+    assert step.keys() == {found.urn for found in deleted}
+    for found in deleted:
+        assert all(step[urn] > step[found.urn] for urn in stack.created_before(found) & step.keys()), found.name
+
+    def of(kind: str) -> list[int]:
+        return [step[found.urn] for found in deleted if resource_tree.kind(found) == kind]
+
+    for chain in DESTROYED_BEFORE:
+        for first, then in itertools.pairwise(kind for kind in chain if of(kind)):
+            assert max(of(first)) < min(of(then)), (first, then)
+    network = stack.get("gcp:compute/network:Network", "network")
+    after = {resource_tree.kind(found) for number in steps[step[network.urn] + 1 :] for found in number}
+    assert after <= {"wait.ApisAnswer", "projects.Service"}
+
+
+CHECKS = (
+    check_devices,
+    check_pools,
+    check_roce,
+    check_spot,
+    check_graph,
+    check_grants,
+    check_kept,
+    check_destroy_order,
+)
 
 
 @pytest.mark.thorough
@@ -270,7 +313,7 @@ CHECKS = (check_devices, check_pools, check_roce, check_spot, check_graph, check
 def test_every_legal_stack_keeps_the_invariants(config: dict[str, Any]) -> None:
     note(json.dumps(config, indent=1))
     chosen = parse(from_config(config))
-    stack = deploy(program, config)
+    stack = deploy_stack(config)
 
     for check in CHECKS:
         check(stack, chosen)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from oasis_stack.command_line.stack_file import ROOT
-from tests.support.deployment import Deployment, Registered, deploy
+from oasis_stack.command_line import offline
+from oasis_stack.command_line.offline import Deployment, Registered
 from tests.support.stacks import FULL
-
-
-def program() -> None:
-    """`__main__.py`, as Pulumi runs it."""
-    runpy.run_path(str(ROOT / "__main__.py"))
 
 
 def deploy_stack(config: Mapping[str, Any] = FULL, preview: bool = False) -> Deployment:
@@ -25,7 +19,7 @@ def deploy_stack(config: Mapping[str, Any] = FULL, preview: bool = False) -> Dep
 
 @cache
 def _run(config: str, preview: bool) -> Deployment:
-    return deploy(program, json.loads(config), preview, secrets=frozenset({"oasis:wandb_api_key"}))
+    return offline.deploy_stack(json.loads(config), preview)
 
 
 def at(resource: Registered, path: str) -> Any:

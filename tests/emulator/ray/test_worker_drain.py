@@ -26,6 +26,7 @@ import pytest
 from emulator.machine import processes
 from emulator.machine.state import State
 from emulator.ray import start as ray_start
+from oasis_stack.command_line.offline import Deployment
 from tests.oasis_stack.components.test_ray_cluster import (
     as_kuberay_starts_it,
     environment,
@@ -33,7 +34,6 @@ from tests.oasis_stack.components.test_ray_cluster import (
     gpu_container,
     pods,
 )
-from tests.support.deployment import Deployment
 from tests.support.waiting import eventually
 
 __all__ = ["gib_folder"]

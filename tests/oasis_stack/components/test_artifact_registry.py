@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from oasis_stack.command_line.offline import PROJECT_NUMBER, Deployment, deploy
 from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs
 from oasis_stack.facts.lifecycle import RepositoryLifecycle
-from tests.support.deployment import PROJECT_NUMBER, Deployment, deploy
 from tests.support.stacks import SITE
 
 REPOSITORY = "gcp:artifactregistry/repository:Repository"

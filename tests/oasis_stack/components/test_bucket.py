@@ -1,6 +1,6 @@
 """Buckets: what is remembered of deleted objects, and what is taken back."""
 
-from tests.support.deployment import Deployment
+from oasis_stack.command_line.offline import Deployment
 from tests.support.setting_examples import BUCKET
 
 

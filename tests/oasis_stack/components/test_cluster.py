@@ -3,7 +3,7 @@
 import json
 import re
 
-from tests.support.deployment import Deployment
+from oasis_stack.command_line.offline import Deployment
 from tests.support.program import deploy_stack
 from tests.support.setting_examples import KMS_KEY
 from tests.support.stacks import changed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.compute_class import KIND
-from tests.support.deployment import Deployment
 
 COMPUTE_CLASS = "kubernetes:cloud.google.com/v1:ComputeClass"
 

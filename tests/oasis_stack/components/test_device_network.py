@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.deployment import Deployment
+from oasis_stack.command_line.offline import Deployment
 
 NETWORK = "kubernetes:networking.gke.io/v1:Network"
 PARAMETERS = "kubernetes:networking.gke.io/v1:GKENetworkParamSet"

@@ -1,6 +1,6 @@
 """The place where images are built."""
 
-from tests.support.deployment import Deployment
+from oasis_stack.command_line.offline import Deployment
 
 POOL = "gcp:cloudbuild/workerPool:WorkerPool"
 CONNECTION, WAIT = "gcp:servicenetworking/connection:Connection", "pulumi-python:dynamic/wait:ConnectionFree"

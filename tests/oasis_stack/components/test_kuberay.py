@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.deployment import Deployment
+from oasis_stack.command_line.offline import Deployment
 
 
 def test_chart_and_operator_have_the_one_version_and_run_on_the_system_pool(full: Deployment) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.network import range_name
-from tests.support.deployment import Deployment
 
 NETWORK, SUBNET = "gcp:compute/network:Network", "gcp:compute/subnetwork:Subnetwork"
 FIREWALL, ROUTER, NAT = "gcp:compute/firewall:Firewall", "gcp:compute/router:Router", "gcp:compute/routerNat:RouterNat"

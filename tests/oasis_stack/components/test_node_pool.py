@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.node_pool import GKE_LABELS
-from tests.support.deployment import Deployment
 from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import EXAMPLES
 from tests.support.stacks import changed

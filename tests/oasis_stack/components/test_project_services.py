@@ -1,7 +1,7 @@
 """The APIs of the stack."""
 
+from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.project_services import FIRST
-from tests.support.deployment import Deployment
 
 SERVICE = "gcp:projects/service:Service"
 ANSWER = "pulumi-python:dynamic/wait:ApisAnswer"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from ray.autoscaler._private.kuberay import autoscaling_config, node_provider
 
+from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.ray_cluster import port_forward_command
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.pod_size import whole_node_pod
 from oasis_stack.pod_specs import gib
-from tests.support.deployment import Deployment
 from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, MAX_RUN_VARIABLE, ClusterEnvironment, variable

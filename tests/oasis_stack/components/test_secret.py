@@ -1,7 +1,7 @@
 """The secret, and the value it may start with."""
 
+from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.secret import value_version
-from tests.support.deployment import Deployment
 
 SECRET, VERSION = "gcp:secretmanager/secret:Secret", "gcp:secretmanager/secretVersion:SecretVersion"
 KEY = "0123456789abcdef0123456789abcdef01234567"

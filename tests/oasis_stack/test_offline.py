@@ -7,7 +7,7 @@ import pulumi
 import pulumi_gcp as gcp
 import pytest
 
-from tests.support.deployment import deploy
+from oasis_stack.command_line.offline import deploy
 
 
 def test_a_program_is_drained_and_its_dependencies_secrets_and_exports_are_kept() -> None:
@@ -58,7 +58,7 @@ def test_two_resources_of_one_type_and_name_are_refused() -> None:
         gcp.compute.Address("a")
         gcp.compute.Address("a")
 
-    with pytest.raises(AssertionError, match="registered twice"):
+    with pytest.raises(ValueError, match="registered twice"):
         deploy(program)
 
 
@@ -69,7 +69,7 @@ def test_a_mistyped_key_of_a_dictionary_is_refused_and_no_later_test_hears_of_it
         mistyped: Any = {"enable_private_nodez": True}
         gcp.container.NodePool("pool", cluster="c", network_config=mistyped)
 
-    with pytest.raises(AssertionError, match="enable_private_nodez"):
+    with pytest.raises(ValueError, match="enable_private_nodez"):
         deploy(program)
     gc.collect()
     assert caplog.text == ""

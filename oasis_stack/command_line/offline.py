@@ -1,6 +1,7 @@
-"""Runs a program under Pulumi's mocks, drains it, and keeps what it registered, so that a test is plain asserts.
+"""A Pulumi program without an engine or a cloud: run under the SDK's mocks and drained, with all that it registers.
 
-Resources are looked up by (type, name): the order in which Pulumi registers them varies from run to run.
+For `plan`, and for tests, which are plain asserts on it. Resources are looked up by (type, name): the order in which
+Pulumi registers them varies from run to run.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import runpy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +19,10 @@ from google.protobuf import empty_pb2
 from pulumi.runtime import config as runtime_config
 from pulumi.runtime import mocks, rpc, settings, stack
 
+from oasis_stack.command_line.stack_file import ROOT
+
 PROJECT_NUMBER = "123456789012"
-"""What the emulated `getProject` answers as the number of every project."""
+"""What `getProject` answers as the number of every project."""
 
 STACK_TYPE = "pulumi:pulumi:Stack"
 
@@ -75,9 +79,8 @@ class Deployment:
     def get(self, type_: str, name: str) -> Registered:
         """The resource with this type token and logical name."""
         found = self._resources.get((type_, name))
-        assert found is not None, (
-            f"no {type_} named {name!r}; of this type: {sorted(r.name for r in self.of_type(type_))}"
-        )
+        if found is None:
+            raise LookupError(f"no {type_} named {name!r}; of this type: {[r.name for r in self.of_type(type_)]}")
         return found
 
     def of_type(self, type_: str) -> list[Registered]:
@@ -87,7 +90,8 @@ class Deployment:
     def only(self, type_: str) -> Registered:
         """The one resource of a type."""
         found = self.of_type(type_)
-        assert len(found) == 1, f"{type_}: {[r.name for r in found]}"
+        if len(found) != 1:
+            raise LookupError(f"not one {type_} but {[r.name for r in found]}")
         return found[0]
 
     def by_urn(self, urn: str) -> Registered:
@@ -98,6 +102,10 @@ class Deployment:
         """Direct children, sorted by type and name."""
         return sorted((r for r in self if r.parent == parent.urn), key=lambda r: (r.type, r.name))
 
+    def made_before(self, resource: Registered) -> set[str]:
+        """URNs that `resource` itself names: its dependencies, parent and provider."""
+        return {*resource.dependencies, resource.parent, resource.provider.rpartition("::")[0]} - {""}
+
     def created_before(self, resource: Registered) -> set[str]:
         """URNs made before `resource` and deleted after it: through dependencies, parents and providers."""
         seen: set[str] = set()
@@ -106,7 +114,7 @@ class Deployment:
             current = self._by_urn.get(waiting.pop())
             if current is None:  # the stack itself
                 continue
-            edges = {*current.dependencies, current.parent, current.provider.rpartition("::")[0]} - {""} - seen
+            edges = self.made_before(current) - seen
             seen |= edges
             waiting += edges
         return seen - {resource.urn}
@@ -118,9 +126,16 @@ class Deployment:
     def add(self, resource: Registered) -> None:
         """Keep one registration; two of the same type and name would be two resources that fight over one name."""
         key = (resource.type, resource.name)
-        assert key not in self._resources, f"registered twice: {key}"
+        if key in self._resources:
+            raise ValueError(f"registered twice: {key}")
         self._resources[key] = resource
         self._by_urn[resource.urn] = resource
+
+
+def deploy_stack(config: Mapping[str, object], preview: bool = False) -> Deployment:
+    """What the wiring diagram registers for the `config` section of a stack file."""
+    secrets = frozenset({"oasis:wandb_api_key"})
+    return deploy(lambda: runpy.run_path(str(ROOT / "__main__.py")), config, preview, secrets)
 
 
 def deploy(
@@ -230,9 +245,8 @@ def _refuse_snake_case(type_: str, name: str, value: object) -> None:
     # A mistyped key of a dictionary literal travels to the provider untranslated, and is ignored there.
     if isinstance(value, dict):
         for key, inner in value.items():
-            assert "_" not in key.strip("_"), (
-                f"{type_} {name!r}: argument {key!r} is in snake_case, so Pulumi does not know it"
-            )
+            if "_" in key.strip("_"):
+                raise ValueError(f"{type_} {name!r}: argument {key!r} is in snake_case, so Pulumi does not know it")
             if key not in FREE_KEYS:
                 _refuse_snake_case(type_, name, inner)
     elif isinstance(value, list):
@@ -260,7 +274,7 @@ class _Cloud(mocks.Mocks):
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         if args.token == "gcp:organizations/getProject:getProject":
             return {"number": PROJECT_NUMBER, **args.args}, []
-        raise AssertionError(f"the test cloud has no function {args.token}")
+        raise LookupError(f"the offline cloud has no function {args.token}")
 
 
 def _computed(type_: str, state: dict[str, Any]) -> dict[str, Any]:
