@@ -10,11 +10,12 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,15 +106,16 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         yield
         return
     environment = _runtime_environment(place, imports)
-    with tempfile.TemporaryDirectory(prefix="oasis-") if place.embedded else nullcontext() as directory:
-        where: dict[str, Any] = {"address": place.address}
-        if place.embedded:
-            where = {
-                "num_cpus": cpus,
-                "include_dashboard": False,
-                "object_store_memory": _OBJECT_STORE_BYTES,
-                "_temp_dir": directory,
-            }
+    directory = tempfile.mkdtemp(prefix="oasis-") if place.embedded else ""
+    where: dict[str, Any] = {"address": place.address}
+    if place.embedded:
+        where = {
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_temp_dir": directory,
+        }
+    try:
         try:
             with interruption.handlers_kept(), _groups_of_their_own():
                 ray.init(log_to_driver=log_to_driver, logging_level=logging.WARNING, runtime_env=environment, **where)
@@ -122,14 +124,9 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         except Exception as error:  # of many kinds: a node that is not up within Ray's 30 s is a plain one
             raise _unreachable(place, error) from error
         progress.wait_over()
-        try:
-            yield
-        except KeyboardInterrupt:
-            if place.embedded:  # whoever wanted the connection says the rest
-                progress.note("ending Ray, which takes some seconds")
-            raise
-        finally:
-            _shut_down()
+        yield
+    finally:
+        _shut_down(directory)
 
 
 @contextmanager
@@ -149,14 +146,23 @@ def _groups_of_their_own() -> Iterator[None]:
         services.ConsolePopen = before
 
 
-def _shut_down() -> None:
-    """End the connection to Ray, whole: a second Ctrl-C would leave processes and their files behind."""
+def _shut_down(directory: str) -> None:
+    """End the connection to Ray, whole: a second Ctrl-C would leave processes and their files behind.
+
+    Args:
+        directory: of an embedded Ray; empty for a connection to another.
+    """
     import ray
 
+    interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
     with interruption.handlers_kept():
         if threading.current_thread() is threading.main_thread():
             interruption.ignore()
+        if interrupted and directory:  # whoever wanted the connection says the rest
+            progress.note("ending Ray, which takes some seconds")
         ray.shutdown()
+        if directory:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def release_places() -> None:
