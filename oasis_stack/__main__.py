@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         "plan",
         "show the settings, addresses, ladder, resources and the order of their deletion; touches nothing",
         _PLAN,
-    )
+    ).add_argument("--settings-only", action="store_true", help="up to the ladder: do not run the program")
     initialise = command(
         "init", "make state bucket and key, and write what is missing into an existing stack file", _INIT
     )
@@ -138,10 +138,11 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     settings = parse(values)
     if options.command == "plan":
         _say("\n".join([plan.report(settings, values), *plan.notes(settings, datetime.now(UTC))]))
-        # The program's SDKs, which take seconds to import and serve no other command.
-        from oasis_stack.command_line import offline, resource_tree
+        if not options.settings_only:
+            # The program's SDKs, which take seconds to import and serve no other command.
+            from oasis_stack.command_line import offline, resource_tree
 
-        _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(stack_file.config(stack.file)))]))
+            _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(stack_file.config(stack.file)))]))
         return OK
     if options.command == "image":
         image.image(stack, settings.ray.version, options.builder, _say)

@@ -156,12 +156,13 @@ def test_plan_shows_settings_addresses_ladder_resources_and_destroy_order_and_ca
 
 def test_a_command_that_does_not_run_the_program_imports_neither_its_sdks_nor_ray() -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "oasis_stack", "destroy-plan", "--stack", "local"],
+        [sys.executable, "-X", "importtime", "-m", "oasis_stack", "plan", "--settings-only", "--stack", "local"],
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
         cwd=stack_file.ROOT,
     )
+    assert "Ladder of a3-ultragpu-8g" in done.stdout and "Resources" not in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "oasis_stack.settings.settings" in imported
     assert not {
