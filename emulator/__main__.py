@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from emulator import closed_pipe, demo, lifecycle
@@ -91,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         'print shell exports for kubectl, pulumi and Google\'s clients: eval "$(.venv/bin/python -m emulator env)"'
     )
     add("env", _env, exports)
+    plain = commands.add_parser("pulumi")  # what `pulumi` in the shell of `env` calls; nobody types it
+    plain.add_argument("directory", type=Path)
+    plain.add_argument("verb")
+    plain.add_argument("given", nargs=argparse.REMAINDER)
+    plain.set_defaults(run=_pulumi)
     add(
         "down",
         _down,
@@ -122,6 +128,12 @@ def _refresh(state: State, given: argparse.Namespace) -> int:
 
 def _destroy(state: State, given: argparse.Namespace) -> int:
     return _on_running(state, "destroy", lambda: lifecycle.destroy(state, lifecycle.engine(state, _say), _say))
+
+
+def _pulumi(_: State, given: argparse.Namespace) -> int:
+    state = State(given.directory)
+    with state.lock(f"pulumi {given.verb}"):
+        return lifecycle.pulumi(state, given.verb, given.given, _say)
 
 
 def _on_running(state: State, verb: str, call: Callable[[], Result]) -> int:

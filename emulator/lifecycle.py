@@ -5,13 +5,14 @@ A command that starts an emulator and does not come to its end, Ctrl-C included,
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def started(state: State, report: Report) -> Iterator[Engine]:
 
 def check_settings() -> None:
     """Raises EmulatorError with every mistake of the stack file, in the program's own words; or its encryption."""
-    plan = [sys.executable, "-m", "oasis_stack", "plan", "--stack", STACK]
+    plan = [sys.executable, "-m", "oasis_stack", "plan", "--settings-only", "--stack", STACK]
     done = subprocess.run(plan, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EmulatorError(f"stack {done.stderr.strip()}")
@@ -123,6 +124,42 @@ def up(state: State, running: Engine, *, refresh: bool = False) -> Result:
     return result
 
 
+def pulumi(state: State, verb: str, given: Sequence[str], report: Report) -> int:
+    """Pulumi's own command, as a person gave it, and then Ray as the stack is now; returns the command's exit status.
+
+    Args:
+        state: of the emulator whose shell it was typed in.
+        verb: the command's usual name: `preview`, `up`, `refresh` or `destroy`.
+        given: all its words.
+        report: told what is done beside it.
+
+    Raises:
+        EmulatorError: the emulator does not run, or the command is about another stack.
+    """
+    require_running(state)
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("-C", "--cwd", type=Path, default=Path())
+    options.add_argument("-s", "--stack", default=STACK)
+    known, _ = options.parse_known_args(given)
+    if known.stack.rpartition("/")[2] != STACK:
+        raise EmulatorError(
+            f"this shell is of the emulated cloud, whose stack is {STACK!r}: it cannot {verb} {known.stack!r}. For a "
+            "stack on Google Cloud use a shell without the emulator's `env`."
+        )
+    here = known.cwd.absolute()
+    project = next((folder for folder in (here, *here.parents) if (folder / "Pulumi.yaml").exists()), CHECKOUT)
+    running = engine(state, report, checkout=project)
+    status = running.command_line(given)
+    if status:
+        return status
+    if verb == "destroy":
+        ray_nodes.stop(state)
+    if verb == "up" and "kubeconfig" in (outputs := running.outputs()):
+        write_atomically(kubeconfig_file(state), str(outputs["kubeconfig"]), mode=0o600)
+        start_ray(state, report)
+    return 0
+
+
 def start_ray(state: State, report: Report) -> None:
     """The standing Ray behind the deployed RayCluster, unless it runs."""
     deployed = deployed_ray.find(control_plane.kubeconfig_file(state))
@@ -146,8 +183,8 @@ def take_down(state: State) -> list[str]:
     return names
 
 
-def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = None) -> Engine:
-    """The engine for the local stack of this checkout; `overlay` wins over the stack file."""
+def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = None, checkout: Path = CHECKOUT) -> Engine:
+    """The engine for the local stack of a checkout; `overlay` wins over the stack file."""
     ports = {
         "oasis:ray": {
             "dashboard_port": state.port("ray-dashboard", preferred=_wanted_port()),
@@ -157,6 +194,7 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
     return Engine(
         state,
         report,
+        checkout=checkout,
         overlay=merged(ports, overlay or {}),
         environment=cloud_server.environment(state),
         types=gcp_tables.ROWS,

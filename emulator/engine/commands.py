@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,14 @@ from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomica
 
 STACK = "local"
 
-_PROVIDERS = {"gcp": "10.2.0", "kubernetes": "4.34.2"}
-"""Plugins that the program's SDKs ask for, at the versions of pulumi-gcp and pulumi-kubernetes in the lock file."""
+_PLUGINS = {
+    "resource-gcp-v10.2.0": "emulator.gcp.provider",
+    "resource-kubernetes-v4.34.2": "emulator.kubernetes.provider",
+    "resource-pulumi-python-v3.259.0": "pulumi.dynamic",
+    "language-python-v3.259.0": "emulator.engine.language_host",
+}
+"""Plugins that the engine looks for, and the modules that are them here: two at the versions of pulumi-gcp and
+pulumi-kubernetes in the lock file, two that come with the engine, at its own."""
 
 _ENCRYPTION = ("encryptionsalt", "encryptedkey", "secretsprovider")
 """Top-level keys of a stack file that say how its secrets are encrypted (Pulumi documentation, "Stack settings file
@@ -38,6 +44,7 @@ reference")."""
 
 _CANCEL_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+_HEAR_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +107,37 @@ class Engine:
         """Delete everything that is not kept."""
         return self._run("destroy")
 
+    def command_line(self, given: Sequence[str]) -> int:
+        """Run Pulumi's own command line in this terminal, on the engine's copy of the stack file.
+
+        Args:
+            given: a command that runs the program or changes resources, with its options.
+
+        Returns:
+            Its exit status. Ctrl-C is for it alone, and a SIGINT that only this process was sent is passed on.
+        """
+        self._prepare()
+        program = self._state.path("bin", "pulumi")
+        words = [*given, "--config-file", str(self._folder("project") / f"Pulumi.{self._stack}.yaml")]
+        child = subprocess.Popen([program, *words], env=self._variables())
+        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            while child.poll() is None:
+                heard = signal.sigtimedwait(signals, _HEAR_SECONDS)
+                if heard and heard.si_pid:  # a terminal's comes from the kernel, to both
+                    child.send_signal(signal.SIGINT)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        return child.returncode
+
+    def outputs(self) -> dict[str, Any]:
+        """The stack's exports, secrets in the clear; empty where there is no stack."""
+        words = ["stack", "output", "--json", "--show-secrets", "--stack", self._stack]
+        program, folder = self._state.path("bin", "pulumi"), self._folder("project")
+        done = subprocess.run([program, *words], cwd=folder, env=self._variables(), capture_output=True, check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
     def environment(self) -> dict[str, str]:
         """Variables under which a `pulumi` started by hand works on this stack."""
         return {
@@ -109,6 +147,7 @@ class Engine:
             "PULUMI_CONFIG_PASSPHRASE_FILE": str(self._passphrase_file()),
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            "PULUMI_IGNORE_AMBIENT_PLUGINS": "true",
             "PATH": f"{self._state.path('bin')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             **_past_proxies(),
             **self._environment,
@@ -132,7 +171,7 @@ class Engine:
             raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}")
         return Result(changes=answer["changes"], outputs=answer["outputs"], seconds=time.monotonic() - begun)
 
-    def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+    def _variables(self) -> dict[str, str]:
         paths = dict.fromkeys([str(self._checkout), str(CHECKOUT)])
         environment = {
             **os.environ,
@@ -142,6 +181,9 @@ class Engine:
             "PYTHONUNBUFFERED": "1",
         }
         environment.pop("PULUMI_CONFIG_PASSPHRASE", None)  # the user's own would win over the emulator's file
+        return environment
+
+    def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         log = self._state.log("engine")
         with log.open("ab") as errors:
             child = subprocess.Popen(
@@ -149,7 +191,7 @@ class Engine:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=environment,
+                env=self._variables(),
                 start_new_session=True,
                 text=True,
             )
@@ -194,12 +236,10 @@ class Engine:
     def _prepare(self) -> None:
         # The emulator's own lock says that no other engine runs here: a lock that is left is of one that was killed.
         shutil.rmtree(self._folder("state") / ".pulumi" / "locks", ignore_errors=True)
-        for name, version in _PROVIDERS.items():
-            folder = self._folder("home") / "plugins" / f"resource-{name}-v{version}"
-            _write_script(folder / f"pulumi-resource-{name}", f"emulator.{name}.provider", CHECKOUT)
-        # Dynamic resources: their classes are the program's own, so they are found in its checkout first.
-        dynamic = self._state.path("bin", "pulumi-resource-pulumi-python")
-        _write_script(dynamic, "pulumi.dynamic", self._checkout, CHECKOUT)
+        for plugin, module in _PLUGINS.items():
+            program = f"pulumi-{plugin.rpartition('-')[0]}"
+            # The checkout first: dynamic resources are of the program's own classes.
+            _write_script(self._folder("home") / "plugins" / plugin / program, module, self._checkout, CHECKOUT)
         self._write_stack_file()
 
     def _write_stack_file(self) -> None:

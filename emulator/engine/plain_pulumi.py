@@ -1,8 +1,8 @@
-"""The `pulumi` of a person's shell on the emulator: looks things up, and says what to type instead of all else.
+"""The `pulumi` of a person's shell on the emulator: Pulumi itself, with what the emulator has to do beside it.
 
-The program runs inside the emulator's own engine process: plain Pulumi finds no way to run it, and would write into the
-tracked stack file before it says so. What writes that file on purpose adds an encryption of its own to it. Run by file,
-without the checkout's modules or packages, as it starts often.
+What runs the program or changes resources takes the emulator's copy of the stack file, since the command line would
+write its encryption into the tracked one. What would write there unasked, or touch what is known of the cloud alone,
+answers with what to type instead. Run by file, without the checkout's modules or packages, as it starts often.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 FOLDER = "emulator-shell"
 """Of `.oasis`, first on that shell's PATH."""
@@ -25,29 +26,28 @@ is the next word."""
 
 _CONFIG = ("config", "conf", "cfg")
 
+_RUN = {
+    **dict.fromkeys(("preview", "pre"), "preview"),
+    **dict.fromkeys(("up", "update"), "up"),
+    "refresh": "refresh",
+    **dict.fromkeys(("destroy", "down", "dn"), "destroy"),
+}
+"""Commands, with their other names, that run the program or change resources."""
+
 _INSTEAD = {
-    "preview": "{python} -m emulator preview",
-    "pre": "{python} -m emulator preview",
-    "up": "{python} -m emulator up",
-    "update": "{python} -m emulator up",
-    "watch": "{python} -m emulator up",
-    "new": "{python} -m emulator up",
-    "refresh": "{python} -m emulator refresh",
-    "destroy": "{python} -m emulator destroy",
-    "down": "{python} -m emulator destroy",
-    "dn": "{python} -m emulator destroy",
-    **dict.fromkeys(_CONFIG, "$EDITOR Pulumi.local.yaml; {python} -m emulator preview"),
-    "import": "$EDITOR __main__.py; {python} -m emulator preview",
+    "watch": "pulumi up",
+    "new": "pulumi up",
+    "import": "$EDITOR __main__.py; pulumi preview",
     "logs": "ls .oasis/logs",
-    "state": "{python} -m emulator refresh",
-    "stack import": "{python} -m emulator refresh",
-    "stack init": "{python} -m emulator up",
+    "state": "pulumi refresh",
+    "stack import": "pulumi refresh",
+    "stack init": "pulumi up",
     "stack rm": "{python} -m emulator down",
     "stack remove": "{python} -m emulator down",
     "stack rename": "{python} -m emulator down; {python} -m emulator up",
     "stack change-secrets-provider": "{python} -m emulator down; {python} -m emulator up",
 }
-"""What would run the program, or write or delete a stack file or its state, and the commands that do it here."""
+"""What would write or delete a stack file or its state, and the commands that do it here."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,20 +55,28 @@ def main(arguments: Sequence[str]) -> int:
     program, *given = arguments
     words = _words(given)
     command = " ".join(words[: 2 if words[:1] == ["stack"] else 1])
-    instead = _INSTEAD.get(command)
-    reads = command in _CONFIG and words[1:2] in ([], ["get"])
-    if instead is None or reads or {"-h", "--help"} & set(given):
+    helps = {"-h", "--help"} & set(given)
+    if command in _RUN and not helps:
+        os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+        beside = ["-m", "emulator", "pulumi", str(Path(program).parents[1]), _RUN[command]]
+        os.execv(sys.executable, [sys.executable, *beside, *given])
+    if command in _CONFIG and "--secret" in given:
+        return _refused("config", "the emulator encrypts with a passphrase of its own", "$EDITOR Pulumi.local.yaml")
+    if command not in _INSTEAD or helps:
         os.execv(program, ["pulumi", *given])
-    writes = words[0] in ("stack", "logs", *_CONFIG)
-    why = "it would change the stack file" if writes else "plain Pulumi cannot run the program on the emulated cloud"
+    why = "it would change the stack file"
     if command in ("state", "stack import"):
         why = "it would change what is known of the emulated cloud, and nothing in it"
-    named = " ".join(words[: 2 if words[0] in ("stack", "state", *_CONFIG) else 1])
+    named = " ".join(words[: 2 if words[0] in ("stack", "state") else 1])
+    return _refused(named, why, _INSTEAD[command])
+
+
+def _refused(command: str, why: str, instead: str) -> int:
     beside = os.path.relpath(sys.executable)
     python = sys.executable if beside.startswith("..") else beside
     print(
-        f"pulumi {named}: {why}; nothing was done. Type instead:\n  "
-        f"{instead.format(python=python)}\nFor a stack on Google Cloud use a shell without the emulator's `env`.",
+        f"pulumi {command}: {why}; nothing was done. Type instead:\n  {instead.format(python=python)}\n"
+        "For a stack on Google Cloud use a shell without the emulator's `env`.",
         file=sys.stderr,
     )
     return 2

@@ -26,7 +26,7 @@ from emulator.google.errors import CloudError
 from emulator.google.http_errors import in_googles_words
 from emulator.google.scope import Scope
 from emulator.machine.state import State
-from emulator.protocol.plugin import Provider, serve
+from emulator.protocol.plugin import Provider, serve_provider
 from emulator.protocol.wire import UNKNOWN, Secret, decode, encode, holds_secret, holds_unknown, plain
 
 LATENCY_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATENCY_SECONDS", "0.02"))
@@ -222,4 +222,4 @@ def _property_diff(change: gcp_diff.Change) -> provider_pb2.PropertyDiff:
 
 if __name__ == "__main__":
     gcp_types.import_ahead(gcp_tables.ROWS)
-    serve(GcpProvider(Cloud(State.from_environment().directory)))
+    serve_provider(GcpProvider(Cloud(State.from_environment().directory)))

@@ -22,7 +22,7 @@ from emulator.kubernetes.config import ProviderConfig
 from emulator.kubernetes.wait import NotReadyError, StillThereError, until_gone, until_ready
 from emulator.machine.state import EmulatorError
 from emulator.protocol import wire
-from emulator.protocol.plugin import Provider, serve
+from emulator.protocol.plugin import Provider, serve_provider
 
 VERSION = "4.34.2"
 """Version of the SDK that the program imports; the engine asks for the provider of the same version."""
@@ -218,4 +218,4 @@ class KubernetesProvider(Provider):
 
 
 if __name__ == "__main__":
-    serve(KubernetesProvider())
+    serve_provider(KubernetesProvider())

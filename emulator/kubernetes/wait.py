@@ -38,12 +38,13 @@ def until_ready(api: Api, body: Body, seconds: float, stop: Callable[[], bool]) 
     Raises:
         NotReadyError: it is not after `seconds`, or `stop` said so.
     """
-    deadline = time.monotonic() + (seconds or DEFAULT_SECONDS)
+    began = time.monotonic()
     live, pause = body, 0.05
     obstacle = _obstacle(body)
     while reason := obstacle(live):
-        if time.monotonic() > deadline or stop():
-            raise NotReadyError(live, f"not ready after {seconds or DEFAULT_SECONDS:.0f} s: {reason}")
+        waited = time.monotonic() - began
+        if waited > (seconds or DEFAULT_SECONDS) or stop():
+            raise NotReadyError(live, f"not ready after {waited:.0f} s: {reason}")
         time.sleep(pause)
         pause = min(pause * 1.5, 1.0)
         live = _get(api, body) or live
@@ -56,12 +57,13 @@ def until_gone(api: Api, body: Body, seconds: float, stop: Callable[[], bool]) -
     Raises:
         StillThereError: it is not after `seconds`; says which finalizers hold it.
     """
-    deadline, pause = time.monotonic() + (seconds or DEFAULT_SECONDS), 0.05
+    began, pause = time.monotonic(), 0.05
     uid = body["metadata"].get("uid")
     while (live := _get(api, body)) is not None and (uid is None or live["metadata"]["uid"] == uid):
-        if time.monotonic() > deadline or stop():
+        waited = time.monotonic() - began
+        if waited > (seconds or DEFAULT_SECONDS) or stop():
             raise StillThereError(
-                f"still there {seconds or DEFAULT_SECONDS:.0f} s after its deletion was asked for; "
+                f"still there {waited:.0f} s after its deletion was asked for; "
                 f"{_held_by(live)}. The controllers that should release it must be alive."
             )
         time.sleep(pause)

@@ -1,8 +1,9 @@
-"""A Pulumi provider as a program: gRPC on a loopback port, which it prints first, as the engine expects."""
+"""A plugin of Pulumi's engine as a program: gRPC on a loopback port, which it prints first, as the engine expects."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from concurrent import futures
 
 import grpc
@@ -28,14 +29,19 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         return empty_pb2.Empty()
 
 
-def serve(provider: Provider) -> None:
-    """Serve until the engine ends this process."""
+def serve_provider(provider: Provider) -> None:
+    """Serve a provider until the engine ends this process."""
+    serve(lambda server: provider_pb2_grpc.add_ResourceProviderServicer_to_server(provider, server))
+
+
+def serve(add: Callable[[grpc.Server], None]) -> None:
+    """Serve what `add` adds to the server, until the engine ends this process."""
     # How the engine ends a provider; one that takes its time is waited for at the end of every run. A terminal's Ctrl-C
     # does not come here, since the engine gives each provider a process group of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = [("grpc.max_receive_message_length", _MESSAGE_LIMIT), ("grpc.max_send_message_length", _MESSAGE_LIMIT)]
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=_THREADS), options=limits)
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(provider, server)
+    add(server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)

@@ -35,14 +35,19 @@ COMPUTE = "https://www.googleapis.com/compute/v1/"
 
 
 def engine(state: State, checkout: Path, program: str, trouble: Callable[[State], str] = lambda _state: "") -> Engine:
-    """An engine for a program's text; it finds `pulumi`, `kubernetes`, and `opts()` with the cluster's provider."""
+    """An engine for a program's text, written as `write` does."""
+    write(state, checkout, program)
+    return Engine(state, print, checkout=checkout, trouble=lambda: trouble(state))
+
+
+def write(state: State, checkout: Path, program: str) -> None:
+    """A checkout with a program's text; it finds `pulumi`, `kubernetes`, and `opts()` with the cluster's provider."""
     checkout.mkdir(exist_ok=True)
     (checkout / "Pulumi.yaml").write_text(f"name: {checkout.name}\nruntime: python\n")
     (checkout / "Pulumi.local.yaml").write_text("config: {}\n")
     (checkout / "__main__.py").write_text(
         _HEAD.format(kubeconfig=str(control_plane.kubeconfig_file(state))) + dedent(program)
     )
-    return Engine(state, print, checkout=checkout, trouble=lambda: trouble(state))
 
 
 def cloud_with_pools(cloud: Cloud) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from emulator import build, lifecycle
 from emulator.engine.commands import Engine
@@ -39,22 +41,17 @@ def pulumi(state: State, command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "instead"),
     [
-        ("preview -s local", "-m emulator preview"),
-        ("-s local preview --diff", "-m emulator preview"),
-        ("--cwd somewhere --non-interactive up --stack local --yes", "-m emulator up"),
-        ("--color=never update", "-m emulator up"),
-        ("-v 3 refresh", "-m emulator refresh"),
-        ("destroy --stack local", "-m emulator destroy"),
-        ("config set oasis:region us-central1", "config set: it would change the stack file"),
-        ("cfg --config-file get rm oasis:region", "Pulumi.local.yaml; "),
+        ("new", "  pulumi up"),
+        ("--color=never watch", "  pulumi up"),
+        ("config set --secret oasis:key x", "config: the emulator encrypts with a passphrase of its own"),
         ("stack rm local --yes", "-m emulator down"),
         ("logs -s local", "logs: it would change the stack file; nothing was done. Type instead:\n  ls .oasis/logs"),
         ("state unprotect --all --yes", "state unprotect: it would change what is known of the emulated cloud"),
-        ("stack import --file x", "-m emulator refresh"),
+        ("stack import --file x", "  pulumi refresh"),
         ("stack -s local change-secrets-provider passphrase", "-m emulator down"),
     ],
 )
-def test_what_would_run_the_program_or_write_a_stack_file_is_answered_with_what_to_type(
+def test_what_would_write_a_stack_file_or_the_state_is_answered_with_what_to_type(
     state: State, command: str, instead: str
 ) -> None:
     before = STACK_FILE.read_bytes()
@@ -70,9 +67,24 @@ def test_what_would_run_the_program_or_write_a_stack_file_is_answered_with_what_
 @pytest.mark.parametrize(
     "command",
     [
+        *("preview -s local", "-s local preview --diff", "--color=never update", "-v 3 refresh", "dn --stack local"),
+        "--cwd . --non-interactive up --stack local --yes",
+    ],
+)
+def test_what_runs_the_program_needs_the_emulator(state: State, command: str) -> None:
+    done = pulumi(state, command)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: no emulator runs in this checkout; ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
         *("stack output --json --stack local", "stack", "-s up stack output config", "version", "whoami", ""),
         *("cancel -s local", "stack ls", "preview --help", "stack output preview"),
         *("config -s local", "config --config-file x --json", "-s local config get oasis:region"),
+        *("config set oasis:region us-central1", "cfg rm oasis:region"),
     ],
 )
 def test_what_only_looks_is_handed_on_as_it_is(state: State, command: str) -> None:
@@ -82,19 +94,46 @@ def test_what_only_looks_is_handed_on_as_it_is(state: State, command: str) -> No
 
 
 @pytest.mark.emulated
-def test_it_means_the_local_stack_unless_another_is_named(bare_cluster: ControlPlane, tmp_path: Path) -> None:
-    checkout = tmp_path / "unnamed"
-    programs.engine(bare_cluster.state, checkout, 'import pulumi\npulumi.export("a", "b")\n').up()
+def test_it_previews_changes_refreshes_and_destroys_and_writes_no_tracked_file(
+    bare_cluster: ControlPlane, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "plain"
+    program = """
+        config = pulumi.Config()
+        space = kubernetes.core.v1.Namespace("space", metadata={"name": "plain-space"}, opts=opts())
+        print("a line of the program's own")
+        pulumi.export("a", config.get("a") or "b")
+        pulumi.export("b", pulumi.Output.secret("canary"))
+    """
+    programs.write(bare_cluster.state, checkout, program)
     file = checkout / "Pulumi.local.yaml"
     before = file.read_bytes()
 
-    def said(command: str) -> str:
-        return pulumi(bare_cluster.state, f"--cwd {checkout} {command}").stdout.strip()
+    def said(command: str, status: int = 0) -> str:
+        done = pulumi(bare_cluster.state, f"--cwd {checkout} {command}")
+        assert done.returncode == status, done
+        return f"{done.stdout}{done.stderr}"
 
-    assert said("stack output a") == "b"
-    assert said("config --json") == "{}"
-    assert said("stack output a --stack other") == ""
+    said("stack init local", 2)  # the emulator's `up` makes it
+    programs.engine(bare_cluster.state, checkout, program).preview()
+    assert "Namespace space create" in " ".join(said("preview").split())
+    assert bare_cluster.api.get("v1", "Namespace", "plain-space") is None
+    assert "a line of the program's own" in said("up --yes --skip-preview")
+    assert bare_cluster.api.get("v1", "Namespace", "plain-space") is not None
+    assert said("stack output a").strip() == "b"
+    assert "canary" not in said("stack output")
     assert file.read_bytes() == before
+
+    said("config set a c")
+    assert yaml.safe_load(file.read_text()) == {"config": {f"{checkout.name}:a": "c"}}
+    assert "no stack named 'other'" in said("stack output a --stack other", 6)
+    assert "this shell is of the emulated cloud" in said("up --stack dev", 1)
+    assert re.search(r"Resources:\n +\d unchanged\n", said("up --yes"))
+    assert said("stack output a").strip() == "c"
+    said("refresh --yes")
+    said("destroy --yes")
+    assert bare_cluster.api.get("v1", "Namespace", "plain-space") is None
+    assert {path.name for path in checkout.iterdir()} == {"Pulumi.yaml", "Pulumi.local.yaml", "__main__.py"}
 
 
 def test_python_in_that_shell_is_the_one_that_has_the_packages(state: State) -> None:
