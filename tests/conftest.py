@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from oasis_stack.command_line.offline import Deployment
+from tests.support import left_behind
 from tests.support.program import deploy_stack
 from tests.support.setting_examples import everything_changed
 
@@ -29,6 +30,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for name in SERVERS:
         if item.get_closest_marker(name):
             item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What this process's tests have started ends with it, also where Ctrl-C leaves the fixtures no time."""
+    left_behind.end_after_this_process(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")

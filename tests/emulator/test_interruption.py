@@ -161,29 +161,6 @@ def test_a_second_command_in_the_same_checkout_is_refused_and_down_ends_the_firs
         first.communicate()
 
 
-def test_a_second_demo_is_refused_while_one_trains_and_down_leaves_no_process_of_it(checkout: Path) -> None:
-    first = _start(checkout, "demo", dict(os.environ))
-    try:
-        read_until(first, "submitted; Ctrl-C stops it")
-        second = _emulator(checkout, "demo")
-        assert second.returncode == 1
-        assert f"`make demo` (process {first.pid}) is at work in this checkout" in second.stderr
-        time.sleep(5)  # the job's processes come
-
-        down = _emulator(checkout, "down")
-
-        assert down.returncode == 0, down.stderr
-        assert "interrupted `make demo`" in down.stdout
-        said, _ = first.communicate(timeout=PATIENCE_SECONDS)
-        assert first.returncode == 130, said
-        assert "ending everything" in said
-        assert processes.owned_by(checkout / ".oasis") == []
-        assert not running(str(checkout), str(ray_folder.session_directory(checkout / ".oasis")))
-    finally:
-        first.kill()
-        first.communicate()
-
-
 def test_a_second_demo_is_refused_while_the_first_is_up_to_be_looked_at(checkout: Path) -> None:
     state = State.of_checkout(checkout)
     up = state.spawn("kube-apiserver", ["sleep", "600"])
@@ -196,7 +173,7 @@ def test_a_second_demo_is_refused_while_the_first_is_up_to_be_looked_at(checkout
     assert state.process("kube-apiserver") == up
 
 
-def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one_leaves_the_other(
+def test_two_demos_side_by_side_share_nothing_and_down_in_the_benchmark_of_one_leaves_the_other(
     checkout: Path, tmp_path: Path
 ) -> None:
     other = copied(tmp_path / "other")
@@ -211,6 +188,9 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
     try:
         # Ray gives a node 30 seconds to join, which two cores do not manage for two clusters at once.
         begun = read_until(first, "submitted; Ctrl-C stops it")
+        again = _emulator(checkout, "demo")
+        assert again.returncode == 1
+        assert f"`make demo` (process {first.pid}) is at work in this checkout" in again.stderr
         second = _start(other, "demo", dict(os.environ))
         started.append(second)
         with ThreadPoolExecutor() as reader:
@@ -220,9 +200,12 @@ def test_two_demos_side_by_side_share_nothing_and_ctrl_c_in_the_benchmark_of_one
             ports, others = (_ports(folder) for folder in (checkout, other))
             assert set(ports.values()) & set(others.values()) == set()
             assert set(_pids(checkout)) & set(_pids(other)) == set()
-            os.killpg(second.pid, signal.SIGINT)
+            down = _emulator(other, "down")
+            assert down.returncode == 0, down.stderr
+            assert "interrupted `make demo`" in down.stdout
             said, _ = second.communicate(timeout=PATIENCE_SECONDS)
             assert second.returncode == 130, said
+            assert "ending everything" in said
             _assert_nothing_is_left(other)
 
             said, _ = whole.result(timeout=2 * PATIENCE_SECONDS)
