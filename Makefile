@@ -71,12 +71,14 @@ down:  ## end what `make demo` started; runs, data and results stay
 	elif test -e .oasis/processes; then echo "ending what runs here takes the Python packages: make $(STAMP) down" >&2; exit 1; \
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
-# First those that any number of processes can run side by side, then those that start servers: one process for the
-# emulated platform and one for Ray, as no machine has room for several of each (tests/conftest.py groups them,
-# which takes the pytest that pyproject.toml names).
+# A process whose tests start servers may take 5 GB. Most of its time it waits, so three keep two cores busy.
+SERVERS = $(shell awk '/^MemAvailable/ { n = int($$2 / 5e6); print (n < 1 ? 1 : n > 3 ? 3 : n) }' /proc/meminfo)
+
+# First those that any number of processes can run side by side, then those that start servers (tests/conftest.py
+# groups them, which takes the pytest that pyproject.toml names).
 test: room $(STAMP) lint image-check  ## every test
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
-	@$(PY) -m pytest -m "emulated or ray" --numprocesses 2 --dist loadgroup --durations 15
+	@$(PY) -m pytest -m "emulated or ray" --numprocesses $(SERVERS) --dist loadgroup --durations 15
 
 test-fast: $(STAMP)  ## the tests for daily work, two minutes
 	@$(PY) -m pytest -m "not emulated and not ray and not thorough" --numprocesses auto --dist worksteal

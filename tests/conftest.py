@@ -22,14 +22,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 SERVERS = ("emulated", "ray")
-"""Marks of tests that share servers of gigabytes, which a fixture starts once for a session."""
+"""Marks of tests that start servers, gigabytes of them."""
+
+SHARED = ("emulated", "bare_cluster", "cluster")
+"""Fixtures that start some once for all tests of a process."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Have the tests of each of these marks run one after the other, in one process (`--dist loadgroup`)."""
-    for name in SERVERS:
-        if item.get_closest_marker(name):
-            item.add_marker(pytest.mark.xdist_group(name))
+def pytest_itemcollected(item: pytest.Function) -> None:
+    """Have tests that share servers run in one process, and of the others those of one file (`--dist loadgroup`)."""
+    if any(map(item.get_closest_marker, SERVERS)):
+        group = next((name for name in SHARED if name in item.fixturenames), item.path.stem)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)
