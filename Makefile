@@ -71,8 +71,8 @@ down:  ## end what `make demo` started; runs, data and results stay
 	elif test -e .oasis/processes; then echo "ending what runs here takes the Python packages: make $(STAMP) down" >&2; exit 1; \
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
-# A process whose tests start servers takes up to 6 GB.
-SERVERS = $(shell awk '/^MemAvailable/ { n = int($$2 / 6e6); print (n < 1 ? 1 : n > 2 ? 2 : n) }' /proc/meminfo)
+# Two processes whose tests start servers take up to 14 GB.
+SERVERS = $(shell awk '/^MemAvailable/ { print ($$2 < 14e6 ? 1 : 2) }' /proc/meminfo)
 
 # First those that any number of processes can run side by side, then those that start servers (tests/conftest.py
 # groups them, which takes the pytest that pyproject.toml names).
