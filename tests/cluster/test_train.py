@@ -117,6 +117,20 @@ def test_an_end_asked_for_twice_is_answered_at_once_and_leaves_no_process_and_no
         eventually(lambda: not any(map(psutil.pid_exists, started)))
 
 
+def test_ctrl_c_ends_a_run_whose_output_nobody_reads_any_more(bench: Bench) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        run = bench.start("unread", "--epochs", "400", TMPDIR=temporary)
+        read_until(run, "begun on 2 workers", 200)
+        started = descendants(run.pid)
+        assert run.stdout is not None
+        run.stdout.close()
+        run.send_signal(signal.SIGINT)
+
+        assert run.wait(timeout=120) == 141
+        assert list(Path(temporary).glob("oasis-*")) == []
+        eventually(lambda: not any(map(psutil.pid_exists, started)))
+
+
 def until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 400) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

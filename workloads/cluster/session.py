@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +159,8 @@ def _shut_down(directory: str) -> None:
         if threading.current_thread() is threading.main_thread():
             interruption.ignore()
         if interrupted and directory:  # whoever wanted the connection says the rest
-            progress.note("ending Ray, which takes some seconds")
+            with suppress(BrokenPipeError):  # nobody may read on
+                progress.note("ending Ray, which takes some seconds")
         ray.shutdown()
         if directory:
             shutil.rmtree(directory, ignore_errors=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,8 @@ class Trainer(DataParallelTrainer):
             # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0. Another Ctrl-C
             # would cut this short, and leave Ray's processes to end by themselves.
             interruption.ignore()
-            progress.note(f"ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
+            with suppress(BrokenPipeError):  # in `train | tee`, `tee` has heard the Ctrl-C too, and is gone
+                progress.note(f"ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
             try:
                 ray.get(controller.abort.remote(), timeout=ABORT_SECONDS)
             except RayActorError:  # how the controller ends itself
