@@ -34,12 +34,11 @@ LATER_DEMOS = 3
 _PROGRAM = """
 import json, time
 begun = time.perf_counter()
-import runpy
-from oasis_stack.command_line.offline import deploy
+from oasis_stack.command_line.offline import deploy_stack
 from tests.support.stacks import FULL
 seconds = []
 for _ in range(2):
-    deployment = deploy(lambda: runpy.run_path("__main__.py", run_name="__main__"), FULL)
+    deployment = deploy_stack(FULL)
     seconds.append(time.perf_counter() - begun)
 print(json.dumps([seconds[0], seconds[1] - seconds[0], len(deployment)]))
 """

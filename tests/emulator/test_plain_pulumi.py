@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -126,6 +127,7 @@ def test_it_previews_changes_refreshes_and_destroys_and_writes_no_tracked_file(
 
     said("config set a c")
     assert yaml.safe_load(file.read_text()) == {"config": {f"{checkout.name}:a": "c"}}
+    assert json.loads(said("config --json"))[f"{checkout.name}:a"]["value"] == "c"
     assert "no stack named 'other'" in said("stack output a --stack other", 6)
     assert "this shell is of the emulated cloud" in said("up --stack dev", 1)
     assert re.search(r"Resources:\n +\d unchanged\n", said("up --yes"))

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 
@@ -36,15 +38,12 @@ def end_after_this_process(folder: Path) -> None:
 
 def running_for(folder: Path) -> list[int]:
     """Processes with this temporary folder in their environment, as a test process's or as an emulator's."""
-    marks = (f"{VARIABLE}={folder}\0".encode(), f"{processes.OWNER_VARIABLE}={folder}/".encode())
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        if any(mark in environment for mark in marks):
-            found.append(int(entry.name))
+    for process in psutil.process_iter(["environ"]):
+        environment = process.info["environ"] or {}  # none of one that has ended meanwhile
+        owner = environment.get(processes.OWNER_VARIABLE, "")
+        if environment.get(VARIABLE) == str(folder) or owner.startswith(f"{folder}/"):
+            found.append(process.pid)
     return found
 
 

@@ -189,6 +189,7 @@ class Follower:
         if end <= self._shown:
             return
         for line in log[self._shown : end].splitlines(keepends=True):
+            self._shown += len(line)  # before it is shown: a Ctrl-C that comes meanwhile does not have it shown again
             record = progress.parse(line)
             self._waits = record is not None and str(record.get("text", "")).startswith(WAITING)
             if record is None:
@@ -196,7 +197,6 @@ class Follower:
             else:
                 self.results_uri = record.get("results_uri") or self.results_uri
                 progress.emit(record)
-            self._shown += len(line)  # one by one: a Ctrl-C between two repeats none of them
 
 
 def missing_log(details: JobDetails, characters: int) -> str:
