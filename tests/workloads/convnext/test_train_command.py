@@ -223,7 +223,7 @@ def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ra
         return main(["train", "--run", "a", "--data", "synthetic", "--wandb", "off", *flags])
 
     def saved(step: int, epoch: int) -> str:
-        return store.save({}, step, config.identity, {"epoch": epoch}).name
+        return store.save({}, step, config.identity, {"epoch": epoch, "config": config.to_dict()}).name
 
     saved(10, 1)
     for flags in (("--model", "tiny"), ("--seed", "1"), ("--set", "ema_decay=0")):
@@ -231,6 +231,13 @@ def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ra
         assert "belong to another run" in capsys.readouterr().err
     with pytest.raises(AssertionError, match="Ray was started"):
         again("--epochs", "2")
+    assert "until now" not in capsys.readouterr().out
+    with pytest.raises(AssertionError, match="Ray was started"):
+        again("--epochs", "3", "--learning-rate", "0.001")
+    changed = "changed in this run: epochs 3, was 2 until now; learning_rate 0.001, was 0.004 until now\n"
+    assert changed in capsys.readouterr().out
+    assert again("--learning-rate", "0.001", "--epochs", "3", "--dry-run") == 0
+    assert changed in capsys.readouterr().out
     newest = saved(20, 2)
     with pytest.raises(AssertionError, match="Ray was started"):  # no end has been written down
         again("--epochs", "2")

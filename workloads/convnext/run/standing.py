@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from workloads.checkpoints import manifest
@@ -12,12 +13,13 @@ from workloads.reporting.history import Record
 from workloads.storage.folders import Folder
 
 
-def finished(folder: Folder, config: TrainConfig) -> Record | None:
+def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -> Record | None:
     """The summary of a run that has nothing left to do; None where the workers have work, or must look.
 
     Args:
         folder: of the run; it may not exist.
         config: what the run is to compute.
+        note: told what of that a run that goes on was not trained with so far.
 
     Raises:
         UsageError: the run's checkpoints are another run's. What the data decides of that, the workers compare.
@@ -31,8 +33,19 @@ def finished(folder: Folder, config: TrainConfig) -> Record | None:
         except DataIntegrityError:
             continue  # the workers say so, and pass it over too
         manifest.refuse_stranger(found, config.identity, checkpoints.uri)
-        return _summary(folder, name, found) if found["facts"].get("epoch", 0) >= config.epochs else None
+        complete = found["facts"].get("epoch", 0) >= config.epochs
+        summary = _summary(folder, name, found) if complete else None
+        if summary is None and (changed := _changed(found["facts"].get("config", {}), config)):
+            note(f"changed in this run: {changed}")
+        return summary
     return None
+
+
+def _changed(before: dict[str, Any], config: TrainConfig) -> str:
+    """Fields whose value is another one than a checkpoint's, with both values; the recipe's name computes nothing."""
+    now = config.to_dict()
+    names = [name for name in now if name != "recipe" and now[name] != before.get(name, now[name])]
+    return "; ".join(f"{name} {now[name]}, was {before[name]} until now" for name in names)
 
 
 def prospect(folder: Folder) -> str:

@@ -93,7 +93,7 @@ def run_train(args: argparse.Namespace) -> int:
     if args.dry_run:
         return explain_train(args, place)
     run = plan(args, place)
-    if (summary := standing.finished(run.folder, run.config)) is not None:
+    if (summary := standing.finished(run.folder, run.config, progress.note)) is not None:
         check_results(run.results)
         progress.note(f"all epochs ({run.config.epochs}) of run {run.name} are complete; raise --epochs to train on")
         _conclude(run, summary)
@@ -142,11 +142,13 @@ def explain_train(args: argparse.Namespace, place: session.Place) -> int:
     """Print what `train` would use in a place; returns the exit code.
 
     Raises:
-        WorkloadError: as `plan` and `location.check_batch`.
+        WorkloadError: as `plan`, `location.check_batch` and `standing.finished`.
     """
     run = plan(args, place)
     if not place.told_by:  # a client does not see the data
         location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
+    if place.embedded and not args.json:
+        standing.finished(run.folder, run.config, progress.note)
     settings = dry_run.explain(args, add_train_arguments, preview.of_run(args, run, place))
     return dry_run.show(settings, run.bundles, run.strategy, args.json)
 
