@@ -280,8 +280,9 @@ def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_an
     assert set(Ledger(folder, plan, retry_failed=True).outcomes) == {"s-000"}
     assert set(Ledger(folder, a_plan(6)).outcomes) == {"s-000", "s-002"}  # more samples of the same space
     for other, said in (
-        (a_plan(6, metric="val/loss"), "metric differ"),
-        (a_plan(6, base={"epochs": 3}), "base differ"),
+        (a_plan(6, metric="val/loss"), "metric is 'val/loss', that search's is 'val/accuracy'"),
+        (a_plan(6, base={"epochs": 3}), "has another search: base.epochs is 3, that search's is 9."),
+        (a_plan(6, space={"seed": [1]}), r"space.seed is \[1\], that search's is None."),
         (a_plan(2), "it has 6 trials, 2 asked for"),
     ):
         with pytest.raises(UsageError, match=said):

@@ -177,16 +177,25 @@ def _refuse_another(kept: dict[str, Any], plan: Plan, uri: str) -> None:
     ours = json.loads(json.dumps({"schema": SCHEMA, **asdict(plan)}))
     # More samples of the same space are the same search: those it has already are the first of them.
     fewer = len(ours["trials"]) < len(kept.get("trials", ()))
-    differing = [name for name in ours if name != "trials" and ours[name] != kept.get(name)]
+    given, begun = _fields(ours), _fields(kept)
+    differing = [name for name in given | begun if given.get(name) != begun.get(name)]
     if not differing and not fewer and ours["trials"][: len(kept["trials"])] == kept["trials"]:
         return
     if fewer and not differing:
         said = f"it has {counted(len(kept['trials']), 'trial')}, {len(ours['trials'])} asked for"
     else:
-        said = f"{', '.join(differing) or 'trials'} differ"
+        both = (f"{name} is {given.get(name)!r}, that search's is {begun.get(name)!r}" for name in differing)
+        said = "; ".join(both) or "trials differ"
     raise UsageError(
         f"{uri} has another search: {said}.", "Choose another --run name, or ask for what that search was begun with."
     )
+
+
+def _fields(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a written plan says but for its trials, one level deep: `base.epochs`, `space.seed`, `metric`."""
+    parts = ("base", "space")
+    nested = {f"{part}.{name}": value for part in parts for name, value in plan.get(part, {}).items()}
+    return nested | {name: value for name, value in plan.items() if name not in (*parts, "trials")}
 
 
 def _past(folder: Folder) -> list[Epoch]:
