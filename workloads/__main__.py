@@ -123,6 +123,16 @@ def explain(arguments: list[str], place: Place, as_json: bool) -> int:
     return function(options, dataclasses.replace(place, address=options.address or place.address))
 
 
+def check(arguments: list[str]) -> None:
+    """Refuse, as the command itself would, arguments that it does not take; where its library is not, its job will.
+
+    Args:
+        arguments: the command and its own.
+    """
+    if find_spec(COMMANDS[arguments[0]].needs) is not None:
+        _parsed(arguments, "run")
+
+
 def _run(arguments: list[str]) -> int:
     options, run = _parsed(arguments, "run")
     return run(options)

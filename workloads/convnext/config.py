@@ -236,15 +236,24 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 }
 
 
+def known_recipe(name: str) -> str:
+    """The name, which is one of `RECIPES`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if name not in RECIPES:
+        nearest = get_close_matches(name, RECIPES, n=1, cutoff=0.3)
+        hint = f"Did you mean {nearest[0]}?" if nearest else "Name one of these with --recipe."
+        raise UsageError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}.", hint)
+    return name
+
+
 def from_recipe(name: str, **changes: object) -> TrainConfig:
     """The recipe's configuration with some fields changed; a change that is None leaves the recipe's value.
 
     Raises:
         UsageError: unknown recipe, or a value out of range.
     """
-    if name not in RECIPES:
-        nearest = get_close_matches(name, RECIPES, n=1, cutoff=0.3)
-        hint = f"Did you mean {nearest[0]}?" if nearest else "Name one of these with --recipe."
-        raise UsageError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}.", hint)
     given: dict[str, Any] = {field: value for field, value in changes.items() if value is not None}
-    return dataclasses.replace(RECIPES[name](), **given)
+    return dataclasses.replace(RECIPES[known_recipe(name)](), **given)

@@ -28,7 +28,7 @@ from workloads.cluster import stack
 from workloads.cluster.session import Place
 from workloads.cluster.stack import DeployedStack
 from workloads.environment import SUBMITTED_VARIABLE
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError, did_you_mean
 from workloads.jobs import entry_point, ray_job, working_dir
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import Demand, Supply
@@ -258,6 +258,8 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     """The job; what is staged for it lives as long as the block."""
     given = _read_runtime_env(args.runtime_env)
     own = command[0] in OWN_COMMANDS
+    if not own and (near := did_you_mean(command[0], OWN_COMMANDS)):
+        tell(f"{command[0]} is no command of this package, so the job runs a program of that name{near}")
     again = f"{stack.flags(args)}{' --ray-job' if args.ray_job else ''}".strip()
     ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: again} if own else {}
     variables = {**_JOB_ENVIRONMENT, **ours}
@@ -278,6 +280,7 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
             tell(f"working directory {folder}: {working_dir.check(folder, environment['excludes'])}")
             environment["working_dir"] = str(folder)
         elif own and "working_dir" not in environment:
+            command_line.check(command)
             environment["working_dir"] = staging
             command = working_dir.stage(command, Path(staging))
         words = [*OURS.split(), *command] if own else command

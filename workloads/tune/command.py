@@ -41,7 +41,8 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
         "--space", type=Path, required=True, metavar="FILE", help="YAML: fields of the configuration, values or ranges"
     )
     what.add_argument("--run", metavar="NAME", help="name of the search; the same name again continues it")
-    what.add_argument("--recipe", default="digits_laptop", help=f"one of {', '.join(configuration.RECIPES)}")
+    recipes = f"one of {', '.join(configuration.RECIPES)}"
+    what.add_argument("--recipe", type=configuration.known_recipe, default="digits_laptop", help=recipes)
     what.add_argument("--data", metavar="PLACE", help="as of train")
     what.add_argument("--epochs", type=int, help="as of train")
     what.add_argument("--metric", choices=METRICS, default="val/accuracy", help="what counts (default %(default)s)")

@@ -127,9 +127,14 @@ def test_a_file_that_one_of_our_commands_names_travels_with_it(ray: FakeRay, tmp
     space, key = tmp_path / "space.yaml", tmp_path / "key"
     for file in (space, key):
         file.write_text("lr: [0.1]\n")
-    assert command_line.main(["submit", "--", "tune", f"--space={space}", str(space), "--key-file", str(key)]) == 0
+    assert (
+        command_line.main(
+            ["submit", "--", "tune", f"--space={space}", "--data", str(space), "--wandb-key-file", str(key)]
+        )
+        == 0
+    )
     words = ray.submitted["entrypoint"].split()
-    assert words[4:] == ["--space=arguments/space.yaml", "arguments/space.yaml", "--key-file", str(key)]
+    assert words[4:] == ["--space=arguments/space.yaml", "--data", "arguments/space.yaml", "--wandb-key-file", str(key)]
     assert {"arguments/space.yaml", "workloads/jobs/submit.py", "workloads/convnext/learning/model.py"} <= _uploaded(
         ray
     )
@@ -391,6 +396,34 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     assert command_line.main(["submit", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert not ray.submitted
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --recipe digit", "there is no recipe 'digit'; there are digits_laptop"),
+        ("tune --space a.yaml --recipe digit", "there is no recipe 'digit'"),
+        ("runs lst", "invalid choice: 'lst'"),
+        ("train --recpie x", "workloads train: error: unrecognized arguments: --recpie x; did you mean --recipe?"),
+    ],
+)
+def test_what_our_own_command_refuses_is_refused_before_there_is_a_job(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        raise SystemExit(command_line.main(["submit", "--", *words.split()]))
+    assert said in capsys.readouterr().err
+    assert not ray.submitted
+
+
+def test_any_other_program_is_run_and_one_that_looks_like_our_own_is_asked_about(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["submit", "--", "trian", "--recpie", "x"]) == 0
+    assert "trian is no command of this package, so the job runs a program of that name; did you mean train?" in (
+        capsys.readouterr().err
+    )
+    assert ray.submitted["entrypoint"] == "trian --recpie x"
 
 
 @pytest.mark.parametrize("kind", [[], ["--ray-job"]])

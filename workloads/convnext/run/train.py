@@ -42,7 +42,8 @@ IMPORTS = ("workloads.convnext.run.worker", "workloads.convnext.run.trainer")
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads train`."""
     add = parser.add_argument
-    add("--recipe", default="digits_laptop", help=f"one of {', '.join(configuration.RECIPES)} (default %(default)s)")
+    recipes = f"one of {', '.join(configuration.RECIPES)} (default %(default)s)"
+    add("--recipe", type=configuration.known_recipe, default="digits_laptop", metavar="NAME", help=recipes)
     add("--run", metavar="NAME", help="name of the run; the same name again continues it (default: recipe and time)")
     add(
         "--data",
