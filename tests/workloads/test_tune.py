@@ -236,7 +236,8 @@ def test_the_space_to_copy_is_one() -> None:
 
 
 def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None:
-    for name, message in (("space.txt", "must end in one of .yaml"), ("absent.yaml", "No such file")):
+    (tmp_path / "space.txt").touch()
+    for name, message in (("space.txt", "must end in one of .yaml"), ("absent", "No such file")):
         with pytest.raises(UsageError, match=message):
             space.read(tmp_path / name)
 

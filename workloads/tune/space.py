@@ -167,7 +167,7 @@ def read(path: Path) -> Any:
     Raises:
         UsageError: it cannot be read.
     """
-    if path.suffix not in SUFFIXES:
+    if path.exists() and path.suffix not in SUFFIXES:
         raise UsageError(f"--space is {path}; its name must end in one of {', '.join(SUFFIXES)}.", "Rename the file.")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))

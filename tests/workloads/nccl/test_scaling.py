@@ -295,7 +295,7 @@ def test_what_was_trained_stands_beside_the_prediction(tmp_path: Path, capsys: p
         (["--images-per-second", "nan"], "--images-per-second is nan"),
         (["--images-per-second", "1e9"], "the optimizer alone takes"),
         (["--jitter", "2"], "--jitter is 2, which is no share"),
-        (["--from", "nowhere"], "holds no results"),
+        (["--from", "nowhere"], "There is no file or folder nowhere."),
         (["--measured", "nowhere"], "has no journal"),
     ],
 )

@@ -135,6 +135,8 @@ def load(place: str) -> list[Results]:
     contents = {name: folder.read(name) for name in folder.files() if name.endswith(SUFFIX)}
     # Others may lie beside them; those of another version say so.
     ours = {name: content for name, content in contents.items() if FAMILY.encode() in content.partition(b"\n")[0]}
+    if not contents and not folder.exists():
+        raise UsageError(f"There is no file or folder {place}.", "Name a folder or a file that `bench` wrote.")
     if not ours:
         raise UsageError(
             f"{place} holds no results of `bench`: no {SUFFIX} file with schema {FAMILY}* is in it.",
