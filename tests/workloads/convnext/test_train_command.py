@@ -162,6 +162,7 @@ def test_bad_data_storage_and_recipe_are_answered_before_ray_starts(
     (laptop / "whole" / "val").mkdir()
     for flags, code, message in [
         (("--data", "/nonexistent"), 2, "the data path /nonexistent does not exist."),
+        (("--data", "nope"), 2, "'nope' was looked for below the data mount /data: the data path /data/nope does not"),
         (("--data", "whole"), 2, f"For the folder here give --data {laptop / 'whole'}."),
         (("--data", str(laptop / "a-file")), 2, "a-file is no folder."),
         (("--data", str(laptop / "halves")), 2, "halves holds no folder 'val'."),

@@ -118,7 +118,9 @@ def check_data(data: str, here: bool) -> str:
         return ""
     if here or folder.exists() or (folder.is_relative_to(mount) and mount.is_dir()):
         beside = f"For the folder here give --data {Path(data).absolute()}." if Path(data).is_dir() else REMEDY
-        raise UsageError(f"the data path {folder} {'is no folder' if folder.exists() else 'does not exist'}.", beside)
+        name = "" if Path(data).is_absolute() else f"{data!r} was looked for below the data mount {mount}: "
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise UsageError(f"{name}the data path {folder} {what}.", beside)
     return f"{folder} cannot be seen from here; whether it is there, the workers will say"
 
 
