@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         beside = ["-m", "emulator", "pulumi", str(Path(program).parents[1]), _RUN[command]]
         os.execv(sys.executable, [sys.executable, *beside, *given])
     if command in _CONFIG and "--secret" in given:
-        return _refused("config", "the emulator encrypts with a passphrase of its own", "$EDITOR Pulumi.local.yaml")
+        why = "the emulator encrypts with a passphrase of its own"
+        return _refused("config", why, "pulumi config set KEY VALUE   # in the clear, into the tracked file")
     if command not in _INSTEAD or helps:
         os.execv(program, ["pulumi", *given])
     why = "it would change the stack file"

@@ -44,7 +44,7 @@ def pulumi(state: State, command: str) -> subprocess.CompletedProcess[str]:
     [
         ("new", "  pulumi up"),
         ("--color=never watch", "  pulumi up"),
-        ("config set --secret oasis:key x", "config: the emulator encrypts with a passphrase of its own"),
+        ("config set --secret oasis:key x", "passphrase of its own; nothing was done. Type instead:\n  pulumi config"),
         ("stack rm local --yes", "-m emulator down"),
         ("logs -s local", "logs: it would change the stack file; nothing was done. Type instead:\n  ls .oasis/logs"),
         ("state unprotect --all --yes", "state unprotect: it would change what is known of the emulated cloud"),
