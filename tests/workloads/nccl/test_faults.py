@@ -121,6 +121,13 @@ def test_a_line_of_the_kernel_log_is_read(line: str) -> None:
             "collective timeout",
             "rank that did not time out",
         ),
+        # github.com/NVIDIA/nccl-tests/issues/206
+        (
+            "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+            "RDMA out of memory",
+            "ulimit -l",
+        ),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "illegal memory access", "BLOCKING=1"),
         ("bootstrap.cc:48 NCCL WARN Bootstrap : no socket interface found", "no interface", "set_nccl_env.sh"),
         ("misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer n", "connection lost", "first"),
         (

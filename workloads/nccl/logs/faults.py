@@ -76,6 +76,12 @@ _WARNINGS = (
     # G: errno 110; 2013: rails that do not reach each other.
     _known(r"ibv_modify_qp failed .*(?:timed out|\b110\b)", "ibv_modify_qp 110",
            "two NICs do not reach each other", f"Check that NCCL_CROSS_NIC is 0. {ENVIRONMENT} Then: {REPLACE_NODE}"),
+    # N, "Runtime and MPI issues": containers have little pinned memory by default; nccl-tests 206: so said ibv_reg_mr.
+    # Linux, drivers/infiniband/core/umem.c: CAP_IPC_LOCK is above the limit.
+    _known(r"ibv_\w+ failed .*Cannot allocate memory", "RDMA out of memory",
+           "a NIC could not pin memory, mostly as the container's limit of locked memory (memlock) is low",
+           "Look at `kubectl exec POD -- sh -c 'ulimit -l'`: it has to be unlimited, or the container needs the "
+           "capability IPC_LOCK (with Docker: --ulimit memlock=-1)."),
     # nccl-tests 185 (Network is unreachable), 925 (No such device).
     _known(r"ibv_\w+ failed", "RDMA setup failed", "a NIC refused a call of NCCL's",
            f"{ENVIRONMENT} Then: {REPLACE_NODE}"),
@@ -134,6 +140,11 @@ _LINES = (
     _known(r"[Ww]atchdog caught collective operation timeout", "collective timeout",
            "a rank waited in a collective until the limit: another never entered it, or the network stalled",
            "The rank that did not time out is the one to look at.", follows=True),
+    # PyTorch, c10/cuda/CUDAMiscFunctions.cpp: the traceback may be another call's. xids.py: the driver's Xid is 31.
+    _known(r"CUDA error: an illegal memory access", "illegal memory access",
+           "a CUDA kernel of the program read or wrote outside its memory, and each later call fails alike",
+           "Run again with CUDA_LAUNCH_BLOCKING=1, so that the traceback names the call. If only one node has it, look "
+           f"in its kernel log for an Xid: {KERNEL_LOG}"),
     # G: the mount of gIB is missing; NCCL goes on over TCP.
     _known(r"couldn't open config directory '/usr/local/gib", "gIB not mounted",
            "/usr/local/gib is not mounted, and NCCL falls back to TCP", INSTALLER),
