@@ -114,18 +114,21 @@ class Engine:
             given: a command that runs the program or changes resources, with its options.
 
         Returns:
-            Its exit status. Ctrl-C is for it alone, and a SIGINT that only this process was sent is passed on.
+            Its exit status. It hears an interrupt once, as a second one makes it leave its state as it is: Ctrl-C from
+            the terminal that it reads, any other from this process.
         """
         self._prepare()
         program = self._state.path("bin", "pulumi")
         words = [*given, "--config-file", str(self._folder("project") / f"Pulumi.{self._stack}.yaml")]
-        child = subprocess.Popen([program, *words], env=self._variables())
+        at_terminal = os.isatty(0)  # only its foreground process group may read there
+        group = None if at_terminal else 0
+        child = subprocess.Popen([program, *words], env=self._variables(), process_group=group)
         signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             while child.poll() is None:
                 heard = signal.sigtimedwait(signals, _HEAR_SECONDS)
-                if heard and heard.si_pid:  # a terminal's comes from the kernel, to both
+                if heard and (heard.si_pid or not at_terminal):  # a terminal's comes from the kernel, to both
                     child.send_signal(signal.SIGINT)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

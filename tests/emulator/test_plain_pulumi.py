@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from emulator.engine.commands import Engine
 from emulator.machine.state import CHECKOUT, EmulatorError, State
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
+from tests.support.waiting import read_until
 
 STACK_FILE = CHECKOUT / "Pulumi.local.yaml"
 
@@ -92,6 +94,27 @@ def test_what_only_looks_is_handed_on_as_it_is(state: State, command: str) -> No
     done = pulumi(state, command)
 
     assert (done.returncode, done.stdout) == (0, f"v3.259.0: {command}\n"), done.stderr
+
+
+def test_an_interrupt_of_the_whole_process_group_reaches_pulumi_once(state: State, tmp_path: Path) -> None:
+    state.path("bin", "pulumi").write_text(
+        f"#!{sys.executable}\n"
+        "import signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        "print('ready', flush=True)\n"
+        "print(signal.sigwaitinfo([signal.SIGINT]).si_pid, signal.sigtimedwait([signal.SIGINT], 1))\n"
+    )
+    (tmp_path / "Pulumi.local.yaml").touch()
+    script = (
+        "import sys; from pathlib import Path; from emulator.engine.commands import Engine, State\n"
+        "here = Path(sys.argv[1]); Engine(State(here / '.oasis'), print, checkout=here).command_line(['up'])"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdin=quiet, stdout=pipe, text=True, start_new_session=True) as process:
+        read_until(process, "ready")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate()[0].split() == [str(process.pid), "None"]
 
 
 @pytest.mark.emulated
