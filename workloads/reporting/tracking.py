@@ -210,8 +210,8 @@ def wandb_reader(
         history: gives the run's earlier records.
 
     Raises:
-        AuthError: `online` was demanded and no key can be read.
-        PlaceError: W&B was demanded and its package is not installed.
+        AuthError: `online` was demanded, or a file named, and no key can be read.
+        PlaceError: W&B was demanded so, and its package is not installed.
     """
     if mode == "off":
         return None
@@ -222,7 +222,7 @@ def wandb_reader(
         if mode != "offline":
             key = credentials.wandb_key(key_file, secret)
     except WorkloadError as error:
-        if mode != "auto":
+        if mode != "auto" or key_file is not None:
             raise
         say(f"W&B is off: {error}")
         return None
