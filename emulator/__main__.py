@@ -32,13 +32,17 @@ the end:          .venv/bin/python -m emulator down
 exit status: 0 done; 1 failed or, for status, not running as a whole; 2 wrong usage; 130 interrupted
 """
 
+_PLAIN = "pulumi"
+"""What `pulumi` in the shell of `env` calls; nobody types it, and so no list of commands has it."""
+
 _COLOURS = {"create": 32, "update": 33, "replace": 33, "delete": 31, "failed": 31}
 _VERB = re.compile(rf"( s  )((?:would )?({'|'.join(_COLOURS)})\w*)")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    given, unknown = _parser().parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    given, unknown = _parser(words[:1] == [_PLAIN]).parse_known_args(words)
     if unknown:
         given.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     for name in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, a killed build: end as by Ctrl-C
@@ -67,7 +71,7 @@ def _unusable(error: OSError) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(plain: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m emulator",
         description=DESCRIPTION,
@@ -92,11 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         'print shell exports for kubectl, pulumi and Google\'s clients: eval "$(.venv/bin/python -m emulator env)"'
     )
     add("env", _env, exports)
-    plain = commands.add_parser("pulumi")  # what `pulumi` in the shell of `env` calls; nobody types it
-    plain.add_argument("directory", type=Path)
-    plain.add_argument("verb")
-    plain.add_argument("given", nargs=argparse.REMAINDER)
-    plain.set_defaults(run=_pulumi)
+    if plain:
+        hidden = commands.add_parser(_PLAIN)
+        hidden.add_argument("directory", type=Path)
+        hidden.add_argument("verb")
+        hidden.add_argument("given", nargs=argparse.REMAINDER)
+        hidden.set_defaults(run=_pulumi)
     add(
         "down",
         _down,

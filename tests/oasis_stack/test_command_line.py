@@ -200,6 +200,9 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_the_command_that_was_type
         said = capsys.readouterr().err
         assert said.startswith(f"usage: python -m {program} up ")
         assert f"python -m {program} up: error: unrecognized arguments: --nothing" in said
+    with pytest.raises(SystemExit, match="2"):
+        emulator_command_line.main(["upp"])
+    assert "'env', 'down')" in capsys.readouterr().err  # and not what only the shell's `pulumi` calls
 
 
 def test_a_missing_program_is_answered_with_how_to_install_it(
