@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 STACK ?= dev
+$(if $(strip $(STACK)),,$(error STACK is empty: leave it out for dev, or name a stack, as in STACK=mine))
 BUILDER ?= cloud-build
 VENV := .venv
 BIN := $(VENV)/bin

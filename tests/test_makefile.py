@@ -66,6 +66,11 @@ def start(checkout: Path, *arguments: str, variables: Mapping[str, str]) -> subp
     )
 
 
+def test_an_empty_stack_is_answered_with_what_to_write(checkout: Path) -> None:
+    said, _ = start(checkout, "plan", "STACK=", variables=environment()).communicate(timeout=60)
+    assert said == "Makefile:6: *** STACK is empty: leave it out for dev, or name a stack, as in STACK=mine.  Stop.\n"
+
+
 def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_forward(
     checkout: Path, tmp_path: Path
 ) -> None:
