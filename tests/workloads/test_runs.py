@@ -86,6 +86,7 @@ def test_a_folder_that_is_not_there_is_named_and_fails(place: Folder, capsys: py
     for words in (["list"], ["show", "a"], ["verify"], ["gc"]):
         assert absent(*words) == 2
         assert f"there is no folder {place.child('rnus').uri}." in absent.errors and absent.output == ""
+        assert "which the first `train` makes." in absent.errors
 
 
 @pytest.mark.parametrize("action", ["show", "verify", "repair", "gc"])

@@ -89,7 +89,8 @@ def _place(args: argparse.Namespace) -> Folder:
         if not place.exists():
             raise UsageError(
                 f"there is no folder {place.uri}.",
-                "Name the folder that holds the runs: what `train` was given as --storage, else .oasis/runs.",
+                "Name the folder that holds the runs: what `train` was given as --storage, else .oasis/runs, "
+                "which the first `train` makes.",
             )
         return place
     if variable("project") in os.environ and not (args.stack or args.context):
@@ -117,7 +118,7 @@ def _list(place: Folder, args: argparse.Namespace) -> int:
     ]
     if rows and not args.json:
         _say(f"runs in {place.uri}")
-    _print_rows(rows, place.uri, as_json=args.json)
+    _print_rows(rows, place.uri, nothing="no run yet (`train` makes one)", as_json=args.json)
     return EXIT_OK
 
 

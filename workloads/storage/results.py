@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workloads.errors import PlaceError
 
-RESULTS_REMEDY = "Name another folder with --results, or free some space there."
+RESULTS_REMEDY = "Name another folder with --results; if its disk is full, free some space."
 
 
 def check_results(folder: Path) -> None:

@@ -170,7 +170,11 @@ def test_bad_data_storage_and_recipe_are_answered_before_ray_starts(
         (("--data", "synthetic", "--storage", str(laptop / "a-file")), 8, "a-file"),
         (("--data", str(laptop / "whole"), "--storage", "/proc"), 8, "/proc"),
         (("--data", str(laptop / "whole"), "--results", str(laptop / "a-file")), 8, "cannot write results to"),
-        (("--data", str(laptop / "whole"), "--results", "/proc"), 8, "Name another folder with --results"),
+        (
+            ("--data", str(laptop / "whole"), "--results", "/proc"),
+            8,
+            "Name another folder with --results; if its disk is full, free",
+        ),
     ]:
         found, said = refused(*flags)
         assert (found, message in said) == (code, True), (flags, said)
