@@ -26,18 +26,6 @@ TIMEOUTS = pulumi.CustomTimeouts(create="30m", update="60m", delete="60m")
 COMPUTE_CLASS_KEY = "cloud.google.com/compute-class"
 """Label and taint by which a pool joins a class (Google Cloud documentation, "About custom compute classes")."""
 
-GKE_LABELS = (
-    "cloud.google.com/gke-accelerator",
-    "cloud.google.com/gke-ephemeral-storage-local-ssd",
-    "cloud.google.com/gke-flex-start",
-    "cloud.google.com/gke-max-run-duration-seconds",
-    "cloud.google.com/gke-provisioning",
-    "cloud.google.com/gke-spot",
-)
-"""Labels that GKE puts on such pools by itself (kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce; Google
-Cloud documentation, "About flex-start provisioning mode"). The provider reports every label of a pool, but only our
-taints (hashicorp/terraform-provider-google 2026-08-21, node_config.go, flattenTaints)."""
-
 UPGRADES: gcp.container.NodePoolUpgradeSettingsArgsDict = {"strategy": "SURGE", "max_surge": 0, "max_unavailable": 1}
 """One node at a time, and none added: there is no spare capacity to add one from."""
 
@@ -101,12 +89,15 @@ class GpuNodePool(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 custom_timeouts=TIMEOUTS,
+                # Another class, which is in labels and taints, means another pool, as labels are ignored.
+                replace_on_changes=["nodeConfig.taints"],
                 ignore_changes=[
                     # Counted anew by GKE whenever it scales; a difference in the first would mean another pool.
                     "initialNodeCount",
                     "nodeCount",
-                    # Added by GKE; an update would try in vain to take them away, every time.
-                    *(f'nodeConfig.labels["{key}"]' for key in GKE_LABELS),
+                    # GKE adds its own; an update would try in vain to take them away, every time (pulumi/pulumi-gcp
+                    # issue 398), and the provider does not ignore single keys (v9.35, tried).
+                    "nodeConfig.labels",
                     *([] if rules.surge_upgrades else ["upgradeSettings"]),
                 ],
             ),

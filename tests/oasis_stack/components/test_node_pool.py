@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from oasis_stack.command_line.offline import Deployment
-from oasis_stack.components.node_pool import GKE_LABELS
 from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import EXAMPLES
 from tests.support.stacks import changed
@@ -30,10 +29,9 @@ def test_a_pool_scales_from_no_nodes_and_keeps_what_gke_counts_and_labels(full: 
     else:
         # There is no spare capacity from which to add a node before one is taken away.
         assert pool.inputs["upgradeSettings"] == {"strategy": "SURGE", "maxSurge": 0, "maxUnavailable": 1}
-    # Only GKE's own keys are ignored: a changed class must still reach label and taint.
-    assert pool.ignore_changes - {"initialNodeCount", "nodeCount", "upgradeSettings"} == {
-        f'nodeConfig.labels["{k}"]' for k in GKE_LABELS
-    }
+    # A changed class must still reach label and taint: by a new pool, as the labels, to which GKE adds, are ignored.
+    assert pool.ignore_changes - {"initialNodeCount", "nodeCount", "upgradeSettings"} == {"nodeConfig.labels"}
+    assert pool.replace_on_changes == {"nodeConfig.taints"}
 
 
 def test_an_h200_node_has_the_disks_drivers_and_guards_that_its_machine_needs(full: Deployment) -> None:
