@@ -46,7 +46,7 @@ MAKERS = {
     "gcp:projects/service": {"serviceusage.serviceUsageAdmin"},
     "gcp:secretmanager/": {"secretmanager.admin"},
     "gcp:serviceaccount/": {"iam.serviceAccountAdmin"},
-    "gcp:servicenetworking/": {"servicenetworking.networksAdmin"},
+    "gcp:servicenetworking/": {"compute.networkAdmin"},
     "gcp:storage/": {"storage.admin"},
 }
 """Roles that make, change and remove what a type begins with, the first that fits (Google Cloud documentation, "IAM
