@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 STACK ?= dev
 $(if $(strip $(STACK)),,$(error STACK is empty: leave it out for dev, or name a stack, as in STACK=mine))
 BUILDER ?= cloud-build
+PROVIDER ?= emulator
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -64,7 +65,7 @@ room:
 	@test -e $(STAMP) || $(PYTHON) -m emulator.programs.free_space packages programs
 
 demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
-	@$(PY) -m emulator demo
+	@$(PY) -m emulator demo --provider $(PROVIDER)
 
 # `down` works with the environment as it is: after a pull it must not first install what is new.
 down:  ## end what `make demo` started; runs, data and results stay

@@ -87,7 +87,14 @@ def _parser(plain: bool = False) -> argparse.ArgumentParser:
 
     up = add("up", _up, "start the emulated cloud and deploy the stack `local` on it, or apply what changed")
     up.add_argument("--refresh", action="store_true", help="read every resource's real state first")
-    add("demo", _demo, "up, then train and benchmark on it, with tables and plots")
+    show = add("demo", _demo, "up, then train and benchmark on it, with tables and plots")
+    for command in (up, show):
+        command.add_argument(
+            "--provider",
+            default="",
+            metavar="NAME",
+            help="google: Google's published provider, from your own Pulumi's plugins; else the emulator's own",
+        )
     add("preview", _preview, "show what `up` would do; the emulated cloud must run")
     add("refresh", _refresh, "read every resource's real state into the stack's; the emulated cloud must run")
     add("destroy", _destroy, "delete the stack's resources as `pulumi destroy` would; the emulated cloud stays")
@@ -111,7 +118,7 @@ def _parser(plain: bool = False) -> argparse.ArgumentParser:
 
 
 def _up(state: State, given: argparse.Namespace) -> int:
-    with state.lock("python -m emulator up"), lifecycle.started(state, _say) as running:
+    with state.lock("python -m emulator up"), lifecycle.started(state, _say, given.provider) as running:
         result = lifecycle.deploy(state, running, _say, refresh=given.refresh)
         _summary("up", result)
         _say(f"Ray's dashboard: {lifecycle.dashboard(result.outputs)}")
@@ -120,7 +127,7 @@ def _up(state: State, given: argparse.Namespace) -> int:
 
 
 def _demo(state: State, given: argparse.Namespace) -> int:
-    return demo.main(state, _say)
+    return demo.main(state, _say, given.provider)
 
 
 def _preview(state: State, given: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ class DemoCommand:
     command: tuple[str, ...]
 
 
-def main(state: State, report: Report) -> int:
+def main(state: State, report: Report, provider: str = "") -> int:
     """Run the whole demo; returns the exit status of the first command that failed, else 0.
 
     Raises:
@@ -69,7 +69,7 @@ def main(state: State, report: Report) -> int:
                 "and then `make demo` starts anew. A second clone has a demo of its own."
             )
         begun = time.monotonic()
-        with lifecycle.started(state, report) as running:
+        with lifecycle.started(state, report, provider) as running:
             result = lifecycle.up(state, running)
             forget(state, str(result.outputs["runs_uri"]))
             environment = {**lifecycle.environment(state), OWNER_VARIABLE: str(state.directory)}

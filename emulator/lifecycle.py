@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from emulator import build
-from emulator.engine import plain_pulumi
+from emulator.engine import plain_pulumi, published_provider
 from emulator.engine.commands import STACK, Engine, Result, merged, refuse_encryption
 from emulator.gcp import tables as gcp_tables
 from emulator.kubernetes import control_plane, helm
@@ -43,31 +43,29 @@ MEMORY_GB, DISK_GB = 3, 2
 
 
 @contextlib.contextmanager
-def started(state: State, report: Report) -> Iterator[Engine]:
+def started(state: State, report: Report, provider: str = "") -> Iterator[Engine]:
     """The running emulator, started unless it runs, and an engine for its stack. Needs the lock.
 
     What this call started is ended again if the body does not come to its end.
+
+    Args:
+        state: the emulator's folder.
+        report: told what is done.
+        provider: `google` for Google's published provider, `emulator` for the emulator's own; empty for the one with
+            which it runs, or the emulator's own.
 
     Raises:
         EmulatorError: among others, the stack file asks for what the program refuses; nothing is built or started then.
     """
     check_settings()
     fresh = not control_plane.is_running(state)
+    published = published_provider.chosen(state, provider, fresh=fresh)
     try:
         if fresh:
             take_down(state)  # what an emulator that was killed has left
-            for bucket in sorted(state.path("buckets").glob("*")):
-                if (found := content(bucket)).size:
-                    report(f"gs://{bucket.name} has what it held before: {found}")
-            free_space.require(
-                state.directory,
-                "running the emulator",
-                disk_gb=DISK_GB,
-                memory_gb=MEMORY_GB,
-                elsewhere="use a checkout on a larger disk",
-            )
-            report("preparing the emulator's programs")
-            build.provide(state, report)
+            if published:
+                published_provider.use(state, published)
+            _prepare(state, report)
         report("starting the emulated cloud" if fresh else "the emulated cloud is running already")
         cloud_server.spawn(state)  # beside the control plane, which it needs nothing of
         control_plane.start(state)
@@ -88,6 +86,22 @@ def started(state: State, report: Report) -> Iterator[Engine]:
                 finally:  # whoever was told may have left, as `head` does
                     take_down(state)
         raise
+
+
+def _prepare(state: State, report: Report) -> None:
+    """Say what is there yet, and build the emulator's programs if there is room to run them. Raises EmulatorError."""
+    for bucket in sorted(state.path("buckets").glob("*")):
+        if (found := content(bucket)).size:
+            report(f"gs://{bucket.name} has what it held before: {found}")
+    free_space.require(
+        state.directory,
+        "running the emulator",
+        disk_gb=DISK_GB,
+        memory_gb=MEMORY_GB,
+        elsewhere="use a checkout on a larger disk",
+    )
+    report("preparing the emulator's programs")
+    build.provide(state, report)
 
 
 def check_settings() -> None:
@@ -191,12 +205,14 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
             "operator_repository": cloud_server.charts_address(state),
         }
     }
+    provider, plugins = published_provider.used(state, f"http://127.0.0.1:{state.port(cloud_server.NAME)}")
     return Engine(
         state,
         report,
         checkout=checkout,
-        overlay=merged(ports, overlay or {}),
+        overlay=merged({**ports, **provider}, overlay or {}),
         environment=cloud_server.environment(state),
+        published=plugins,
         types=gcp_tables.ROWS,
         trouble=lambda: trouble(state),
     )

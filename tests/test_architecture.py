@@ -34,7 +34,8 @@ ORDER = {
         convnext.run tune
     """,
     "emulator": """
-        closed_pipe machine protocol programs kubernetes google gcp rest gke ray engine build lifecycle demo __main__
+        closed_pipe machine protocol programs kubernetes google google.apis.kubernetes_engine google.apis gcp.resources
+        gcp rest gke ray engine build lifecycle demo __main__
     """,
 }
 """Folders, and the modules beside them in a package, from the ground up: each imports those before it alone."""

@@ -72,6 +72,7 @@ class Engine:
         overlay: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         types: Iterable[str] = (),
+        published: Mapping[str, Path] | None = None,
         trouble: Callable[[], str] = str,
     ) -> None:
         """Prepare a run.
@@ -83,13 +84,14 @@ class Engine:
             stack: which stack file to read.
             overlay: config that wins over the file's, by key (`oasis:ray`), objects merged key by key.
             environment: further variables for the engine and its providers: where the emulated Google answers.
+            published: folders of plugins that are used in place of the emulator's own, by name.
             types: Google's resource types whose part of the SDK is imported while the engine starts.
             trouble: asked every second what keeps the run from ever ending; an answer cancels it.
         """
         self._state, self._report = state, report
         self._checkout, self._stack = checkout, stack
         self._overlay, self._environment = overlay or {}, environment or {}
-        self._types, self._trouble = list(types), trouble
+        self._types, self._trouble, self._published = list(types), trouble, published or {}
 
     def up(self, *, refresh: bool = False) -> Result:
         """Create or update everything. Raises EmulatorError with every resource that failed."""
@@ -240,9 +242,14 @@ class Engine:
         # The emulator's own lock says that no other engine runs here: a lock that is left is of one that was killed.
         shutil.rmtree(self._folder("state") / ".pulumi" / "locks", ignore_errors=True)
         for plugin, module in _PLUGINS.items():
-            program = f"pulumi-{plugin.rpartition('-')[0]}"
+            program = self._folder("home") / "plugins" / plugin / f"pulumi-{plugin.rpartition('-')[0]}"
+            if plugin in self._published:  # the engine passes over a folder that is a link
+                program.parent.mkdir(parents=True, exist_ok=True)
+                program.unlink(missing_ok=True)
+                program.symlink_to(self._published[plugin] / program.name)
+                continue
             # The checkout first: dynamic resources are of the program's own classes.
-            _write_script(self._folder("home") / "plugins" / plugin / program, module, self._checkout, CHECKOUT)
+            _write_script(program, module, self._checkout, CHECKOUT)
         self._write_stack_file()
 
     def _write_stack_file(self) -> None:

@@ -1,30 +1,9 @@
-"""GKE clusters and node pools: the rows of `tables` for them. The cluster's endpoint is the local API server."""
+"""GKE clusters and node pools: the rows of `tables` for them."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from emulator.gcp.row import Edge, Made, ResourceType, attributed_labels, paths
-
-GKE_VERSION = "1.36.3-gke.1208000"
-"""What every release channel of the emulated GKE runs: the Kubernetes version of the local API server."""
-
-
-def _endpoint(made: Made) -> str:
-    return str(made.control_plane.get("endpoint", ""))
-
-
-def _certificate(made: Made) -> str:
-    return str(made.control_plane.get("ca", ""))
-
-
-def _instance_groups(made: Made) -> list[str]:
-    body = made.body
-    zones: Any = body.get("nodeLocations") or [body["location"]]
-    cluster, pool = str(body["cluster"]).rsplit("/", 1)[-1], body["name"]
-    manager = "https://www.googleapis.com/compute/v1/projects/{}/zones/{}/instanceGroupManagers/gke-{}-{}-{}-grp"
-    return [manager.format(made.project, zone, cluster, pool, made.digits(8, zone)) for zone in zones]
-
+from emulator.gcp.resources.container import Cluster, NodePool
+from emulator.gcp.row import ResourceType, paths
 
 _NODE_CONFIG = paths(
     """
@@ -41,9 +20,26 @@ _NODE_CONFIG = paths(
 
 _CLUSTER = ResourceType(
     source="Terraform Google provider: google_container_cluster",
-    kind="container/cluster",
-    api="container.googleapis.com",
-    identity="projects/{project}/locations/{location}/clusters/{name}",
+    resource=Cluster(
+        parent="v1beta1/projects/{project}/locations/{location}/clusters",
+        identity="projects/{project}/locations/{location}/clusters/{name}",
+        labels="resourceLabels",
+        renamed={
+            "datapathProvider": "networkConfig.datapathProvider",
+            "dnsConfig": "networkConfig.dnsConfig",
+            "enableAutopilot": "autopilot.enabled",
+            "enableMultiNetworking": "networkConfig.enableMultiNetworking",
+            "enableShieldedNodes": "shieldedNodes.enabled",
+            "loggingConfig.enableComponents": "loggingConfig.componentConfig.enableComponents",
+            "masterVersion": "currentMasterVersion",
+            "minMasterVersion": "initialClusterVersion",
+            "monitoringConfig.enableComponents": "monitoringConfig.componentConfig.enableComponents",
+            "monitoringConfig.managedPrometheus": "monitoringConfig.managedPrometheusConfig",
+            "nodeLocations": "locations",
+            "nodeVersion": "currentNodeVersion",
+        },
+        unsent=frozenset({"removeDefaultNodePool"}),
+    ),
     auto_name=("name", 40),
     replaces=paths(
         """
@@ -58,34 +54,26 @@ _CLUSTER = ResourceType(
         """
     )
     | _NODE_CONFIG,
-    edges=(Edge(path="network", kind="compute/network"), Edge(path="subnetwork", kind="compute/subnetwork")),
     defaults={
-        "controlPlaneEndpointsConfig.dnsEndpointConfig.endpoint": _endpoint,
+        "controlPlaneEndpointsConfig.dnsEndpointConfig.endpoint": "",
+        "databaseEncryption": {"state": "DECRYPTED"},
         "deletionProtection": True,
-        "masterAuth.clusterCaCertificate": _certificate,
-        "nodeVersion": GKE_VERSION,
-        "privateClusterConfig.privateEndpoint": _endpoint,
-        "privateClusterConfig.publicEndpoint": _endpoint,
-    },
-    computed={
-        "effectiveLabels": lambda made: attributed_labels(made, "resourceLabels"),
-        "emulatedVersion": "",
-        "endpoint": _endpoint,
-        "labelFingerprint": lambda made: made.digits(8),
-        "masterVersion": GKE_VERSION,
-        "operation": "",
-        "pulumiLabels": lambda made: attributed_labels(made, "resourceLabels"),
-        "selfLink": "https://container.googleapis.com/v1/{id}",
-        "servicesIpv4Cidr": lambda made: made.body.get("ipAllocationPolicy", {}).get("servicesIpv4CidrBlock", ""),
-        "tpuIpv4CidrBlock": "",
+        "ipAllocationPolicy.clusterIpv4CidrBlock": "",
+        "ipAllocationPolicy.servicesIpv4CidrBlock": "",
+        "masterAuth.clusterCaCertificate": "",
+        "nodeVersion": "",
+        "privateClusterConfig.privateEndpoint": "",
+        "privateClusterConfig.publicEndpoint": "",
     },
 )
 
 _NODE_POOL = ResourceType(
     source="Terraform Google provider: google_container_node_pool",
-    kind="container/nodePool",
-    api="container.googleapis.com",
-    identity="projects/{project}/locations/{location}/clusters/{cluster:last}/nodePools/{name}",
+    resource=NodePool(
+        parent="v1beta1/projects/{project}/locations/{location}/clusters/{cluster:last}/nodePools",
+        identity="projects/{project}/locations/{location}/clusters/{cluster:last}/nodePools/{name}",
+        renamed={"nodeLocations": "locations"},
+    ),
     auto_name=("name", 40),
     replaces=paths(
         """
@@ -96,32 +84,8 @@ _NODE_POOL = ResourceType(
         """
     )
     | _NODE_CONFIG,
-    edges=(
-        Edge(path="cluster", kind="container/cluster", relation="part-of"),
-        Edge(path="networkConfig.additionalNodeNetworkConfigs.network", kind="compute/network"),
-        Edge(path="networkConfig.additionalNodeNetworkConfigs.subnetwork", kind="compute/subnetwork"),
-        # An account may go while nodes run as it; they lose their access ("Delete and undelete service accounts").
-        Edge(path="nodeConfig.serviceAccount", kind="iam/serviceAccount", relation=None),
-    ),
-    defaults={
-        "initialNodeCount": lambda made: made.body.get("nodeCount", 0),
-        "maxPodsPerNode": 110,
-        "nodeCount": lambda made: made.body.get("initialNodeCount", 0),
-        "nodeLocations": lambda made: _zones(made),
-        "version": GKE_VERSION,
-    },
-    computed={
-        "instanceGroupUrls": _instance_groups,
-        "managedInstanceGroupUrls": _instance_groups,
-        "operation": "",
-    },
+    defaults={"initialNodeCount": 0, "maxPodsPerNode": 110, "nodeCount": 0, "nodeLocations": [], "version": ""},
 )
-
-
-def _zones(made: Made) -> list[str]:
-    location = str(made.body["location"])
-    # A regional pool that names no zones gets the cluster's; three zones a, b, c is what most regions have.
-    return [location] if location.count("-") == 2 else [f"{location}-{letter}" for letter in "abc"]
 
 
 CONTAINER_ROWS: dict[str, ResourceType] = {

@@ -49,22 +49,6 @@ def changes(row: ResourceType, old: Mapping[str, Any], new: Mapping[str, Any]) -
     ]
 
 
-def applied(body: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with the change from old to new inputs made; what others put into the body since then stays."""
-    result = dict(body)
-    for key in _without({**old, **new}, DEFAULTS):
-        before, after, now = old.get(key), new.get(key), result.get(key)
-        if before == after:
-            continue
-        if after is None:
-            result.pop(key, None)
-        elif isinstance(before, Mapping) and isinstance(after, Mapping) and isinstance(now, Mapping):
-            result[key] = applied(now, before, after)
-        else:
-            result[key] = after
-    return result
-
-
 def drifted(inputs: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs as the object has them now: those once given, with the values that the body holds."""
     result: dict[str, Any] = {}

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-from emulator.gcp.row import COMPUTE_URL, Edge, ResourceType, attributed_labels, paths
+from emulator.gcp.resources.compute import Address, Firewall, Network, Router, RouterNat, Subnetwork
+from emulator.gcp.resources.servicenetworking import Connection
+from emulator.gcp.row import ResourceType, paths
 from emulator.protocol.wire import UNKNOWN
 
-_SELF = COMPUTE_URL + "{id}"
-_REGIONAL = "projects/{project}/regions/{region}/"
-_GLOBAL = "projects/{project}/global/"
+_GLOBAL = "projects/{project}/global"
+_REGIONAL = "projects/{project}/regions/{region}"
+_API = "compute/beta/"
+"""The version that pulumi-gcp calls."""
+
+_IN_NETWORK = {"network": f"{_GLOBAL}/networks"}
+_NAT = {
+    "enableEndpointIndependentMapping": False,
+    "icmpIdleTimeoutSec": 30,
+    "tcpEstablishedIdleTimeoutSec": 1200,
+    "tcpTimeWaitTimeoutSec": 120,
+    "tcpTransitoryIdleTimeoutSec": 30,
+    "type": "PUBLIC",
+    "udpIdleTimeoutSec": 30,
+}
 
 
 def _grew(old: str, new: str) -> bool:
@@ -19,29 +33,40 @@ def _grew(old: str, new: str) -> bool:
 NETWORK_ROWS: dict[str, ResourceType] = {
     "gcp:compute/network:Network": ResourceType(
         source="Terraform Google provider: google_compute_network",
-        kind="compute/network",
-        api="compute.googleapis.com",
-        identity=_GLOBAL + "networks/{name}",
+        resource=Network(
+            parent=f"{_API}{_GLOBAL}/networks",
+            identity=f"{_GLOBAL}/networks/{{name}}",
+            references={"networkProfile": f"{_GLOBAL}/networkProfiles"},
+            renamed={
+                "bgpAlwaysCompareMed": "routingConfig.bgpAlwaysCompareMed",
+                "bgpBestPathSelectionMode": "routingConfig.bgpBestPathSelectionMode",
+                "bgpInterRegionCost": "routingConfig.bgpInterRegionCost",
+                "gatewayIpv4": "gatewayIPv4",
+                "routingMode": "routingConfig.routingMode",
+            },
+            unsent=frozenset({"deleteBgpAlwaysCompareMed", "deleteDefaultRoutesOnCreate"}),
+            computed={"gatewayIpv4": ""},
+        ),
         auto_name=("name", 63),
         replaces=paths("name autoCreateSubnetworks description internalIpv6Range networkProfile params project"),
         defaults={
             "autoCreateSubnetworks": True,
-            "mtu": lambda made: 8896 if made.body.get("networkProfile") else 1460,
+            "bgpBestPathSelectionMode": "LEGACY",
+            "mtu": 1460,
             "networkFirewallPolicyEnforcementOrder": "AFTER_CLASSIC_FIREWALL",
             "routingMode": "REGIONAL",
-        },
-        computed={
-            "gatewayIpv4": "",
-            "networkId": lambda made: made.digits(19),
-            "numericId": lambda made: made.digits(19),
-            "selfLink": _SELF,
         },
     ),
     "gcp:compute/subnetwork:Subnetwork": ResourceType(
         source="Terraform Google provider: google_compute_subnetwork",
-        kind="compute/subnetwork",
-        api="compute.googleapis.com",
-        identity=_REGIONAL + "subnetworks/{name}",
+        resource=Subnetwork(
+            parent=f"{_API}{_REGIONAL}/subnetworks",
+            identity=f"{_REGIONAL}/subnetworks/{{name}}",
+            references=_IN_NETWORK,
+            unsent=frozenset({"sendSecondaryIpRangeIfEmpty"}),
+            computed={"ipv6CidrRange": "", "ipv6GceEndpoint": "", "state": ""},
+            numbers=("subnetworkId",),
+        ),
         auto_name=("name", 63),
         replaces=paths(
             "name network description externalIpv6Prefix internalIpv6Prefix params region reservedInternalRange "
@@ -49,120 +74,78 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         ),
         # A range can grow in place, and nothing else.
         replaces_if={"ipCidrRange": lambda old, new: new == UNKNOWN or not _grew(old, new)},
-        edges=(Edge(path="network", kind="compute/network"),),
         defaults={
+            "allowSubnetCidrRoutesOverlap": False,
             "privateIpGoogleAccess": False,
             "privateIpv6GoogleAccess": "DISABLE_GOOGLE_ACCESS",
             "purpose": "PRIVATE",
             "stackType": "IPV4_ONLY",
         },
-        computed={
-            "creationTimestamp": "{created}",
-            "fingerprint": lambda made: made.digits(11),
-            "gatewayAddress": lambda made: str(IPv4Network(made.body["ipCidrRange"])[1]),
-            "ipv6CidrRange": "",
-            "ipv6GceEndpoint": "",
-            "selfLink": _SELF,
-            "state": "",
-            "subnetworkId": lambda made: int(made.digits(15)),
-        },
     ),
     "gcp:compute/router:Router": ResourceType(
         source="Terraform Google provider: google_compute_router",
-        kind="compute/router",
-        api="compute.googleapis.com",
-        identity=_REGIONAL + "routers/{name}",
+        resource=Router(
+            parent=f"{_API}{_REGIONAL}/routers",
+            identity=f"{_REGIONAL}/routers/{{name}}",
+            references=_IN_NETWORK,
+        ),
         auto_name=("name", 63),
         replaces=paths("name encryptedInterconnectRouter nccGateway network params region project"),
-        edges=(Edge(path="network", kind="compute/network"),),
-        computed={"creationTimestamp": "{created}", "selfLink": _SELF},
     ),
     "gcp:compute/routerNat:RouterNat": ResourceType(
         source="Terraform Google provider: google_compute_router_nat",
-        kind="compute/routerNat",
-        api="compute.googleapis.com",
-        identity="{project}/{region}/{router:last}/{name}",
+        resource=RouterNat(
+            parent=f"{_API}{_REGIONAL}/routers/{{router}}",
+            identity="{project}/{region}/{router:last}/{name}",
+            computed=_NAT,
+        ),
         auto_name=("name", 63),
         replaces=paths("name router endpointTypes initialNatIps region type project"),
-        edges=(
-            Edge(path="router", kind="compute/router", relation="part-of"),
-            Edge(path="subnetworks.name", kind="compute/subnetwork"),
-        ),
-        defaults={
-            "enableEndpointIndependentMapping": False,
-            "endpointTypes": ["ENDPOINT_TYPE_VM"],
-            "icmpIdleTimeoutSec": 30,
-            "tcpEstablishedIdleTimeoutSec": 1200,
-            "tcpTimeWaitTimeoutSec": 120,
-            "tcpTransitoryIdleTimeoutSec": 30,
-            "type": "PUBLIC",
-            "udpIdleTimeoutSec": 30,
-        },
+        defaults={**_NAT, "endpointTypes": ["ENDPOINT_TYPE_VM"]},
     ),
     "gcp:compute/firewall:Firewall": ResourceType(
         source="Terraform Google provider: google_compute_firewall",
-        kind="compute/firewall",
-        api="compute.googleapis.com",
-        identity=_GLOBAL + "firewalls/{name}",
+        resource=Firewall(
+            parent=f"{_API}{_GLOBAL}/firewalls",
+            identity=f"{_GLOBAL}/firewalls/{{name}}",
+            references=_IN_NETWORK,
+        ),
         auto_name=("name", 63),
         replaces=paths("name direction params project"),
-        edges=(Edge(path="network", kind="compute/network"),),
-        defaults={"direction": "INGRESS", "priority": 1000},
-        computed={"creationTimestamp": "{created}", "selfLink": _SELF},
+        defaults={"direction": "INGRESS", "disabled": False, "priority": 1000},
     ),
     "gcp:compute/address:Address": ResourceType(
         source="Terraform Google provider: google_compute_address",
-        kind="compute/address",
-        api="compute.googleapis.com",
-        identity=_REGIONAL + "addresses/{name}",
+        resource=Address(
+            parent=f"{_API}{_REGIONAL}/addresses",
+            identity=f"{_REGIONAL}/addresses/{{name}}",
+            references={**_IN_NETWORK, "subnetwork": f"{_REGIONAL}/subnetworks"},
+            labels="labels",
+            computed={"users": []},
+            numbers=("addressId",),
+        ),
         auto_name=("name", 63),
         replaces=paths(
             "name address addressType description ipCollection ipVersion ipv6EndpointType network networkTier "
             "prefixLength purpose region subnetwork project"
         ),
-        edges=(
-            Edge(path="network", kind="compute/network"),
-            Edge(path="subnetwork", kind="compute/subnetwork"),
-        ),
-        defaults={"address": "{address}", "addressType": "EXTERNAL"},
-        computed={
-            "addressId": lambda made: int(made.digits(15)),
-            "creationTimestamp": "{created}",
-            "effectiveLabels": attributed_labels,
-            "labelFingerprint": lambda made: made.digits(11),
-            "pulumiLabels": attributed_labels,
-            "selfLink": _SELF,
-            "users": lambda made: [],
-        },
+        defaults={"address": "", "addressType": "EXTERNAL", "networkTier": "PREMIUM", "purpose": "GCE_ENDPOINT"},
     ),
     "gcp:compute/globalAddress:GlobalAddress": ResourceType(
         source="Terraform Google provider: google_compute_global_address",
-        kind="compute/globalAddress",
-        api="compute.googleapis.com",
-        identity=_GLOBAL + "addresses/{name}",
+        resource=Address(
+            parent=f"{_API}{_GLOBAL}/addresses",
+            identity=f"{_GLOBAL}/addresses/{{name}}",
+            references=_IN_NETWORK,
+            labels="labels",
+        ),
         auto_name=("name", 63),
         replaces=paths("name address addressType description ipVersion network prefixLength purpose project"),
-        edges=(Edge(path="network", kind="compute/network"),),
-        defaults={"addressType": "EXTERNAL", "address": lambda made: f"10.{16 * (int(made.digits(3)) % 15)}.0.0"},
-        computed={
-            "creationTimestamp": "{created}",
-            "effectiveLabels": attributed_labels,
-            "labelFingerprint": lambda made: made.digits(11),
-            "pulumiLabels": attributed_labels,
-            "selfLink": _SELF,
-        },
+        defaults={"address": "", "addressType": "EXTERNAL"},
     ),
     "gcp:servicenetworking/connection:Connection": ResourceType(
         source="Terraform Google provider: google_service_networking_connection",
-        kind="servicenetworking/connection",
-        api="servicenetworking.googleapis.com",
-        identity="{network}:{service}",
+        resource=Connection(),
         replaces=paths("network service"),
-        edges=(
-            Edge(path="network", kind="compute/network"),
-            # An allocated range may go while the connection that took it stays ("Configure private services access").
-            Edge(path="reservedPeeringRanges", kind="compute/globalAddress", relation=None),
-        ),
-        computed={"peering": "servicenetworking-googleapis-com"},
     ),
 }

@@ -1,4 +1,4 @@
-"""Pulumi's `gcp` provider for the emulated cloud: speaks the provider protocol, and leaves the cloud to `calls`.
+"""Pulumi's `gcp` provider for the emulated cloud: speaks the provider protocol; the calls are in `resource_calls`.
 
 Run as `python -m emulator.gcp.provider`; it prints its port and serves on loopback until the engine ends it.
 """
@@ -6,10 +6,9 @@ Run as `python -m emulator.gcp.provider`; it prints its port and serves on loopb
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import empty_pb2
@@ -19,32 +18,32 @@ from emulator.gcp import diff as gcp_diff
 from emulator.gcp import invokes as gcp_invokes
 from emulator.gcp import tables as gcp_tables
 from emulator.gcp import types as gcp_types
-from emulator.gcp.calls import GoogleCloud, MissingRowError, row_of
-from emulator.google import faults
+from emulator.gcp.resource_calls import ResourceCalls
+from emulator.gcp.resources.google_client import GoogleClient, Transport, over_http
+from emulator.gcp.tables import MissingRowError, row_of
+from emulator.google.callers import Tokens
 from emulator.google.cloud import Cloud, CloudObject
-from emulator.google.errors import CloudError
-from emulator.google.http_errors import in_googles_words
+from emulator.google.errors import CloudError, in_googles_words
 from emulator.google.scope import Scope
 from emulator.machine.state import State
 from emulator.protocol.plugin import Provider, serve_provider
-from emulator.protocol.wire import UNKNOWN, Secret, decode, encode, holds_secret, holds_unknown, plain
-
-LATENCY_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATENCY_SECONDS", "0.02"))
-"""How long the emulated Google thinks about each call that changes something."""
+from emulator.protocol.wire import UNKNOWN, Secret, decode, encode, holds_secret, plain
 
 # The provider knows only those labels and annotations that its own configuration gave: none, for what it imports
 # (pulumi/pulumi-gcp issue 3044).
 _UNREAD = frozenset({"annotations", "labels", "resourceLabels"})
 
-Request = TypeVar("Request")
+SERVER = "cloud-server"
+"""Name of the process that answers Google's REST APIs, and of its port."""
+
 Context = grpc.ServicerContext
 
 
 class GcpProvider(Provider):
     """One provider process; the engine starts one per operation."""
 
-    def __init__(self, cloud: Cloud) -> None:
-        self._cloud = cloud
+    def __init__(self, send: Transport) -> None:
+        self._client = GoogleClient(send)
         self._scope = Scope()
 
     def Handshake(self, request: Any, context: Context) -> provider_pb2.ProviderHandshakeResponse:
@@ -76,10 +75,9 @@ class GcpProvider(Provider):
                 logical = request.urn.rsplit("::", 1)[-1]
                 inputs[field] = old[field] if named else gcp_diff.automatic_name(logical, longest, seed)
                 inputs[gcp_diff.DEFAULTS] = [field]
-            own = {key: value for key, value in plain(inputs).items() if key != gcp_diff.DEFAULTS}
             failures = [
                 provider_pb2.CheckFailure(property=problem.path, reason=problem.message)
-                for problem in gcp_types.problems(_token(request.urn), own)
+                for problem in gcp_types.problems(_token(request.urn), _own(inputs))
             ]
             return provider_pb2.CheckResponse(inputs=encode(inputs), failures=failures)
 
@@ -101,35 +99,29 @@ class GcpProvider(Provider):
 
     def Create(self, request: Any, context: Context) -> provider_pb2.CreateResponse:
         token, given = _token(request.urn), decode(request.properties)
-        inputs = {key: value for key, value in plain(given).items() if key != gcp_diff.DEFAULTS}
+        inputs = _own(given)
         with _answering(context, request.urn):
             if request.preview:
                 return provider_pb2.CreateResponse(properties=encode(_foreseen(token, given)))
-            made = self._meeting_faults(token, "create", lambda: self._google().create(token, inputs))
+            made = self._calls(token).create(inputs)
             return provider_pb2.CreateResponse(id=made.name, properties=encode(_outputs(token, made, given)))
 
     def Update(self, request: Any, context: Context) -> provider_pb2.UpdateResponse:
         token, given = _token(request.urn), decode(request.news)
-        old, new = plain(decode(request.old_inputs)), plain(given)
+        old, new = _own(decode(request.old_inputs)), _own(given)
         with _answering(context, request.urn):
-            google = self._google()
             if request.preview:
-                found = google.find(token, request.id)
-                if found is None or holds_unknown(new):
-                    return provider_pb2.UpdateResponse(properties=encode({**decode(request.olds), **given}))
-                body = google.body_after(token, found, old, new)
-                foreseen = CloudObject(kind=found.kind, name=found.name, body=body, created=found.created)
-                return provider_pb2.UpdateResponse(properties=encode(_outputs(token, foreseen, given)))
-            made = self._meeting_faults(token, "update", lambda: google.update(token, request.id, old, new))
+                return provider_pb2.UpdateResponse(properties=encode({**decode(request.olds), **given}))
+            made = self._calls(token).update(request.id, old, new)
             return provider_pb2.UpdateResponse(properties=encode(_outputs(token, made, given)))
 
     def Read(self, request: Any, context: Context) -> provider_pb2.ReadResponse:
         token = _token(request.urn)
         with _answering(context, request.urn):
-            found = self._meeting_faults(token, "read", lambda: self._google().find(token, request.id))
+            given = decode(request.inputs)
+            found = self._calls(token).find(request.id, _own(given))
             if found is None:
                 return provider_pb2.ReadResponse()
-            given = decode(request.inputs)
             outputs = _outputs(token, found, given or decode(request.properties))
             if given:
                 inputs = gcp_diff.drifted(plain(given), found.body)
@@ -142,30 +134,25 @@ class GcpProvider(Provider):
     def Delete(self, request: Any, context: Context) -> empty_pb2.Empty:
         token = _token(request.urn)
         with _answering(context, request.urn):
-            self._meeting_faults(token, "delete", lambda: self._google().delete(token, request.id))
+            outputs = plain(decode(request.properties))
+            self._calls(token).delete(request.id, outputs)
             return empty_pb2.Empty()
 
     def Invoke(self, request: Any, context: Context) -> provider_pb2.InvokeResponse:
         with _answering(context, request.tok):
             arguments = plain(decode(request.args))
-            answer = self._meeting_faults(
-                request.tok, "invoke", lambda: gcp_invokes.answer(request.tok, arguments, self._scope)
-            )
+            answer = gcp_invokes.answer(request.tok, arguments, self._client, self._scope)
             response = provider_pb2.InvokeResponse()
             getattr(response, "return").CopyFrom(encode(answer))
             return response
 
-    def _google(self) -> GoogleCloud:
-        return GoogleCloud(self._cloud, self._scope)
+    def _calls(self, token: str) -> ResourceCalls:
+        return ResourceCalls(self._client, self._scope, token, row_of(token))
 
-    def _meeting_faults(self, token: str, call: str, action: Callable[[], Request]) -> Request:
-        fault = faults.meet(self._cloud, token, call)
-        faults.before(fault)
-        if call not in ("read", "invoke"):
-            time.sleep(LATENCY_SECONDS)
-        result = action()
-        faults.after(fault)
-        return result
+
+def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain inputs, without what the bridge keeps among them."""
+    return {key: value for key, value in plain(inputs).items() if key != gcp_diff.DEFAULTS}
 
 
 def _token(urn: str) -> str:
@@ -193,7 +180,7 @@ def _foreseen(token: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Outputs of an object that is not made yet: what Google computes is unknown."""
     row = row_of(token)
     outputs = {key: value for key, value in given.items() if key != gcp_diff.DEFAULTS and key not in row.hidden}
-    for path in (*row.defaults, *row.computed):
+    for path in (*row.defaults, *gcp_types.outputs_only(token)):
         outputs.setdefault(path.split(".")[0], UNKNOWN)
     return outputs
 
@@ -222,4 +209,6 @@ def _property_diff(change: gcp_diff.Change) -> provider_pb2.PropertyDiff:
 
 if __name__ == "__main__":
     gcp_types.import_ahead(gcp_tables.ROWS)
-    serve_provider(GcpProvider(Cloud(State.from_environment().directory)))
+    state = State.from_environment()
+    server = f"http://127.0.0.1:{state.port(SERVER)}"
+    serve_provider(GcpProvider(over_http(server, Tokens(Cloud(state.directory)))))

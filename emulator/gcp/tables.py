@@ -8,132 +8,106 @@ from __future__ import annotations
 
 from emulator.gcp.container_rows import CONTAINER_ROWS
 from emulator.gcp.network_rows import NETWORK_ROWS
-from emulator.gcp.row import Edge, ResourceType, attributed_labels, paths
+from emulator.gcp.resources.members import Member
+from emulator.gcp.resources.services import EnabledApi, ServiceAgent
+from emulator.gcp.resources.small_services import Account, Bucket, Repository, Secret, SecretVersion, WorkerPool
+from emulator.gcp.row import ResourceType, paths
+from emulator.google.collection import last
 
 
-def _member(resource: str, kind: str, api: str, source: str, *edge: Edge) -> ResourceType:
-    return ResourceType(
-        source=source,
-        kind=kind,
-        api=api,
-        identity=resource + "/{role}/{member}",
-        replaces=frozenset({"*"}),
-        edges=edge,
-        computed={"etag": lambda made: made.digits(11)},
-        shared=True,
-    )
+def _member(resource: Member, source: str) -> ResourceType:
+    return ResourceType(source=source, resource=resource, replaces=frozenset({"*"}))
 
 
 ROWS: dict[str, ResourceType] = {
     "gcp:projects/service:Service": ResourceType(
         source="Terraform Google provider: google_project_service",
-        kind="serviceusage/service",
-        api="serviceusage.googleapis.com",
-        identity="{project}/{service}",
+        resource=EnabledApi(),
         replaces=paths("service project"),
-        shared=True,
-        stays=True,
     ),
     "gcp:projects/serviceIdentity:ServiceIdentity": ResourceType(
         source="Terraform Google provider: google_project_service_identity",
-        kind="serviceusage/serviceIdentity",
-        api="serviceusage.googleapis.com",
-        identity="projects/{project}/services/{service}",
+        resource=ServiceAgent(),
         replaces=paths("service project"),
-        # The answer names an account only for some services.
-        computed={"email": "", "member": ""},
-        shared=True,
-        stays=True,
     ),
     "gcp:projects/iAMMember:IAMMember": _member(
-        "{project}",
-        "cloudresourcemanager/iamMember",
-        "cloudresourcemanager.googleapis.com",
+        Member(
+            object_input="project",
+            object_template="projects/{project}",
+            path="v1/{object}",
+            form="posts",
+            identity="{project}",
+        ),
         "Terraform Google provider: google_project_iam",
     ),
     "gcp:serviceaccount/account:Account": ResourceType(
         source="Terraform Google provider: google_service_account",
-        kind="iam/serviceAccount",
-        api="iam.googleapis.com",
-        identity="projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com",
+        resource=Account(
+            parent="v1/projects/{project}/serviceAccounts",
+            identity="projects/{project}/serviceAccounts/{email}",
+            id_input="accountId",
+        ),
         auto_name=("accountId", 30),
         replaces=paths("accountId project"),
-        computed={
-            "email": "{accountId}@{project}.iam.gserviceaccount.com",
-            "member": "serviceAccount:{accountId}@{project}.iam.gserviceaccount.com",
-            "name": "{id}",
-            "uniqueId": lambda made: made.digits(21),
-        },
     ),
     "gcp:serviceaccount/iAMMember:IAMMember": _member(
-        "{serviceAccountId}",
-        "iam/serviceAccountIamMember",
-        "iam.googleapis.com",
+        Member(
+            object_input="serviceAccountId",
+            object_template="{serviceAccountId}",
+            path="v1/{object}",
+            form="posts",
+        ),
         "Terraform Google provider: google_service_account_iam",
-        Edge(path="serviceAccountId", kind="iam/serviceAccount", relation="part-of"),
     ),
     "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": _member(
-        "{cryptoKeyId}",
-        "cloudkms/iamMember",
-        "cloudkms.googleapis.com",
+        Member(object_input="cryptoKeyId", object_template="{cryptoKeyId}", path="v1/{object}"),
         "Terraform Google provider: google_kms_crypto_key_iam",
     ),
     **NETWORK_ROWS,
     **CONTAINER_ROWS,
     "gcp:artifactregistry/repository:Repository": ResourceType(
         source="Terraform Google provider: google_artifact_registry_repository",
-        kind="artifactregistry/repository",
-        api="artifactregistry.googleapis.com",
-        identity="projects/{project}/locations/{location}/repositories/{repositoryId}",
-        replaces=paths("format repositoryId kmsKeyName location mavenConfig mode remoteRepositoryConfig project"),
-        edges=(
-            Edge(
-                path="virtualRepositoryConfig.upstreamPolicies.repository",
-                kind="artifactregistry/repository",
-                relation=None,
-            ),
+        resource=Repository(
+            parent="v1/projects/{project}/locations/{location}/repositories",
+            identity="projects/{project}/locations/{location}/repositories/{repositoryId}",
+            id_input="repositoryId",
+            id_parameter="repositoryId",
+            labels="labels",
         ),
+        replaces=paths("format repositoryId kmsKeyName location mavenConfig mode remoteRepositoryConfig project"),
         defaults={"mode": "STANDARD_REPOSITORY"},
-        computed={
-            "createTime": "{created}",
-            "effectiveLabels": attributed_labels,
-            "name": "{repositoryId}",
-            "pulumiLabels": attributed_labels,
-            "registryUri": lambda made: made.text(
-                f"{{location}}-{made.body['format'].lower()}.pkg.dev/{{project}}/{{repositoryId}}"
-            ),
-            "updateTime": "{created}",
-        },
     ),
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(
-        "projects/{project}/locations/{location}/repositories/{repository:last}",
-        "artifactregistry/iamMember",
-        "artifactregistry.googleapis.com",
+        Member(
+            object_input="repository",
+            object_template="projects/{project}/locations/{location}/repositories/{repository:last}",
+            path="v1/{object}",
+        ),
         "Terraform Google provider: google_artifact_registry_repository_iam",
-        Edge(path="repository", kind="artifactregistry/repository", relation="part-of"),
     ),
     "gcp:cloudbuild/workerPool:WorkerPool": ResourceType(
         source="Terraform Google provider: google_cloudbuild_worker_pool",
-        kind="cloudbuild/workerPool",
-        api="cloudbuild.googleapis.com",
-        identity="projects/{project}/locations/{location}/workerPools/{name}",
+        resource=WorkerPool(
+            parent="v1/projects/{project}/locations/{location}/workerPools",
+            identity="projects/{project}/locations/{location}/workerPools/{name}",
+            id_parameter="workerPoolId",
+        ),
         auto_name=("name", 63),
         replaces=paths("location name networkConfig privateServiceConnect project"),
-        edges=(Edge(path="networkConfig.peeredNetwork", kind="compute/network", relation=None),),
-        computed={
-            "createTime": "{created}",
-            "deleteTime": "",
-            "effectiveAnnotations": lambda made: dict(made.body.get("annotations", {})),
-            "state": "RUNNING",
-            "uid": lambda made: made.digits(21),
-            "updateTime": "{created}",
-        },
     ),
     "gcp:storage/bucket:Bucket": ResourceType(
         source="Terraform Google provider: google_storage_bucket",
-        kind="storage/bucket",
-        api="storage.googleapis.com",
-        identity="{name}",
+        resource=Bucket(
+            parent="storage/v1/b",
+            identity="{name}",
+            renamed={
+                "publicAccessPrevention": "iamConfiguration.publicAccessPrevention",
+                "uniformBucketLevelAccess": "iamConfiguration.uniformBucketLevelAccess.enabled",
+            },
+            unsent=frozenset({"forceDestroy", "lifecycleRules"}),
+            labels="labels",
+        ),
+        imported=last,
         auto_name=("name", 63),
         replaces=paths(
             "name location project enableObjectRetention customPlacementConfig.dataLocations hierarchicalNamespace"
@@ -145,58 +119,55 @@ ROWS: dict[str, ResourceType] = {
             "softDeletePolicy": {"retentionDurationSeconds": 604800},
             "uniformBucketLevelAccess": False,
         },
-        computed={
-            "effectiveLabels": attributed_labels,
-            "projectNumber": lambda made: int(made.number),
-            "pulumiLabels": attributed_labels,
-            "selfLink": "https://www.googleapis.com/storage/v1/b/{id}",
-            "timeCreated": "{created}",
-            "updated": "{created}",
-            "url": "gs://{id}",
-        },
     ),
     "gcp:storage/bucketIAMMember:BucketIAMMember": _member(
-        "b/{bucket}",
-        "storage/iamMember",
-        "storage.googleapis.com",
+        Member(
+            object_input="bucket",
+            object_template="b/{bucket:last}",
+            path="storage/v1/{object}",
+            form="iam",
+        ),
         "Terraform Google provider: google_storage_bucket_iam",
-        Edge(path="bucket", kind="storage/bucket", relation="part-of"),
     ),
     "gcp:secretmanager/secret:Secret": ResourceType(
         source="Terraform Google provider: google_secret_manager_secret",
-        kind="secretmanager/secret",
-        api="secretmanager.googleapis.com",
-        identity="projects/{project}/secrets/{secretId}",
+        resource=Secret(
+            parent="v1/projects/{project}/secrets",
+            identity="projects/{project}/secrets/{secretId}",
+            id_input="secretId",
+            id_parameter="secretId",
+            labels="labels",
+        ),
         auto_name=("secretId", 255),
         replaces=paths("replication secretId tags project"),
-        computed={
-            "createTime": "{created}",
-            "effectiveAnnotations": lambda made: dict(made.body.get("annotations", {})),
-            "effectiveLabels": attributed_labels,
-            "name": "projects/{number}/secrets/{secretId}",
-            "pulumiLabels": attributed_labels,
-        },
     ),
     "gcp:secretmanager/secretVersion:SecretVersion": ResourceType(
         source="Terraform Google provider: google_secret_manager_secret_version",
-        kind="secretmanager/version",
-        api="secretmanager.googleapis.com",
-        identity="{secret}/versions/{version}",
+        resource=SecretVersion(),
         replaces=paths("secretData secretDataWoVersion secret project isSecretDataBase64"),
-        edges=(Edge(path="secret", kind="secretmanager/secret", relation="part-of"),),
         defaults={"enabled": True},
-        computed={"createTime": "{created}", "destroyTime": "", "name": "{id}", "version": "{version}"},
         hidden=frozenset({"secretDataWo"}),
     ),
     "gcp:secretmanager/secretIamMember:SecretIamMember": _member(
-        "projects/{project}/secrets/{secretId:last}",
-        "secretmanager/iamMember",
-        "secretmanager.googleapis.com",
+        Member(
+            object_input="secretId",
+            object_template="projects/{project}/secrets/{secretId:last}",
+            path="v1/{object}",
+        ),
         "Terraform Google provider: google_secret_manager_secret_iam",
-        Edge(path="secretId", kind="secretmanager/secret", relation="part-of"),
     ),
 }
 
 
-IDENTITIES = {row.kind: row.identity for row in ROWS.values()}
-"""Template of the name path of each kind, to complete an input that gives a bare name."""
+class MissingRowError(Exception):
+    """The program uses a resource type that `ROWS` has none for."""
+
+
+def row_of(token: str) -> ResourceType:
+    """The row of a resource type. Raises MissingRowError."""
+    if token not in ROWS:
+        raise MissingRowError(
+            f"the emulated Google has no {token!r}. Add a row to emulator/gcp/tables.py, with the page it was read "
+            f"from; it has {', '.join(sorted(ROWS))}."
+        )
+    return ROWS[token]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from emulator.gcp.machines import GPU_MACHINES, machine_size
+from emulator.google.machines import GPU_MACHINES, machine_size
 
 Body = dict[str, Any]
 
@@ -44,29 +44,34 @@ class Pool:
 
     @property
     def zones(self) -> list[str]:
-        return list(self.body.get("nodeLocations") or [self.body["location"]])
+        return list(self.body["locations"])
 
     @property
     def config(self) -> Mapping[str, Any]:
-        return self.body.get("nodeConfig") or {}
+        return self.body["config"]
 
     @property
     def machine_type(self) -> str:
         return str(self.config.get("machineType", "e2-medium"))
 
     @property
+    def scales(self) -> bool:
+        """Whether its number of nodes follows its pods."""
+        return bool(self.body.get("autoscaling", {}).get("enabled"))
+
+    @property
     def minimum(self) -> int:
         """Nodes of all zones together that are always there."""
-        scaling = self.body.get("autoscaling")
-        if not scaling:
-            return int(self.body.get("nodeCount") or self.body.get("initialNodeCount") or 0) * len(self.zones)
-        return _either(scaling, "totalMinNodeCount", "minNodeCount", len(self.zones))
+        if not self.scales:
+            return int(self.body.get("initialNodeCount", 0)) * len(self.zones)
+        return _either(self.body["autoscaling"], "totalMinNodeCount", "minNodeCount", len(self.zones))
 
     @property
     def maximum(self) -> int:
         """Most nodes of all zones together."""
-        scaling = self.body.get("autoscaling")
-        return _either(scaling, "totalMaxNodeCount", "maxNodeCount", len(self.zones)) if scaling else self.minimum
+        if not self.scales:
+            return self.minimum
+        return _either(self.body["autoscaling"], "totalMaxNodeCount", "maxNodeCount", len(self.zones))
 
 
 def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
@@ -159,7 +164,7 @@ def taints(pool: Pool) -> list[Body]:
     return found
 
 
-def effective_taints(pool: Pool) -> list[Body]:
+def api_taints(pool: Pool) -> list[Body]:
     """All taints as the GKE API spells them."""
     names = {value: key for key, value in _EFFECTS.items()}
     return [{**taint, "effect": names[taint["effect"]]} for taint in taints(pool)]
@@ -173,7 +178,7 @@ def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -
         "cpu": str(vcpus),
         "memory": f"{capacity_memory_mib(memory_gb)}Mi",
         "ephemeral-storage": f"{disk}G",
-        "pods": str(pool.body.get("maxPodsPerNode") or 110),
+        "pods": str(pool.body.get("maxPodsConstraint", {}).get("maxPodsPerNode", 110)),
     }
     if gpus:
         found[GPU] = str(gpus[1])
@@ -185,8 +190,8 @@ def _gpus(pool: Pool) -> tuple[str, int] | None:
     machine = GPU_MACHINES.get(pool.machine_type)
     if machine is not None:
         return machine.accelerator, machine.gpus
-    attached = next(iter(pool.config.get("guestAccelerators") or []), None)
-    return (str(attached["type"]), int(attached["count"])) if attached else None
+    attached = next(iter(pool.config.get("accelerators") or []), None)
+    return (str(attached["acceleratorType"]), int(attached["acceleratorCount"])) if attached else None
 
 
 def _either(scaling: Mapping[str, Any], total: str, per_zone: str, zones: int) -> int:

@@ -1,7 +1,7 @@
 """GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
 
 A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one.
-A pool grows to its maximum at once, unless `faults.json` has its growth (`gke:nodePool/NAME`, call `grow`) fail. What
+A pool grows to its maximum at once, unless `faults.json` has its growth (`gke.grow.NAME`) fail. What
 became of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no pool, or the pools are full;
 `FailedScaleUp`: no capacity), with the words of kubernetes/autoscaler
 (processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
@@ -10,7 +10,6 @@ became of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no po
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import sys
 import time
@@ -18,12 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from emulator.gcp.machines import UnknownMachineError
 from emulator.gke import records as gke_records
 from emulator.gke.fit import fits, free, refusal
 from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, node
 from emulator.google import faults
+from emulator.google.apis.kubernetes_engine.instance_groups import base_name
 from emulator.google.cloud import Cloud
+from emulator.google.machines import UnknownMachineError
 from emulator.kubernetes.api import Api, Body, KindNotServedError
 
 IDLE_SECONDS = 10.0
@@ -58,8 +58,8 @@ class Autoscaler:
         self._scale_up(pools, nodes, pods)
         self._scale_down(pools, nodes, pods)
         for pool in pools.values():
-            gke_records.record_pool(self._cloud, pool, _count(nodes, pool))
-        gke_records.record_clusters(self._cloud, pools.values())
+            zones = Counter(_zone_of(found) for found in nodes if _pool_of(found) == pool.name)
+            gke_records.record_pool(self._cloud, pool, zones)
 
     def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
         by_node = _by_node(pods)
@@ -81,7 +81,7 @@ class Autoscaler:
         reasons: Counter[str] = Counter()
         for pool in self._candidates(pod, pools):
             reason = self._obstacle(pod, pool, nodes)
-            if not reason and (fault := faults.meet(self._cloud, f"gke:nodePool/{pool.name}", "grow")):
+            if not reason and (fault := faults.meet(self._cloud, f"gke.grow.{pool.name}")):
                 zones = ", ".join(pool.zones)
                 return None, (
                     "FailedScaleUp",
@@ -160,17 +160,9 @@ class Autoscaler:
                 nodes.remove(found)
 
     def _add(self, pool: Pool, nodes: list[Body]) -> Body | None:
-        used = [
-            found["metadata"]["labels"].get("topology.kubernetes.io/zone")
-            for found in nodes
-            if _pool_of(found) == pool.name
-        ]
+        used = [_zone_of(found) for found in nodes if _pool_of(found) == pool.name]
         zone = min(pool.zones, key=used.count)
-        cluster = pool.cluster.rpartition("/")[2]
-        group = hashlib.sha256(f"{pool.identity}{zone}".encode()).hexdigest()[:8]
-        body = self._shape(
-            pool, f"{_PREFIX}{cluster}-{pool.name}"[:44].rstrip("-") + f"-{group}-{secrets.token_hex(2)}", zone
-        )
+        body = self._shape(pool, f"{base_name(pool.identity, zone)}-{secrets.token_hex(2)}", zone)
         if body is None:
             return None
         made = self._api.create(body)
@@ -222,6 +214,10 @@ class Autoscaler:
 
 def _pool_of(found: Body) -> str:
     return str(found["metadata"]["labels"][POOL_LABEL])
+
+
+def _zone_of(found: Body) -> str:
+    return str(found["metadata"]["labels"].get("topology.kubernetes.io/zone"))
 
 
 def _count(nodes: Iterable[Body], pool: Pool) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from emulator.google.cloud import Cloud, CloudObject, Use
+from emulator.google.collection import name_path
 from emulator.kubernetes.api import Api, Body
 
 _FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
@@ -49,17 +50,15 @@ class LoadBalancers:
         self._api.merge(service, {"status": status}, subresource="status")
 
     def _open(self, service: Body, cluster: CloudObject) -> None:
-        network = str(cluster.body["network"]).removeprefix("https://www.googleapis.com/compute/v1/")
-        project = cluster.name.split("/")[1]
-        network = network if "/" in network else f"projects/{project}/global/networks/{network}"
+        network, project = name_path(str(cluster.body["networkConfig"]["network"])), cluster.name.split("/")[1]
         rule = f"k8s-fw-l4-{_digest(service)}"
+        ports = [str(port["port"]) for port in service["spec"].get("ports", [])]
         body = {
             "name": rule,
-            "project": project,
-            "network": f"https://www.googleapis.com/compute/v1/{network}",
+            "network": network,
             "direction": "INGRESS",
             "description": f'{{"kubernetes.io/service-name":"{_full_name(service)}"}}',
-            "allows": [{"protocol": "tcp", "ports": [str(port["port"]) for port in service["spec"].get("ports", [])]}],
+            "allowed": [{"IPProtocol": "tcp", "ports": ports}],
         }
         self._cloud.put(_KIND, _rule(project, rule), body, [Use(kind="compute/network", name=network)])
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from emulator.google.errors import AlreadyExistsError, InUseError, NotFoundError
+from emulator.machine.state import write_atomically
 
 KEPT_KINDS = frozenset(
     {
@@ -33,7 +34,15 @@ KEPT_KINDS = frozenset(
 )
 """Kinds that a destroyed stack may leave behind on purpose: data, and APIs with their agents, which never go."""
 
-OWN_KINDS = frozenset({"emulator/fault", "emulator/identity", "iam/workloadIdentityPool", "resourcemanager/project"})
+OWN_KINDS = frozenset(
+    {
+        "emulator/fault",
+        "emulator/identity",
+        "emulator/operation",
+        "iam/workloadIdentityPool",
+        "resourcemanager/project",
+    }
+)
 """Kinds that no stack makes: the emulator's own records, and what a project has by itself."""
 
 _SCHEMA = """
@@ -97,11 +106,23 @@ class Cloud:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self._path = directory / "cloud.sqlite"
+        self._clock = directory / "clock"
         # Secrets are in it; SQLite gives its log files the mode that this file has.
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         self._local = threading.local()
         with closing(self._open()) as connection:
             connection.executescript(_SCHEMA)
+
+    def now(self) -> float:
+        """Seconds since the epoch by this cloud's own clock, which `turn` sets forward for every process."""
+        try:
+            return time.time() + float(self._clock.read_text())
+        except FileNotFoundError:
+            return time.time()
+
+    def turn(self, seconds: float) -> None:
+        """Let time go by: what ends meanwhile ends now."""
+        write_atomically(self._clock, str(self.now() - time.time() + seconds))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -119,7 +140,7 @@ class Cloud:
         with self._connection() as connection:
             if self.find(kind, name) is not None:
                 raise AlreadyExistsError(kind, name)
-            created = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            created = timestamp(self.now())
             row = (kind, name, json.dumps(dict(body)), created)
             connection.execute("INSERT INTO objects (kind, name, body, created) VALUES (?, ?, ?, ?)", row)
             self._connect(connection, kind, name, uses)
@@ -198,7 +219,7 @@ class Cloud:
         with self._connection() as connection:
             self.get(kind, name)
             connection.execute(
-                "UPDATE objects SET ends = ? WHERE kind = ? AND name = ?", (time.time() + seconds, kind, name)
+                "UPDATE objects SET ends = ? WHERE kind = ? AND name = ?", (self.now() + seconds, kind, name)
             )
 
     def inventory(self) -> Inventory:
@@ -235,7 +256,7 @@ class Cloud:
             try:
                 # IMMEDIATE: a transaction that reads first and writes later must not fail against another writer.
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute("DELETE FROM objects WHERE ends <= ?", (time.time(),))
+                connection.execute("DELETE FROM objects WHERE ends <= ?", (self.now(),))
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
@@ -251,6 +272,11 @@ class Cloud:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
+
+
+def timestamp(seconds: float) -> str:
+    """A time as Google's APIs write it (RFC 3339, UTC)."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _object(row: tuple[str, str, str, str]) -> CloudObject:

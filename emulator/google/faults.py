@@ -1,7 +1,8 @@
 """Faults on request: `faults.json` in the emulator's folder says which calls fail, are late, or go unanswered.
 
-The file holds a list of objects: `type` and `call` as shell patterns (`gcp:compute/*`, `create`), `effect` one of
-`fail`, `delay` and `lose-answer`, and optionally `message`, `seconds` and `times` (how many calls it meets; else all).
+The file holds a list of objects: `call`, a shell pattern for the ids of Google's methods (`compute.*.insert`) or for
+the growth of a GKE pool (`gke.grow.NAME`), `effect` one of `fail`, `delay` and `lose-answer`, and optionally `message`,
+`seconds`, `after` (how many calls it lets pass before) and `times` (how many it meets then; else all).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import RefusedCall
 
 FILE = "faults.json"
 _EFFECTS = ("fail", "delay", "lose-answer")
@@ -31,23 +32,25 @@ class PlannedFault:
     """How long the call takes."""
 
 
-def meet(cloud: Cloud, resource_type: str, call: str) -> PlannedFault | None:
-    """The first fault for this call, counted as used. Raises ValueError for a file that is not as the module says."""
+def meet(cloud: Cloud, call: str) -> PlannedFault | None:
+    """The first fault for this call, counted as used. Raises RefusedCall for a file that is not as said above."""
     file = cloud.directory / FILE
     if not file.exists():
         return None
-    for index, entry in enumerate(json.loads(file.read_text())):
+    for entry in json.loads(file.read_text()):
         _require_legal(entry)
-        if not fnmatchcase(resource_type, entry.get("type", "*")) or not fnmatchcase(call, entry.get("call", "*")):
+        if not fnmatchcase(call, entry.get("call", "*")):
             continue
         with cloud.transaction():
-            used = cloud.find("emulator/fault", str(index))
-            met = used.body["met"] if used else 0
-            if met >= entry.get("times", met + 1):
+            name = json.dumps(entry, sort_keys=True)
+            used = cloud.find("emulator/fault", name)
+            met, passed = (used.body["met"] if used else 0), entry.get("after", 0)
+            if met >= passed + entry.get("times", met + 1):
                 continue
-            cloud.put("emulator/fault", str(index), {"met": met + 1})
-        message = entry.get("message", "the service is currently unavailable (asked for in faults.json)")
-        return PlannedFault(effect=entry["effect"], message=message, seconds=float(entry.get("seconds", 0)))
+            cloud.put("emulator/fault", name, {"met": met + 1})
+        if met >= passed:
+            message = entry.get("message", "the service is currently unavailable (asked for in faults.json)")
+            return PlannedFault(effect=entry["effect"], message=message, seconds=float(entry.get("seconds", 0)))
     return None
 
 
@@ -67,6 +70,7 @@ def after(fault: PlannedFault | None) -> None:
 
 
 def _require_legal(entry: dict[str, Any]) -> None:
-    known = {"type", "call", "effect", "message", "seconds", "times"}
+    known = {"after", "call", "effect", "message", "seconds", "times"}
     if entry.get("effect") not in _EFFECTS or entry.keys() - known:
-        raise ValueError(f"{FILE}: {entry!r}; effect must be one of {_EFFECTS}, keys are {sorted(known)}")
+        message = f"{FILE}: {entry!r}; effect must be one of {_EFFECTS}, keys are {sorted(known)}"
+        raise RefusedCall(400, message, "badRequest")

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator.google.cloud import Cloud
-from emulator.google.errors import CloudError
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import CloudError, RefusedCall
 from emulator.google.storage_index import Checksums, Index, ObjectFacts, Preconditions, examine
 
 ANY = Preconditions()

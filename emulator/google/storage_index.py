@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import RefusedCall
 
 _PIECE = 1 << 18
 """Bytes at a time: with smaller ones a dozen uploads at once fight over the interpreter's lock; larger ones have left

@@ -31,6 +31,7 @@ OWN = frozenset(
     {
         *(
             "bin",
+            "clock",
             "cloud-server.json",
             "control-plane.json",
             "emulator-shell",
@@ -39,7 +40,7 @@ OWN = frozenset(
             "kubeconfig",
             "kubernetes",
         ),
-        *("ports.json", "ports.lock", "processes", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
+        *("ports.json", "ports.lock", "processes", "provider", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
         *("cloud.sqlite", "cloud.sqlite-journal", "cloud.sqlite-shm", "cloud.sqlite-wal"),
     }
 )

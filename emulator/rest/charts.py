@@ -10,8 +10,8 @@ from functools import cached_property
 
 import yaml
 
+from emulator.google.http_message import Request, Response
 from emulator.kubernetes import crds, helm
-from emulator.rest.http_message import Request, Response
 
 PATH = "/charts/"
 

@@ -1,5 +1,5 @@
-"""One standing process that answers Google's REST APIs on loopback: storage, metadata, Secret Manager, compute's lists;
-and the Helm repository of the local stack.
+"""One standing process that answers Google's REST APIs and the metadata server's on loopback, and the Helm repository
+of the local stack.
 
 Run as `python -m emulator.rest.cloud_server`; `start` does it and waits, `environment` says how clients find it.
 """
@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from io import BufferedReader, RawIOBase
 from typing import Any, BinaryIO, cast
 
@@ -26,15 +26,12 @@ import uvicorn
 from starlette.applications import Starlette
 
 from emulator.google.cloud import Cloud
-from emulator.google.errors import CloudError
-from emulator.google.http_errors import RefusedCall, in_googles_words
+from emulator.google.errors import CloudError, RefusedCall, in_googles_words
+from emulator.google.http_message import Request, Response, as_error
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
 from emulator.rest import charts
-from emulator.rest.api_probes import ApiProbes
-from emulator.rest.compute import ComputeApi
-from emulator.rest.http_message import Request, Response, as_error
+from emulator.rest.google_apis import GoogleRest
 from emulator.rest.metadata import MetadataServer, Tokens
-from emulator.rest.secrets_api import SecretsApi
 from emulator.rest.storage_api import StorageApi
 
 NAME = "cloud-server"
@@ -65,20 +62,14 @@ _THREADS = 256
 """Requests that are answered at once; Starlette's own limit is 40, and an upload that stalls holds one."""
 
 
+Api = Callable[[Request], Response | None]
+
+
 class CloudServer:
     """The HTTP server: Starlette on uvicorn, which answers each request in a thread."""
 
     def __init__(self, cloud: Cloud, port: int) -> None:
-        tokens = Tokens(cloud)
-        apis = (
-            ApiProbes(cloud, tokens),
-            StorageApi(cloud),
-            MetadataServer(cloud, tokens),
-            SecretsApi(cloud, tokens),
-            ComputeApi(cloud, tokens),
-            charts.ChartRepository(),
-        )
-        self.apis: tuple[Callable[[Request], Response | None], ...] = tuple(api.answer for api in apis)
+        self.apis = apis_of(cloud)
         self._socket = socket.create_server(("127.0.0.1", port), backlog=128)
         self.server_address = self._socket.getsockname()
         routes = [starlette.routing.Route("/{path:path}", self._answer, methods=_METHODS)]
@@ -104,23 +95,37 @@ class CloudServer:
             body=cast(BinaryIO, BufferedReader(_Body(given))),
             host=given.headers.get("Host", ""),
         )
-        found = self._answer_of(request)
+        found = answer(self.apis, request)
         if found.status >= 400:  # what went well is in the buckets
             print(f"{time.strftime('%H:%M:%S')} {given.method} {given.url} {found.status}", flush=True)
         if found.stream is None:
             return starlette.responses.Response(found.body, found.status, found.headers)
         return starlette.responses.StreamingResponse(_sent(found), found.status, found.headers)
 
-    def _answer_of(self, request: Request) -> Response:
-        try:
-            for api in self.apis:
-                response = api(request)
-                if response is not None:
-                    return response
-            message = f"The emulated Google has no {request.method} {request.path}"
-            return as_error(RefusedCall(404, message, "notFound"))
-        except CloudError as error:
-            return as_error(in_googles_words(error))
+
+def apis_of(cloud: Cloud) -> tuple[Api, ...]:
+    """Everything that is served, those first that are asked first."""
+    tokens = Tokens(cloud)
+    apis = (
+        StorageApi(cloud),
+        MetadataServer(cloud, tokens),
+        charts.ChartRepository(),
+        GoogleRest(cloud, tokens),
+    )
+    return tuple(api.answer for api in apis)
+
+
+def answer(apis: Iterable[Api], request: Request) -> Response:
+    """The answer of the first that has one."""
+    try:
+        for api in apis:
+            response = api(request)
+            if response is not None:
+                return response
+        message = f"The emulated Google has no {request.method} {request.path}"
+        return as_error(RefusedCall(404, message, "notFound"))
+    except CloudError as error:
+        return as_error(in_googles_words(error))
 
 
 @contextlib.asynccontextmanager

@@ -7,93 +7,20 @@ On GKE with Workload Identity a pod's `default` account is its Kubernetes servic
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import json
-import os
-import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from emulator.google.callers import TOKEN_SECONDS, Identity, Tokens, identity
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import RefusedCall
+from emulator.google.http_message import Request, Response, Route, as_json, dispatch
 from emulator.google.scope import project_number
-from emulator.rest.http_message import Request, Response, Route, as_json, dispatch
 
 _ROOT = "/computeMetadata/v1/"
-_LIFETIME = 3600
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform", "https://www.googleapis.com/auth/userinfo.email")
 _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """The identity of a caller."""
-
-    project: str
-    """Project id."""
-    zone: str
-    """Zone in which the caller pretends to run."""
-    principal: str = ""
-    """IAM principal of the caller (`principal://...`, `serviceAccount:...`); empty: an operator, who may do all."""
-    email: str = ""
-    """Account's e-mail address as the server gives it; empty: the project's workload pool, as on GKE."""
-
-
-def set_identity(cloud: Cloud, identity: Identity) -> None:
-    """Say who every program is that asks this metadata server."""
-    cloud.put("emulator/identity", "default", asdict(identity))
-
-
-def identity(cloud: Cloud) -> Identity:
-    """The caller's identity: the one that `set_identity` gave, else an operator in the first project."""
-    said = cloud.find("emulator/identity", "default")
-    if said:
-        return Identity(**said.body)
-    projects = cloud.list("resourcemanager/project")
-    project = str(projects[0].body["projectId"]) if projects else "emulated-project"
-    return Identity(project=project, zone="us-central1-b")
-
-
-class Tokens:
-    """Access tokens of one emulator: they carry their end and a signature, so that a restart does not void them."""
-
-    def __init__(self, cloud: Cloud) -> None:
-        file = cloud.directory / "token-key"
-        try:
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-                stream.write(secrets.token_bytes(32))
-        except FileExistsError:
-            pass
-        self._key = file.read_bytes()
-
-    def issue(self) -> str:
-        """A new token, good for an hour."""
-        ends = str(int(time.time()) + _LIFETIME)
-        return f"ya29.emulated.{ends}.{self._signature(ends)}"
-
-    def require(self, request: Request) -> None:
-        """Refuse a request without a token of ours that is still good."""
-        _, _, token = request.headers.get("Authorization", "").partition("Bearer ")
-        parts = token.split(".")
-        good = len(parts) == 4 and hmac.compare_digest(parts[3], self._signature(parts[2])) and parts[2].isdigit()
-        if not good or int(parts[2]) < time.time():
-            raise RefusedCall(
-                401,
-                "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other "
-                "valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project.",
-                "authError",
-            )
-
-    def sign(self, text: str) -> str:
-        """A signature of a text, URL-safe."""
-        digest = hmac.new(self._key, text.encode(), hashlib.sha256).digest()
-        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-    def _signature(self, ends: str) -> str:
-        return self.sign(f"token {ends}")
 
 
 class MetadataServer:
@@ -122,7 +49,7 @@ class MetadataServer:
 
     def _token(self, request: Request, account: str) -> Response:
         self._require_account(account)
-        token = {"access_token": self._tokens.issue(), "expires_in": _LIFETIME, "token_type": "Bearer"}
+        token = {"access_token": self._tokens.issue(), "expires_in": TOKEN_SECONDS, "token_type": "Bearer"}
         return as_json(token, headers=_FLAVOR)
 
     def _identity_token(self, request: Request, account: str) -> Response:
@@ -133,7 +60,7 @@ class MetadataServer:
         claims = {
             "aud": request.query["audience"],
             "email": _email(me),
-            "exp": now + _LIFETIME,
+            "exp": now + TOKEN_SECONDS,
             "iat": now,
             "iss": "https://accounts.google.com",
             "sub": project_number(me.project),

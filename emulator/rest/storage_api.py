@@ -1,7 +1,7 @@
 """Cloud Storage's JSON API over `ObjectStore`: what google-cloud-storage and pyarrow's GcsFileSystem ask of it.
 
-No credentials are looked at, since both clients send none to an emulator. Buckets come and go with the Pulumi program
-alone. Reference: Google Cloud documentation, "Cloud Storage JSON API overview" and its pages.
+No credentials are looked at, since both clients send none to an emulator. Buckets are in
+`emulator.google.apis.storage`. Reference: Google Cloud documentation, "Cloud Storage JSON API overview" and its pages.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from email.utils import formatdate
 from typing import Any
 
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import RefusedCall
+from emulator.google.http_message import Request, Response, Route, as_json, dispatch
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import ObjectFacts
-from emulator.rest.http_message import Request, Response, Route, as_json, dispatch
-from emulator.rest.storage_json import bucket_resource, byte_range, demands, etag, grouped, object_resource
+from emulator.rest.storage_json import byte_range, demands, etag, grouped, object_resource
 from emulator.rest.storage_uploads import Uploads
 
 _BUCKETS = "/storage/v1/b"
@@ -31,10 +31,6 @@ class StorageApi:
         self._store = ObjectStore(cloud)
         self._uploads = Uploads(self._store)
         self._routes = [
-            Route("GET", _BUCKETS, self._list_buckets),
-            Route("POST", _BUCKETS, self._refuse_bucket),
-            Route("GET", _BUCKETS + "/{bucket}", self._bucket),
-            Route("DELETE", _BUCKETS + "/{bucket}", self._refuse_bucket),
             Route("GET", _OBJECTS, self._list),
             Route("POST", "/upload" + _OBJECTS, self._upload),
             Route("PUT", "/upload" + _OBJECTS, self._continue_upload),
@@ -52,22 +48,6 @@ class StorageApi:
     def answer(self, request: Request) -> Response | None:
         """The answer, or None for a path of another API."""
         return dispatch(self._routes, request)
-
-    # ---- buckets
-
-    def _list_buckets(self, request: Request) -> Response:
-        found = self._cloud.list("storage/bucket", request.query.get("prefix", ""))
-        project = request.query.get("project")
-        items = [bucket_resource(request, one) for one in found if one.body.get("project") == project]
-        return as_json({"kind": "storage#buckets", "items": items})
-
-    def _bucket(self, request: Request, bucket: str) -> Response:
-        found = self._cloud.get("storage/bucket", bucket)
-        return as_json(bucket_resource(request, found))
-
-    def _refuse_bucket(self, request: Request, bucket: str = "") -> Response:
-        message = "Buckets of the emulated cloud are made and deleted by the Pulumi program alone."
-        raise RefusedCall(403, message, "forbidden")
 
     # ---- objects
 

@@ -9,11 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from emulator.google.cloud import CloudObject
-from emulator.google.http_errors import RefusedCall
-from emulator.google.scope import project_number
+from emulator.google.errors import RefusedCall
+from emulator.google.http_message import Request
 from emulator.google.storage_index import ObjectFacts, Preconditions
-from emulator.rest.http_message import Request
 
 
 def demands(query: Mapping[str, str], prefix: str = "if") -> Preconditions:
@@ -65,31 +63,6 @@ def etag(facts: ObjectFacts) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def bucket_resource(request: Request, found: CloudObject) -> dict[str, Any]:
-    """A bucket as the API shows it."""
-    body, kept = found.body, found.body.get("softDeletePolicy", {}).get("retentionDurationSeconds", 604800)
-    return {
-        "kind": "storage#bucket",
-        "id": found.name,
-        "name": found.name,
-        "selfLink": f"http://{request.host}/storage/v1/b/{found.name}",
-        "projectNumber": project_number(str(body.get("project", ""))),
-        "location": str(body.get("location", "")).upper(),
-        "storageClass": body.get("storageClass", "STANDARD"),
-        "labels": body.get("labels", {}),
-        "metageneration": "1",
-        "etag": "CAE=",
-        "timeCreated": found.created,
-        "updated": found.created,
-        "hierarchicalNamespace": body.get("hierarchicalNamespace", {"enabled": False}),
-        "iamConfiguration": {
-            "uniformBucketLevelAccess": {"enabled": bool(body.get("uniformBucketLevelAccess"))},
-            "publicAccessPrevention": body.get("publicAccessPrevention", "inherited"),
-        },
-        "softDeletePolicy": {"retentionDurationSeconds": str(kept)},
-    }
 
 
 def object_resource(request: Request, bucket: str, name: str, facts: ObjectFacts) -> dict[str, Any]:

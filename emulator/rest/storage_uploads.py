@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from emulator.google.errors import CloudError
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import CloudError, RefusedCall
+from emulator.google.http_message import Request, Response
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import Checksums, ObjectFacts, Preconditions, pieces
-from emulator.rest.http_message import Request, Response
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
 

@@ -132,10 +132,10 @@ class Deployment:
         self._by_urn[resource.urn] = resource
 
 
-def deploy_stack(config: Mapping[str, object], preview: bool = False) -> Deployment:
+def deploy_stack(config: Mapping[str, object], preview: bool = False, answers: mocks.Mocks | None = None) -> Deployment:
     """What the wiring diagram registers for the `config` section of a stack file."""
     secrets = frozenset({"oasis:wandb_api_key"})
-    return deploy(lambda: runpy.run_path(str(ROOT / "__main__.py")), config, preview, secrets)
+    return deploy(lambda: runpy.run_path(str(ROOT / "__main__.py")), config, preview, secrets, answers)
 
 
 def deploy(
@@ -143,12 +143,14 @@ def deploy(
     config: Mapping[str, object] | None = None,
     preview: bool = False,
     secrets: frozenset[str] = frozenset(),
+    answers: mocks.Mocks | None = None,
 ) -> Deployment:
     """Run `program` with `config` (namespaced keys; what is not text becomes JSON); return what it registered.
 
-    An exception of the program, of an `apply` or of the mock's own checks is raised here.
+    Every resource comes out as `answers` says, or else as it went in, with what Google computes.
+    An exception of the program, of an `apply`, of `answers` or of the mock's own checks is raised here.
     """
-    monitor = _Monitor(_Cloud(preview))
+    monitor = _Monitor(answers or OfflineCloud(preview))
     text = {key: value if isinstance(value, str) else json.dumps(value) for key, value in (config or {}).items()}
 
     async def drained() -> None:
@@ -183,7 +185,7 @@ def _discard(_: object) -> None:
 class _Monitor(mocks.MockMonitor):
     """Keeps each whole request: `MockResourceArgs` carries neither parent nor dependencies nor options."""
 
-    def __init__(self, cloud: _Cloud) -> None:
+    def __init__(self, cloud: mocks.Mocks) -> None:
         super().__init__(cloud)
         self.deployment = Deployment()
         self._lock = threading.Lock()
@@ -254,7 +256,7 @@ def _refuse_snake_case(type_: str, name: str, value: object) -> None:
             _refuse_snake_case(type_, name, inner)
 
 
-class _Cloud(mocks.Mocks):
+class OfflineCloud(mocks.Mocks):
     """Answers with what was asked for, plus what Google computes and components read."""
 
     def __init__(self, preview: bool) -> None:

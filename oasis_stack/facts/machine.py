@@ -126,7 +126,7 @@ MACHINES: dict[str, Machine] = {
     )
 }
 """Machine types that a stack can ask for as GPU nodes. A further type is one more row here, and one in
-`emulator/gcp/machines.py`."""
+`emulator/google/machines.py`."""
 
 _N2_SIZES = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 

@@ -19,6 +19,7 @@ from emulator.machine.state import CHECKOUT, State
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from emulator.rest.cloud_server import CloudServer
+from tests.emulator.google import make_bucket
 from tests.support import stub_kubectl
 from tests.support.processes import command, descendants
 from workloads.environment import ClusterEnvironment
@@ -79,8 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
     environment = replace(stub_kubectl.OUTPUTS, ray_dashboard_url=url)
     for uri in (environment.data_uri, environment.runs_uri):
-        name = uri.removeprefix("gs://")
-        cloud.put("storage/bucket", name, {"name": name, "project": environment.project, "location": "us-central1"})
+        make_bucket(cloud, uri.removeprefix("gs://"), environment.project)
     token = secrets.token_hex(32)
     outputs = {name: str(value) for name, value in vars(environment).items()}
     try:

@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from emulator.google.cloud import Cloud
+from emulator.google.http_message import Request
 from emulator.rest.cloud_server import CloudServer
-from emulator.rest.http_message import Request
+from tests.emulator.google import make_bucket
 from tests.support.processes import command, descendants
 from tests.support.waiting import eventually, read_until
 from workloads.checkpoints.store import CheckpointStore
@@ -245,7 +246,7 @@ def test_a_node_whose_copy_of_the_data_takes_longer_than_a_collective_may_fails_
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
     try:
-        cloud.put("storage/bucket", "data", {"name": "data", "project": "p", "location": "us-central1"})
+        make_bucket(cloud, "data")
         digits.write(str(cloud.directory / "buckets" / "data" / "digits"), lambda _: None, sharded=True)
         google = f"http://127.0.0.1:{server.server_address[1]}"
         scratch = tmp_path / "scratch"

@@ -5,16 +5,22 @@ A thread would not do: pyarrow holds the interpreter's lock while it waits for s
 
 from __future__ import annotations
 
+import io
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.auth.compute_engine import _metadata
 
+from emulator.gcp.resources.google_client import Transport, answer_of
+from emulator.google.callers import Tokens
 from emulator.google.cloud import Cloud
+from emulator.google.http_message import Request
 from emulator.machine.state import State
 from emulator.rest import cloud_server
 
@@ -34,8 +40,7 @@ class Google:
 
     def make_bucket(self, name: str) -> str:
         """A bucket, as the provider would make it."""
-        self.cloud.put("storage/bucket", name, {"name": name, "project": PROJECT, "location": "us-central1"})
-        return name
+        return make_bucket(self.cloud, name)
 
     def folder(self, bucket: str) -> Path:
         """The folder that a mount of the bucket would be."""
@@ -50,11 +55,39 @@ def lead_clients_to(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", google.host)
 
 
-def enable(cloud: Cloud, api: str) -> None:
+def directly(cloud: Cloud) -> Transport:
+    """The server's answers without its socket, for tests of one process."""
+    apis, tokens = cloud_server.apis_of(cloud), Tokens(cloud)
+
+    def send(verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None) -> dict[str, Any]:
+        request = Request(
+            method=verb,
+            path=path,
+            query=query,
+            headers={"Authorization": f"Bearer {tokens.issue()}"},
+            body=io.BytesIO(json.dumps(body).encode() if body is not None else b""),
+            host="127.0.0.1",
+        )
+        response = cloud_server.answer(apis, request)
+        return answer_of(response.status, response.body)
+
+    return send
+
+
+def make_bucket(cloud: Cloud, name: str, project: str = PROJECT) -> str:
+    """Make a bucket as the provider does, without a socket. Returns its name."""
+    enable(cloud, "storage.googleapis.com", project)
+    body = {"name": name, "location": "us-central1"}
+    directly(cloud)("POST", "/storage/v1/b", {"project": project}, body)
+    return name
+
+
+def enable(cloud: Cloud, api: str, project: str = PROJECT) -> None:
     """Have an API on since long ago, so that it answers."""
-    cloud.put("serviceusage/service", f"{PROJECT}/{api}", {"service": api})
+    name = f"projects/{project}/services/{api}"
+    cloud.put("serviceusage/service", name, {})
     with sqlite3.connect(cloud.directory / "cloud.sqlite") as database:
-        database.execute("UPDATE objects SET created = '2026-01-01T00:00:00Z' WHERE name = ?", (f"{PROJECT}/{api}",))
+        database.execute("UPDATE objects SET created = '2026-01-01T00:00:00Z' WHERE name = ?", (name,))
 
 
 @contextmanager

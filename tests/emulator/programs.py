@@ -54,12 +54,13 @@ def cloud_with_pools(cloud: Cloud) -> None:
     """A cluster with a system pool, a flex-start and a Spot pool of H200s, and the networks they need."""
     for network in ("primary", "gvnic", "rdma"):
         name = f"{PROJECT}/global/networks/{network}"
-        cloud.put("compute/network", name, {"name": network, "project": "p"})
+        cloud.put("compute/network", name, {"name": network})
     pairs = [("gvnic", "gvnic"), *(("rdma", f"rdma-{i}") for i in range(8))]
     for network, subnet in pairs:
         body = {"name": subnet, "network": f"{COMPUTE}{PROJECT}/global/networks/{network}"}
         cloud.put("compute/subnetwork", f"{PROJECT}/regions/us-central1/subnetworks/{subnet}", body)
-    cloud.put("container/cluster", CLUSTER, {"name": "oasis", "network": f"{PROJECT}/global/networks/primary"})
+    network = f"{PROJECT}/global/networks/primary"
+    cloud.put("container/cluster", CLUSTER, {"network": "primary", "networkConfig": {"network": network}})
     system = {"machineType": "e2-standard-8", "labels": {"role": "system"}}
     add_pool(cloud, "system", system, {"totalMinNodeCount": 1, "totalMaxNodeCount": 3}, [])
     for name, how in (("flex", {"flexStart": True, "maxRunDuration": "604800s"}), ("spot", {"spot": True})):
@@ -77,11 +78,9 @@ def add_pool(cloud: Cloud, name: str, config: Body, scaling: Body, pairs: list[t
     """One node pool in zone b."""
     body = {
         "name": name,
-        "cluster": "oasis",
-        "location": "us-central1",
-        "nodeLocations": ["us-central1-b"],
-        "autoscaling": scaling,
-        "nodeConfig": config,
+        "locations": ["us-central1-b"],
+        "autoscaling": {"enabled": True, **scaling},
+        "config": config,
         "networkConfig": {"additionalNodeNetworkConfigs": [{"network": n, "subnetwork": s} for n, s in pairs]},
     }
     cloud.put(

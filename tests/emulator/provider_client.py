@@ -12,6 +12,7 @@ from pulumi.runtime.proto import provider_pb2
 from emulator.gcp.provider import GcpProvider
 from emulator.google.cloud import Cloud
 from emulator.protocol.wire import decode, encode
+from tests.emulator.google import directly
 
 PROJECT = "test-project"
 
@@ -45,7 +46,7 @@ class Client:
     """One stack's provider."""
 
     def __init__(self, cloud: Cloud, **config: str) -> None:
-        self.provider = GcpProvider(cloud)
+        self.provider = GcpProvider(directly(cloud))
         self._context: Any = _Context()
         self.provider.Configure(
             provider_pb2.ConfigureRequest(args=encode({"project": PROJECT, **config})), self._context

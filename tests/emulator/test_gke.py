@@ -11,6 +11,7 @@ import pytest
 
 from emulator.gke import nodes as gke_nodes
 from emulator.gke import services as gke_services
+from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.errors import InUseError
 from emulator.kubernetes.api import ApiError, Body, KindNotServedError
 from emulator.machine.state import CHECKOUT
@@ -98,23 +99,23 @@ def test_pods_get_nodes_in_the_order_of_their_class_and_idle_nodes_go(gke: Contr
         "nvidia.com/gpu",
     }
     flex = f"{programs.CLUSTER}/nodePools/flex"
-    eventually(lambda: gke.cloud.get("container/nodePool", flex).body["nodeCount"] == 1)
+    eventually(lambda: instance_groups.sizes(gke.cloud, flex) == {"us-central1-b": 1})
     pool = gke.cloud.get("container/nodePool", flex).body
     assert pool["initialNodeCount"] == 1
-    assert pool["nodeConfig"]["labels"] == {
+    assert pool["config"]["labels"] == {
         "cloud.google.com/compute-class": "h200",
         "cloud.google.com/gke-accelerator": "nvidia-h200-141gb",
         "cloud.google.com/gke-ephemeral-storage-local-ssd": "true",
         "cloud.google.com/gke-flex-start": "true",
         "cloud.google.com/gke-max-run-duration-seconds": "604800",
     }
-    assert "nvidia.com/gpu" in {taint["key"] for taint in pool["nodeConfig"]["effectiveTaints"]}
+    assert "nvidia.com/gpu" in {taint["key"] for taint in pool["config"]["taints"]}
 
     for name in ("a", "b", "c"):
         api.delete(programs.gpu_pod(name))
 
     eventually(lambda: len(_nodes(gke)) == 1, seconds=30 + gke_nodes.IDLE_SECONDS)
-    eventually(lambda: gke.cloud.get("container/nodePool", flex).body["nodeCount"] == 0)
+    eventually(lambda: instance_groups.sizes(gke.cloud, flex) == {"us-central1-b": 0})
 
 
 def test_nodes_and_their_pods_go_with_their_pool(gke: ControlPlane) -> None:
@@ -207,7 +208,7 @@ def test_a_worker_that_fits_no_node_waits_for_ever_and_one_without_capacity_is_t
     beside["spec"]["containers"][0]["resources"]["limits"]["memory"] = "2830Gi"
     annotations = {"gke-gcsfuse/volumes": "true", "gke-gcsfuse/memory-request": "23616Mi"}
     beside["metadata"]["annotations"] = annotations
-    sold_out = {"type": "gke:nodePool/*", "call": "grow", "effect": "fail", "message": "GCE out of resources"}
+    sold_out = {"call": "gke.grow.*", "effect": "fail", "message": "GCE out of resources"}
     (gke.cloud.directory / "faults.json").write_text(json.dumps([sold_out]))
     try:
         for body in (large, beside, programs.gpu_pod("fits")):

@@ -14,11 +14,13 @@ import pytest
 import yaml
 
 from emulator import lifecycle
+from emulator.google import policies
+from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.cloud import CloudObject
 from emulator.kubernetes.api import Body
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
-from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY, GKE_LABELS
+from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY
 from tests.emulator.conftest import Emulated, objects
 from tests.support.processes import running
 from tests.support.waiting import eventually
@@ -54,13 +56,10 @@ ADOPT = {**PEERED, **{f"oasis:{section}": {"adopt": True} for section in ("data"
 
 def test_up_again_changes_nothing_after_gke_has_added_nodes_labels_taints_and_counts(emulated: Emulated) -> None:
     _scale_workers(emulated)
-    for key in ("nodeCount", "initialNodeCount"):
-        eventually(lambda key=key: _nodes_by_role(emulated, key) == {**NODES, "system": 1})
+    eventually(lambda: _nodes_by_role(emulated) == {**NODES, "system": 1})
     pools = {found.body["name"]: found.body for found in emulated.cloud.list("container/nodePool")}
-    labels = {key for name, body in pools.items() if name.startswith("gpu") for key in body["nodeConfig"]["labels"]}
-    assert labels == {*GKE_LABELS, COMPUTE_CLASS_KEY}
-    (cluster,) = emulated.cloud.list("container/cluster")
-    assert (cluster.body["initialNodeCount"], "machineType" in cluster.body["nodeConfig"]) == (0, True)
+    labels = {key for name, body in pools.items() if name.startswith("gpu") for key in body["config"]["labels"]}
+    assert COMPUTE_CLASS_KEY in labels and "cloud.google.com/gke-accelerator" in labels
 
     changes = emulated.engine().up(refresh=True).changes
 
@@ -98,19 +97,20 @@ def test_a_preview_says_what_would_be_done_with_which_properties_and_does_nothin
 
 def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated: Emulated) -> None:
     overlay = {**OPTIONAL, "oasis:wandb_api_key": _encrypted(emulated, "oasis:wandb_api_key", API_KEY)}
-    kinds = ("compute/address", "cloudkms/iamMember", "secretmanager/version")
+    key = f"//cloudkms.googleapis.com/{KMS_KEY}"
 
     changes = emulated.engine(overlay).up().changes
 
     assert set(changes) == {"same", "update", "create"}
-    (address,), _grants, (version,) = (_of_the_stack(emulated, kind) for kind in kinds)
+    (address,), (version,) = (_of_the_stack(emulated, kind) for kind in ("compute/address", "secretmanager/version"))
+    assert policies.get(emulated.cloud, key)["bindings"]
     service = next(found for found in emulated.api.list("v1", "Service", "ray") if found["spec"].get("loadBalancerIP"))
     assert service["spec"]["loadBalancerIP"] == address.body["address"]
     purposes = {subnet.body.get("purpose") for subnet in emulated.cloud.list("compute/subnetwork")}
     assert "REGIONAL_MANAGED_PROXY" in purposes
     (cluster,) = emulated.cloud.list("container/cluster")
     assert cluster.body["databaseEncryption"] == {"state": "ENCRYPTED", "keyName": KMS_KEY}
-    assert API_KEY in json.dumps(version.body)
+    assert base64.b64decode(version.body["payload"]).decode() == API_KEY
     told = "\n".join([*emulated.lines, *map(_text, emulated.state.path("pulumi").rglob("*"))])
     assert "oasis:wandb_api_key" in told
     assert not {API_KEY, base64.b64encode(API_KEY.encode()).decode()} & set(re.split(r"[^\w=]+", told))
@@ -118,7 +118,10 @@ def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated
 
     emulated.engine().up()
 
-    assert [_of_the_stack(emulated, kind) for kind in kinds] == [[], [], []]
+    assert _of_the_stack(emulated, "compute/address") == []
+    assert "bindings" not in policies.get(emulated.cloud, key)
+    (version,) = _of_the_stack(emulated, "secretmanager/version")
+    assert (version.body["state"], version.body["payload"]) == ("DESTROYED", "")
     assert set(emulated.engine().up(refresh=True).changes) == {"same"}
 
 
@@ -226,7 +229,7 @@ def _peer(found: Emulated) -> None:
     (after,) = found.cloud.list("cloudbuild/workerPool")
     assert (changes["replace"], changes.get("delete", 0)) == (1, 0)
     assert after.name != before.name
-    assert "peeredNetwork" in after.body["networkConfig"]
+    assert "peeredNetwork" in after.body["privatePoolV1Config"]["networkConfig"]
     assert len(found.cloud.list("servicenetworking/connection")) == 1
     assert set(found.engine(PEERED).up().changes) == {"same"}
 
@@ -240,14 +243,13 @@ def _scale_workers(found: Emulated) -> None:
     found.api.merge(cluster, {"spec": {"workerGroupSpecs": groups}})
     eventually(lambda: len(_workers(found)) >= NODES["gpu"], seconds=60)
     eventually(lambda: len(found.api.list("v1", "Node")) > sum(NODES.values()))
-    pools = "container/nodePool"
-    eventually(lambda: sum(pool.body["nodeCount"] for pool in found.cloud.list(pools)) > sum(NODES.values()))
+    eventually(lambda: sum(_nodes_by_role(found).values()) > sum(NODES.values()))
 
 
-def _nodes_by_role(found: Emulated, key: str) -> dict[str, int]:
-    """What the node pools of each role say of their nodes, added up."""
-    pools = [pool.body for pool in found.cloud.list("container/nodePool")]
-    return {role: sum(pool[key] for pool in pools if role in pool["name"]) for role in (*NODES, "system")}
+def _nodes_by_role(found: Emulated) -> dict[str, int]:
+    """What the instance groups of the node pools of each role have of machines, added up."""
+    groups = [group.body for group in found.cloud.list(instance_groups.KIND)]
+    return {role: sum(one["targetSize"] for one in groups if role in one["name"]) for role in (*NODES, "system")}
 
 
 def _workers(found: Emulated) -> set[str]:

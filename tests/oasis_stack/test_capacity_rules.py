@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from emulator.gcp import machines as gcp_machines
+from emulator.google import machines
 from oasis_stack.facts.capacity_rules import CapacityEntry, Mode, problems
 from oasis_stack.facts.machine import MACHINES, Machine
 
@@ -48,13 +48,13 @@ def accepted_by_google(machine: Machine, tried: CapacityEntry) -> bool:
 
 def test_the_emulated_google_sells_every_machine_in_every_zone_that_settings_accept() -> None:
     """It keeps its own truth, by the same sources: a row that is missing there is refused by `up` on the emulator."""
-    sold = {(name, zone): row for name, row in gcp_machines.GPU_MACHINES.items() for zone in row.zones}
+    sold = {(name, zone): row for name, row in machines.GPU_MACHINES.items() for zone in row.zones}
     offered = {(machine.name, zone): machine for machine in MACHINES.values() for zone in machine.zones}
 
     missing = [f"{name} in {zone}" for name, zone in offered if (name, zone) not in sold]
     roce = {zone for (_, zone), machine in offered.items() if machine.rdma_nics}
-    missing += [f"the RoCE profile of {zone}" for zone in roce - gcp_machines.ROCE_ZONES]
-    assert not missing, f"emulator/gcp/machines.py lacks {', '.join(missing)}"
+    missing += [f"the RoCE profile of {zone}" for zone in roce - machines.ROCE_ZONES]
+    assert not missing, f"emulator/google/machines.py lacks {', '.join(missing)}"
     for (name, zone), machine in offered.items():
         row = sold[name, zone]
         assert (row.accelerator, row.gpus, row.rdma_nics) == (machine.accelerator, machine.gpus, machine.rdma_nics), (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from emulator.gcp.machines import machine_size
 from emulator.gke import node_shapes as gke_node_shapes
+from emulator.google.machines import machine_size
 from oasis_stack.facts import pod_size
 from oasis_stack.facts.machine import GENERAL_PURPOSE, MACHINES, Machine, general_purpose
 from oasis_stack.pod_specs.mounts import shared_memory_gib

@@ -17,11 +17,11 @@ from hypothesis import strategies as some
 from oasis_stack.command_line import resource_tree
 from oasis_stack.command_line.offline import Deployment, deploy_stack
 from oasis_stack.components.cluster import NODE_ROLES
-from oasis_stack.facts import address_plan, capacity_rules
-from oasis_stack.facts.machine import MACHINES, Machine
+from oasis_stack.facts import address_plan
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import from_config, parse
+from tests.support.legal_stacks import stacks
 from tests.support.program import at
 from tests.support.stacks import FULL
 
@@ -37,62 +37,6 @@ ROLES = {
     *("roles/secretmanager.secretAccessor", "roles/cloudkms.cryptoKeyEncrypterDecrypter"),
 }
 """Every role that the program may grant."""
-
-
-@some.composite
-def ladders(draw: some.DrawFn, machine: Machine) -> list[dict[str, Any]]:
-    """Legal ladders of a machine."""
-    modes = [mode for mode in capacity_rules.MODES if machine.on_demand or mode != "on-demand"]
-    entries = []
-    for mode in draw(some.lists(some.sampled_from(modes), min_size=1, unique=True)):
-        entry: dict[str, Any] = {"mode": mode, "max_nodes": draw(some.integers(1, 40))}
-        if mode == "reservation":
-            entry["reservation"] = draw(some.from_regex(r"[a-z][a-z0-9-]{0,60}[a-z0-9]", fullmatch=True))
-        if mode == "flex-start" and draw(some.booleans()):
-            entry["max_run_duration_hours"] = draw(some.integers(1, 168))
-        if mode != "flex-start" or machine.flex_start_compact:
-            entry["compact_placement"] = draw(some.booleans())
-        entries.append(entry)
-    return entries
-
-
-@some.composite
-def stacks(draw: some.DrawFn) -> dict[str, Any]:
-    """Legal stack files."""
-    # The one with RDMA as often as the others together: most that can go wrong is there.
-    machine = draw(some.one_of(some.just(MACHINES["a3-ultragpu-8g"]), some.sampled_from(list(MACHINES.values()))))
-    zone = draw(some.sampled_from(machine.zones))
-    first = draw(some.integers(0, 63))
-    config: dict[str, Any] = {
-        "gcp:project": draw(some.from_regex(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", fullmatch=True)),
-        "oasis:region": zone.rpartition("-")[0],
-        "oasis:zone": zone,
-        "oasis:name": draw(some.from_regex(r"[a-z]([a-z0-9-]{0,14}[a-z0-9])?", fullmatch=True)),
-        "oasis:network": {
-            "primary_block": f"10.{first}.0.0/{draw(some.integers(16, 19))}",
-            "pods_block": f"10.{64 + first // 4 * 4}.0.0/14",
-            "device_block": f"10.{128 + first * 2}.0.0/{draw(some.integers(15, 20))}",
-            "proxy_only": draw(some.booleans()),
-        },
-    }
-    optional: dict[str, Any] = {
-        "oasis:gpu": {"machine_type": machine.name, "capacity": draw(ladders(machine))},
-        "oasis:build": {"peered": draw(some.booleans())},
-        "oasis:wandb": {"keep": draw(some.booleans())},
-        "oasis:data": {"keep": draw(some.booleans()), "soft_delete_days": draw(some.sampled_from([0, 7, 90]))},
-        "oasis:labels": draw(some.dictionaries(some.sampled_from(["team", "cost-centre"]), some.just("vision"))),
-        "oasis:ray": {"namespace": draw(some.from_regex(r"[a-z][a-z0-9]{0,62}", fullmatch=True))},
-        "oasis:cluster": draw(
-            some.sampled_from(
-                [
-                    {"endpoint": "dns"},
-                    {"endpoint": "ip", "authorized_networks": [{"name": "office", "cidr": "203.0.113.0/24"}]},
-                ]
-            )
-        ),
-    }
-    left_out = draw(some.sets(some.sampled_from(sorted(optional)), max_size=3))
-    return config | {key: value for key, value in optional.items() if key not in left_out}
 
 
 @pytest.mark.thorough

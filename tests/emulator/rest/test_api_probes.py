@@ -16,7 +16,6 @@ API_SECONDS = 5.0
 ASKED = (
     "artifactregistry.googleapis.com",
     "cloudbuild.googleapis.com",
-    "cloudresourcemanager.googleapis.com",
     "compute.googleapis.com",
     "container.googleapis.com",
     "iam.googleapis.com",
@@ -38,15 +37,16 @@ def test_an_api_says_that_it_is_disabled_until_it_has_been_on_for_a_while(
     google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lead_clients_to(google, monkeypatch)
-    assert not google_says_disabled("serviceusage.googleapis.com", PROJECT)  # on in every project
+    for api in ("cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com"):  # of the caller's own project
+        assert not google_says_disabled(api, PROJECT)
 
     def disabled() -> set[str]:
         return {api for api in ASKED if google_says_disabled(api, PROJECT)}
 
     for api in ("secretmanager.googleapis.com", "storage.googleapis.com"):  # on in every test's Google
-        google.cloud.delete("serviceusage/service", f"{PROJECT}/{api}")
+        google.cloud.delete("serviceusage/service", f"projects/{PROJECT}/services/{api}")
     assert disabled() == set(ASKED)
     for api in ASKED:
-        google.cloud.put("serviceusage/service", f"{PROJECT}/{api}", {"service": api})
+        google.cloud.put("serviceusage/service", f"projects/{PROJECT}/services/{api}", {})
         assert google_says_disabled(api, PROJECT)
     eventually(lambda: not disabled(), 30)

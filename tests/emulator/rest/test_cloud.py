@@ -75,10 +75,10 @@ def test_what_is_kept_is_listed_apart_with_its_grants(cloud: Cloud) -> None:
     _with_subnet(cloud)
     cloud.create("storage/bucket", "data", {})
     part = Use(kind="storage/bucket", name="data", relation="part-of")
-    cloud.create("storage/iamMember", "b/data/roles/x/me", {}, [part])
+    cloud.create("iam/policy", "//storage/data", {}, [part])
     cloud.put("resourcemanager/project", "projects/p", {})
     found = cloud.inventory()
-    assert {one.name for one in found.kept} == {"data", "b/data/roles/x/me"}
+    assert {one.name for one in found.kept} == {"data", "//storage/data"}
     assert {one.name for one in found.other} == {NETWORK, SUBNET}
 
 

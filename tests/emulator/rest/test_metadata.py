@@ -11,11 +11,11 @@ import requests
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.oauth2 import id_token
 
-from emulator.gcp.rules import PRODUCER
+from emulator.google.apis.cloudbuild import PRODUCER
+from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Use
 from emulator.google.scope import project_number
-from emulator.rest.metadata import Identity, set_identity
-from tests.emulator.google import Google, lead_clients_to, served
+from tests.emulator.google import Google, enable, lead_clients_to, served
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 FLAVOR = {"Metadata-Flavor": "Google"}
@@ -25,6 +25,8 @@ FLAVOR = {"Metadata-Flavor": "Google"}
 def google_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
     with served(tmp_path_factory.mktemp("google")) as served_google:
         set_identity(served_google.cloud, Identity(project="test-project", zone="us-central1-b"))
+        for api in ("compute.googleapis.com", "cloudbuild.googleapis.com"):
+            enable(served_google.cloud, api)
         yield served_google
 
 
@@ -37,7 +39,7 @@ def test_default_credentials_are_found_and_good_for_a_call(google_cloud: Google)
     credentials, project = google.auth.default(scopes=SCOPES)
     assert project == "test-project"
     listing = f"http://{google_cloud.host}/compute/v1/projects/test-project/global/firewalls"
-    assert AuthorizedSession(credentials).get(listing, timeout=10).json()["items"] == []
+    assert AuthorizedSession(credentials).get(listing, timeout=10).json()["kind"] == "compute#firewallList"
     assert credentials.token.startswith("ya29.emulated.")
     assert requests.get(listing, timeout=10).status_code == 401
     forged = {"Authorization": "Bearer ya29.emulated.9999999999.AAAA"}

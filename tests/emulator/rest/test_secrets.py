@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import google_crc32c
 import pytest
@@ -10,9 +11,8 @@ import requests
 from google.api_core import exceptions
 from google.cloud import secretmanager_v1
 
-from emulator.google.cloud import Use
+from emulator.google.callers import Identity, set_identity
 from emulator.google.scope import project_number
-from emulator.rest.metadata import Identity, set_identity
 from tests.emulator.google import PROJECT, Google, lead_clients_to, served
 
 SECRET = f"projects/{PROJECT}/secrets/wandb"
@@ -34,12 +34,11 @@ def client(google: Google, monkeypatch: pytest.MonkeyPatch) -> Client:
     lead_clients_to(google, monkeypatch)
     for found in google.cloud.list("secretmanager/secret"):
         google.cloud.delete(found.kind, found.name)
-    google.cloud.put(
-        "resourcemanager/project", f"projects/{PROJECT}", {"projectId": PROJECT, "number": project_number(PROJECT)}
-    )
-    google.cloud.put("secretmanager/secret", SECRET, {"secretId": "wandb", "replication": {"auto": {}}})
     set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b"))
-    return Client(transport="rest", client_options={"api_endpoint": f"http://{google.host}"})
+    client = Client(transport="rest", client_options={"api_endpoint": f"http://{google.host}"})
+    automatic = secretmanager_v1.Secret(replication={"automatic": {}})
+    client.create_secret(parent=f"projects/{PROJECT}", secret_id="wandb", secret=automatic)
+    return client
 
 
 def test_a_version_that_was_added_is_read_back_as_latest_with_its_checksum(client: Client) -> None:
@@ -70,15 +69,21 @@ def test_a_spoilt_payload_is_refused_and_not_stored(client: Client) -> None:
 
 def test_a_workload_reads_only_what_it_was_granted(client: Client, google: Google) -> None:
     client.add_secret_version(parent=SECRET, payload=Payload(data=b"key"))
-    set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b", principal=MEMBER))
+    google.cloud.put("iam/workloadIdentityPool", "p.svc.id.goog", {})
+    workload = Identity(project=PROJECT, zone="us-central1-b", principal=MEMBER)
+    set_identity(google.cloud, workload)
     with pytest.raises(exceptions.Forbidden, match=r"secretmanager\.versions\.access"):
         client.access_secret_version(name=f"{SECRET}/versions/latest")
-    part = Use(kind="secretmanager/secret", name=SECRET, relation="part-of")
+    with pytest.raises(exceptions.Forbidden, match=r"roles/secretmanager\.admin"):
+        client.get_iam_policy(request={"resource": SECRET})
     for role in ("roles/secretmanager.viewer", "roles/secretmanager.secretAccessor"):
-        grant = {"member": MEMBER, "role": role}
         with pytest.raises(exceptions.Forbidden):
             client.access_secret_version(name=f"{SECRET}/versions/latest")
-        google.cloud.put("secretmanager/iamMember", f"{SECRET}/{role}/{MEMBER}", grant, [part])
+        set_identity(google.cloud, replace(workload, principal=""))
+        policy = client.get_iam_policy(request={"resource": SECRET})
+        policy.bindings.add(role=role, members=[MEMBER])
+        client.set_iam_policy(request={"resource": SECRET, "policy": policy})
+        set_identity(google.cloud, workload)
     assert client.access_secret_version(name=f"{SECRET}/versions/latest").payload.data == b"key"
     with pytest.raises(exceptions.Forbidden):
         client.access_secret_version(name=f"projects/{PROJECT}/secrets/other/versions/latest")

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from emulator.google.cloud import Cloud
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import RefusedCall
 from emulator.google.storage import ObjectStore
 from emulator.machine.state import State
 from tests.emulator.google import PROJECT, Google, served
@@ -80,9 +80,12 @@ def test_a_bucket_exists_only_if_the_cloud_has_it(
         client.get_bucket("others")
     with pytest.raises(exceptions.NotFound):
         client.bucket("others").blob("a").upload_from_string("a")
-    with pytest.raises(exceptions.Forbidden, match="Pulumi program"):
-        client.create_bucket("others")
     assert arrow.get_file_info("others/a").type == fs.FileType.NotFound
+    client.create_bucket("others", location="us-central1").blob("a").upload_from_string("a")
+    with pytest.raises(exceptions.Conflict, match="not empty"):
+        client.get_bucket("others").delete()
+    client.get_bucket("others").delete(force=True)
+    assert [bucket.name for bucket in client.list_buckets()] == ["runs"]
     google.cloud.delete("storage/bucket", "runs")
     with pytest.raises(exceptions.NotFound):
         client.get_bucket("runs")

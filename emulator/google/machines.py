@@ -48,6 +48,9 @@ ROCE_ZONES = frozenset(
 )
 """Zones with a RoCE network profile: those of the machine types that have RDMA NICs ("RDMA network profiles")."""
 
+ROCE_SUFFIX = "-vpc-roce"
+"""What the name of a RoCE network profile ends in, after its zone ("RDMA network profiles")."""
+
 _L4_ZONES = frozenset(
     {
         "asia-northeast1-a",
@@ -106,3 +109,9 @@ def machine_size(machine_type: str) -> tuple[int, int]:
         raise UnknownMachineError(f"the emulated GKE does not know the size of machine type {machine_type!r}")
     vcpus = int(shape[2])
     return vcpus, vcpus * _GB_PER_VCPU[shape[1]]
+
+
+def roce_zone(profile: str) -> str:
+    """The one zone whose RDMA NICs attach to networks of a profile, given by name or path; empty for any other."""
+    name = profile.rsplit("/", 1)[-1]
+    return name.removesuffix(ROCE_SUFFIX) if name.endswith(ROCE_SUFFIX) else ""

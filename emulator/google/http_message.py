@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from emulator.google.http_errors import RefusedCall
+from emulator.google.errors import RefusedCall
 
 # google.rpc.Code, as the JSON error's `status` names it ("Errors", Google Cloud APIs documentation).
 _STATUS = {
@@ -74,7 +74,9 @@ def as_error(refused: RefusedCall) -> Response:
     """A refusal as Google's JSON APIs give it."""
     detail = {"domain": "global", "reason": refused.reason, "message": refused.message}
     error = {"code": refused.code, "message": refused.message, "errors": [detail]}
-    if refused.code in _STATUS:
+    if refused.reason == "failedPrecondition":
+        error["status"] = "FAILED_PRECONDITION"
+    elif refused.code in _STATUS:
         error["status"] = _STATUS[refused.code]
     return as_json({"error": error}, refused.code)
 

@@ -1,0 +1,74 @@
+"""What the provider does with one resource: its calls, with the places filled in that the inputs leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from emulator.gcp.resources.google_client import GoogleClient
+from emulator.gcp.row import ResourceType
+from emulator.gcp.types import inputs_of
+from emulator.google.cloud import CloudObject
+from emulator.google.errors import RefusedCall
+from emulator.google.scope import Scope
+
+
+class ResourceCalls:
+    """One resource type's calls, for a provider with that configuration."""
+
+    def __init__(self, google: GoogleClient, scope: Scope, token: str, row: ResourceType) -> None:
+        self._google = google
+        self._scope = scope
+        self._token = token
+        self._row = row
+        self._client = row.resource
+
+    def create(self, inputs: Mapping[str, Any]) -> CloudObject:
+        """Make an object from plain inputs. Raises RefusedCall."""
+        whole = self._placed(inputs)
+        identity = self._client.create(self._google, whole)
+        found = self.find(identity, whole)
+        if found is None:
+            raise RefusedCall(404, f"{identity} was made, and is not there", "notFound")
+        return found
+
+    def update(self, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> CloudObject:
+        """Change an object as its inputs changed. Raises RefusedCall."""
+        whole = self._placed(new)
+        self._client.update(self._google, identity, self._placed(old), whole)
+        found = self.find(identity, whole)
+        if found is None:
+            raise RefusedCall(404, f"{identity} was changed, and is not there", "notFound")
+        return found
+
+    def find(self, identity: str, given: Mapping[str, Any]) -> CloudObject | None:
+        """The object in Pulumi's words, or None; `given` are its inputs, as far as they are known."""
+        outputs = self._client.read(self._google, identity, given)
+        if outputs is None:
+            return None
+        return CloudObject(kind=self._token, name=self._row.imported(identity), body=outputs, created="")
+
+    def delete(self, identity: str, outputs: Mapping[str, Any]) -> None:
+        """Let an object go; one that is gone already is no error. Raises RefusedCall."""
+        policy = outputs.get("deletionPolicy", "DELETE")
+        if policy == "ABANDON":
+            return
+        if policy == "PREVENT":
+            raise RefusedCall(400, f"cannot destroy {identity} while deletion_policy is PREVENT", "failedPrecondition")
+        try:
+            self._client.delete(self._google, identity, outputs)
+        except RefusedCall as error:
+            if error.code != 404:
+                raise
+
+    def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs with the place filled in from the provider's configuration. Raises RefusedCall."""
+        takes, scope = inputs_of(self._token), self._scope
+        # Of clusters and pools the provider takes the configured zone (its GetLocation).
+        location = scope.zone if self._token.startswith("gcp:container/") else scope.region
+        places = {"project": scope.project, "region": scope.region, "location": location}
+        body = {**{key: place for key, place in places.items() if key in takes and place}, **inputs}
+        missing = [key for key in places if key in takes and not body.get(key)]
+        if "project" in missing:
+            raise RefusedCall(400, "project: required field is not set", "required")
+        return body

@@ -1,0 +1,1 @@
+"""Google's APIs, one module each."""

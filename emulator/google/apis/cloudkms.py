@@ -1,0 +1,21 @@
+"""Cloud KMS: who may use a key. The keys themselves are the user's; each that is asked for is taken to exist."""
+
+from __future__ import annotations
+
+from emulator.google import policies
+from emulator.google.collection import Body, Call, Collection
+
+
+class CryptoKeys(Collection):
+    """`projects/p/locations/l/keyRings/r/cryptoKeys/k`."""
+
+    kind = "cloudkms/cryptoKey"
+
+    def do_get_iam_policy(self, call: Call) -> Body:
+        return policies.get(call.cloud, self.full_name(call))
+
+    def do_set_iam_policy(self, call: Call) -> Body:
+        return policies.put(call.cloud, self.full_name(call), call.body["policy"])
+
+
+COLLECTIONS = {"cloudkms.projects.locations.keyRings.cryptoKeys": CryptoKeys()}

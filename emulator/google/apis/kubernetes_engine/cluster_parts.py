@@ -1,0 +1,63 @@
+"""What GKE makes in a project beside a cluster: firewall rules, the private endpoint, the workload identity pool.
+
+GKE's own firewall rules, and the subnet and address of its control plane's private endpoint, outlive the cluster by
+`operations.LATE_SECONDS`: a destroy that does not wait for them fails here as it does there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from ipaddress import IPv4Network
+from typing import Any
+
+from emulator.google import operations
+from emulator.google.apis.kubernetes_engine.places import region_of
+from emulator.google.cloud import Cloud, Use
+from emulator.google.collection import last
+
+_FIREWALL, _SUBNETWORK, _ADDRESS = "compute/firewall", "compute/subnetwork", "compute/address"
+
+
+def make(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
+    """Make what belongs to a new cluster; `cluster` is its name path."""
+    network = body["networkConfig"]["network"]
+    for part in ("all", "vms", "exkubelet"):
+        name = f"{_firewalls(cluster)}{part}"
+        firewall = {"name": last(name), "network": network, "direction": "INGRESS", "priority": 1000}
+        cloud.put(_FIREWALL, name, firewall, [Use(kind="compute/network", name=network)])
+    if block := body.get("privateClusterConfig", {}).get("masterIpv4CidrBlock"):
+        _make_private_endpoint(cloud, cluster, network, block)
+    if pool := body.get("workloadIdentityConfig", {}).get("workloadPool"):
+        cloud.put("iam/workloadIdentityPool", pool, {})
+
+
+def let_go(cloud: Cloud, cluster: str) -> None:
+    """Have what belonged to a cluster go, late."""
+    names = [(_FIREWALL, found.name) for found in cloud.list(_FIREWALL, _firewalls(cluster))]
+    for kind, name in [*names, *_private_endpoint(cluster).items()]:
+        if cloud.find(kind, name):
+            cloud.expire(kind, name, operations.LATE_SECONDS)
+
+
+def _make_private_endpoint(cloud: Cloud, cluster: str, network: str, block: str) -> None:
+    """The subnet that holds the network, and the address in it (terraform-google-modules/
+    terraform-google-kubernetes-engine issue 2411)."""
+    names = _private_endpoint(cluster)
+    subnet, address, first = names[_SUBNETWORK], names[_ADDRESS], str(IPv4Network(block)[2])
+    body = {"name": last(subnet), "network": network, "ipCidrRange": block, "purpose": "PRIVATE"}
+    cloud.put(_SUBNETWORK, subnet, body, [Use(kind="compute/network", name=network)])
+    body = {"name": last(address), "subnetwork": subnet, "addressType": "INTERNAL", "address": first}
+    cloud.put(_ADDRESS, address, body, [Use(kind=_SUBNETWORK, name=subnet)])
+
+
+def _firewalls(cluster: str) -> str:
+    """What the name paths of a cluster's own firewall rules begin with."""
+    return f"projects/{cluster.split('/')[1]}/global/firewalls/gke-{last(cluster)}-"
+
+
+def _private_endpoint(cluster: str) -> dict[str, str]:
+    _, project, _, location, _, name = cluster.split("/")
+    base = f"projects/{project}/regions/{region_of(location)}"
+    stem = f"gke-{name}-{hashlib.sha256(name.encode()).hexdigest()[:8]}-pe"
+    return {_SUBNETWORK: f"{base}/subnetworks/{stem}-subnet", _ADDRESS: f"{base}/addresses/{stem}"}

@@ -1,0 +1,221 @@
+"""Clusters. The endpoint of each is the local API server.
+
+What GKE fills in: GKE API reference, Cluster, ControlPlaneEndpointsConfig and NetworkConfig; which of it is read:
+hashicorp/terraform-provider-google-beta v7.45.0, resource_container_cluster.go.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from emulator.google.apis.kubernetes_engine import cluster_parts
+from emulator.google.apis.kubernetes_engine.cluster_operations import begin, link, require_idle, status
+from emulator.google.apis.kubernetes_engine.node_pools import GKE_VERSION, NodePools
+from emulator.google.apis.kubernetes_engine.places import bad, digest, full, pruned, region_of, require_name, zones_of
+from emulator.google.apis.kubernetes_engine.pool_rules import CLUSTER, POOL
+from emulator.google.cloud import Cloud, CloudObject, Use, timestamp
+from emulator.google.collection import Body, Call, Collection, last
+from emulator.google.errors import RefusedCall
+
+_DEFAULT_POOL = "default-pool"
+
+_UPDATES = {
+    "desiredClusterAutoscaling": "autoscaling",
+    "desiredNodeKubeletConfig": "nodePoolDefaults.nodeConfigDefaults.nodeKubeletConfig",
+    "desiredNodePoolLoggingConfig": "nodePoolDefaults.nodeConfigDefaults.loggingConfig",
+}
+"""Fields of an update whose place in the cluster does not follow from their names."""
+
+NODE_POOLS = NodePools()
+
+
+class Clusters(Collection):
+    """`projects/p/locations/l/clusters/c`."""
+
+    kind = CLUSTER
+    items = "clusters"
+
+    def shown(self, call: Call, found: CloudObject) -> Body:
+        """`nodeConfig` is that of its first pool (GKE API, Cluster: "populated with the node configuration of the first
+        node pool"), and `initialNodeCount` goes with the pool that was made with the cluster."""
+        body: Body = {**found.body, "status": status(call, found.name)}
+        pools = call.cloud.list(POOL, f"{found.name}/nodePools/")
+        if not any(last(pool.name) == _DEFAULT_POOL for pool in pools):
+            body.pop("initialNodeCount", None)
+        if not pools:
+            return body
+        shown = [NODE_POOLS.shown(call, pool) for pool in sorted(pools, key=lambda pool: pool.name)]
+        groups = [group for pool in shown for group in pool["instanceGroupUrls"]]
+        return {**body, "nodeConfig": shown[0]["config"], "nodePools": shown, "instanceGroupUrls": groups}
+
+    def do_create(self, call: Call) -> Body:
+        given = dict(call.body["cluster"])
+        name = f"{call.name}/{given.get('name', '')}"
+        if call.cloud.find(self.kind, name) is None:
+            require_idle(call, name)
+        pools = given.pop("nodePools", [])
+        node, count = given.pop("nodeConfig", {}), given.get("initialNodeCount", 0)
+        if count:
+            pools = [{"name": _DEFAULT_POOL, "config": node, "initialNodeCount": count}]
+        if not pools and not given.get("autopilot", {}).get("enabled"):
+            raise bad("Cluster.initial_node_count must be greater than zero.")
+        body = self._settled(call, name, self._filled(call, name, given))
+        call.cloud.create(self.kind, name, body, _uses(body))
+        cluster_parts.make(call.cloud, name, body)
+        for pool in pools:
+            NODE_POOLS.make(call, f"{name}/nodePools/{pool.get('name', '')}", pool)
+        return begin(call, "CREATE_CLUSTER", name)
+
+    def do_update(self, call: Call) -> Body:
+        found, update = self.found(call), dict(call.body["update"])
+        if scaling := update.pop("desiredNodePoolAutoscaling", None):
+            pool = call.cloud.get(POOL, f"{found.name}/nodePools/{update.pop('desiredNodePoolId', '')}")
+            return NODE_POOLS.changed(call, pool, {"autoscaling": scaling})
+        update.pop("desiredMasterVersion", None)  # there is one version, which every master runs already
+        body = json.loads(json.dumps(found.body))
+        for key, value in update.items():
+            *parents, name = _place(call, key).split(".")
+            at = body
+            for parent in parents:
+                at = at.setdefault(parent, {})
+            at[name] = value
+        return self._changed(call, found, body, "UPDATE_CLUSTER")
+
+    def do_set_resource_labels(self, call: Call) -> Body:
+        found = self.found(call)
+        if call.body.get("labelFingerprint") != found.body["labelFingerprint"]:
+            # The field's description: "You must always provide an up-to-date fingerprint hash".
+            raise RefusedCall(412, "Labels could not be set due to fingerprint mismatch.", "conditionNotMet")
+        return self._changed(
+            call, found, {**found.body, "resourceLabels": call.body.get("resourceLabels", {})}, "SET_LABELS"
+        )
+
+    def do_set_maintenance_policy(self, call: Call) -> Body:
+        found = self.found(call)
+        body = {**found.body, "maintenancePolicy": call.body["maintenancePolicy"]}
+        return self._changed(call, found, body, "SET_MAINTENANCE_POLICY")
+
+    def admit_removal(self, call: Call, found: CloudObject) -> None:
+        require_idle(call, found.name)
+
+    def removed(self, call: Call, found: CloudObject) -> None:
+        cluster_parts.let_go(call.cloud, found.name)
+
+    def answer(self, call: Call, found: CloudObject, verb: str) -> Body:
+        return begin(call, "DELETE_CLUSTER", found.name)
+
+    def _changed(self, call: Call, found: CloudObject, body: Body, kind: str) -> Body:
+        require_idle(call, found.name)
+        body = self._settled(call, found.name, body)
+        call.cloud.put(self.kind, found.name, body, _uses(body))
+        return begin(call, kind, found.name)
+
+    def _filled(self, call: Call, name: str, given: Body) -> Body:
+        """A new cluster with what Google adds to it."""
+        project, location = call.project, name.split("/")[3]
+        network = full(given.get("network", "default"), project, "global/networks")
+        places = {"network": network}
+        if "subnetwork" in given:
+            collection = f"regions/{region_of(location)}/subnetworks"
+            places["subnetwork"] = full(given["subnetwork"], project, collection)
+        return {
+            "createTime": timestamp(call.cloud.now()),
+            "currentMasterVersion": GKE_VERSION,
+            "currentNodeVersion": GKE_VERSION,
+            "databaseEncryption": {"state": "DECRYPTED"},
+            "defaultMaxPodsConstraint": {"maxPodsPerNode": "110"},
+            "id": secrets.token_hex(32),
+            "initialClusterVersion": GKE_VERSION,
+            "legacyAbac": {},
+            "location": location,
+            "locations": zones_of(location),
+            "selfLink": link(call, name),
+            "zone": location,
+            **given,
+            **{key: last(path) for key, path in places.items()},
+            **_addresses(call.cloud, given),
+            "networkConfig": {**given.get("networkConfig", {}), **places},
+        }
+
+    def _settled(self, call: Call, name: str, body: Body) -> Body:
+        """A whole body as GKE keeps it. Raises RefusedCall."""
+        # Whether these are on is said even where it is false.
+        explicit = _addresses(call.cloud, body)["controlPlaneEndpointsConfig"]
+        body = {**pruned(body), "controlPlaneEndpointsConfig": explicit}
+        subnetwork = body["networkConfig"].get("subnetwork")
+        if subnetwork:
+            body |= _blocks(call.cloud.get("compute/subnetwork", subnetwork), body)
+        _admit(call.project, name, body)
+        # GKE API, MaintenancePolicy: "a hash identifying the version of this policy"; that of none is there as well.
+        policy = body.get("maintenancePolicy", {})
+        policy = {**policy, "resourceVersion": digest(policy.get("window", {}))}
+        body |= {"labelFingerprint": digest(body.get("resourceLabels", {})), "maintenancePolicy": policy}
+        return {**body, "etag": digest(body)}
+
+
+def _place(call: Call, key: str) -> str:
+    """Where in a cluster the value of an update's field goes. Raises RefusedCall."""
+    if key in _UPDATES:
+        return _UPDATES[key]
+    name = key.removeprefix("desired")
+    name = name[:1].lower() + name[1:]
+    document = call.method.document
+    if name in document.schema("NetworkConfig")["properties"]:
+        return f"networkConfig.{name}"
+    if name in document.schema("Cluster")["properties"]:
+        return name
+    raise RefusedCall(501, f"the emulated Google does not serve {key} of an update", "notImplemented")
+
+
+def _admit(project: str, name: str, body: Mapping[str, Any]) -> None:
+    """Refuse a cluster that GKE would not make, or change to."""
+    require_name(body["name"], "cluster")
+    pool = body.get("workloadIdentityConfig", {}).get("workloadPool")
+    if pool and pool != f"{project}.svc.id.goog":
+        raise bad(f"Workload pool {pool!r} is invalid; it must be '{project}.svc.id.goog'.")
+    network = body["networkConfig"]
+    if network.get("enableMultiNetworking") and network.get("datapathProvider") != "ADVANCED_DATAPATH":
+        raise bad("Multi-networking requires Dataplane V2 (datapath_provider ADVANCED_DATAPATH).")
+    region = region_of(name.split("/")[3])
+    for zone in body["locations"]:
+        if region_of(zone) != region:
+            raise bad(f"Node location {zone!r} is not in the cluster's region {region!r}.")
+
+
+def _addresses(cloud: Cloud, body: Mapping[str, Any]) -> Body:
+    """Where the control plane answers: of the emulated one there is a single address, for every way to it."""
+    file = cloud.directory / "control-plane.json"
+    plane = json.loads(file.read_text()) if file.exists() else {}
+    endpoint = str(plane.get("endpoint", ""))
+    given = body.get("controlPlaneEndpointsConfig", {})
+    by_ip = {"enabled": True, "enablePublicEndpoint": True, **given.get("ipEndpointsConfig", {})}
+    if by_ip["enabled"]:
+        by_ip |= {"privateEndpoint": endpoint, "publicEndpoint": endpoint}
+    by_name = {"allowExternalTraffic": False, **given.get("dnsEndpointConfig", {}), "endpoint": endpoint}
+    return {
+        "controlPlaneEndpointsConfig": {"dnsEndpointConfig": by_name, "ipEndpointsConfig": by_ip},
+        "endpoint": endpoint,
+        "masterAuth": {"clusterCaCertificate": str(plane.get("ca", ""))},
+    }
+
+
+def _blocks(subnetwork: CloudObject, body: Mapping[str, Any]) -> Body:
+    """The ranges of pods and Services, from the subnetwork's ranges that the cluster names. Raises RefusedCall."""
+    ranges = {one["rangeName"]: one["ipCidrRange"] for one in subnetwork.body.get("secondaryIpRanges", [])}
+    policy = dict(body.get("ipAllocationPolicy", {}))
+    for part, word in (("cluster", "Pod"), ("services", "Services")):
+        named = policy.get(f"{part}SecondaryRangeName")
+        if named and named not in ranges:
+            raise bad(f"{word} secondary range {named!r} does not exist in network, subnetwork {subnetwork.name}.")
+        if named:
+            policy[f"{part}Ipv4CidrBlock"] = ranges[named]
+    top = {f"{part}Ipv4Cidr": policy.get(f"{part}Ipv4CidrBlock", "") for part in ("cluster", "services")}
+    return {"ipAllocationPolicy": policy, **{key: block for key, block in top.items() if block}}
+
+
+def _uses(body: Mapping[str, Any]) -> list[Use]:
+    places = body["networkConfig"]
+    return [Use(kind=f"compute/{key}", name=places[key]) for key in ("network", "subnetwork") if key in places]

@@ -1,0 +1,60 @@
+"""Managed instance groups of node pools: one a pool and zone. What a pool has of nodes is the size of its groups."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from emulator.google.cloud import Cloud, CloudObject, Use
+from emulator.google.collection import Body, Call, Collection, last
+
+COMPUTE_URL = "https://www.googleapis.com/compute/v1/"
+
+KIND = "compute/instanceGroupManager"
+
+
+class InstanceGroupManagers(Collection):
+    """`projects/p/zones/z/instanceGroupManagers/g`."""
+
+    kind = KIND
+
+    def do_list(self, call: Call) -> Body:
+        return {"kind": "compute#instanceGroupManagerList", **super().do_list(call)}
+
+
+def base_name(pool: str, zone: str) -> str:
+    """What the names of a pool's group and of its machines in a zone begin with; `pool` is its name path."""
+    digest = hashlib.sha256(f"{pool}{zone}".encode()).hexdigest()[:8]
+    return f"gke-{pool.split('/')[5]}-{last(pool)}"[:44].rstrip("-") + f"-{digest}"
+
+
+def of_pool(cloud: Cloud, pool: str) -> list[CloudObject]:
+    """A pool's groups."""
+    users = cloud.users("container/nodePool", pool, "part-of")
+    return [cloud.get(kind, name) for kind, name in users if kind == KIND]
+
+
+def settle(cloud: Cloud, pool: str, sizes: Mapping[str, int]) -> None:
+    """Have groups of these sizes, by zone, and no others."""
+    zones = f"projects/{pool.split('/')[1]}/zones"
+    names = {f"{zones}/{zone}/instanceGroupManagers/{base_name(pool, zone)}-grp": zone for zone in sizes}
+    for found in of_pool(cloud, pool):
+        if found.name not in names:
+            cloud.delete(KIND, found.name)
+    for name, zone in names.items():
+        link = COMPUTE_URL + name
+        body = {
+            "kind": "compute#instanceGroupManager",
+            "name": last(name),
+            "zone": f"{COMPUTE_URL}{zones}/{zone}",
+            "baseInstanceName": base_name(pool, zone),
+            "instanceGroup": link.replace("/instanceGroupManagers/", "/instanceGroups/"),
+            "targetSize": sizes[zone],
+            "selfLink": link,
+        }
+        cloud.put(KIND, name, body, [Use(kind="container/nodePool", name=pool, relation="part-of")])
+
+
+def sizes(cloud: Cloud, pool: str) -> dict[str, int]:
+    """How many nodes a pool has, by zone."""
+    return {last(found.body["zone"]): found.body["targetSize"] for found in of_pool(cloud, pool)}

@@ -1,0 +1,173 @@
+"""Google's REST APIs on the emulated cloud: which method a call is, whether it may be made, and its answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote
+
+from emulator.google import faults, operations
+from emulator.google.apis import (
+    artifactregistry,
+    cloudbilling,
+    cloudbuild,
+    cloudkms,
+    cloudresourcemanager,
+    compute,
+    container,
+    iam,
+    secretmanager,
+    servicenetworking,
+    serviceusage,
+    storage,
+)
+from emulator.google.cloud import Cloud
+from emulator.google.collection import Body, Call, Collection, unnumbered
+from emulator.google.discovery import Method, admitted, methods_at
+from emulator.google.errors import CloudError, RefusedCall, in_googles_words
+from emulator.google.permissions import permission_of, require_permission
+from emulator.google.scope import project_number
+
+_APIS = (
+    artifactregistry,
+    cloudbilling,
+    cloudbuild,
+    cloudkms,
+    cloudresourcemanager,
+    compute,
+    container,
+    iam,
+    secretmanager,
+    servicenetworking,
+    serviceusage,
+    storage,
+)
+
+COLLECTIONS: Mapping[str, Collection] = {name: one for api in _APIS for name, one in api.COLLECTIONS.items()}
+"""What is served, by Google's ids; operations apart."""
+
+_OF_THE_CALLERS_PROJECT = frozenset(
+    {"cloudbilling.googleapis.com", "cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com"}
+)
+"""Services that a project's creator asks before any API of it is on: they must be on in the caller's own project
+("About the quota project"), where they are taken to be."""
+
+
+class GoogleApis:
+    """The APIs. Each call is one transaction."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud = cloud
+
+    def answer(
+        self, verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any], principal: str = ""
+    ) -> Body | None:
+        """The answer to a call, or None if its path is no API's that is served here.
+
+        Args:
+            verb: GET, POST, ...
+            path: as it was sent.
+            query: decoded parameters.
+            body: JSON of the request; empty for none.
+            principal: who calls.
+
+        Raises:
+            RefusedCall: Google's refusal.
+        """
+        found = list(methods_at(verb, path))
+        for method, names in found:
+            collection = _collection_of(method)
+            handler = getattr(collection, f"do_{_snake(method.name)}", None)
+            if collection is None or handler is None or not self._is_meant(method, path):
+                continue
+            fault = faults.meet(self._cloud, method.id)
+            faults.before(fault)
+            try:
+                with self._cloud.transaction():
+                    call = self._call(collection, method, names, path, query, body, principal)
+                    answer = handler(call)
+            except CloudError as error:
+                raise in_googles_words(error) from error
+            faults.after(fault)
+            return answer
+        if found:
+            raise RefusedCall(501, f"the emulated Google does not serve {found[0][0].id}", "notImplemented")
+        return None
+
+    def _is_meant(self, method: Method, path: str) -> bool:
+        """False for the operation of another API at the same path: Google's have hosts that tell them apart."""
+        if not method.collection.endswith("perations"):
+            return True
+        found = self._cloud.find(operations.KIND, self._name(method, path))
+        return found is None or found.body.get("api", method.document.api) == method.document.api
+
+    def _call(
+        self,
+        collection: Collection,
+        method: Method,
+        names: Mapping[str, str],
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any],
+        principal: str,
+    ) -> Call:
+        call = Call(
+            cloud=self._cloud,
+            method=method,
+            names=names,
+            query={_camel(key): value for key, value in query.items()},
+            principal=principal,
+            project="",
+            sent=body,
+            body={},
+            name=self._name(method, path),
+        )
+        call = replace(call, project=collection.project(call))
+        if call.project:
+            self._note(call.project)
+            if method.document.host not in _OF_THE_CALLERS_PROJECT:
+                serviceusage.require_api(self._cloud, method.document.host, call.project)
+        if permission := permission_of(method):
+            require_permission(call, permission, collection.full_name(call))
+        return replace(call, body=admitted(method, body))
+
+    def _name(self, method: Method, path: str) -> str:
+        """The name path in a path, with the project's id where it had its number."""
+        name = unquote(path.removeprefix(method.document.base))
+        if ":" in method.template:
+            name = name.rpartition(":")[0]
+        return unnumbered(self._cloud, name)
+
+    def _note(self, project: str) -> None:
+        path = f"projects/{project}"
+        if self._cloud.find("resourcemanager/project", path) is None:
+            self._cloud.put("resourcemanager/project", path, {"projectId": project, "number": project_number(project)})
+
+
+def _camel(name: str) -> str:
+    """A parameter's name as the documents have it; Google takes its protobuf name, with underscores, as well."""
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"([A-Z])", r"_\1", name).lower()
+
+
+def _collection_of(method: Method) -> Collection | None:
+    if method.collection.endswith("perations"):
+        return COLLECTIONS.get(method.collection) or _Operations()
+    return COLLECTIONS.get(method.collection)
+
+
+class _Operations(Collection):
+    """The long operations of every API that has no form of its own for them."""
+
+    kind = operations.KIND
+
+    def do_get(self, call: Call) -> Body:
+        return operations.get(call.cloud, call.name)
+
+    def do_wait(self, call: Call) -> Body:
+        return operations.get(call.cloud, call.name.removesuffix("/wait"))  # it may end before the operation does

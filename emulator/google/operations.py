@@ -1,0 +1,77 @@
+"""Long operations: a call that takes its time answers with one, and the caller asks for it until it is done.
+
+The object itself is made, changed or gone at once; only the word of it is late. An operation is forgotten after a day.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from emulator.google.cloud import Cloud, CloudObject, timestamp
+from emulator.google.errors import NotFoundError, RefusedCall
+
+KIND = "emulator/operation"
+
+SECONDS = float(os.environ.get("OASIS_EMULATOR_LATENCY_SECONDS", "0.02"))
+"""How long an operation takes."""
+
+LATE_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATE_SECONDS", "1.5"))
+"""How long what Google cleans up by itself stays."""
+
+Form = Literal["longrunning", "compute"]
+"""google.longrunning.Operation, or the operation of Compute Engine's own."""
+
+_KEPT_SECONDS = 86400.0
+
+
+def begin(
+    cloud: Cloud,
+    parent: str,
+    response: Mapping[str, Any],
+    seconds: float | None = None,
+    *,
+    form: Form = "longrunning",
+    error: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A new operation as it stands now.
+
+    Args:
+        cloud: what it happens in.
+        parent: what precedes `operations/` in its name; empty for a service whose operations have no place.
+        response: what it answers when it is done; in compute's form what it says of itself, `selfLink` up to its name.
+        seconds: how long it takes; `SECONDS` unless given.
+        form: how it is shown.
+        error: what it ends with instead: `code` of google.rpc.Code, and `message`.
+    """
+    name = "/".join(filter(None, (parent, f"operations/operation-{secrets.token_hex(8)}")))
+    ends = cloud.now() + (SECONDS if seconds is None else seconds)
+    outcome = {"error": dict(error)} if error else {"response": dict(response)}
+    made = cloud.create(KIND, name, {"form": form, "outcome": outcome, "ends": ends})
+    cloud.expire(KIND, name, _KEPT_SECONDS)
+    return _shown(cloud, made)
+
+
+def get(cloud: Cloud, name: str) -> dict[str, Any]:
+    """An operation as it stands now. Raises RefusedCall (404)."""
+    try:
+        return _shown(cloud, cloud.get(KIND, name))
+    except NotFoundError:
+        raise RefusedCall(404, f"Operation {name!r} was not found.", "notFound") from None
+
+
+def _shown(cloud: Cloud, found: CloudObject) -> dict[str, Any]:
+    body = found.body
+    done = cloud.now() >= body["ends"]
+    if body["form"] == "compute":
+        about, name = body["outcome"]["response"], found.name.rsplit("/", 1)[-1]
+        own = {
+            "name": name,
+            "id": str(int(name.rpartition("-")[2], 16) >> 1),
+            "selfLink": about["selfLink"] + found.name,
+        }
+        ended = {"status": "DONE", "progress": 100, "endTime": timestamp(body["ends"])}
+        return {**about, **own, **(ended if done else {"status": "RUNNING", "progress": 0})}
+    return {"name": found.name, **({"done": True, **body["outcome"]} if done else {})}

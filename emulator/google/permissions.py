@@ -1,0 +1,111 @@
+"""Which permission a method takes, and which of the predefined roles hold it.
+
+Source of both: Google's "IAM roles and permissions index" and the authorization notes of its REST references, as
+iann0036/iam-dataset recorded them on 2026-08-22 (gcp/roles, gcp/map.json); where that has nothing, the page is named.
+Only roles that the documentation of this project names are known, with what they hold of the served APIs; a caller
+with another role is refused, as is one whose role is on a resource above the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from emulator.google import policies
+from emulator.google.collection import Call
+from emulator.google.discovery import Method
+from emulator.google.errors import RefusedCall
+
+_READS = "resourcemanager.projects.get"
+
+ROLES: Mapping[str, str] = {
+    "roles/artifactregistry.admin": f"artifactregistry.repositories.* {_READS}",
+    "roles/cloudbuild.workerPoolOwner": f"cloudbuild.workerpools.* {_READS}",
+    "roles/cloudkms.admin": f"cloudkms.cryptoKeys.* {_READS}",
+    "roles/compute.networkAdmin": f"""
+        compute.addresses.* compute.globalAddresses.* compute.networks.* compute.routers.* compute.subnetworks.*
+        compute.forwardingRules.* compute.firewalls.get compute.firewalls.list compute.instanceGroupManagers.get
+        compute.instanceGroupManagers.list compute.networkEndpointGroups.get compute.networkEndpointGroups.list
+        servicenetworking.services.addPeering servicenetworking.services.deleteConnection servicenetworking.services.get
+        serviceusage.services.list {_READS}""",
+    "roles/compute.securityAdmin": f"""
+        compute.firewalls.* compute.networks.get compute.networks.list compute.networks.updatePolicy compute.routers.get
+        compute.routers.list compute.subnetworks.get compute.subnetworks.list serviceusage.services.get
+        serviceusage.services.list {_READS}""",
+    "roles/container.admin": f"container.clusters.* {_READS}",
+    "roles/iam.serviceAccountAdmin": f"""
+        iam.serviceAccounts.create iam.serviceAccounts.delete iam.serviceAccounts.get iam.serviceAccounts.getIamPolicy
+        iam.serviceAccounts.list iam.serviceAccounts.setIamPolicy iam.serviceAccounts.update {_READS}""",
+    "roles/iam.serviceAccountUser": f"""
+        iam.serviceAccounts.actAs iam.serviceAccounts.get iam.serviceAccounts.list {_READS}""",
+    "roles/resourcemanager.projectIamAdmin": "resourcemanager.projects.*",
+    "roles/secretmanager.admin": f"secretmanager.* {_READS}",
+    "roles/secretmanager.secretAccessor": f"secretmanager.versions.access {_READS}",
+    "roles/serviceusage.serviceUsageAdmin": "serviceusage.services.*",
+    "roles/storage.admin": f"storage.buckets.* storage.objects.* {_READS}",
+    "roles/storage.bucketViewer": "storage.buckets.get storage.buckets.list",
+}
+"""Patterns of the permissions that a role holds."""
+
+_UNGUARDED = frozenset(
+    {
+        # No public source says which permission this takes: anyone may.
+        "serviceusage.services.generateServiceIdentity",
+    }
+)
+
+_EXCEPTIONS: Mapping[str, str] = {
+    # Discovery document, description of the method.
+    "cloudbilling.projects.getBillingInfo": _READS,
+    "secretmanager.projects.secrets.addVersion": "secretmanager.versions.add",
+    # "Configure private services access", permissions.
+    "servicenetworking.services.connections.create": "servicenetworking.services.addPeering",
+    "servicenetworking.services.connections.deleteConnection": "servicenetworking.services.deleteConnection",
+    "servicenetworking.services.connections.list": "servicenetworking.services.get",
+    "servicenetworking.services.connections.patch": "servicenetworking.services.addPeering",
+    "serviceusage.services.batchEnable": "serviceusage.services.enable",
+}
+
+_VERBS = {"insert": "create", "patch": "update", "aggregatedList": "list", "setResourceLabels": "update"}
+
+_CLUSTER_READS = frozenset({"get", "list"})
+_CLUSTER_VERBS = frozenset({"create", "delete", "get", "list"})
+
+
+def permission_of(method: Method) -> str:
+    """The permission that a method takes; empty for one that anyone may call."""
+    api, last = method.document.api, method.collection.rpartition(".")[2]
+    if method.id in _UNGUARDED or last.endswith("perations"):
+        return ""
+    if method.id in _EXCEPTIONS:
+        return _EXCEPTIONS[method.id]
+    if last == "nodePools":
+        return "container.clusters.get" if method.name in _CLUSTER_READS else "container.clusters.update"
+    if api == "container":
+        return f"container.clusters.{method.name if method.name in _CLUSTER_VERBS else 'update'}"
+    service = "resourcemanager" if api == "cloudresourcemanager" else api
+    collection = "workerpools" if last == "workerPools" else last
+    return f"{service}.{collection}.{_VERBS.get(method.name, method.name)}"
+
+
+def holds(roles: Iterable[str], permission: str) -> bool:
+    """True if one of the roles holds a permission."""
+    return any(fnmatchcase(permission, pattern) for role in roles for pattern in ROLES.get(role, "").split())
+
+
+def require_permission(call: Call, permission: str, resource: str) -> None:
+    """Refuse a caller that holds a permission neither on the resource, by its full name, nor on its project."""
+    if not call.principal:
+        return
+    project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
+    of = (project, resource.partition("/versions/")[0])
+    held = {role for name in of for role in policies.roles(call.cloud, name, call.principal)}
+    if not holds(held, permission):
+        known = ", ".join(roles_with(permission)) or "none that is known here"
+        denied = f"Permission '{permission}' denied for resource '{resource}' (or it may not exist)."
+        raise RefusedCall(403, f"{denied} Roles that hold it: {known}.", "forbidden")
+
+
+def roles_with(permission: str) -> list[str]:
+    """The known roles that hold a permission."""
+    return sorted(role for role in ROLES if holds([role], permission))

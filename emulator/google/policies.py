@@ -1,0 +1,76 @@
+"""IAM policies: who holds which role on one resource. A set replaces all of it, guarded by the etag that was read.
+
+Reference: Google Cloud documentation, "Policy" of the IAM API and "Manage access to projects, folders, and
+organizations" (read-modify-write).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from emulator.google.cloud import Cloud, Use
+from emulator.google.errors import RefusedCall
+
+KIND = "iam/policy"
+
+_NONE: Mapping[str, Any] = {"version": 1, "etag": "ACAB"}
+"""What a resource answers on which nobody holds a role."""
+
+_POOL = re.compile(r"/workloadIdentityPools/([^/]+)/|serviceAccount:([^\[]+\.svc\.id\.goog)\[")
+
+
+def full_name(service: str, resource: str) -> str:
+    """A resource's name among all of Google's (AIP-122): `//storage.googleapis.com/my-bucket`."""
+    return f"//{service}/{resource}"
+
+
+def get(cloud: Cloud, resource: str) -> dict[str, Any]:
+    """The policy of a resource, by its full name."""
+    found = cloud.find(KIND, resource)
+    return dict(found.body if found else _NONE)
+
+
+def put(cloud: Cloud, resource: str, policy: Mapping[str, Any], owner: Use | None = None) -> dict[str, Any]:
+    """Replace the policy of a resource; with `owner`, it goes with the resource. Raises RefusedCall."""
+    now = get(cloud, resource)
+    if policy.get("etag", now["etag"]) != now["etag"]:
+        raise RefusedCall(
+            409,
+            "There were concurrent policy changes. Please retry the whole read-modify-write with exponential backoff.",
+            "aborted",
+        )
+    bindings = [binding for binding in policy.get("bindings", []) if binding.get("members")]
+    for binding in bindings:
+        for member in binding["members"]:
+            _admit_member(cloud, member)
+    if not bindings:
+        if cloud.find(KIND, resource):
+            cloud.delete(KIND, resource)
+        return dict(_NONE)
+    digest = hashlib.sha256(json.dumps([bindings, now["etag"]], sort_keys=True).encode()).digest()
+    body = {"version": 1, "etag": base64.b64encode(digest[:8]).decode(), "bindings": bindings}
+    return cloud.put(KIND, resource, body, [owner] if owner else []).body
+
+
+def roles(cloud: Cloud, resource: str, member: str) -> set[str]:
+    """Roles that a member holds on the resource itself."""
+    bindings = get(cloud, resource).get("bindings", [])
+    return {binding["role"] for binding in bindings if member in binding["members"]}
+
+
+def _admit_member(cloud: Cloud, member: str) -> None:
+    kind, _, identity = member.partition(":")
+    if kind == "serviceAccount" and identity.endswith(".iam.gserviceaccount.com"):
+        project = identity.split("@", 1)[-1].removesuffix(".iam.gserviceaccount.com")
+        # Google's own agents (service-<number>@gcp-sa-...) are in projects of theirs.
+        if cloud.find("resourcemanager/project", f"projects/{project}"):
+            cloud.get("iam/serviceAccount", f"projects/{project}/serviceAccounts/{identity}")
+    pool = _POOL.search(member)
+    if pool and not cloud.find("iam/workloadIdentityPool", pool[1] or pool[2]):
+        # The pool comes with the project's first cluster that has Workload Identity.
+        raise RefusedCall(400, f"Identity Pool does not exist ({pool[1] or pool[2]}).", "badRequest")

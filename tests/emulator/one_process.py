@@ -1,0 +1,96 @@
+"""The whole program on the emulated Google in one process: the emulator's own provider makes its resources through
+Google's REST APIs, without an engine, a server or a Kubernetes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pulumi.runtime import mocks
+
+from emulator.google import operations, policies
+from emulator.google.apis import serviceusage
+from emulator.google.callers import Identity, set_identity
+from emulator.google.cloud import Cloud
+from emulator.google.scope import project_number
+from oasis_stack.command_line import resource_tree
+from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registered, deploy_stack
+from tests.emulator.provider_client import Client, Held
+
+CALLER = "user:deployer@example.com"
+WAITS = "pulumi-python:dynamic/wait:"
+
+
+class OneProcess(mocks.Mocks):
+    """Answers the program: Google's resources as the provider makes them, all others as offline."""
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], roles: Iterable[str] = ()) -> None:
+        """Make an empty emulated Google in `directory`; with `roles`, the caller holds these on the project alone."""
+        directory.mkdir(exist_ok=True)
+        (directory / "control-plane.json").write_text(json.dumps({"endpoint": "127.0.0.1:6443", "ca": "Q0E="}))
+        self.cloud = Cloud(directory)
+        place = {key: str(config[f"oasis:{key}"]) for key in ("region", "zone")}
+        project = str(config["gcp:project"])
+        self._provider = Client(self.cloud, project=project, **place)
+        if roles:
+            self.cloud.put(
+                "resourcemanager/project",
+                f"projects/{project}",
+                {"projectId": project, "number": project_number(project)},
+            )
+            bindings = [{"role": role, "members": [CALLER]} for role in sorted(roles)]
+            name = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{project}")
+            policies.put(self.cloud, name, {"bindings": bindings})
+            set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
+        self._config = config
+        self._others = OfflineCloud(preview=False)
+        self.held: dict[tuple[str, str], Held] = {}
+        """What the provider has made, by type and name."""
+
+    def up(self) -> Deployment:
+        """Run the program. Raises what Google refuses (`Failed`)."""
+        return deploy_stack(self._config, answers=self)
+
+    def destroy(self, deployment: Deployment) -> None:
+        """Delete in the order of `pulumi destroy`; a wait lets the time go by that Google takes."""
+        for step in resource_tree.destroy_order(deployment):
+            for found in step:
+                self._delete(found)
+
+    def again(self, deployment: Deployment) -> dict[str, list[str]]:
+        """What a second `up` after a refresh would change: by resource, the inputs that differ and are not ignored."""
+        found: dict[str, list[str]] = {}
+        for (token, name), held in self.held.items():
+            now = self._provider.read(token, held.id, held)
+            if now is None:
+                found[name] = ["it is gone"]
+                continue
+            ignored = deployment.get(token, name).ignore_changes
+            paths = self._provider.diff(now, held.inputs).detailedDiff
+            if differs := [path for path in paths if not any(_is_within(path, one) for one in ignored)]:
+                found[name] = differs
+        return found
+
+    def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
+        if args.typ == f"{WAITS}ApisAnswer":
+            self.cloud.turn(serviceusage.API_SECONDS)
+        if not args.typ.startswith("gcp:"):
+            return self._others.new_resource(args)
+        held = self._provider.create(args.typ, args.name, args.inputs)
+        self.held[args.typ, args.name] = held
+        return held.id, {**args.inputs, **held.outputs}
+
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        return self._provider.invoke(args.token, **args.args), []
+
+    def _delete(self, found: Registered) -> None:
+        if found.type.startswith(WAITS):
+            self.cloud.turn(operations.LATE_SECONDS)
+        if held := self.held.pop((found.type, found.name), None):
+            self._provider.delete(held)
+
+
+def _is_within(path: str, whole: str) -> bool:
+    return path == whole or path.startswith((f"{whole}.", f"{whole}["))

@@ -1,0 +1,152 @@
+"""Compute Engine's API under Google's own client: networks, what is in them, and the operations that make them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.oauth2.credentials import Credentials
+from googleapiclient.discovery import build
+from googleapiclient.errors import HttpError
+
+from emulator.google.callers import Tokens
+from tests.emulator.google import PROJECT, Google, enable, served
+
+LINK = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
+REGION = {"project": PROJECT, "region": "us-central1"}
+
+
+@pytest.fixture(scope="module")
+def google_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    with served(tmp_path_factory.mktemp("google")) as served_google:
+        enable(served_google.cloud, "compute.googleapis.com")
+        yield served_google
+
+
+@pytest.fixture(scope="module")
+def compute(google_cloud: Google) -> Any:
+    credentials = Credentials(token=Tokens(google_cloud.cloud).issue())
+    options = {"api_endpoint": f"http://{google_cloud.host}/compute/v1/"}
+    return build("compute", "v1", static_discovery=True, client_options=options, credentials=credentials)
+
+
+def done(compute: Any, operation: dict[str, Any]) -> dict[str, Any]:
+    """An operation once it is done, asked for where it says that it is."""
+    name, deadline = operation["name"], time.monotonic() + 10
+    while operation["status"] != "DONE":
+        assert time.monotonic() < deadline, operation
+        if "region" in operation:
+            operation = compute.regionOperations().get(**REGION, operation=name).execute()
+        else:
+            operation = compute.globalOperations().wait(project=PROJECT, operation=name).execute()
+    return operation
+
+
+def refused(call: Any) -> tuple[int, str]:
+    """Status and words of a refusal."""
+    with pytest.raises(HttpError) as refusal:
+        call.execute()
+    return refusal.value.resp.status, refusal.value.reason
+
+
+def make_network(compute: Any, name: str) -> str:
+    """A network, by its URL."""
+    body = {"name": name, "autoCreateSubnetworks": False}
+    return done(compute, compute.networks().insert(project=PROJECT, body=body).execute())["targetLink"]
+
+
+def make_subnetwork(compute: Any, network: str, name: str, block: str) -> dict[str, Any]:
+    body = {"name": name, "network": network, "ipCidrRange": block}
+    done(compute, compute.subnetworks().insert(**REGION, body=body).execute())
+    return compute.subnetworks().get(**REGION, subnetwork=name).execute()
+
+
+def test_a_network_is_made_with_its_parts_and_goes_after_them(compute: Any) -> None:
+    begun = compute.networks().insert(project=PROJECT, body={"name": "n", "autoCreateSubnetworks": False}).execute()
+    assert (begun["kind"], begun["operationType"]) == ("compute#operation", "insert")
+    assert begun["selfLink"] == f"{LINK}/global/operations/{begun['name']}"
+    network = done(compute, begun)["targetLink"]
+    subnetworks = [make_subnetwork(compute, network, name, f"10.{name[1]}.0.0/24") for name in ("s1", "s2")]
+
+    assert [(one["gatewayAddress"], one["network"]) for one in subnetworks] == [
+        ("10.1.0.1", network),
+        ("10.2.0.1", network),
+    ]
+    assert subnetworks[0]["region"] == f"{LINK}/regions/us-central1"
+    assert 0 < int(subnetworks[0]["id"]) < 2**63
+    listed = compute.subnetworks().aggregatedList(project=PROJECT).execute()["items"]["regions/us-central1"]
+    assert [one for one in listed["subnetworks"] if one["network"] == network] == subnetworks
+    found = compute.networks().get(project=PROJECT, network="n").execute()
+    assert found["subnetworks"] == [one["selfLink"] for one in subnetworks]
+    status, words = refused(compute.networks().delete(project=PROJECT, network="n"))
+    assert (status, words) == (
+        400,
+        f"The network resource 'projects/{PROJECT}/global/networks/n' is already being used by "
+        f"'projects/{PROJECT}/regions/us-central1/subnetworks/s1'",
+    )
+
+    for name in ("s1", "s2"):
+        done(compute, compute.subnetworks().delete(**REGION, subnetwork=name).execute())
+    done(compute, compute.networks().delete(project=PROJECT, network="n").execute())
+    assert refused(compute.networks().get(project=PROJECT, network="n"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"cidr": "10.0.0.0/24"}, 'Invalid JSON payload received. Unknown name "cidr": Cannot find field.'),
+        ({"purpose": "PUBLIC"}, "Invalid value at 'purpose', \"PUBLIC\": it must be one of"),
+        ({"network": "n"}, "Invalid value for field 'resource.network': 'n'. The URL is malformed."),
+        ({"ipCidrRange": "10.0.0.0/30"}, "a subnet range has between /4 and /29"),
+    ],
+)
+def test_a_body_that_google_does_not_take_is_refused_in_its_words(
+    compute: Any, wrong: dict[str, Any], words: str
+) -> None:
+    network = "global/networks/nothing"
+    body = {"name": "s", "network": network, "ipCidrRange": "10.0.0.0/24", **wrong}
+    status, found = refused(compute.subnetworks().insert(**REGION, body=body))
+    assert status == 400 and words in found
+
+
+def test_a_change_is_made_only_to_what_is_still_there_as_it_was_read(compute: Any) -> None:
+    subnetwork = make_subnetwork(compute, make_network(compute, "changed"), "changed", "10.3.0.0/24")
+    calls, place = compute.subnetworks(), {**REGION, "subnetwork": "changed"}
+    grown = {"ipCidrRange": "10.3.0.0/20"}
+    done(compute, calls.expandIpCidrRange(**place, body=grown).execute())
+    pods = {"secondaryIpRanges": [{"rangeName": "pods", "ipCidrRange": "10.4.0.0/16"}]}
+    stale = calls.patch(**place, body={"fingerprint": subnetwork["fingerprint"], **pods})
+    assert refused(stale) == (412, "Invalid fingerprint.")
+    fresh = calls.get(**place).execute()["fingerprint"]
+    done(compute, calls.patch(**place, body={"fingerprint": fresh, **pods}).execute())
+    now = calls.get(**place).execute()
+    assert {**now, **grown, **pods} == now
+
+    address = {"name": "a", "subnetwork": now["selfLink"], "addressType": "INTERNAL"}
+    done(compute, compute.addresses().insert(**REGION, body=address).execute())
+    labels = {"labels": {"a": "b"}, "labelFingerprint": "AAAAAAAAAAA="}
+    status, words = refused(compute.addresses().setLabels(**REGION, resource="a", body=labels))
+    assert (status, words) == (412, "Labels fingerprint either invalid or resource labels have changed.")
+
+
+def test_a_nat_holds_the_addresses_it_was_given_until_it_goes(compute: Any) -> None:
+    network = make_network(compute, "out")
+    done(compute, compute.routers().insert(**REGION, body={"name": "r", "network": network}).execute())
+    done(compute, compute.addresses().insert(**REGION, body={"name": "out"}).execute())
+    nat = {
+        "name": "nat",
+        "natIpAllocateOption": "MANUAL_ONLY",
+        "natIps": [f"{LINK}/regions/us-central1/addresses/out"],
+        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+    }
+    done(compute, compute.routers().patch(**REGION, router="r", body={"nats": [nat]}).execute())
+
+    found = compute.addresses().get(**REGION, address="out").execute()
+    assert (found["status"], found["users"]) == ("IN_USE", [f"{LINK}/regions/us-central1/routers/r"])
+    words = refused(compute.addresses().delete(**REGION, address="out"))[1]
+    assert "is already being used by" in words and words.endswith("/routers/r'")
+
+    done(compute, compute.routers().patch(**REGION, router="r", body={"nats": []}).execute())
+    done(compute, compute.addresses().delete(**REGION, address="out").execute())

@@ -1,0 +1,164 @@
+"""Clusters and node pools under Google's own client, with the metadata server's credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.auth import compute_engine
+from googleapiclient import discovery
+from googleapiclient.errors import HttpError
+
+from emulator.google.callers import Identity, set_identity
+from tests.emulator.google import PROJECT, Google, directly, enable, lead_clients_to, served
+from tests.support.waiting import eventually
+
+LOCATION = f"projects/{PROJECT}/locations/us-central1"
+NETWORK = f"projects/{PROJECT}/global/networks/net"
+SECONDS = 1.0
+"""How long this Google's operations take: long enough for a second call meanwhile."""
+CLUSTER: dict[str, Any] = {
+    "network": "net",
+    "initialNodeCount": 1,
+    "locations": ["us-central1-b"],
+    "networkConfig": {"datapathProvider": "ADVANCED_DATAPATH"},
+    "privateClusterConfig": {"masterIpv4CidrBlock": "10.64.0.0/28"},
+}
+FLEX: dict[str, Any] = {
+    "name": "flex",
+    "autoscaling": {"enabled": True, "totalMaxNodeCount": 4},
+    "management": {"autoUpgrade": True},
+    "upgradeSettings": {"strategy": "SURGE", "maxSurge": 1},
+    "config": {
+        "machineType": "a3-ultragpu-8g",
+        "diskType": "hyperdisk-balanced",
+        "flexStart": True,
+        "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OASIS_EMULATOR_LATENCY_SECONDS", str(SECONDS))
+        with served(tmp_path_factory.mktemp("google")) as google:
+            for api in ("compute.googleapis.com", "container.googleapis.com"):
+                enable(google.cloud, api)
+            set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b"))
+            google.cloud.create("compute/network", NETWORK, {"name": "net"})
+            yield google
+
+
+@pytest.fixture
+def gke(google: Google, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The client's `projects.locations`."""
+    lead_clients_to(google, monkeypatch)
+    client = discovery.build(
+        "container",
+        "v1",
+        static_discovery=True,
+        client_options={"api_endpoint": f"http://{google.host}"},
+        credentials=compute_engine.Credentials(),
+    )
+    return client.projects().locations()
+
+
+def _await(gke: Any, operation: dict[str, Any]) -> dict[str, Any]:
+    """An operation once it is over, asked for by its name."""
+    name = f"{LOCATION}/operations/{operation['name']}"
+    eventually(lambda: gke.operations().get(name=name).execute()["status"] == "DONE")
+    return gke.operations().get(name=name).execute()
+
+
+def _make(gke: Any, name: str, **changes: Any) -> str:
+    body = {"cluster": {**CLUSTER, "name": name, **changes}}
+    _await(gke, gke.clusters().create(parent=LOCATION, body=body).execute())
+    return f"{LOCATION}/clusters/{name}"
+
+
+def test_a_cluster_and_a_pool_are_provisioned_until_their_operations_are_over(google: Google, gke: Any) -> None:
+    clusters, name = gke.clusters(), f"{LOCATION}/clusters/oasis"
+    operation = clusters.create(parent=LOCATION, body={"cluster": {**CLUSTER, "name": "oasis"}}).execute()
+    assert (operation["operationType"], operation["status"]) == ("CREATE_CLUSTER", "RUNNING")
+    assert clusters.get(name=name).execute()["status"] == "PROVISIONING"
+    with pytest.raises(HttpError, match=f"Cluster is running incompatible operation {operation['name']}") as refused:
+        clusters.nodePools().create(parent=name, body={"nodePool": FLEX}).execute()
+    assert b'"reason": "failedPrecondition"' in refused.value.content  # by which the provider knows to try again
+
+    assert _await(gke, operation)["endTime"]
+    _await(gke, clusters.nodePools().create(parent=name, body={"nodePool": FLEX}).execute())
+
+    (cluster,) = clusters.list(parent=f"projects/{PROJECT}/locations/-").execute()["clusters"]
+    assert cluster["status"] == "RUNNING"
+    assert (cluster["network"], cluster["networkConfig"]["network"]) == ("net", NETWORK)
+    pools = {pool["name"]: pool for pool in clusters.nodePools().list(parent=name).execute()["nodePools"]}
+    assert pools.keys() == {"default-pool", "flex"}
+    assert pools["flex"]["upgradeSettings"] == {"strategy": "SHORT_LIVED"}
+    assert pools["flex"]["locations"] == ["us-central1-b"]
+    assert cluster["instanceGroupUrls"] == [url for pool in pools.values() for url in pool["instanceGroupUrls"]]
+
+
+def test_a_field_that_gke_does_not_have_is_refused_in_its_words(gke: Any) -> None:
+    name = _make(gke, "strict")
+    for pool, words in (
+        ({"config": {"machine": "e2-medium"}}, "Unknown name \"machine\" at 'node_pool.config': Cannot find field"),
+        ({"initialNodeCount": "many"}, "Invalid value at 'node_pool.initial_node_count'"),
+    ):
+        with pytest.raises(HttpError, match=words):
+            gke.clusters().nodePools().create(parent=name, body={"nodePool": {"name": "cpu", **pool}}).execute()
+    with pytest.raises(HttpError, match=f"Not found: {LOCATION}/clusters/nowhere"):
+        gke.clusters().nodePools().list(parent=f"{LOCATION}/clusters/nowhere").execute()
+
+
+def test_labels_and_a_pools_limits_are_changed_in_place(gke: Any) -> None:
+    name = _make(gke, "changed")
+    clusters, pool = gke.clusters(), f"{name}/nodePools/default-pool"
+    labels = {"resourceLabels": {"team": "vision"}, "labelFingerprint": "00000000"}
+    with pytest.raises(HttpError, match="fingerprint"):
+        clusters.setResourceLabels(name=name, body=labels).execute()
+    labels["labelFingerprint"] = clusters.get(name=name).execute()["labelFingerprint"]
+    _await(gke, clusters.setResourceLabels(name=name, body=labels).execute())
+    scaling = {"enabled": True, "totalMaxNodeCount": 3}
+    update = {"desiredNodePoolAutoscaling": scaling, "desiredNodePoolId": "default-pool"}
+    _await(gke, clusters.update(name=name, body={"update": update}).execute())
+    _await(gke, clusters.update(name=name, body={"update": {"desiredDnsConfig": {"clusterDns": "KUBE_DNS"}}}).execute())
+
+    changed = clusters.get(name=name).execute()
+
+    assert changed["resourceLabels"] == {"team": "vision"}
+    assert changed["networkConfig"]["dnsConfig"] == {"clusterDns": "KUBE_DNS"}
+    assert clusters.nodePools().get(name=pool).execute()["autoscaling"] == scaling
+    assert changed["initialNodeCount"] == 1
+    _await(gke, clusters.nodePools().delete(name=pool).execute())
+    bare = clusters.get(name=name).execute()
+    assert not {"initialNodeCount", "nodeConfig", "nodePools"} & bare.keys()
+
+
+def test_the_size_of_a_pool_is_that_of_its_groups(gke: Any, google: Google) -> None:
+    name = _make(gke, "sized")
+    pool = f"{name}/nodePools/default-pool"
+
+    _await(gke, gke.clusters().nodePools().setSize(name=pool, body={"nodeCount": 3}).execute())
+
+    (url,) = gke.clusters().nodePools().get(name=pool).execute()["instanceGroupUrls"]
+    path = f"/compute/beta/projects/{PROJECT}/zones/us-central1-b/instanceGroupManagers"
+    groups = directly(google.cloud)("GET", path, {}, None)["items"]
+    assert [group["targetSize"] for group in groups if group["selfLink"] == url] == [3]
+
+
+def test_a_clusters_own_rules_and_private_endpoint_outlive_it_for_a_while(gke: Any, google: Google) -> None:
+    name = _make(gke, "late")
+
+    def left() -> list[str]:
+        return [
+            found.name
+            for found in google.cloud.list()
+            if found.kind.startswith("compute/") and "gke-late" in found.name
+        ]
+
+    assert len(left()) == 6
+    _await(gke, gke.clusters().delete(name=name).execute())
+    assert len(left()) == 5, "its instance group went with it"
+    eventually(lambda: left() == [], 20)

@@ -1,0 +1,117 @@
+"""Google's REST APIs, asked by Google's own client from its discovery documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.oauth2.credentials import Credentials
+from googleapiclient.discovery import build
+from googleapiclient.errors import HttpError
+
+from emulator.google import operations
+from emulator.google.callers import Tokens
+from emulator.google.scope import project_number
+from tests.emulator.google import PROJECT, Google, directly, enable, served
+
+LOCATION = f"projects/{PROJECT}/locations/us-central1"
+ME = "user:me@example.com"
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    with served(tmp_path_factory.mktemp("google")) as google:
+        for api in ("artifactregistry.googleapis.com", "iam.googleapis.com"):
+            enable(google.cloud, api)
+        yield google
+
+
+def client(google: Google, api: str, version: str = "v1") -> Any:
+    credentials = Credentials(Tokens(google.cloud).issue())
+    options = {"api_endpoint": f"http://{google.host}"}
+    return build(api, version, static_discovery=True, client_options=options, credentials=credentials)
+
+
+@pytest.fixture
+def repositories(google: Google) -> Any:
+    return client(google, "artifactregistry").projects().locations().repositories()
+
+
+def test_a_repository_is_made_by_an_operation_and_reads_back_with_what_google_adds(
+    google: Google, repositories: Any
+) -> None:
+    begun = repositories.create(parent=LOCATION, repositoryId="made", body={"format": "DOCKER"}).execute()
+    google.cloud.turn(60)
+    operation = client(google, "artifactregistry").projects().locations().operations().get(name=begun["name"]).execute()
+    found = repositories.get(name=f"{LOCATION}/repositories/made").execute()
+    assert operation["done"] and operation["response"] == found
+    assert found["registryUri"] == f"us-central1-docker.pkg.dev/{PROJECT}/made"
+    assert found["mode"] == "STANDARD_REPOSITORY" and found["createTime"] == found["updateTime"]
+    by_number = LOCATION.replace(PROJECT, project_number(PROJECT))
+    assert repositories.get(name=f"{by_number}/repositories/made").execute() == found
+    assert found in repositories.list(parent=LOCATION).execute()["repositories"]
+    changed = repositories.patch(name=found["name"], updateMask="description", body={"description": "x"}).execute()
+    assert changed == {**found, "description": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"formatt": "DOCKER"}, 'Unknown name "formatt": Cannot find field'),
+        ({"format": "DOCKR"}, "Invalid value at 'format', \"DOCKR\""),
+        ({"format": "DOCKER", "labels": {"a": 1}}, "Invalid value at 'labels[a]' (TYPE_STRING), 1"),
+        (
+            {"format": "DOCKER", "cleanupPolicies": {"k": {"mostRecentVersions": {"keepCount": "many"}}}},
+            'keep_count\' (TYPE_INT32), "many"',
+        ),
+    ],
+)
+def test_a_body_that_the_documents_do_not_know_is_refused_and_makes_nothing(
+    repositories: Any, body: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(HttpError) as refused:
+        repositories.create(parent=LOCATION, repositoryId="never", body=body).execute()
+    assert (refused.value.status_code, words in str(refused.value)) == (400, True)
+    with pytest.raises(HttpError, match="404"):
+        repositories.get(name=f"{LOCATION}/repositories/never").execute()
+
+
+def test_what_only_google_sets_is_not_taken_from_a_caller(google: Google) -> None:
+    accounts = client(google, "iam").projects().serviceAccounts()
+    body = {"accountId": "a-caller", "serviceAccount": {"displayName": "Me", "uniqueId": "1", "email": "x@y"}}
+    made = accounts.create(name=f"projects/{PROJECT}", body=body).execute()
+    assert made["email"] == f"a-caller@{PROJECT}.iam.gserviceaccount.com" and made["uniqueId"] != "1"
+    with pytest.raises(HttpError, match="409"):
+        accounts.create(name=f"projects/{PROJECT}", body=body).execute()
+
+
+def test_of_two_who_change_a_policy_at_once_the_second_must_read_again(google: Google) -> None:
+    projects = client(google, "cloudresourcemanager").projects()
+    read = projects.getIamPolicy(resource=PROJECT, body={}).execute()
+    first, second = (
+        {"policy": {**read, "bindings": [{"role": role, "members": [ME]}]}} for role in ("roles/viewer", "roles/editor")
+    )
+    projects.setIamPolicy(resource=PROJECT, body=first).execute()
+    with pytest.raises(HttpError, match="concurrent policy changes"):
+        projects.setIamPolicy(resource=PROJECT, body=second).execute()
+    (left,) = projects.getIamPolicy(resource=PROJECT, body={}).execute()["bindings"]
+    assert left["role"] == "roles/viewer"
+    stranger = {"role": "roles/viewer", "members": [f"serviceAccount:nobody@{PROJECT}.iam.gserviceaccount.com"]}
+    with pytest.raises(HttpError, match=f"nobody@{PROJECT}.iam.gserviceaccount.com does not exist"):
+        projects.setIamPolicy(resource=PROJECT, body={"policy": {"bindings": [stranger]}}).execute()
+
+
+def test_a_method_that_is_not_served_says_so(repositories: Any) -> None:
+    with pytest.raises(HttpError, match=r"does not serve .*repositories\.packages\.list"):
+        repositories.packages().list(parent=f"{LOCATION}/repositories/made").execute()
+
+
+def test_an_operation_is_done_when_its_time_is_over(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "SECONDS", 3600.0)
+    call = directly(google.cloud)
+    path = f"/v1/{LOCATION}/repositories"
+    begun = call("POST", path, {"repository_id": "slow"}, {"format": "PYTHON"})
+    assert call("GET", f"/v1/{begun['name']}", {}, None) == begun == {"name": begun["name"]}
+    google.cloud.turn(3600)
+    assert call("GET", f"/v1/{begun['name']}", {}, None)["response"]["format"] == "PYTHON"
