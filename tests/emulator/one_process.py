@@ -10,17 +10,26 @@ from typing import Any
 
 from pulumi.runtime import mocks
 
-from emulator.google import operations, policies
+from emulator.google import policies
 from emulator.google.apis import serviceusage
+from emulator.google.apis.cloudbuild import PRODUCER
 from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Cloud
+from emulator.google.collection import last
 from emulator.google.scope import project_number
 from oasis_stack.command_line import resource_tree
 from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registered, deploy_stack
-from tests.emulator.provider_client import Client, Held
+from tests.emulator.provider_client import Client, Failed, Held
 
 CALLER = "user:deployer@example.com"
 WAITS = "pulumi-python:dynamic/wait:"
+NETWORK_FREE, CONNECTION_FREE = f"{WAITS}NetworkFree", f"{WAITS}ConnectionFree"
+"""Waits that are about Google alone; the others ask the Kubernetes API server, which is not here."""
+
+POLL_SECONDS = 10.0
+
+LATE = ("compute/firewall", "compute/address", "compute/subnetwork")
+"""Kinds of what GKE makes in a cluster's network."""
 
 
 class OneProcess(mocks.Mocks):
@@ -53,11 +62,22 @@ class OneProcess(mocks.Mocks):
         """Run the program. Raises what Google refuses (`Failed`)."""
         return deploy_stack(self._config, answers=self)
 
-    def destroy(self, deployment: Deployment) -> None:
-        """Delete in the order of `pulumi destroy`; a wait lets the time go by that Google takes."""
+    def destroy(self, deployment: Deployment, *, waits: bool = True) -> None:
+        """Delete in the order of `pulumi destroy`, what an earlier call has not.
+
+        The program's waits let time go by until Google has cleaned up, or until they give up; without `waits` there
+        are none, and a refused deletion is tried three times, ten seconds apart.
+
+        Raises:
+            Failed: a deletion was refused, or a wait gave up.
+        """
         for step in resource_tree.destroy_order(deployment):
             for found in step:
-                self._delete(found)
+                if waits and found.type in (NETWORK_FREE, CONNECTION_FREE):
+                    self._await(found)
+                elif held := self.held.get((found.type, found.name)):
+                    self._delete(held, 1 if waits else 3)
+                    del self.held[found.type, found.name]
 
     def again(self, deployment: Deployment) -> dict[str, list[str]]:
         """What a second `up` after a refresh would change: by resource, the inputs that differ and are not ignored."""
@@ -85,11 +105,29 @@ class OneProcess(mocks.Mocks):
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         return self._provider.invoke(args.token, **args.args), []
 
-    def _delete(self, found: Registered) -> None:
-        if found.type.startswith(WAITS):
-            self.cloud.turn(operations.LATE_SECONDS)
-        if held := self.held.pop((found.type, found.name), None):
-            self._provider.delete(held)
+    def _delete(self, held: Held, tries: int) -> None:
+        for left in reversed(range(tries)):
+            try:
+                self._provider.delete(held)
+                return
+            except Failed:
+                if not left:
+                    raise
+                self.cloud.turn(POLL_SECONDS)
+
+    def _await(self, found: Registered) -> None:
+        """What the program's wait of that name does, as far as it is about Google."""
+        ends = self.cloud.now() + 60 * float(found.inputs["timeout_minutes"])
+        while left := self._leftovers(found.type):
+            if self.cloud.now() > ends:
+                raise Failed(f"{found.name}: {', '.join(left)} are still there")
+            self.cloud.turn(POLL_SECONDS)
+
+    def _leftovers(self, wait: str) -> list[str]:
+        """What Google has made by itself, that a wait is for, and not removed yet."""
+        if wait == CONNECTION_FREE:
+            return [one.name for one in self.cloud.list(PRODUCER)]
+        return [one.name for kind in LATE for one in self.cloud.list(kind) if last(one.name).startswith("gke-")]
 
 
 def _is_within(path: str, whole: str) -> bool:
