@@ -21,7 +21,7 @@ from emulator.gcp import types as gcp_types
 from emulator.gcp.resource_calls import ResourceCalls
 from emulator.gcp.resources.google_client import GoogleClient, Transport, over_http
 from emulator.gcp.tables import MissingRowError, row_of
-from emulator.google.callers import Tokens
+from emulator.google.callers import SERVER, Tokens
 from emulator.google.cloud import Cloud, CloudObject
 from emulator.google.errors import CloudError, in_googles_words
 from emulator.google.scope import Scope
@@ -32,9 +32,6 @@ from emulator.protocol.wire import UNKNOWN, Secret, decode, encode, holds_secret
 # The provider knows only those labels and annotations that its own configuration gave: none, for what it imports
 # (pulumi/pulumi-gcp issue 3044).
 _UNREAD = frozenset({"annotations", "labels", "resourceLabels"})
-
-SERVER = "cloud-server"
-"""Name of the process that answers Google's REST APIs, and of its port."""
 
 Context = grpc.ServicerContext
 

@@ -14,6 +14,9 @@ from emulator.google.cloud import Cloud
 from emulator.google.errors import RefusedCall
 from emulator.google.http_message import Request
 
+SERVER = "cloud-server"
+"""Name of the process that answers Google's REST APIs, of its port and of its log."""
+
 TOKEN_SECONDS = 3600
 """How long a token is good."""
 

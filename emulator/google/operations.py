@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from emulator.google.cloud import Cloud, CloudObject, timestamp
+from emulator.google.collection import Call
 from emulator.google.errors import NotFoundError, RefusedCall
 
 KIND = "emulator/operation"
@@ -24,14 +25,14 @@ LATE_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATE_SECONDS", "1.5"))
 Form = Literal["longrunning", "compute"]
 """google.longrunning.Operation, or the operation of Compute Engine's own."""
 
-_KEPT_SECONDS = 86400.0
+KEPT_SECONDS = 86400.0
+"""How long one is remembered."""
 
 
 def begin(
-    cloud: Cloud,
+    call: Call,
     parent: str,
     response: Mapping[str, Any],
-    seconds: float | None = None,
     *,
     form: Form = "longrunning",
     error: Mapping[str, Any] | None = None,
@@ -39,18 +40,17 @@ def begin(
     """A new operation as it stands now.
 
     Args:
-        cloud: what it happens in.
+        call: the call that it answers.
         parent: what precedes `operations/` in its name; empty for a service whose operations have no place.
         response: what it answers when it is done; in compute's form what it says of itself, `selfLink` up to its name.
-        seconds: how long it takes; `SECONDS` unless given.
         form: how it is shown.
         error: what it ends with instead: `code` of google.rpc.Code, and `message`.
     """
     name = "/".join(filter(None, (parent, f"operations/operation-{secrets.token_hex(8)}")))
-    ends = cloud.now() + (SECONDS if seconds is None else seconds)
+    cloud, api = call.cloud, call.method.document.api
     outcome = {"error": dict(error)} if error else {"response": dict(response)}
-    made = cloud.create(KIND, name, {"form": form, "outcome": outcome, "ends": ends})
-    cloud.expire(KIND, name, _KEPT_SECONDS)
+    made = cloud.create(KIND, name, {"api": api, "form": form, "outcome": outcome, "ends": cloud.now() + SECONDS})
+    cloud.expire(KIND, name, KEPT_SECONDS)
     return _shown(cloud, made)
 
 

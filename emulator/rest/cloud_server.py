@@ -25,17 +25,17 @@ import starlette.routing
 import uvicorn
 from starlette.applications import Starlette
 
+from emulator.google.callers import SERVER, Tokens
 from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError, RefusedCall, in_googles_words
 from emulator.google.http_message import Request, Response, as_error
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
 from emulator.rest import charts
 from emulator.rest.google_apis import GoogleRest
-from emulator.rest.metadata import MetadataServer, Tokens
+from emulator.rest.metadata import MetadataServer
 from emulator.rest.storage_api import StorageApi
 
-NAME = "cloud-server"
-"""Name of the process, of its port and of its log."""
+NAME = SERVER
 
 ADDRESSES = ("STORAGE_EMULATOR_HOST", "CLOUD_STORAGE_EMULATOR_ENDPOINT")
 """Variables of Google's own clients and of pyarrow's that name the server."""

@@ -134,7 +134,7 @@ class Bucket(Resource):
         result["softDeletePolicy"] = {**kept, "retentionDurationSeconds": int(kept["retentionDurationSeconds"])}
         result["projectNumber"] = int(answer["projectNumber"])
         if rules := answer.get("lifecycle", {}).get("rule"):
-            result["lifecycleRules"] = [_without_zeros(rule) for rule in rules]
+            result["lifecycleRules"] = rules
         result["location"] = answer["location"].lower()  # the case of a location is no difference to pulumi-gcp
         more = {key: given[key] for key in ("project", "forceDestroy") if key in given}
         return {"forceDestroy": False, **result, **more, "name": answer["name"], "url": f"gs://{answer['name']}"}
@@ -198,10 +198,6 @@ class SecretVersion:
 def _lifecycle_rule(rule: Mapping[str, Any]) -> Body:
     condition = {key: value for key, value in rule["condition"].items() if value not in (0, "", [], False)}
     return {"action": dict(rule["action"]), "condition": condition}
-
-
-def _without_zeros(rule: Mapping[str, Any]) -> Body:
-    return {"action": dict(rule["action"]), "condition": dict(rule["condition"])}
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Body:

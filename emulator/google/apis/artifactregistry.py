@@ -37,9 +37,7 @@ class Repositories(Collection):
     def answer(self, call: Call, found: CloudObject, verb: str) -> Body:
         if verb == "update":
             return self.shown(call, found)
-        return operations.begin(
-            call.cloud, found.name.partition("/repositories/")[0], super().answer(call, found, verb)
-        )
+        return operations.begin(call, found.name.partition("/repositories/")[0], super().answer(call, found, verb))
 
 
 class Locations(Collection):

@@ -64,7 +64,7 @@ class WorkerPools(Collection):
         return {"workerPools": list(pools.values())} if pools else {}
 
     def answer(self, call: Call, found: CloudObject, verb: str) -> Body:
-        return operations.begin(call.cloud, found.name.partition("/workerPools/")[0], super().answer(call, found, verb))
+        return operations.begin(call, found.name.partition("/workerPools/")[0], super().answer(call, found, verb))
 
     def uses(self, call: Call, body: Mapping[str, Any]) -> list[Use]:
         network = _peered_network(body)

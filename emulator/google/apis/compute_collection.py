@@ -73,7 +73,7 @@ class ComputeCollection(Collection):
             "selfLink": base,
             **_place(base, found.name),
         }
-        return operations.begin(call.cloud, found.name.rsplit("/", 2)[0], about, form="compute")
+        return operations.begin(call, found.name.rsplit("/", 2)[0], about, form="compute")
 
     # ---- methods
 

@@ -101,7 +101,7 @@ class GoogleApis:
         if not method.collection.endswith("perations"):
             return True
         found = self._cloud.find(operations.KIND, self._name(method, path))
-        return found is None or found.body.get("api", method.document.api) == method.document.api
+        return found is None or found.body["api"] == method.document.api
 
     def _call(
         self,

@@ -52,9 +52,9 @@ class Connections(Collection):
                 "Failed to delete connection; Producer services (e.g. CloudSQL, Cloud Memstore, etc.) are still using "
                 "this connection."
             )
-            return operations.begin(call.cloud, "", {}, error={"code": 9, "message": message})
+            return operations.begin(call, "", {}, error={"code": 9, "message": message})
         call.cloud.delete(self.kind, found.name)
-        return operations.begin(call.cloud, "", {})
+        return operations.begin(call, "", {})
 
     def _put(self, call: Call, network: CloudObject, ranges: list[str]) -> Body:
         refuse_on_roce(call, network.name, "VPC peering")
@@ -69,7 +69,7 @@ class Connections(Collection):
         # An allocated range may go while the connection that took it stays ("Configure private services access").
         uses = [Use(kind=Networks.kind, name=network.name)]
         found = call.cloud.put(self.kind, self._name(call, network), body, uses)
-        return operations.begin(call.cloud, "", found.body)
+        return operations.begin(call, "", found.body)
 
     def _require_allocated(self, call: Call, allocated: str, network: CloudObject) -> None:
         project = network.name.split("/")[1]

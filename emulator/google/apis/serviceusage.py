@@ -52,20 +52,20 @@ class Services(Collection):
         return {"services": [self._service(call, one.name) for one in found]} if found else {}
 
     def do_enable(self, call: Call) -> Body:
-        return operations.begin(call.cloud, "", {"service": self._enabled(call, call.name)})
+        return operations.begin(call, "", {"service": self._enabled(call, call.name)})
 
     def do_batch_enable(self, call: Call) -> Body:
         names = [f"{call.name}/{service}" for service in call.body["serviceIds"]]
-        return operations.begin(call.cloud, "", {"services": [self._enabled(call, name) for name in names]})
+        return operations.begin(call, "", {"services": [self._enabled(call, name) for name in names]})
 
     def do_disable(self, call: Call) -> Body:
         if call.cloud.find(KIND, call.name):
             call.cloud.delete(KIND, call.name)
-        return operations.begin(call.cloud, "", {"service": self._service(call, call.name)})
+        return operations.begin(call, "", {"service": self._service(call, call.name)})
 
     def do_generate_service_identity(self, call: Call) -> Body:
         # The answer names an account only for some services.
-        return operations.begin(call.cloud, "", {})
+        return operations.begin(call, "", {})
 
     def _enabled(self, call: Call, name: str) -> Body:
         if call.cloud.find(KIND, name) is None:

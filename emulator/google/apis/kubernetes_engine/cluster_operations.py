@@ -12,8 +12,6 @@ from emulator.google.cloud import Cloud, CloudObject, timestamp
 from emulator.google.collection import Body, Call, Collection, last, numbered
 from emulator.google.errors import RefusedCall
 
-_KEPT_SECONDS = 86400.0
-
 
 class Operations(Collection):
     """`projects/p/locations/l/operations/o`."""
@@ -45,7 +43,7 @@ def begin(call: Call, kind: str, target: str) -> Body:
     times = {"starts": now, "ends": now + operations.SECONDS}
     body = {"api": call.method.document.api, "operationType": kind, "target": target, **times}
     made = call.cloud.create(operations.KIND, name, body)
-    call.cloud.expire(operations.KIND, name, _KEPT_SECONDS)
+    call.cloud.expire(operations.KIND, name, operations.KEPT_SECONDS)
     return Operations().shown(call, made)
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from emulator.google.apis.kubernetes_engine.instance_groups import COMPUTE_URL
+from emulator.google.collection import name_path
 from emulator.google.errors import RefusedCall
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
 def full(reference: str, project: str, collection: str) -> str:
     """The name path of what a field names by address, path or bare name."""
-    path = reference.removeprefix(COMPUTE_URL)
+    path = name_path(reference)
     return path if "/" in path else f"projects/{project}/{collection}/{path}"
 
 
