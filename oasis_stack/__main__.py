@@ -15,6 +15,7 @@ from oasis_stack.command_line import (
     image,
     init,
     plan,
+    recovery,
     restart,
     secret,
     stack_file,
@@ -158,6 +159,10 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
         _say("\n  ".join(["Stays:", *cluster_access.kept(settings)]))
         if options.command == "destroy-plan":
             return OK
+    if options.command in ("up", "destroy"):
+        recovery.settle(stack, _say)
+    if options.command == "up":
+        return recovery.up(stack, _say, yes=options.yes)
     return stack.run(options.command, extra=["--yes"] if options.yes else [])
 
 

@@ -1,8 +1,9 @@
-"""The `pulumi` of a person's shell on the emulator: Pulumi itself, with what the emulator has to do beside it.
+"""The `pulumi` of a user's shell on the emulator: Pulumi itself, with what the emulator has to do beside it.
 
-What runs the program or changes resources takes the emulator's copy of the stack file, since the command line would
-write its encryption into the tracked one. What would write there unasked, or touch what is known of the cloud alone,
-answers with what to type instead. Run by file, without the checkout's modules or packages, as it starts often.
+Commands that run the program or change resources take the emulator's copy of the stack file, since Pulumi would write
+its encryption into the tracked one. Commands that would write there unasked, or change the state and leave the cloud
+as it is, print what to type instead. Run as a file, without the checkout's modules or packages, because it is started
+often.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ _INSTEAD = {
     "import": "$EDITOR __main__.py; pulumi preview",
     "logs": "ls .oasis/logs",
     "state": "pulumi refresh",
-    "stack import": "pulumi refresh",
     "stack init": "pulumi up",
     "stack rm": "{python} -m emulator down",
     "stack remove": "{python} -m emulator down",
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if command not in _INSTEAD or helps:
         os.execv(program, ["pulumi", *given])
     why = "it would change the stack file"
-    if command in ("state", "stack import"):
+    if command == "state":
         why = "it would change what is known of the emulated cloud, and nothing in it"
     named = " ".join(words[: 2 if words[0] in ("stack", "state") else 1])
     return _refused(named, why, _INSTEAD[command])

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oasis_stack.command_line import external_program, stack_file
 from oasis_stack.command_line.external_program import ProgramError
@@ -54,9 +55,21 @@ class Stack:
         """A Pulumi command line in this project that names no stack by option."""
         return ["pulumi", "--cwd", str(self.file.parent), *arguments]
 
-    def run(self, *arguments: str, extra: Sequence[str] = ()) -> int:
-        """Run Pulumi on this terminal; its exit status."""
-        return external_program.show([*self.command(*arguments), *extra], self.environment())
+    def run(self, *arguments: str, extra: Sequence[str] = (), **variables: str) -> int:
+        """Run Pulumi on this terminal, with further `variables`; its exit status."""
+        return external_program.show([*self.command(*arguments), *extra], {**self.environment(), **variables})
+
+    def state(self) -> dict[str, Any]:
+        """What Pulumi knows of the stack, secrets encrypted.
+
+        Raises:
+            ProgramError: Pulumi is missing, or there is no such stack yet.
+        """
+        return json.loads(external_program.read(self.command("stack", "export"), self.environment()))
+
+    def put_state(self, state: Mapping[str, Any]) -> None:
+        """Replace what Pulumi knows of the stack. Raises ProgramError if Pulumi refuses it."""
+        external_program.read(self.command("stack", "import"), self.environment(), stdin=json.dumps(state))
 
     def outputs(self, show_secrets: bool = False) -> Mapping[str, object]:
         """The stack's outputs.

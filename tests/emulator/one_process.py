@@ -17,6 +17,7 @@ from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Cloud
 from emulator.google.collection import last
 from emulator.google.scope import project_number
+from emulator.protocol.wire import plain
 from oasis_stack.command_line import resource_tree
 from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registered, deploy_stack
 from tests.emulator.provider_client import Client, Failed, Held
@@ -42,7 +43,7 @@ class OneProcess(mocks.Mocks):
         self.cloud = Cloud(directory)
         place = {key: str(config[f"oasis:{key}"]) for key in ("region", "zone")}
         project = str(config["gcp:project"])
-        self._provider = Client(self.cloud, project=project, **place)
+        self.provider = Client(self.cloud, project=project, **place)
         if roles:
             self.cloud.put(
                 "resourcemanager/project",
@@ -83,12 +84,12 @@ class OneProcess(mocks.Mocks):
         """What a second `up` after a refresh would change: by resource, the inputs that differ and are not ignored."""
         found: dict[str, list[str]] = {}
         for (token, name), held in self.held.items():
-            now = self._provider.read(token, held.id, held)
+            now = self.provider.read(token, held.id, held)
             if now is None:
                 found[name] = ["it is gone"]
                 continue
             ignored = deployment.get(token, name).ignore_changes
-            paths = self._provider.diff(now, held.inputs).detailedDiff
+            paths = self.provider.diff(now, held.inputs).detailedDiff
             if differs := [path for path in paths if not any(_is_within(path, one) for one in ignored)]:
                 found[name] = differs
         return found
@@ -98,17 +99,17 @@ class OneProcess(mocks.Mocks):
             self.cloud.turn(serviceusage.API_SECONDS)
         if not args.typ.startswith("gcp:"):
             return self._others.new_resource(args)
-        held = self._provider.create(args.typ, args.name, args.inputs)
+        held = self.provider.create(args.typ, args.name, args.inputs)
         self.held[args.typ, args.name] = held
-        return held.id, {**args.inputs, **held.outputs}
+        return held.id, {**args.inputs, **plain(held.outputs)}
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-        return self._provider.invoke(args.token, **args.args), []
+        return self.provider.invoke(args.token, **args.args), []
 
     def _delete(self, held: Held, tries: int) -> None:
         for left in reversed(range(tries)):
             try:
-                self._provider.delete(held)
+                self.provider.delete(held)
                 return
             except Failed:
                 if not left:

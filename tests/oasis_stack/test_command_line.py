@@ -72,7 +72,8 @@ def _kubectl(version: str) -> str:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
-    made = Programs(answers={"stack output": json.dumps(OUTPUTS), "kubectl version": _kubectl("v1.31.0")})
+    answers = {"stack output": json.dumps(OUTPUTS), "stack export": "{}", "kubectl version": _kubectl("v1.31.0")}
+    made = Programs(answers=answers)
     monkeypatch.setattr(subprocess, "run", made.run)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     for name in ("PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
@@ -329,7 +330,7 @@ def test_a_passphrase_that_is_given_or_not_needed_is_not_asked_for(
 
     assert run("up") == 0
 
-    assert run.programs.calls[-1] == ["pulumi", "--cwd", str(run.folder), "up", "--stack", "dev"]
+    assert run.programs.calls[-1][:6] == ["pulumi", "--cwd", str(run.folder), "up", "--stack", "dev"]
 
 
 def test_a_key_that_stands_twice_ends_every_command_with_both_lines_before_anything_is_called(run: CommandLine) -> None:
@@ -580,6 +581,34 @@ def test_destroy_goes_on_when_the_cluster_does_not_answer(run: CommandLine) -> N
 
     assert "not known" in run.said()
     assert run.programs.calls[-1][3] == "destroy"
+
+
+@pytest.mark.parametrize(("answer", "asked", "taken"), [("y", 1, 1), ("", 1, 0), (None, 0, 0)])
+def test_what_another_may_have_made_is_taken_over_only_if_the_terminal_says_so(
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str | None, asked: int, taken: int
+) -> None:
+    bucket = {"type": "gcp:storage/bucket:Bucket", "urn": "urn::Bucket::data", "inputs": {"name": "some-project-data"}}
+    questions, put = list[str](), list[dict[str, Any]]()
+
+    def pulumi(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "--event-log" in arguments and not put:
+            event = {"resOpFailedEvent": {"metadata": {"op": "create", "new": bucket}}}
+            Path(arguments[arguments.index("--event-log") + 1]).write_text(json.dumps(event))
+            return subprocess.CompletedProcess(arguments, 255)
+        if arguments[3:5] == ["stack", "import"]:
+            put.append(json.loads(options["input"]))
+        run.programs.answers["stack export"] = json.dumps(put[-1] if put else {"deployment": None})
+        return run.programs.run(arguments, **options)
+
+    monkeypatch.setattr(subprocess, "run", pulumi)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None)
+    monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
+
+    assert run("up") == (0 if taken else 255)
+
+    assert [state["deployment"]["resources"] for state in put] == [[{**bucket, "id": "some-project-data"}]] * taken
+    assert len(questions) == asked and all("Bucket some-project-data" in question for question in questions)
+    assert len(run.programs.called("refresh")) == taken
 
 
 def test_pulumi_uses_the_backend_of_the_stack_file_unless_the_caller_names_one(

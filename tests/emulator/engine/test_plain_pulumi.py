@@ -50,7 +50,6 @@ def pulumi(state: State, command: str) -> subprocess.CompletedProcess[str]:
         ("stack rm local --yes", "-m emulator down"),
         ("logs -s local", "logs: it would change the stack file; nothing was done. Type instead:\n  ls .oasis/logs"),
         ("state unprotect --all --yes", "state unprotect: it would change what is known of the emulated cloud"),
-        ("stack import --file x", "  pulumi refresh"),
         ("stack -s local change-secrets-provider passphrase", "-m emulator down"),
     ],
 )
@@ -85,7 +84,7 @@ def test_what_runs_the_program_needs_the_emulator(state: State, command: str) ->
     "command",
     [
         *("stack output --json --stack local", "stack", "-s up stack output config", "version", "whoami", ""),
-        *("cancel -s local", "stack ls", "preview --help", "stack output preview"),
+        *("cancel -s local", "stack import --file x", "stack ls", "preview --help", "stack output preview"),
         *("config -s local", "config --config-file x --json", "-s local config get oasis:region"),
         *("config set oasis:region us-central1", "cfg rm oasis:region"),
     ],

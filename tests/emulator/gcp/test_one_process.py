@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 
 from emulator.google import operations
+from oasis_stack.command_line import recovery
 from tests.emulator.one_process import OneProcess
 from tests.emulator.provider_client import Failed
 from tests.support.legal_stacks import stacks
@@ -36,6 +37,27 @@ def test_what_up_makes_reads_back_without_a_difference_and_goes_by_one_destroy(t
     assert google.again(deployment) == {}
     google.destroy(deployment)
     assert [(one.kind, one.name) for one in google.cloud.inventory().other] == []
+
+
+def test_what_an_interrupted_run_made_can_be_made_again_or_is_found_by_its_inputs(tmp_path: Path) -> None:
+    config = changed("oasis:build.peered", True, changed("oasis:wandb_api_key", "0" * 40))
+    google = OneProcess(tmp_path, config)
+    google.up()
+    found = set[str]()
+    for (token, name), held in google.held.items():
+        identity = recovery.identity({"type": token, "inputs": held.inputs})
+        if identity:
+            found.add(token)
+            taken_over = google.provider.read(token, identity, held)
+            assert taken_over is not None and taken_over.id == held.id
+            with pytest.raises(Failed, match="409"):
+                google.provider.create(token, name, held.inputs)
+        elif token != "gcp:secretmanager/secretVersion:SecretVersion":  # a second one is as good
+            assert google.provider.create(token, name, held.inputs).id == held.id
+    assert recovery.IDENTITIES.keys() - found == {
+        "gcp:compute/address:Address",
+        "kubernetes:helm.sh/v3:Release",
+    }
 
 
 @pytest.mark.thorough
