@@ -43,16 +43,16 @@ registry = oasis.ArtifactRegistry(
     oasis.ArtifactRegistryArgs(
         site=site,
         project_number=services.number,
-        lifecycle=stack.registry,
+        retention=stack.registry,
         docker_hub=login and oasis.DockerHub(username=login.username, password_secret=login.password_secret),
         in_use=ray.image,
     ),
     cloud,
 )
-data = oasis.Bucket("data", oasis.BucketArgs(site=site, lifecycle=stack.data, hierarchical=False), cloud)
-runs = oasis.Bucket("runs", oasis.BucketArgs(site=site, lifecycle=stack.runs, hierarchical=True), cloud)
+data = oasis.Bucket("data", oasis.BucketArgs(site=site, retention=stack.data, hierarchical=False), cloud)
+runs = oasis.Bucket("runs", oasis.BucketArgs(site=site, retention=stack.runs, hierarchical=True), cloud)
 secret = wandb and oasis.ApiKeySecret(
-    "wandb", oasis.ApiKeySecretArgs(site=site, lifecycle=wandb, value=stack.wandb_api_key), cloud
+    "wandb", oasis.ApiKeySecretArgs(site=site, retention=wandb, value=stack.wandb_api_key), cloud
 )
 peering = peered and oasis.Peering(
     network_id=network.network_id, project_number=services.number, address_range=addresses.peering

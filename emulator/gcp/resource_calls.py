@@ -62,7 +62,11 @@ class ResourceCalls:
                 raise
 
     def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs with the place filled in from the provider's configuration. Raises RefusedCall."""
+        """Inputs with project, region and location from the provider's configuration where they are left out.
+
+        Raises:
+            RefusedCall: there is no project in either.
+        """
         takes, scope = inputs_of(self._token), self._scope
         # Of clusters and pools the provider takes the configured zone (its GetLocation).
         location = scope.zone if self._token.startswith("gcp:container/") else scope.region

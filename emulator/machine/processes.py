@@ -138,7 +138,7 @@ def end(pids: Iterable[int], grace_seconds: float) -> None:
 
 
 def session_of(process: Process) -> list[int]:
-    """The process, if it runs, and what it started without leaving its session, which outlives it."""
+    """The process, if it runs, and every process of its session, which may outlive it."""
     # The number of a session is not given to another process while it has members.
     now = start_time(process.pid)
     return in_session(process.pid) if process.boot == boot() and now in (None, process.started) else []

@@ -170,7 +170,7 @@ class State:
                 entry.unlink()
 
     def kept(self) -> list[Path]:
-        """Everything that people have made, which `clear` leaves: each bucket, each other file or folder of theirs."""
+        """Everything that users made, which `clear` keeps: every bucket, and every other file or folder of theirs."""
         entries = [entry for entry in self.directory.iterdir() if entry.name not in {*OWN, *_INDEX, "lock", "buckets"}]
         entries += self.directory.glob("buckets/*")
         return sorted(entry for entry in entries if not entry.is_dir() or any(entry.iterdir()))

@@ -36,7 +36,7 @@ class UploadBody:
         return self._sums.size
 
     def take(self, body: BinaryIO, offset: int = 0) -> None:
-        """Add what follows the first `offset` bytes, in place of what is there."""
+        """Replace everything after the first `offset` bytes."""
         with self.file.open("r+b", buffering=0) as stream:
             stream.truncate(offset)
             stream.seek(offset)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pulumi
 
-from oasis_stack.facts.lifecycle import Lifecycle
+from oasis_stack.facts.retention import Retention
 
 UNREAD = ("labels", "pulumiLabels", "effectiveLabels")
 """What the provider does not read back when it imports: compared, it would refuse to take over what Pulumi itself made
@@ -14,7 +14,7 @@ UNREAD = ("labels", "pulumiLabels", "effectiveLabels")
 
 
 def keep_or_adopt(
-    parent: pulumi.Resource, lifecycle: Lifecycle, resource_id: str, also_unread: Sequence[str] = ()
+    parent: pulumi.Resource, retention: Retention, resource_id: str, also_unread: Sequence[str] = ()
 ) -> pulumi.ResourceOptions:
     """Options of a child that a destroy may leave in the cloud, and that may be taken over by its `resource_id`.
 
@@ -24,7 +24,7 @@ def keep_or_adopt(
     return pulumi.ResourceOptions(
         parent=parent,
         # The destroy forgets it instead of asking Google to delete it.
-        retain_on_delete=lifecycle.keep,
-        import_=resource_id if lifecycle.adopt else None,
-        ignore_changes=[*UNREAD, *also_unread] if lifecycle.adopt else None,
+        retain_on_delete=retention.keep,
+        import_=resource_id if retention.adopt else None,
+        ignore_changes=[*UNREAD, *also_unread] if retention.adopt else None,
     )

@@ -15,7 +15,7 @@ import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
 from oasis_stack.facts import names
-from oasis_stack.facts.lifecycle import RepositoryLifecycle
+from oasis_stack.facts.retention import RepositoryRetention
 from oasis_stack.facts.site import Site
 
 Format = Literal["DOCKER", "PYTHON"]
@@ -50,7 +50,7 @@ class ArtifactRegistryArgs:
     """Where the stack stands."""
     project_number: pulumi.Input[str]
     """Number by which Google knows the project: part of its service agent's address."""
-    lifecycle: RepositoryLifecycle
+    retention: RepositoryRetention
     """What becomes of the two local repositories and of what is in them."""
     docker_hub: DockerHub | None
     """Login for public images; None, and Docker Hub refuses with 429 once the shared address has fetched enough."""
@@ -115,13 +115,13 @@ class ArtifactRegistry(pulumi.ComponentResource):
             format=format_,
             mode="STANDARD_REPOSITORY",
             cleanup_policies=[
-                *local_policies(format_, args.lifecycle),
+                *local_policies(format_, args.retention),
                 *kept_in_use(args.in_use, f"{args.site.region}-{kind}.pkg.dev/{args.site.project}/{local_id}/"),
             ],
             labels=dict(args.site.labels),
             opts=keep_or_adopt(
                 self,
-                args.lifecycle,
+                args.retention,
                 f"projects/{args.site.project}/locations/{args.site.region}/repositories/{local_id}",
             ),
         )
@@ -134,7 +134,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
             format=format_,
             mode="REMOTE_REPOSITORY",
             remote_repository_config=upstream(format_, login),
-            cleanup_policies=copies_policies(args.lifecycle.keep_versions),
+            cleanup_policies=copies_policies(args.retention.keep_versions),
             labels=dict(args.site.labels),
             # Google tries the login when it makes the repository.
             opts=pulumi.ResourceOptions(parent=self, depends_on=self._secret_grants(name, args, login)),
@@ -203,22 +203,22 @@ Condition = gcp.artifactregistry.RepositoryCleanupPolicyConditionArgsDict
 
 
 def copies_policies(keep_versions: int) -> list[Policy]:
-    """Of a remote repository: old copies go."""
+    """Cleanup policies of a remote repository: old copies are deleted."""
     return [_newest(keep_versions), _delete("old", {"tag_state": "ANY", "older_than": f"{COPY_DAYS * DAY_SECONDS}s"})]
 
 
-def local_policies(format_: Format, lifecycle: RepositoryLifecycle) -> list[Policy]:
+def local_policies(format_: Format, retention: RepositoryRetention) -> list[Policy]:
     """Cleanup policies of a local repository: old versions are deleted, untagged images sooner.
 
     What one policy keeps, no other deletes (Google Cloud documentation, "Cleanup policy overview"). The newest are
     counted for each image and package; the layer cache of an image is one of its versions.
     """
     policies = [
-        _newest(lifecycle.keep_versions),
+        _newest(retention.keep_versions),
         _delete("old", {"tag_state": "ANY", "older_than": f"{MADE_HERE_DAYS * DAY_SECONDS}s"}),
     ]
     if format_ == "DOCKER":
-        lost: Condition = {"tag_state": "UNTAGGED", "older_than": f"{lifecycle.keep_untagged_days * DAY_SECONDS}s"}
+        lost: Condition = {"tag_state": "UNTAGGED", "older_than": f"{retention.keep_untagged_days * DAY_SECONDS}s"}
         policies.append(_delete("untagged", lost))
     return policies
 

@@ -14,7 +14,7 @@ import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
 from oasis_stack.facts import names
-from oasis_stack.facts.lifecycle import BucketLifecycle
+from oasis_stack.facts.retention import BucketRetention
 from oasis_stack.facts.site import Site
 
 DAY_SECONDS = 24 * 60 * 60
@@ -26,7 +26,7 @@ class BucketArgs:
 
     site: Site
     """Where the stack stands."""
-    lifecycle: BucketLifecycle
+    retention: BucketRetention
     """What becomes of the bucket and of deleted objects."""
     hierarchical: bool
     """Hierarchical namespace: renaming a folder is one atomic step, which checkpoints rely on. Excludes versioning."""
@@ -42,7 +42,7 @@ class Bucket(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: BucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:Bucket", name, None, opts)
-        lifecycle, bucket_name = args.lifecycle, names.bucket(args.site.project, args.site.prefix, name)
+        retention, bucket_name = args.retention, names.bucket(args.site.project, args.site.prefix, name)
         bucket = gcp.storage.Bucket(
             name,
             project=args.site.project,
@@ -51,10 +51,10 @@ class Bucket(pulumi.ComponentResource):
             labels=dict(args.site.labels),
             uniform_bucket_level_access=True,
             public_access_prevention="enforced",
-            soft_delete_policy={"retention_duration_seconds": lifecycle.soft_delete_days * DAY_SECONDS},
+            soft_delete_policy={"retention_duration_seconds": retention.soft_delete_days * DAY_SECONDS},
             hierarchical_namespace={"enabled": args.hierarchical},
-            force_destroy=not lifecycle.keep,
-            opts=keep_or_adopt(self, lifecycle, f"{args.site.project}/{bucket_name}", ["forceDestroy"]),
+            force_destroy=not retention.keep,
+            opts=keep_or_adopt(self, retention, f"{args.site.project}/{bucket_name}", ["forceDestroy"]),
         )
         self.bucket_name = bucket.name
         self.uri = bucket.url

@@ -18,7 +18,7 @@ import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
 from oasis_stack.facts import names
-from oasis_stack.facts.lifecycle import Lifecycle
+from oasis_stack.facts.retention import Retention
 from oasis_stack.facts.site import Site
 
 
@@ -28,7 +28,7 @@ class ApiKeySecretArgs:
 
     site: Site
     """Where the stack stands."""
-    lifecycle: Lifecycle
+    retention: Retention
     """What becomes of the secret and its values."""
     value: pulumi.Output[str] | None
     """First value, secret; None leaves the secret empty, and a workload that reads it is told so."""
@@ -44,14 +44,14 @@ class ApiKeySecret(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: ApiKeySecretArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:ApiKeySecret", name, None, opts)
-        lifecycle, secret_name = args.lifecycle, names.secret(args.site.prefix, name)
+        retention, secret_name = args.retention, names.secret(args.site.prefix, name)
         secret = gcp.secretmanager.Secret(
             name,
             project=args.site.project,
             secret_id=secret_name,
             labels=dict(args.site.labels),
             replication={"auto": {}},
-            opts=keep_or_adopt(self, lifecycle, f"projects/{args.site.project}/secrets/{secret_name}"),
+            opts=keep_or_adopt(self, retention, f"projects/{args.site.project}/secrets/{secret_name}"),
         )
         if args.value is not None:
             gcp.secretmanager.SecretVersion(
@@ -60,7 +60,7 @@ class ApiKeySecret(pulumi.ComponentResource):
                 secret_data_wo=args.value,
                 # The provider cannot see a write-only value change; this number, of the value alone, tells it.
                 secret_data_wo_version=args.value.apply(value_version),
-                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=lifecycle.keep),
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=retention.keep),
             )
         self.secret_id = secret.id
         self.register_outputs({"secret_id": self.secret_id})

@@ -1,4 +1,4 @@
-"""The life of what is stored: beyond its stack, and how long old versions of it stay."""
+"""Retention of what is stored: whether it outlives its stack, and how long old versions of it stay."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lifecycle:
-    """Life of a resource beyond its stack."""
+class Retention:
+    """Whether a resource outlives its stack."""
 
     keep: bool
     """Whether a destroy leaves the resource. If not, everything in it is deleted."""
@@ -16,16 +16,16 @@ class Lifecycle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketLifecycle(Lifecycle):
-    """Life of a bucket and its objects."""
+class BucketRetention(Retention):
+    """Retention of a bucket and its objects."""
 
     soft_delete_days: int
     """Days during which a deleted object can be restored, and is paid for: 7 to 90, or 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepositoryLifecycle(Lifecycle):
-    """Life of the repositories that hold what was made here, and of the versions in them."""
+class RepositoryRetention(Retention):
+    """Retention of the repositories that hold what was made here, and of the versions in them."""
 
     keep_untagged_days: int
     """Age at which an image that lost its tag is deleted; too short removes layers that a running pod still pulls."""

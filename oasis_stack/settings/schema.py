@@ -16,8 +16,8 @@ import pulumi
 from oasis_stack.facts import address_plan, names
 from oasis_stack.facts.address_plan import AddressPlan
 from oasis_stack.facts.capacity_rules import CapacityEntry
-from oasis_stack.facts.lifecycle import BucketLifecycle, Lifecycle, RepositoryLifecycle
 from oasis_stack.facts.machine import BUILD_MACHINES, GENERAL_PURPOSE, MACHINES, Machine, PoolSize
+from oasis_stack.facts.retention import BucketRetention, RepositoryRetention, Retention
 from oasis_stack.facts.site import Site
 
 
@@ -299,7 +299,7 @@ class RaySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BucketSettings(BucketLifecycle):
+class BucketSettings(BucketRetention):
     """One bucket."""
 
     keep: bool = True
@@ -328,7 +328,7 @@ class DockerHubSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegistrySettings(RepositoryLifecycle):
+class RegistrySettings(RepositoryRetention):
     """The repositories of images and Python packages."""
 
     keep: bool = True
@@ -356,7 +356,7 @@ class BuildSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WandbSettings(Lifecycle):
+class WandbSettings(Retention):
     """The secret that holds the Weights & Biases key. `make secret` gives it a value."""
 
     keep: bool = False

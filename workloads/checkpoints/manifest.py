@@ -141,7 +141,7 @@ def stands(folder: Folder) -> bool:
 
 
 def withdraw(folder: Folder) -> None:
-    """Make it no checkpoint any more, in one step; its files stay."""
+    """Stop it from counting as a checkpoint, in one step; its files stay."""
     folder.delete(COMMIT)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any instant: shards, then a manifest with sizes and hashes, then COMMIT, last.
+"""Checkpoints that survive a kill at any instant: shards, then a manifest of their hashes, then COMMIT (`manifest`).
 
 Ray Train is told of metrics but not of checkpoints: its own bookkeeping lags the newest upload by a poll and refuses to
 start when its snapshot is torn. What is here is the one truth; a restart reads it, and takes the newest that verifies.

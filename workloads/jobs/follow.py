@@ -41,7 +41,7 @@ STOP_SECONDS = 60.0
 """How long a job may take to stop before we leave: twice what Ray gives it (RAY_JOB_STOP_WAIT_TIME_S) until SIGKILL."""
 
 OURS = "python -m workloads"
-"""With what the command of a job begins that is one of this package."""
+"""How the command of a job begins that is one of this package."""
 
 _START_TIMEOUT = "RAY_JOB_START_TIMEOUT_SECONDS"  # Ray names it in its verdict on a job that found no place in time
 _LEAST_PAUSE_SECONDS = 1.0

@@ -35,7 +35,7 @@ def command(search: Search, trial: Trial) -> str:
 
 
 def assignments(trial: Trial) -> list[str]:
-    """The arguments of `train` for what a trial changes; Python writes a number so that it reads back as the same."""
+    """Arguments of `train` for what a trial changes; numbers read back unchanged."""
     words: list[str] = []
     for name, value in trial.changes.items():
         if name in TUNED_FIELDS:

@@ -7,7 +7,7 @@ import pytest
 
 from oasis_stack.command_line.offline import PROJECT_NUMBER, Deployment, deploy
 from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs
-from oasis_stack.facts.lifecycle import RepositoryLifecycle
+from oasis_stack.facts.retention import RepositoryRetention
 from tests.support.stacks import SITE
 
 REPOSITORY = "gcp:artifactregistry/repository:Repository"
@@ -87,7 +87,7 @@ def policies(keep_versions: int, in_use: str = "rayproject/ray:2.60.0-py312-cu12
     args = ArtifactRegistryArgs(
         site=SITE,
         project_number=PROJECT_NUMBER,
-        lifecycle=RepositoryLifecycle(keep=False, adopt=False, keep_untagged_days=3, keep_versions=keep_versions),
+        retention=RepositoryRetention(keep=False, adopt=False, keep_untagged_days=3, keep_versions=keep_versions),
         docker_hub=None,
         in_use=in_use,
     )

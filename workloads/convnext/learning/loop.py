@@ -286,7 +286,7 @@ class Training:
 
 
 def learning_rate(config: TrainConfig, epochs_done: float) -> float:
-    """Linear warm-up, then a cosine to one hundredth of the peak, by epochs done (a fraction within an epoch)."""
+    """Linear warm-up, then a cosine to a hundredth of the peak, as a function of (fractional) epochs done."""
     if epochs_done < config.warmup_epochs:
         return config.learning_rate * max(epochs_done, 1e-3) / config.warmup_epochs
     span = max(config.epochs - config.warmup_epochs, 1e-9)

@@ -82,8 +82,8 @@ def run(
     Args:
         layout: where the ranks are.
         plan: what they do.
-        rounds: of `stages.plan_rounds`.
-        sizes: bytes, rising.
+        rounds: as `stages.plan_rounds` returns them.
+        sizes: in bytes, ascending.
         shorten: leave out the sizes that do not fit a rank's memory, rather than refuse them.
         wait_seconds: longest wait for the nodes.
         promise: what the stack says of itself; None outside a stack.
@@ -92,7 +92,7 @@ def run(
         show: given each row as it is finished; those of stages side by side, after all of them.
 
     Raises:
-        InfeasibleError, CapacityError: the nodes cannot come, or did not.
+        InfeasibleError, CapacityError: the nodes can never be had, or were not in time.
         StoppedError: a rank died or hung; says which, on which node, and what NCCL's logs say of it. Or the nodes'
             libraries differ, a rank does not see its node's GPUs, or a size does not fit its memory.
     """

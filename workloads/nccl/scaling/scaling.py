@@ -40,7 +40,7 @@ class Fabric:
     nvls_bandwidth: float
     """The same where NVSwitches add up; above the links' own, as its busbw counts bytes that they are spared."""
     nvls_latency: float
-    """Seconds of a call of no size."""
+    """Seconds that a call with no data takes."""
     nvls_ramp: float
     """Seconds per square root of a byte: what filling the switches' pipeline costs."""
 

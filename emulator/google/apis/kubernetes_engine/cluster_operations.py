@@ -1,6 +1,6 @@
 """GKE's operations: a change of a cluster takes a while, and until it is over the next one is refused.
 
-The change itself is there at once, as with the other services; only the word of it is late.
+The change itself is there at once, as with the other services; only its completion is reported late.
 """
 
 from __future__ import annotations
