@@ -78,7 +78,7 @@ def legal_stacks(folder: Path, count: int, seed: int) -> tuple[list[str], list[f
             google = OneProcess(here, config)
             deployment = google.up()
             wrong.extend(f"{config}: differs: {one}" for one in google.again(deployment).items())
-            google.destroy(deployment)
+            google.destroy()
             wrong.extend(f"{config}: left: {one.name}" for one in google.cloud.inventory().other)
         except Failed as error:
             wrong.append(f"{config}: {error}")
@@ -121,7 +121,7 @@ def _runs(google: OneProcess, deployment: Any, chance: random.Random, minutes: i
     for run in range(1, MOST_RUNS + 1):
         operations.LATE_SECONDS = chance.uniform(0, 60 * minutes)
         try:
-            google.destroy(deployment, waits=waits)
+            google.destroy(waits=waits)
         except Failed:
             continue
         if not google.cloud.inventory().other:

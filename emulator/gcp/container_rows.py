@@ -77,7 +77,7 @@ _NODE_POOL = ResourceType(
     auto_name=("name", 40),
     replaces=paths(
         """
-        name namePrefix project cluster location initialNodeCount maxPodsPerNode placementPolicy.policyName
+        name namePrefix project cluster location initialNodeCount maxPodsPerNode placementPolicy
         queuedProvisioning networkConfig.acceleratorNetworkProfile networkConfig.additionalNodeNetworkConfigs
         networkConfig.additionalPodNetworkConfigs networkConfig.createPodRange networkConfig.podCidrOverprovisionConfig
         networkConfig.podIpv4CidrBlock networkConfig.podRange networkConfig.subnetwork

@@ -116,12 +116,15 @@ class GcpProvider(Provider):
         token = _token(request.urn)
         with _answering(context, request.urn):
             given = decode(request.inputs)
-            found = self._calls(token).find(request.id, _own(given))
+            taken_over = bool(given) and not request.properties.fields  # inputs of a creation that was cut off
+            found = self._calls(token).find(request.id, {} if taken_over else _own(given))
             if found is None:
                 return provider_pb2.ReadResponse()
             outputs = _outputs(token, found, given or decode(request.properties))
             if given:
-                inputs = gcp_diff.drifted(plain(given), found.body)
+                kept = {*found.body, gcp_diff.DEFAULTS} if taken_over else given
+                known = {key: value for key, value in plain(given).items() if key in kept}
+                inputs = gcp_diff.drifted(known, found.body)
                 inputs = {key: Secret(value) if holds_secret(given[key]) else value for key, value in inputs.items()}
             else:  # an import: everything that can be given, and that the provider reads back
                 outputs = {key: value for key, value in outputs.items() if key not in _UNREAD}

@@ -74,7 +74,15 @@ ROWS: dict[str, ResourceType] = {
             id_parameter="repositoryId",
             labels="labels",
         ),
-        replaces=paths("format repositoryId kmsKeyName location mavenConfig mode remoteRepositoryConfig project"),
+        replaces=paths(
+            """
+            format repositoryId kmsKeyName location mavenConfig mode project remoteRepositoryConfig.description
+            remoteRepositoryConfig.aptRepository remoteRepositoryConfig.commonRepository
+            remoteRepositoryConfig.dockerRepository remoteRepositoryConfig.mavenRepository
+            remoteRepositoryConfig.npmRepository remoteRepositoryConfig.pythonRepository
+            remoteRepositoryConfig.yumRepository
+            """
+        ),
         defaults={"mode": "STANDARD_REPOSITORY"},
     ),
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(

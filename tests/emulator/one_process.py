@@ -1,49 +1,85 @@
 """The whole program on the emulated Google in one process: the emulator's own provider makes its resources through
-Google's REST APIs, without an engine, a server or a Kubernetes."""
+Google's REST APIs, without a server or a Kubernetes; what Pulumi's engine does between them is modelled here."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import shutil
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple
+from unittest import mock
+from urllib.parse import urlsplit
 
 from pulumi.runtime import mocks
 
 from emulator.google import policies
 from emulator.google.apis import serviceusage
-from emulator.google.apis.cloudbuild import PRODUCER
 from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Cloud
-from emulator.google.collection import last
+from emulator.google.errors import RefusedCall
 from emulator.google.scope import project_number
 from emulator.protocol.wire import plain
-from oasis_stack.command_line import resource_tree
-from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registered, deploy_stack
+from oasis_stack import wait
+from oasis_stack.command_line import recovery, resource_tree
+from oasis_stack.command_line.offline import Deployment, OfflineCloud, deploy_stack
+from oasis_stack.live_state import WaitError
+from tests.emulator.google import directly
 from tests.emulator.provider_client import Client, Failed, Held
 
 CALLER = "user:deployer@example.com"
-WAITS = "pulumi-python:dynamic/wait:"
-NETWORK_FREE, CONNECTION_FREE = f"{WAITS}NetworkFree", f"{WAITS}ConnectionFree"
-"""Waits that are about Google alone; the others ask the Kubernetes API server, which is not here."""
+_WAIT = "pulumi-python:dynamic/wait:"
+WAITS: Mapping[str, type[wait.Waiter]] = {
+    f"{_WAIT}{name}": getattr(wait, f"_{name}") for name in ("NetworkFree", "ConnectionFree")
+}
+"""The program's waits that are about Google alone; the others ask the Kubernetes API server, which is not here."""
 
-POLL_SECONDS = 10.0
+RETRY_SECONDS = 10.0
+"""How long a script waits until it deletes again what was refused."""
 
-LATE = ("compute/firewall", "compute/address", "compute/subnetwork")
-"""Kinds of what GKE makes in a cluster's network."""
+Cut = Literal["lost", "killed before", "killed after"]
+"""What can happen at a call that changes something: its answer is lost, or the engine and its providers are killed
+before Google has the call, or before they have the answer."""
+
+Key = tuple[str, str]
+"""Type and logical name."""
+
+
+class Killed(Exception):
+    """The engine and its providers are gone."""
+
+
+class Step(NamedTuple):
+    """One thing that the engine did."""
+
+    op: Literal["create", "update", "replace", "delete"]
+    """`replace`: another was made in its place; it is deleted later."""
+    type: str
+    name: str
 
 
 class OneProcess(mocks.Mocks):
-    """Answers the program: Google's resources as the provider makes them, all others as offline."""
+    """A stack. Answers the program: Google's resources as the provider makes them, all others as offline."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], roles: Iterable[str] = ()) -> None:
-        """Make an empty emulated Google in `directory`; with `roles`, the caller holds these on the project alone."""
+        """A stack that was never up, and an empty emulated Google in `directory` unless there is one.
+
+        Args:
+            directory: the emulator's folder.
+            config: the stack file's section of that name.
+            roles: all that the caller holds on the project; none: an operator, who may do all.
+        """
         directory.mkdir(exist_ok=True)
         (directory / "control-plane.json").write_text(json.dumps({"endpoint": "127.0.0.1:6443", "ca": "Q0E="}))
         self.cloud = Cloud(directory)
         place = {key: str(config[f"oasis:{key}"]) for key in ("region", "zone")}
         project = str(config["gcp:project"])
-        self.provider = Client(self.cloud, project=project, **place)
+        self._directly = directly(self.cloud)
+        self.provider = Client(self.cloud, self._send, project=project, **place)
         if roles:
             self.cloud.put(
                 "resourcemanager/project",
@@ -55,30 +91,72 @@ class OneProcess(mocks.Mocks):
             policies.put(self.cloud, name, {"bindings": bindings})
             set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
         self._config = config
+        self._declared = _declared(json.dumps(config))
         self._others = OfflineCloud(preview=False)
-        self.held: dict[tuple[str, str], Held] = {}
-        """What the provider has made, by type and name."""
+        self.held: dict[Key, Held] = {}
+        """What the engine knows of Google."""
+        self.steps: list[Step] = []
+        """What the last `up` did."""
+        self.cuts: dict[int, Cut] = {}
+        """What will happen at which call that changes something, counted from 1 over all runs."""
+        self.calls = 0
+        """How many there were."""
+        self._pending: dict[Key, dict[str, Any]] = {}
+        self._made: dict[Key, Mapping[str, Any]] = {}
+        self._kept: set[Key] = set()
+        self._replaced: list[Held] = []
+        self._registered: set[Key] = set()
+        self._dead = False
+        self._turn = threading.Lock()
+
+    def configured(self, config: Mapping[str, Any], directory: Path | None = None) -> OneProcess:
+        """The same stack with another stack file, as a copy in `directory` if that is given."""
+        if directory:
+            shutil.copytree(self.cloud.directory, directory)
+        other = OneProcess(directory or self.cloud.directory, config)
+        other.held, other._made, other._kept = copy.deepcopy(self.held), dict(self._made), set(self._kept)
+        return other
 
     def up(self) -> Deployment:
-        """Run the program. Raises what Google refuses (`Failed`)."""
-        return deploy_stack(self._config, answers=self)
+        """`make up`: run the program, again as long as something that failed turns out to be there.
 
-    def destroy(self, deployment: Deployment, *, waits: bool = True) -> None:
-        """Delete in the order of `pulumi destroy`, what an earlier call has not.
+        Raises:
+            Failed: Google refuses something.
+            Killed: as `cuts` says; what was being made is taken over by the next run.
+        """
+        self._begin()
+        while True:
+            try:
+                return self._up()
+            except Failed:
+                if self._dead:
+                    raise Killed from None
+                if not self._take_over():
+                    raise
+
+    def destroy(self, *, waits: bool = True) -> None:
+        """`make destroy`: delete in the order of `pulumi destroy`, what an earlier call has not.
 
         The program's waits let time go by until Google has cleaned up, or until they give up; without `waits` there
         are none, and a refused deletion is tried three times, ten seconds apart.
 
         Raises:
             Failed: a deletion was refused, or a wait gave up.
+            Killed: as `cuts` says.
         """
-        for step in resource_tree.destroy_order(deployment):
+        self._begin()
+        for held in reversed(self._replaced):
+            self._delete(held, 1)
+        self._replaced.clear()
+        for step in resource_tree.destroy_order(self._declared):
             for found in step:
-                if waits and found.type in (NETWORK_FREE, CONNECTION_FREE):
-                    self._await(found)
-                elif held := self.held.get((found.type, found.name)):
+                key = (found.type, found.name)
+                if waits and key in self._made:
+                    self._await(key)
+                if held := self.held.get(key):
                     self._delete(held, 1 if waits else 3)
-                    del self.held[found.type, found.name]
+                    del self.held[key]
+                self._made.pop(key, None)
 
     def again(self, deployment: Deployment) -> dict[str, list[str]]:
         """What a second `up` after a refresh would change: by resource, the inputs that differ and are not ignored."""
@@ -94,17 +172,134 @@ class OneProcess(mocks.Mocks):
                 found[name] = differs
         return found
 
+    def refresh(self) -> None:
+        """`pulumi refresh`: know of Google what is there."""
+        for key, held in list(self.held.items()):
+            now = self.provider.read(held.token, held.id, held)
+            if now is None:
+                del self.held[key]
+            else:
+                self.held[key] = now
+
+    # ---- what the engine does
+
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
-        if args.typ == f"{WAITS}ApisAnswer":
+        key = (args.typ, args.name)
+        if self._dead:
+            raise Killed
+        if args.typ == f"{_WAIT}ApisAnswer":
             self.cloud.turn(serviceusage.API_SECONDS)
+        self._registered.add(key)
         if not args.typ.startswith("gcp:"):
+            self._made.setdefault(key, args.inputs)
             return self._others.new_resource(args)
-        held = self.provider.create(args.typ, args.name, args.inputs)
-        self.held[args.typ, args.name] = held
+        if self._declared.get(*key).retain_on_delete:
+            self._kept.add(key)
+        else:
+            self._kept.discard(key)
+        with self._turn:  # one at a time: a replacement may take others with it
+            held = self.held.get(key)
+            if held is None:
+                held = self._create(key, args.inputs)
+                self.steps.append(Step("create", *key))
+            else:
+                held = self._changed(key, held, args.inputs)
         return held.id, {**args.inputs, **plain(held.outputs)}
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         return self.provider.invoke(args.token, **args.args), []
+
+    def _up(self) -> Deployment:
+        self.steps.clear()
+        self._registered.clear()
+        deployment = deploy_stack(self._config, answers=self)
+        for held in reversed(self._replaced):
+            self._delete(held, 1)
+            self._replaced.remove(held)
+        for key in reversed([key for key in self._made if key not in self._registered]):
+            self._await(key)
+            if held := self.held.get(key):
+                if key not in self._kept:
+                    self._delete(held, 1)
+                del self.held[key]
+                self.steps.append(Step("delete", *key))
+            del self._made[key]
+        return deployment
+
+    def _create(self, key: Key, inputs: Mapping[str, Any]) -> Held:
+        self._pending[key] = self.provider.check(*key, inputs)
+        held = self.provider.create_checked(*key, self._pending[key])
+        del self._pending[key]
+        self.held[key] = held
+        self._made.pop(key, None)
+        self._made[key] = held.inputs
+        return held
+
+    def _changed(self, key: Key, held: Held, inputs: Mapping[str, Any]) -> Held:
+        options = self._declared.get(*key)
+        wanted = dict(inputs)
+        for path in options.ignore_changes:
+            _restore(wanted, held.inputs, path.split("."))
+        found = self.provider.diff(held, wanted)
+        if not found.detailedDiff:
+            return held
+        must = any(_is_within(path, one) for path in found.detailedDiff for one in options.replace_on_changes)
+        if not (found.replaces or must):
+            self.held[key] = self.provider.update(held, wanted)
+            self.steps.append(Step("update", *key))
+            return self.held[key]
+        self.steps.append(Step("replace", *key))
+        if found.deleteBeforeReplace or options.delete_before_replace:
+            for user in reversed(self._dependents(options.urn)):
+                self._delete(self.held.pop(user), 1)
+            self._delete(self.held.pop(key), 1)
+        elif not options.retain_on_delete:
+            self._replaced.append(held)
+        return self._create(key, inputs)
+
+    def _dependents(self, urn: str) -> list[Key]:
+        """What is held and has an input from a resource, or from one that does, oldest first."""
+        urns = {urn}
+        for found in self._declared:  # which was registered after what it depends on
+            if urns & {one for many in found.property_dependencies.values() for one in many}:
+                urns.add(found.urn)
+        named = {(one.type, one.name) for one in self._declared if one.urn in urns - {urn}}
+        return [key for key in self._made if key in named and key in self.held]
+
+    def _begin(self) -> None:
+        self._dead = False
+        self._take_over()
+
+    def _take_over(self) -> list[Key]:
+        """What a run did not learn of although it is there, as `oasis_stack.command_line.recovery` does."""
+        found: list[Key] = []
+        for key, inputs in self._pending.items():
+            identity = recovery.identity({"type": key[0], "inputs": inputs})
+            now = identity and self.provider.read(key[0], identity, Held(key[0], identity, inputs, {}))
+            if now:
+                self.held[key] = now
+                self._made[key] = now.inputs
+                found.append(key)
+        self._pending.clear()
+        return found
+
+    def _send(self, verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None) -> dict[str, Any]:
+        if self._dead:
+            raise Killed
+        cut = None
+        if verb != "GET" and not path.endswith(":getIamPolicy"):
+            self.calls += 1
+            cut = self.cuts.get(self.calls)
+        if cut == "killed before":
+            self._dead = True
+            raise Killed
+        answer = self._directly(verb, path, query, body)
+        if cut == "killed after":
+            self._dead = True
+            raise Killed
+        if cut == "lost":
+            raise RefusedCall(503, "the answer was lost", "backendError")
+        return answer
 
     def _delete(self, held: Held, tries: int) -> None:
         for left in reversed(range(tries)):
@@ -114,22 +309,46 @@ class OneProcess(mocks.Mocks):
             except Failed:
                 if not left:
                     raise
-                self.cloud.turn(POLL_SECONDS)
+                self.cloud.turn(RETRY_SECONDS)
 
-    def _await(self, found: Registered) -> None:
-        """What the program's wait of that name does, as far as it is about Google."""
-        ends = self.cloud.now() + 60 * float(found.inputs["timeout_minutes"])
-        while left := self._leftovers(found.type):
-            if self.cloud.now() > ends:
-                raise Failed(f"{found.name}: {', '.join(left)} are still there")
-            self.cloud.turn(POLL_SECONDS)
+    def _await(self, key: Key) -> None:
+        """What deleting a wait of the program's does, if it is about Google, on the cloud's clock."""
+        waiter = WAITS.get(key[0])
+        if waiter is None:
+            return
+        clock = SimpleNamespace(monotonic=self.cloud.now, sleep=self.cloud.turn)
+        with (
+            mock.patch("oasis_stack.live_state.time", clock),
+            mock.patch("oasis_stack.live_state.say"),
+            mock.patch("oasis_stack.live_state._get", self._get),
+        ):
+            try:
+                waiter().await_departure(self._made[key])
+            except WaitError as error:
+                raise Failed(str(error)) from None
 
-    def _leftovers(self, wait: str) -> list[str]:
-        """What Google has made by itself, that a wait is for, and not removed yet."""
-        if wait == CONNECTION_FREE:
-            return [one.name for one in self.cloud.list(PRODUCER)]
-        return [one.name for kind in LATE for one in self.cloud.list(kind) if last(one.name).startswith("gke-")]
+    def _get(self, project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        return self._send("GET", urlsplit(url).path, parameters, None)
+
+
+@functools.cache
+def _declared(config: str) -> Deployment:
+    """What the program registers for a stack file's section, as JSON."""
+    return deploy_stack(json.loads(config))
 
 
 def _is_within(path: str, whole: str) -> bool:
     return path == whole or path.startswith((f"{whole}.", f"{whole}["))
+
+
+def _restore(wanted: dict[str, Any], before: Mapping[str, Any], path: list[str]) -> None:
+    """Put back, at a path, what was given before."""
+    name, *rest = path
+    if rest:
+        if isinstance(below := before.get(name), Mapping):
+            wanted[name] = dict(wanted.get(name) or {})
+            _restore(wanted[name], below, rest)
+    elif name in before:
+        wanted[name] = before[name]
+    else:
+        wanted.pop(name, None)

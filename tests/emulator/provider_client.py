@@ -10,6 +10,7 @@ import grpc
 from pulumi.runtime.proto import provider_pb2
 
 from emulator.gcp.provider import GcpProvider
+from emulator.gcp.resources.google_client import Transport
 from emulator.google.cloud import Cloud
 from emulator.protocol.wire import decode, encode
 from tests.emulator.google import directly
@@ -45,8 +46,8 @@ class Held:
 class Client:
     """One stack's provider."""
 
-    def __init__(self, cloud: Cloud, **config: str) -> None:
-        self.provider = GcpProvider(directly(cloud))
+    def __init__(self, cloud: Cloud, send: Transport | None = None, **config: str) -> None:
+        self.provider = GcpProvider(send or directly(cloud))
         self._context: Any = _Context()
         self.provider.Configure(
             provider_pb2.ConfigureRequest(args=encode({"project": PROJECT, **config})), self._context
@@ -62,7 +63,10 @@ class Client:
         return decode(answer.inputs)
 
     def create(self, token: str, name: str, inputs: Mapping[str, Any], *, preview: bool = False) -> Held:
-        checked = self.check(token, name, inputs)
+        return self.create_checked(token, name, self.check(token, name, inputs), preview=preview)
+
+    def create_checked(self, token: str, name: str, checked: dict[str, Any], *, preview: bool = False) -> Held:
+        """`create` of inputs that `check` gave."""
         request = provider_pb2.CreateRequest(urn=_urn(token, name), properties=encode(checked), preview=preview)
         answer = self.provider.Create(request, self._context)
         return Held(token, answer.id, checked, decode(answer.properties))

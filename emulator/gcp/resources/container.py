@@ -68,12 +68,19 @@ class Cluster(_OfGke):
         body = {**self.body(inputs), "name": inputs["name"]}
         self.change(google, "POST", fill(self.parent, inputs), {"cluster": body})
         if inputs.get("removeDefaultNodePool"):
-            self.change(google, "DELETE", f"{self.path(identity)}/nodePools/default-pool")
+            self._remove_default_pool(google, self.path(identity))
         return identity
+
+    def _remove_default_pool(self, google: GoogleClient, path: str) -> None:
+        pool = f"{path}/nodePools/default-pool"
+        if google.find(pool) is not None:
+            self.change(google, "DELETE", pool)
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Change the parts that differ, each by its own call."""
         path, before, after = self.path(identity), self.body(old), self.body(new)
+        if new.get("removeDefaultNodePool") and not old.get("removeDefaultNodePool"):
+            self._remove_default_pool(google, path)
         for key, value in _changed(before, after):
             match key:
                 case "resourceLabels":

@@ -17,7 +17,7 @@ Body = dict[str, Any]
 Transport = Callable[[str, str, Mapping[str, str], Mapping[str, Any] | None], Body]
 """Verb, path, parameters and body of a call to its answer. Raises RefusedCall."""
 
-_RETRIES = (0.5, 0.5, 1.0, 1.5)
+RETRY_SECONDS = (0.5, 0.5, 1.0, 1.5)
 """Seconds before a refused call is made again, a POST too: the first of those of Google's own provider, which goes on
 for 20 minutes."""
 
@@ -36,7 +36,7 @@ class GoogleClient:
         self, verb: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
     ) -> Body:
         """The answer to a call; `path` is percent-encoded. Raises RefusedCall."""
-        for seconds in _RETRIES:
+        for seconds in RETRY_SECONDS:
             try:
                 return self._send(verb, f"/{path}", query or {}, body)
             except RefusedCall as error:

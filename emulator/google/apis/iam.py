@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 
+from emulator.google.cloud import CloudObject
 from emulator.google.collection import Body, Call, Collection, merged, require
+from emulator.google.errors import RefusedCall
 from emulator.google.scope import project_number
 
 
@@ -33,6 +35,12 @@ class ServiceAccounts(Collection):
             "etag": etag,
             "oauth2ClientId": project_number(email) + digits[:9],
         }
+
+    def found(self, call: Call) -> CloudObject:
+        found = call.cloud.find(self.kind, call.name)
+        if found is None:
+            raise RefusedCall(404, "Unknown service account", "notFound")
+        return found
 
     def do_patch(self, call: Call) -> Body:
         found = self.found(call)

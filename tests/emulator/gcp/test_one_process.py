@@ -4,22 +4,60 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 
+from emulator.gcp.resources import google_client
 from emulator.google import operations
 from oasis_stack.command_line import recovery
-from tests.emulator.one_process import OneProcess
+from tests.emulator.google import enable
+from tests.emulator.one_process import Cut, Killed, OneProcess
 from tests.emulator.provider_client import Failed
 from tests.support.legal_stacks import stacks
+from tests.support.setting_examples import ALONE, EXAMPLES, HUB_TOKEN, NOT_IN_THE_CLOUD, everything_changed
 from tests.support.stacks import FULL, changed
 
+CLOUD_PAGE = Path(__file__).parents[3] / "docs" / "cloud.md"
 PROJECT = "//cloudresourcemanager.googleapis.com/projects/some-project"
 SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PEERED = changed("oasis:build.peered", True)
+
+TOGETHER: list[set[str]] = [
+    {"cluster.authorized_networks[0].name", "cluster.authorized_networks[0].cidr", "cluster.endpoint"},
+    {"cluster.maintenance_exclusion.start", "cluster.maintenance_exclusion.end"},
+    {"ray.dashboard_access", "ray.dashboard_client_ranges"},
+    {"registry.docker_hub.username", "registry.docker_hub.password_secret"},
+    {"cluster.system_pool.machine_type", "ray.head.cpus", "ray.head.memory_gb"},
+    {"cluster.cpu_pool.machine_type", "ray.cpu_worker.cpus", "ray.cpu_worker.memory_gb"},
+    {"cluster.cpu_pool.max_nodes", "ray.cpu_workers_max"},
+]
+"""Settings that are legal only with each other, changed at once."""
+
+LADDER = {
+    "gpu.capacity[].max_nodes": ("oasis:gpu.capacity[0].max_nodes", 3),
+    "gpu.capacity[].max_run_duration_hours": ("oasis:gpu.capacity[1].max_run_duration_hours", 25),
+    "gpu.capacity[].compact_placement": ("oasis:gpu.capacity[0].compact_placement", False),
+    "gpu.capacity[].reservation": ("oasis:gpu.capacity[0].reservation", "another"),
+}
+"""Fields of a ladder's entries, and a change of each."""
+
+ELSEWHERE = {"project", "region", "zone", "cluster.secrets_encryption_key"}
+"""Settings that say where the stack is: the page has it destroyed first."""
+
+UNCHANGED = {"cluster.deletion_protection", *NOT_IN_THE_CLOUD, *ALONE, *ELSEWHERE} | {
+    key for key in EXAMPLES if key.endswith(".adopt") or key.startswith("gpu.capacity")
+}
+"""Settings that are for the first `up` alone, would keep the others from being shown, or are in `LADDER`."""
+
+SHARED = {"emulator/operation", "serviceusage/service"}
+"""Kinds of which all stacks of a project use the same."""
+
+Answer = TypeVar("Answer")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,7 +65,16 @@ def without_waiting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operations, "SECONDS", 0.0)
         patch.setattr(operations, "LATE_SECONDS", 900.0)
+        patch.setattr(google_client, "RETRY_SECONDS", (0.0,) * 4)
         yield
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> OneProcess:
+    """A stack that is up; tests change copies of it."""
+    google = OneProcess(tmp_path_factory.mktemp("standing"), PEERED)
+    google.up()
+    return google
 
 
 def test_what_up_makes_reads_back_without_a_difference_and_goes_by_one_destroy(tmp_path: Path) -> None:
@@ -35,12 +82,14 @@ def test_what_up_makes_reads_back_without_a_difference_and_goes_by_one_destroy(t
     deployment = google.up()
     assert len(google.held) > 60
     assert google.again(deployment) == {}
-    google.destroy(deployment)
+    google.up()
+    assert google.steps == []
+    google.destroy()
     assert [(one.kind, one.name) for one in google.cloud.inventory().other] == []
 
 
 def test_what_an_interrupted_run_made_can_be_made_again_or_is_found_by_its_inputs(tmp_path: Path) -> None:
-    config = changed("oasis:build.peered", True, changed("oasis:wandb_api_key", "0" * 40))
+    config = changed("oasis:wandb_api_key", "0" * 40, PEERED)
     google = OneProcess(tmp_path, config)
     google.up()
     found = set[str]()
@@ -60,6 +109,128 @@ def test_what_an_interrupted_run_made_can_be_made_again_or_is_found_by_its_input
     }
 
 
+@pytest.mark.parametrize("cut", get_args(Cut))
+@pytest.mark.parametrize("part", [0.15, 0.5, 0.85])
+def test_after_an_interruption_anywhere_the_next_run_finishes_and_nothing_is_there_twice(
+    standing: OneProcess, tmp_path: Path, part: float, cut: Cut
+) -> None:
+    google = OneProcess(tmp_path / "up", PEERED)
+    google.cuts = {round(part * standing.calls): cut}
+    deployment, runs = resumed(google.up)
+    assert (runs > 1) == (cut != "lost")
+    assert kinds(google) == kinds(standing)
+    assert google.again(deployment) == {}
+
+    going = standing.configured(PEERED, tmp_path / "destroy")
+    going.cuts = {round(part * standing.calls / 2): cut}  # grants on what goes anyway are not taken back one by one
+    _, runs = resumed(going.destroy)
+    assert (runs > 1) == (cut != "lost")
+    assert [one.name for one in going.cloud.inventory().other] == []
+
+
+@pytest.mark.thorough
+def test_a_change_of_a_setting_makes_anew_what_the_docs_say_and_nothing_else(tmp_path: Path) -> None:
+    google = OneProcess(tmp_path / "all", everything_changed(UNCHANGED))
+    for api in ("secretmanager", "cloudkms"):
+        enable(google.cloud, f"{api}.googleapis.com", "keys-project")
+    login = HUB_TOKEN.partition("/versions")[0]
+    google.cloud.put("secretmanager/secret", login, {"name": login})
+    google.up()
+    documented, whole = _documented(), everything_changed(UNCHANGED)
+    in_place = EXAMPLES.keys() - UNCHANGED - documented.keys()
+    changes = {key: everything_changed(UNCHANGED | _with(key)) for key in documented.keys() & EXAMPLES.keys()}
+    changes |= {key: changed(path, value, whole) for key, (path, value) in LADDER.items()}
+    changes["all the others"] = everything_changed(UNCHANGED | in_place)
+    anew: dict[str, set[str]] = {}
+    for key, config in sorted(changes.items()):
+        other = google.configured(config, tmp_path / re.sub(r"\W", "-", key))
+        deployment = other.up()
+        assert other.again(deployment) == {}, key
+        replaced = {found for found, held in google.held.items() if other.held.get(found, held).id != held.id}
+        if kinds_anew := {type_.rpartition(":")[2] for type_, _ in replaced if "Member" not in type_}:
+            anew[key] = kinds_anew
+    assert anew == documented
+
+
+def _with(key: str) -> set[str]:
+    return next((group for group in TOGETHER if key in group), {key})
+
+
+def _documented() -> dict[str, set[str]]:
+    """By setting, the kinds that the page says are made anew."""
+    section = CLOUD_PAGE.read_text().partition("## Changing a setting")[2].partition("\n## ")[0]
+    found: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| (`oasis:.*?) \| (.*) \|$", section, re.MULTILINE):
+        settings_of_row, kinds_of_row = (re.findall(r"`([^`]+)`", cell) for cell in row)
+        found |= {key.removeprefix("oasis:").removeprefix("gcp:"): set(kinds_of_row) for key in settings_of_row}
+    return found
+
+
+def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing: OneProcess, tmp_path: Path) -> None:
+    google = standing.configured(PEERED, tmp_path / "drifted")
+    before = kinds(google)
+    firewall = next(held for (_, name), held in google.held.items() if name == "network-internal")
+    bucket = google.held["gcp:storage/bucket:Bucket", "data"]
+    pool = google.held["gcp:container/nodePool:NodePool", "gpu-spot"]
+    google.provider.delete(pool)
+    google.provider.update(firewall, {**firewall.inputs, "sourceRanges": ["0.0.0.0/0"]})
+    google.provider.update(bucket, {**bucket.inputs, "publicAccessPrevention": "inherited"})
+
+    google.refresh()
+    deployment = google.up()
+
+    assert {(step.op, step.name) for step in google.steps} == {
+        ("create", "gpu-spot"),
+        ("update", "network-internal"),
+        ("update", "data"),
+    }
+    assert kinds(google) == before
+    assert google.again(deployment) == {}
+
+
+def test_two_stacks_of_one_project_know_nothing_of_each_other(standing: OneProcess, tmp_path: Path) -> None:
+    first = standing.configured(PEERED, tmp_path / "both")
+    theirs = contents(first)
+    second = OneProcess(tmp_path / "both", changed("oasis:name", "second", PEERED))
+    second.up()
+    second.destroy()
+
+    left = contents(first)
+    assert {kind for kind, _ in left.keys() - theirs.keys()} == {"storage/bucket", "artifactregistry/repository"}
+    assert {key: left[key] for key in theirs} == theirs
+    assert first.again(first.up()) == {}
+    assert first.steps == []
+
+
+def resumed(run: Callable[[], Answer]) -> tuple[Answer, int]:
+    """What a run comes to that is begun again each time it is killed, and how many runs that took."""
+    runs = 1
+    while True:
+        try:
+            return run(), runs
+        except Killed:
+            runs += 1
+
+
+def contents(google: OneProcess) -> dict[tuple[str, str], Any]:
+    """What there is, by kind and name; of a policy, who holds what."""
+    found: dict[tuple[str, str], Any] = {}
+    for one in google.cloud.list():
+        if one.kind == "iam/policy":
+            bindings = one.body.get("bindings", [])
+            found[one.kind, one.name] = {
+                (binding["role"], member) for binding in bindings for member in binding["members"]
+            }
+        elif one.kind not in SHARED:
+            found[one.kind, one.name] = one.body
+    return found
+
+
+def kinds(google: OneProcess) -> Counter[str]:
+    """How many there are of each kind of what a destroy removes."""
+    return Counter(one.kind for one in google.cloud.inventory().other)
+
+
 @pytest.mark.thorough
 @SOME
 @given(stacks())
@@ -70,18 +241,18 @@ def test_no_legal_stack_is_refused_and_every_one_goes_by_one_destroy(
     google = OneProcess(tmp_path_factory.mktemp("google"), config)
     deployment = google.up()
     assert google.again(deployment) == {}
-    google.destroy(deployment)
+    google.destroy()
     assert [(one.kind, one.name) for one in google.cloud.inventory().other] == []
 
 
 @pytest.mark.thorough
 def test_the_documented_roles_are_enough_for_up_and_destroy_and_each_of_them_is_needed(tmp_path: Path) -> None:
-    table = (Path(__file__).parents[3] / "docs" / "cloud.md").read_text()
-    (row,) = re.findall(r"^\| \*\*deployer\*\* .*$", table, re.MULTILINE)
+    (row,) = re.findall(r"^\| \*\*deployer\*\* .*$", CLOUD_PAGE.read_text(), re.MULTILINE)
     roles = set(re.findall(r"`(roles/[\w.]+)`", row))
-    for name, config in {"default": FULL, "peered": changed("oasis:build.peered", True)}.items():
+    for name, config in {"default": FULL, "peered": PEERED}.items():
         google = OneProcess(tmp_path / name, config, roles)
-        google.destroy(google.up())
+        google.up()
+        google.destroy()
         assert [one.name for one in google.cloud.inventory().other if PROJECT not in one.name] == []
     for role in sorted(roles):
         with pytest.raises(Failed, match=f"Error 403.*{re.escape(role)}"):

@@ -510,7 +510,7 @@ def test_a_preview_makes_nothing_and_leaves_googles_own_values_open(client: Clie
 def test_a_refused_call_is_made_again_and_a_create_whose_answer_is_lost_finds_itself_there(
     client: Client, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(google_client, "_RETRIES", (0.0, 0.0))
+    monkeypatch.setattr(google_client, "RETRY_SECONDS", (0.0, 0.0))
     insert = {"call": "compute.networks.insert"}
     for fault in ({"effect": "fail", "times": 2}, {"effect": "lose-answer", "after": 1, "times": 1}):
         (cloud.directory / "faults.json").write_text(json.dumps([{**insert, **fault}]))
