@@ -8,10 +8,10 @@ import functools
 import json
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -38,6 +38,8 @@ WAITS: Mapping[str, type[wait.Waiter]] = {
 }
 """The program's waits that are about Google alone; the others ask the Kubernetes API server, which is not here."""
 
+LOOK_SECONDS = 30.0
+
 RETRY_SECONDS = 10.0
 """How long a script waits until it deletes again what was refused."""
 
@@ -47,6 +49,9 @@ before Google has the call, or before they have the answer."""
 
 Key = tuple[str, str]
 """Type and logical name."""
+
+
+Answer = TypeVar("Answer")
 
 
 class Killed(Exception):
@@ -316,7 +321,8 @@ class OneProcess(mocks.Mocks):
         waiter = WAITS.get(key[0])
         if waiter is None:
             return
-        clock = SimpleNamespace(monotonic=self.cloud.now, sleep=self.cloud.turn)
+        # It looks every few seconds; that half a minute goes by between two looks changes nothing but this test's time.
+        clock = SimpleNamespace(monotonic=self.cloud.now, sleep=lambda _: self.cloud.turn(LOOK_SECONDS))
         with (
             mock.patch("oasis_stack.live_state.time", clock),
             mock.patch("oasis_stack.live_state.say"),
@@ -329,6 +335,16 @@ class OneProcess(mocks.Mocks):
 
     def _get(self, project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         return self._send("GET", urlsplit(url).path, parameters, None)
+
+
+def resumed(run: Callable[[], Answer]) -> tuple[Answer, int]:
+    """What a run comes to that is begun again each time it is killed, and how many runs that took."""
+    runs = 1
+    while True:
+        try:
+            return run(), runs
+        except Killed:
+            runs += 1
 
 
 @functools.cache

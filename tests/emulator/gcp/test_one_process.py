@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
@@ -16,7 +16,7 @@ from emulator.gcp.resources import google_client
 from emulator.google import operations
 from oasis_stack.command_line import recovery
 from tests.emulator.google import enable
-from tests.emulator.one_process import Cut, Killed, OneProcess
+from tests.emulator.one_process import Cut, OneProcess, resumed
 from tests.emulator.provider_client import Failed
 from tests.support.legal_stacks import stacks
 from tests.support.setting_examples import ALONE, EXAMPLES, HUB_TOKEN, NOT_IN_THE_CLOUD, everything_changed
@@ -56,8 +56,6 @@ UNCHANGED = {"cluster.deletion_protection", *NOT_IN_THE_CLOUD, *ALONE, *ELSEWHER
 
 SHARED = {"emulator/operation", "serviceusage/service"}
 """Kinds of which all stacks of a project use the same."""
-
-Answer = TypeVar("Answer")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -200,16 +198,6 @@ def test_two_stacks_of_one_project_know_nothing_of_each_other(standing: OneProce
     assert {key: left[key] for key in theirs} == theirs
     assert first.again(first.up()) == {}
     assert first.steps == []
-
-
-def resumed(run: Callable[[], Answer]) -> tuple[Answer, int]:
-    """What a run comes to that is begun again each time it is killed, and how many runs that took."""
-    runs = 1
-    while True:
-        try:
-            return run(), runs
-        except Killed:
-            runs += 1
 
 
 def contents(google: OneProcess) -> dict[tuple[str, str], Any]:
