@@ -39,9 +39,9 @@ class ResourceTypes:
         if not self._cloud.list("container/cluster"):
             self._seen = None
             return
-        self._seen = self._seen or time.monotonic()
+        self._seen = self._seen or self._cloud.now()
         self._once("networking", crds.install_networking)
-        if time.monotonic() - self._seen >= COMPUTE_CLASS_SECONDS:
+        if self._cloud.now() - self._seen >= COMPUTE_CLASS_SECONDS:
             self._once("compute class", crds.install_compute_class)
 
     def _once(self, name: str, install: Callable[[Api], None]) -> None:

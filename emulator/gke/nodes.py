@@ -1,7 +1,8 @@
 """GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
 
 A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one.
-A pool grows to its maximum at once, unless `faults.json` has its growth (`gke.grow.NAME`) fail. What
+A pool grows to its maximum at once, unless `faults.json` has its growth (`gke.grow.NAME`) fail: then the next one in
+order is asked, and this one not until its backoff is over, by the emulated cloud's clock. What
 became of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no pool, or the pools are full;
 `FailedScaleUp`: no capacity), with the words of kubernetes/autoscaler
 (processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -29,6 +29,11 @@ from emulator.kubernetes.api import Api, Body, KindNotServedError
 IDLE_SECONDS = 10.0
 """How long a node without pods is kept; the real one keeps it for the class's consolidation delay, in minutes."""
 
+BACKOFF_SECONDS, MOST_BACKOFF_SECONDS, FORGOTTEN_SECONDS = 300.0, 1800.0, 10800.0
+"""How long a pool that could not grow is passed over, at first and at most: twice as long each time, until it was well
+for the last of these (kubernetes/autoscaler, defaults of `--initial-node-group-backoff-duration`,
+`--max-node-group-backoff-duration` and `--node-group-backoff-reset-timeout`; what GKE sets is not published)."""
+
 _PREFIX = "gke-"
 
 
@@ -38,6 +43,8 @@ class Autoscaler:
     def __init__(self, api: Api, cloud: Cloud) -> None:
         self._api, self._cloud = api, cloud
         self._idle_since: dict[str, float] = {}
+        self._backoff: dict[str, tuple[float, float]] = {}
+        """By pool, until when it is passed over, and for how long in all."""
         self._told: set[str] = set()
         self._said: dict[str, tuple[str, str]] = {}
 
@@ -82,6 +89,7 @@ class Autoscaler:
         for pool in self._candidates(pod, pools):
             reason = self._obstacle(pod, pool, nodes)
             if not reason and (fault := faults.meet(self._cloud, f"gke.grow.{pool.name}")):
+                self._pass_over(pool)
                 zones = ", ".join(pool.zones)
                 return None, (
                     "FailedScaleUp",
@@ -96,12 +104,22 @@ class Autoscaler:
         message = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if reason)
         return None, ("NotTriggerScaleUp", f"pod didn't trigger scale-up: {message}")
 
+    def _pass_over(self, pool: Pool) -> None:
+        now = self._cloud.now()
+        until, last = self._backoff.get(pool.name, (0.0, 0.0))
+        again = last and now - until < FORGOTTEN_SECONDS
+        seconds = min(2 * last, MOST_BACKOFF_SECONDS) if again else BACKOFF_SECONDS
+        self._backoff[pool.name] = (now + seconds, seconds)
+
     def _obstacle(self, pod: Body, pool: Pool, nodes: list[Body]) -> str:
         sample = self._shape(pool, "sample", pool.zones[0])
         if sample is None:
             return "node(s) of an unknown machine type"
-        obstacle = refusal(pod, sample, free(sample, []))
-        return obstacle or ("max node group size reached" if _count(nodes, pool) >= pool.maximum else "")
+        if obstacle := refusal(pod, sample, free(sample, [])):
+            return obstacle
+        if self._backoff.get(pool.name, (0.0, 0.0))[0] > self._cloud.now():
+            return "in backoff after failed scale-up"
+        return "max node group size reached" if _count(nodes, pool) >= pool.maximum else ""
 
     def _tell(self, pod: Body, reason: str, message: str) -> None:
         """Write an event, once while it says the same."""
@@ -147,7 +165,7 @@ class Autoscaler:
 
     def _scale_down(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
         busy = {pod["spec"].get("nodeName") for pod in pods if not _is_daemon(pod) and not _is_over(pod)}
-        now = time.monotonic()
+        now = self._cloud.now()
         for found in list(nodes):
             name = found["metadata"]["name"]
             if name in busy:

@@ -214,19 +214,44 @@ def test_a_worker_that_fits_no_node_waits_for_ever_and_one_without_capacity_is_t
         for body in (large, beside, programs.gpu_pod("fits")):
             gke.api.create(body)
 
+        eventually(lambda: _verdicts(gke).get("fits") == ("no capacity", "2 in backoff after failed scale-up"))
         eventually(lambda: len(_verdicts(gke)) == 3 and all(v[0] != "waiting" for v in _verdicts(gke).values()))
 
-        assert _verdicts(gke) == {
+        assert {name: verdict for name, verdict in _verdicts(gke).items() if name != "fits"} == {
             "large": ("never fits", "2 Insufficient memory"),
             "beside": ("never fits", "2 Insufficient memory"),
-            "fits": ("no capacity", "GCE out of resources"),
         }
         assert _running(gke) == 0 and len(_nodes(gke)) == 1
     finally:
         (gke.cloud.directory / "faults.json").unlink()
+    gke.cloud.turn(gke_nodes.BACKOFF_SECONDS)
     eventually(lambda: _running(gke) == 1)
     for name in ("large", "beside", "fits"):
         gke.api.delete(programs.gpu_pod(name))
+
+
+def test_when_the_first_pool_is_sold_out_the_next_one_is_asked_and_the_first_again_after_its_backoff(
+    gke: ControlPlane,
+) -> None:
+    eventually(lambda: len(_nodes(gke)) == 1, seconds=30)
+    sold_out = {"call": "gke.grow.flex", "effect": "fail", "times": 1, "message": "GCE out of resources"}
+    (gke.cloud.directory / "faults.json").write_text(json.dumps([sold_out]))
+    try:
+        gke.api.create(programs.gpu_pod("first"))
+        eventually(lambda: _pools(gke) == ["spot", "system"] and _running(gke) == 1)
+        gke.api.create(programs.gpu_pod("second"))
+        eventually(lambda: "1 in backoff after failed scale-up" in _verdicts(gke).get("second", ("", ""))[1])
+        assert _verdicts(gke)["second"][0] == "no capacity"
+        gke.cloud.turn(gke_nodes.MOST_BACKOFF_SECONDS)
+        eventually(lambda: _pools(gke) == ["flex", "spot", "system"])
+    finally:
+        (gke.cloud.directory / "faults.json").unlink()
+    for name in ("first", "second"):
+        gke.api.delete(programs.gpu_pod(name))
+
+
+def _pools(found: ControlPlane) -> list[str]:
+    return sorted(node["metadata"]["labels"]["cloud.google.com/gke-nodepool"] for node in _nodes(found))
 
 
 def _verdicts(found: ControlPlane) -> dict[str, tuple[str, str]]:
