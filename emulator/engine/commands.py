@@ -42,6 +42,12 @@ _ENCRYPTION = ("encryptionsalt", "encryptedkey", "secretsprovider")
 """Top-level keys of a stack file that say how its secrets are encrypted (Pulumi documentation, "Stack settings file
 reference")."""
 
+_TAKEN = (
+    "What exists already was kept by an earlier destroy, or made by a run that was killed. What was kept comes back by "
+    "`adopt: true` in its section of the stack file (oasis:data, runs, registry, wandb) for one `up`. "
+    'What a killed run made, `make up STACK=local` takes over: eval "$(.venv/bin/python -m emulator env)" first.'
+)
+
 _CANCEL_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _HEAR_SECONDS = 0.2
@@ -173,7 +179,8 @@ class Engine:
         self._report(f"pulumi {verb} of stack {self._stack}; what stays the same has no line")
         answer = self._ask(request)
         if "error" in answer:
-            raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}")
+            hint = f"\n{_TAKEN}" if "Error 409" in answer["error"] else ""
+            raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}{hint}")
         return Result(changes=answer["changes"], outputs=answer["outputs"], seconds=time.monotonic() - begun)
 
     def _variables(self) -> dict[str, str]:
