@@ -14,6 +14,8 @@ from types import FrameType
 
 from emulator import closed_pipe, demo, lifecycle
 from emulator.engine.commands import Result
+from emulator.google.cloud import Cloud
+from emulator.google.collection import last
 from emulator.kubernetes import control_plane
 from emulator.machine.state import CHECKOUT, EmulatorError, State
 from emulator.programs.go_modules import cache_directory
@@ -131,6 +133,7 @@ def _demo(state: State, given: argparse.Namespace) -> int:
 
 
 def _preview(state: State, given: argparse.Namespace) -> int:
+    lifecycle.check_settings()
     return _on_running(state, "preview", lambda: lifecycle.engine(state, _say).preview())
 
 
@@ -139,7 +142,14 @@ def _refresh(state: State, given: argparse.Namespace) -> int:
 
 
 def _destroy(state: State, given: argparse.Namespace) -> int:
-    return _on_running(state, "destroy", lambda: lifecycle.destroy(state, lifecycle.engine(state, _say), _say))
+    status = _on_running(state, "destroy", lambda: lifecycle.destroy(state, lifecycle.engine(state, _say), _say))
+    if kept := [one for one in Cloud(state.directory).inventory().kept if one.kind in _KEPT]:
+        names = ", ".join(last(one.name) for one in kept)
+        _say(f"kept: {names}. The next `up` takes them back with `adopt: true` in oasis:data, runs and registry")
+    return status
+
+
+_KEPT = ("artifactregistry/repository", "storage/bucket")
 
 
 def _pulumi(_: State, given: argparse.Namespace) -> int:
