@@ -38,10 +38,19 @@ from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
 
 RESULTS = Path(__file__).with_suffix(".json")
 
-MODES = {"fp32": ("fp32", False), "tf32": ("tf32", False), "bf16": ("bf16", False), "bf16+compile": ("bf16", True)}
-"""Precision, and whether compiled."""
+MODES: dict[str, dict[str, Any]] = {
+    "bf16+compile": {"precision": "bf16", "compile": True},
+    "bf16+compile, torch's kernels": {"precision": "bf16", "compile": True, "kernels": "torch"},
+    "bf16": {"precision": "bf16", "compile": False},
+    "tf32": {"precision": "tf32", "compile": False},
+    "fp32": {"precision": "fp32", "compile": False},
+}
+"""What of the configuration each changes; what tells the most comes first, in case time ends."""
 
-SMOKE_MODES = {"fp32": ("fp32", False), "fp32+compile": ("fp32", True)}
+SMOKE_MODES: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32", "compile": False},
+    "fp32+compile": {"precision": "fp32", "compile": True},
+}
 """Those that a CPU has."""
 
 SETTLING_STEPS = 10
@@ -136,10 +145,12 @@ def kind(operation: str, shapes: Sequence[Any], kernel: str = "") -> str:
         return "layer norm"
     if generated:  # its name has every operation round it, a product's or convolution's bias or layout among them
         return "elementwise"
+    if "depthwise" in name or "depthwise" in kernel:
+        return "depthwise"
     if "conv" in name:
         # The depthwise kernels alone are [C, 1, 7, 7].
         narrow = any(isinstance(shape, list | tuple) and list(shape[1:]) == [1, 7, 7] for shape in shapes)
-        return "depthwise" if narrow or "depthwise" in name else "matrix products"
+        return "depthwise" if narrow else "matrix products"
     if any(part in name for part in ("addmm", "::mm", "::bmm", "matmul", "linear")):
         return "matrix products"
     return "elementwise"
@@ -212,9 +223,7 @@ def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ())
         base, batch_sizes = dataclasses.replace(base, model="nano", image_size=32), [32]
     offered = SMOKE_MODES if smoke else MODES
     return {
-        f"{base.model}, {mode}, {size}": dataclasses.replace(
-            base, batch_size=size, precision=offered[mode][0], compile=offered[mode][1]
-        )
+        f"{base.model}, {mode}, {size}": dataclasses.replace(base, batch_size=size, **offered[mode])
         for mode in modes or offered
         for size in batch_sizes
     }

@@ -16,10 +16,12 @@ from workloads.errors import UsageError
 Model = Literal["nano", "tiny", "small", "base", "large"]
 Augmentation = Literal["none", "shift", "crop-flip"]
 Precision = Literal["fp32", "tf32", "bf16"]
+Kernels = Literal["measured", "torch"]
 
 MODELS: tuple[str, ...] = get_args(Model)
 AUGMENTATIONS: tuple[str, ...] = get_args(Augmentation)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+KERNELS: tuple[str, ...] = get_args(Kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,9 @@ class TrainConfig:
     """Of matrix products on a GPU; `bf16` is autocast, weights stay fp32. A CPU computes in fp32 whatever this says."""
     compile: bool
     """Let torch.compile fuse the model's blocks; takes a minute at the start. Without a compiler the run is eager."""
+    kernels: Kernels = "measured"
+    """Of the depthwise convolutions on a GPU: `measured` compares torch's with ours at the run's first start and keeps
+    to the faster one, with `deterministic` to ours; `torch` uses nothing of ours."""
     deterministic: bool
     """Only algorithms that give the same bits every time; slower on a GPU. A CPU gives them either way."""
     checkpoint_seconds: float
@@ -101,6 +106,7 @@ class TrainConfig:
             ("model", self.model in MODELS, f"one of {', '.join(MODELS)}"),
             ("augmentation", self.augmentation in AUGMENTATIONS, f"one of {', '.join(AUGMENTATIONS)}"),
             ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+            ("kernels", self.kernels in KERNELS, f"one of {', '.join(KERNELS)}"),
             ("randaugment", 0 <= self.randaugment <= 30, "0 to 30"),
             ("mixup", 0 <= self.mixup <= 10, "0 to 10"),
             ("cutmix", 0 <= self.cutmix <= 10, "0 to 10"),

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from workloads.convnext.config import TrainConfig
+from workloads.convnext.kernels import choice
+from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning import model as architecture
 from workloads.convnext.learning.model import Block, StochasticDepth
 from workloads.convnext.memory import exhausted
@@ -55,8 +57,39 @@ def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
 
 
+def kernels(config: TrainConfig, device: torch.device, images: int, kept: Choice | None) -> tuple[Choice, list[str]]:
+    """The implementation of each depthwise convolution: as the run has it, or chosen now.
+
+    Args:
+        config: what is computed.
+        device: where; a CPU has torch's alone.
+        images: of one pass.
+        kept: the run's, None if it has none yet.
+
+    Returns:
+        The choice, and what the user should know of it.
+
+    Raises:
+        UsageError: ours, with which the run was trained so far, cannot be used here.
+    """
+    if device.type != "cuda" or config.kernels == "torch":
+        return {}, []
+    shapes = architecture.depthwise_shapes(config.model, config.image_size)
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    if kept is None:
+        return choice.choose(shapes, images, dtype, device, by_time=not config.deterministic)
+    choice.check(kept, dtype, device)
+    return kept, []
+
+
 def executable(
-    config: TrainConfig, classes: int, device: torch.device, images: int, *, fallback: bool = True
+    config: TrainConfig,
+    classes: int,
+    device: torch.device,
+    images: int,
+    chosen: Choice | None = None,
+    *,
+    fallback: bool = True,
 ) -> tuple[nn.Module, StochasticDepth | None, list[str]]:
     """The model on its device, compiled if that is wanted and possible.
 
@@ -68,6 +101,7 @@ def executable(
         classes: number of them.
         device: where.
         images: of one pass, for which the code is made.
+        chosen: the implementation of each depthwise convolution; torch's if it is not there.
         fallback: run eager what cannot be compiled, and say so, rather than fail.
 
     Returns:
@@ -79,6 +113,7 @@ def executable(
 
     def built() -> tuple[nn.Module, StochasticDepth | None]:
         model = architecture.build(config.model, classes, config.seed).to(device)
+        architecture.use_ours(model, [shape[0] for shape, by in (chosen or {}).items() if by == choice.TRITON])
         return model, StochasticDepth(model, config.drop_path, config.seed, device) if config.drop_path else None
 
     model, depth = built()

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.augment import DeviceAugmentation
 from workloads.convnext.images.sampling import Batch, Source, order, slots
+from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning import execution, flops, snapshot
 from workloads.convnext.learning.meter import Meter, Tally
 from workloads.convnext.learning.model import AveragedWeights, parameter_groups
@@ -65,6 +66,7 @@ class Training:
         val: Source,
         device: torch.device,
         workers: int = 0,
+        kernels: Choice | None = None,
         *,
         eager_fallback: bool = True,
     ) -> None:
@@ -76,10 +78,11 @@ class Training:
             val: images to evaluate on.
             device: where this rank computes.
             workers: for how many ranks the batch was chosen; 0 for as many as there are.
+            kernels: the run's own choice of them; None where it has not chosen yet.
             eager_fallback: run eager what cannot be compiled, and note it. What measures compiled code must not.
 
         Raises:
-            UsageError: the model does not fit the device's memory.
+            UsageError: the model does not fit the device's memory, or the run's kernels cannot be used there.
             WorkloadFailedError: without `eager_fallback`, the model cannot be compiled.
         """
         self.config = config
@@ -94,9 +97,12 @@ class Training:
         self._notes = execution.configure(config, device)
         with execution.within_memory(config, *self._parts):
             images = len(slots(torch.arange(config.batch_size), config.batch_size, 0, *self._parts)[0].indices)
-            built = execution.executable(config, len(train.classes), device, images, fallback=eager_fallback)
+            self.kernels, chosen = execution.kernels(config, device, images, kernels)
+            built = execution.executable(
+                config, len(train.classes), device, images, self.kernels, fallback=eager_fallback
+            )
             self.model, self._depth, notes = built
-            self._notes += notes
+            self._notes += chosen + notes
             self._parallel: nn.Module = self.model
             if distributed:
                 self._parallel = DistributedDataParallel(

@@ -1,16 +1,19 @@
 """torchvision's ConvNeXt in five sizes, not pretrained and laid out channels last; stochastic depth; averaged weights.
 
-Stochastic depth is drawn per image, as everything random is, so that the number of ranks changes nothing.
+Stochastic depth is drawn per image, as everything random is, so that the number of ranks changes nothing. What a block
+adds to is kept in the precision of its products: in bf16, half the bytes of what autocast would make of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import skip_init
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt
 
@@ -37,7 +40,38 @@ class Block(CNBlock):
         scale = self.layer_scale
         if self.keep is not None and self.training:
             scale = scale * self.keep
-        return torch.addcmul(input, self.block(input), scale)
+        branch = self.block(input)
+        return torch.addcmul(input, branch, scale).to(branch.dtype)
+
+
+class Depthwise(nn.Conv2d):
+    """A block's convolution, by torch or, where `choice` says so, by our kernel."""
+
+    ours = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.ours:
+            return super().forward(input)
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        return torch.ops.oasis.depthwise(input.to(dtype), self.weight, self.bias)
+
+
+class Patches(nn.Conv2d):
+    """The stem and what is between stages: a convolution whose stride is its kernel, on a GPU as a matrix product."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.multiplied(input) if input.is_cuda else super().forward(input)
+
+    def multiplied(self, input: Tensor) -> Tensor:
+        """The convolution as one product: [N, C, H, W] to [N, D, H / k, W / k], channels last."""
+        images, channels, height, width = input.shape
+        side = self.kernel_size[0]
+        rows, columns = height // side, width // side
+        pixels = input.permute(0, 2, 3, 1)[:, : rows * side, : columns * side]
+        split = pixels.reshape(images, rows, side, columns, side, channels).transpose(2, 3)
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        return functional.linear(split.flatten(3), weight, self.bias).permute(0, 3, 1, 2)
 
 
 class StochasticDepth:
@@ -85,7 +119,33 @@ def build(variant: Model, classes: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ConvNeXt(stages, num_classes=classes, block=Block)
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(parent, name, _replaced(child))
     return model.to(memory_format=torch.channels_last)
+
+
+def _replaced(convolution: nn.Conv2d) -> nn.Module:
+    # torchvision leaves no room for another class; the parameters, and so their names and values, stay.
+    kind = Depthwise if convolution.groups > 1 else Patches
+    extents = convolution.in_channels, convolution.out_channels, convolution.kernel_size
+    rest = {name: getattr(convolution, name) for name in ("stride", "padding", "groups")}
+    mine = skip_init(kind, *extents, **rest)
+    mine.load_state_dict(convolution.state_dict(), assign=True)
+    return mine
+
+
+def depthwise_shapes(variant: Model, image_size: int) -> list[tuple[int, int]]:
+    """Channels and pixels per side of the depthwise convolutions of each stage."""
+    return [(width, image_size // 4 >> stage) for stage, width in enumerate(STAGES[variant][0])]
+
+
+def use_ours(model: nn.Module, channels: Collection[int]) -> None:
+    """Compute the depthwise convolutions of that many channels by our kernel, and the others by torch."""
+    for module in model.modules():
+        if isinstance(module, Depthwise):
+            module.ours = module.in_channels in channels
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ A WorkloadError raised here ends the run at once (see `trainer.RunCallback`); an
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,16 +15,21 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
+from workloads.checkpoints import manifest
 from workloads.checkpoints.store import Checkpoint, CheckpointStore
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.data import sources
 from workloads.convnext.images.location import fetched
+from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning.loop import Record, Training
 from workloads.convnext.run import end_of_node
 from workloads.convnext.run.end_of_node import Notice
 from workloads.convnext.run.reporter import Reporter
 from workloads.errors import DataIntegrityError
-from workloads.storage.folders import locate
+from workloads.storage.folders import Folder, locate
+
+KERNELS = "kernels.json"
+"""A run's choice of kernels, beside its checkpoints."""
 
 
 def work(job: dict[str, Any]) -> Record:
@@ -41,8 +47,11 @@ def work(job: dict[str, Any]) -> Record:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     began = time.monotonic()
-    training = Training(config, *sources(config, fetched(config.data), device), device, job.get("workers", 0))
     folder = locate(job["run"])
+    kept = _kernels(folder)
+    training = Training(config, *sources(config, fetched(config.data), device), device, job.get("workers", 0), kept)
+    if training.rank == 0 and kept is None:
+        _keep_kernels(folder, training.kernels)
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     reporter = Reporter(config, store, folder, training.rank == 0, _send)
     resumed = _resume(training, store, reporter, job.get("attempt", ""))
@@ -66,6 +75,22 @@ def work(job: dict[str, Any]) -> Record:
         "resumed_from": resumed.name if resumed else None,
         "seconds": time.monotonic() - began,
     }
+
+
+def _kernels(folder: Folder) -> Choice | None:
+    """The run's choice of kernels; torch's for a run that is older than the choice, None for a new one."""
+    try:
+        found = json.loads(folder.read(KERNELS))
+    except FileNotFoundError:
+        return {} if manifest.committed(folder.child("checkpoints").files()) else None
+    return {(channels, side): implementation for channels, side, implementation in found}
+
+
+def _keep_kernels(folder: Folder, chosen: Choice) -> None:
+    # Nothing was chosen where torch's are all there is, which is also what a folder without the file means.
+    if chosen:
+        content = json.dumps([[*shape, implementation] for shape, implementation in chosen.items()])
+        folder.write(KERNELS, content.encode())
 
 
 def _send(records: list[Record]) -> None:

@@ -1,0 +1,192 @@
+"""Our depthwise convolution against torch's in fp64, on Triton's interpreter, and which of the two a run uses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.support.training import CPU, Few, Recorder, small
+from workloads.checkpoints.store import CheckpointStore
+from workloads.convnext.kernels import choice, depthwise
+from workloads.convnext.kernels.choice import TORCH, TRITON, Measured
+from workloads.convnext.learning import execution
+from workloads.convnext.learning import model as architecture
+from workloads.convnext.learning.loop import Training
+from workloads.convnext.run import worker
+from workloads.errors import UsageError
+from workloads.storage.folders import locate
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(1, 16, 4, 3), (1, 24, 7, 7)],
+        pytest.param([(2, 20, 9, 10), (1, 72, 14, 14)], marks=pytest.mark.thorough),
+    ],
+    ids=["one tile", "several tiles and blocks, odd edges"],
+)
+def test_the_kernels_compute_the_convolution_and_its_gradients(shapes: list[tuple[int, int, int, int]]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.interpreted", json.dumps(shapes)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for single, half in json.loads(done.stdout):
+        assert max(single) < 1e-6
+        # The results are rounded to bf16 once, 2**-8 of the value at most; the weight's and bias's gradients are not.
+        assert max(half[:2]) < 2**-7 and max(half[2:]) < 1e-6
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("side", [56, 28, 14, 7])
+def test_for_an_h200_the_kernels_keep_their_sums_in_registers(side: int, tmp_path: Path) -> None:
+    constants = {"HEIGHT": side, "WIDTH": side, "DEPTH": 128 * 56 // side, "COLUMNS": depthwise.COLUMNS}
+    constants |= {"CHANNELS": depthwise.CHANNELS, "TRANSPOSED": False}
+    for kernel, warps in (
+        (depthwise._depthwise, depthwise.CONVOLVING_WARPS),
+        (depthwise._depthwise_weight_gradient, depthwise.CORRELATING_WARPS),
+    ):
+        names = kernel.arg_names
+        kinds = {name: "*fp32" if name.split("_")[0] in ("taps", "bias", "partial") else "*bf16" for name in names}
+        kinds |= {name: "constexpr" for name in names if name in constants} | {"tiles": "i32"}
+        given = {(number,): constants[name] for number, name in enumerate(names) if name in constants}
+        aligned = {(number,): [["tt.divisibility", 16]] for number, name in enumerate(names) if kinds[name][0] == "*"}
+        source = ASTSource(kernel, {name: kinds[name] for name in names}, given, aligned)
+        built = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": True}
+        )
+        binary = tmp_path / f"{kernel.__name__}.cubin"
+        binary.write_bytes(built.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        used = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
+        registers, stack = map(int, re.findall(r"REG:(\d+) STACK:(\d+)", used)[0])
+        assert stack == 0 and registers <= 168, (kernel.__name__, side, registers, stack)
+
+
+def test_the_operator_has_the_gradients_of_what_it_computes_and_says_what_it_returns() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*extents: int) -> Tensor:
+        return torch.randn(extents, generator=generator, dtype=torch.float64).requires_grad_()
+
+    x, weight, bias = drawn(2, 3, 5, 4), drawn(3, 1, 7, 7), drawn(3)
+    assert torch.autograd.gradcheck(depthwise.depthwise, (x, weight, bias))
+    single = [tensor.detach().float().requires_grad_() for tensor in (x, weight, bias)]
+    torch.library.opcheck(depthwise.depthwise, tuple(single))
+    torch.library.opcheck(depthwise.depthwise_backward, (single[0].detach(), *(one.detach() for one in single[:2])))
+
+
+def test_a_model_with_ours_learns_what_one_with_torchs_learns_under_the_same_names() -> None:
+    theirs, ours = (architecture.build("nano", 10, seed=1) for _ in range(2))
+    architecture.use_ours(ours, [24, 96])
+    assert [m.in_channels for m in ours.modules() if getattr(m, "ours", False)] == [24, 96, 96]
+    images = torch.randn(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    for model in (theirs, ours):
+        model(images).square().sum().backward()
+    assert theirs.state_dict().keys() == ours.state_dict().keys()
+    for (name, one), other in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad, rtol=1e-3, atol=1e-5 * float(one.grad.abs().max())), name
+
+
+@pytest.mark.parametrize(("side", "channels", "extents"), [(4, 3, (32, 48)), (2, 8, (9, 7))])
+def test_a_convolution_of_patches_is_a_matrix_product(side: int, channels: int, extents: tuple[int, int]) -> None:
+    patches = architecture.Patches(channels, 6, side, stride=side).double()
+    images = torch.randn(2, channels, *extents, dtype=torch.float64)
+    assert torch.allclose(patches.multiplied(images), patches(images))
+
+
+def test_in_bf16_what_blocks_add_to_is_bf16_and_in_fp32_it_is_fp32() -> None:
+    block = architecture.Block(8, 1e-6, 0.0)
+    images = torch.randn(1, 8, 4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert block(block(images)).dtype == torch.bfloat16
+    assert block(images).dtype == torch.float32
+
+
+SHAPE = (24, 8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "by_time", "expected", "told"),
+    [
+        ([Measured(3.0, 1.5)], True, TRITON, "24 x 8²: ours, 3.00 and 1.50 ms"),
+        ([Measured(3.0, 4.0)], True, TORCH, "24 x 8²: torch's, 3.00 and 4.00 ms"),
+        ([Measured(0, 0)], False, TRITON, "24 x 8²: ours"),
+        ([Measured(3.0, 1.5), Measured(3.0, 9.0)], True, TRITON, "ours"),
+        ([Measured(3.0, 1.5), Measured(0, 0, "is wrong here")], True, TORCH, "torch's, as ours is wrong here"),
+    ],
+)
+def test_the_faster_is_used_by_rank_0s_clock_if_ours_is_right_on_every_rank(
+    ranks: list[Measured], by_time: bool, expected: str, told: str
+) -> None:
+    chosen, notes = choice.decided([{SHAPE: one} for one in ranks], by_time)
+    assert chosen == {SHAPE: expected} and told in notes[0]
+
+
+def test_a_kernel_that_is_wrong_or_fails_is_named_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choice.measure(SHAPE, 2, torch.float32, CPU, timed=False) == Measured(0, 0)
+    right = depthwise.depthwise
+    monkeypatch.setattr(depthwise, "depthwise", lambda *given: right(*given) * 1.001)
+    assert choice.measure(SHAPE, 2, torch.float32, CPU).problem.startswith("is wrong here, by ")
+    monkeypatch.setattr(depthwise, "depthwise", lambda *given: right(*given) * float("nan"))
+    assert choice.measure(SHAPE, 2, torch.float32, CPU).problem.startswith("is wrong here, by nan")
+
+    def fails(*given: Tensor) -> Tensor:
+        raise RuntimeError("no ptxas\nmore")
+
+    monkeypatch.setattr(depthwise, "depthwise", fails)
+    assert choice.measure(SHAPE, 2, torch.float32, CPU).problem == "does not run here (RuntimeError: no ptxas)"
+    choice.check({SHAPE: TORCH}, torch.float32, CPU)
+    with pytest.raises(UsageError, match="does not run here") as caught:
+        choice.check({SHAPE: TRITON}, torch.float32, CPU)
+    assert "--set kernels=torch" in str(caught.value)
+
+
+def test_a_run_keeps_to_what_it_began_with(tmp_path: Path) -> None:
+    new, older, chosen = (locate(tmp_path / name) for name in ("new", "older", "chosen"))
+    assert worker._kernels(new) is None
+    worker._keep_kernels(new, {})  # a CPU's
+    assert new.files() == []
+    CheckpointStore(older.child("checkpoints"), 2).save({}, 1, {}, {})
+    assert worker._kernels(older) == {}
+    worker._keep_kernels(chosen, {(24, 8): TRITON, (48, 4): TORCH})
+    assert worker._kernels(chosen) == {(24, 8): TRITON, (48, 4): TORCH}
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(None, {SHAPE: TRITON}), ({}, {}), ({SHAPE: TRITON}, {SHAPE: TRITON})])
+def test_what_is_chosen_is_what_the_model_runs(
+    monkeypatch: pytest.MonkeyPatch, kept: choice.Choice | None, expected: choice.Choice
+) -> None:
+    asked: list[Any] = []
+
+    def choose(shapes: Any, images: int, dtype: torch.dtype, device: torch.device, by_time: bool) -> Any:
+        asked.append((shapes, images, dtype, by_time))
+        return {SHAPE: TRITON}, ["chosen"]
+
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(choice, "choose", choose)
+    assert execution.kernels(small(kernels="torch"), gpu, 8, kept) == ({}, [])
+    assert execution.kernels(small(), CPU, 8, kept) == ({}, [])
+    assert asked == []
+    config = small(precision="bf16", deterministic=True)
+    monkeypatch.setattr(choice, "check", lambda *given: None)
+    assert execution.kernels(config, gpu, 8, kept)[0] == expected
+    shapes = architecture.depthwise_shapes(config.model, config.image_size)
+    assert asked == ([] if kept is not None else [(shapes, 8, torch.bfloat16, False)])
+    # On the CPU there is nothing to choose: given as a GPU would have chosen it.
+    monkeypatch.setattr(execution, "kernels", lambda *given: (expected, ["chosen"] if kept is None else []))
+    training, recorder = Training(small(epochs=1), Few(64), Few(16), CPU, kernels=kept), Recorder()
+    training.run(recorder)
+    assert [m.in_channels for m in training.model.modules() if getattr(m, "ours", False)] == [24] * len(expected)
+    assert [record["text"] for record in recorder.records if record["event"] == "note"] == ["chosen"] * (kept is None)
