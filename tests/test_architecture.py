@@ -29,7 +29,7 @@ ORDER = {
     "workloads": """
         errors environment run_name closed_pipe emulated interruption tables storage reporting cluster command_parser
         __main__ dry_run checkpoints jobs runs doctor
-        convnext convnext.images convnext.learning
+        convnext convnext.images convnext.kernels convnext.learning
         nccl.definitions nccl.logs nccl.results nccl.ranks nccl.scaling nccl
         convnext.run tune
     """,
@@ -41,7 +41,8 @@ ORDER = {
 """Folders, and the modules beside them in a package, from the ground up: each imports those before it alone."""
 
 WITHOUT_RAY = """
-    errors environment run_name dry_run storage reporting checkpoints runs convnext convnext.images convnext.learning
+    errors environment run_name dry_run storage reporting checkpoints runs convnext convnext.images convnext.kernels
+    convnext.learning
     nccl.definitions nccl.logs nccl.results nccl.scaling
 """
 """Parts of the workloads that can be read, run and tested without Ray."""

@@ -25,7 +25,7 @@ from tests.support.loopback import Reply, Request
 from tests.support.stub_kubectl import OUTPUTS
 from tests.support.wandb_server import answering, silent
 from workloads import __main__ as command_line
-from workloads.doctor import access, cluster, hardware, listeners, software
+from workloads.doctor import access, cluster, dashboard, hardware, listeners, software
 from workloads.doctor import command as doctor
 from workloads.doctor.finding import Finding, Subject
 from workloads.errors import AuthError, PlaceError
@@ -123,6 +123,11 @@ def test_ray_must_take_the_right_token_and_no_other(statuses: dict[str | None, i
 def test_a_cluster_without_token_authentication_is_unfit(variables: dict[str, str], words: str) -> None:
     found = finding(replace(GPU_WORKER, variables=variables), "authentication")
     assert (found.outcome, words in found.found) == ("fail", True), found
+
+
+@pytest.mark.parametrize("address", ["", "no address", "http://127.0.0.1:1"])
+def test_a_dashboard_without_a_proper_address_does_not_answer(address: str) -> None:
+    assert dashboard.ask(address, None) is None
 
 
 def test_a_dashboard_out_of_reach_is_a_doubt_and_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

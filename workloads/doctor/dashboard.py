@@ -50,10 +50,10 @@ def token(place: Subject) -> str:
 
 def ask(url: str, token: str | None) -> tuple[int, bytes] | None:
     """HTTP status and body; None where nothing answers."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     # Without proxies: the address is of this cluster.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
         with opener.open(request, timeout=ANSWER_SECONDS) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:

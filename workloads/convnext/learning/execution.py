@@ -111,12 +111,7 @@ def executable(
         WorkloadFailedError: without `fallback`, the model cannot be compiled.
     """
 
-    def built() -> tuple[nn.Module, StochasticDepth | None]:
-        model = architecture.build(config.model, classes, config.seed).to(device)
-        architecture.use_ours(model, [shape[0] for shape, by in (chosen or {}).items() if by == choice.TRITON])
-        return model, StochasticDepth(model, config.drop_path, config.seed, device) if config.drop_path else None
-
-    model, depth = built()
+    model, depth = _built(config, classes, device, chosen or {})
     if config.compile:
         try:
             _compile(model)
@@ -129,10 +124,18 @@ def executable(
                 raise WorkloadFailedError(
                     f"{problem}.", "`python -m workloads doctor` looks for a compiler."
                 ) from error
-            return *built(), [f"{problem}; the model runs eager"]
+            return *_built(config, classes, device, chosen or {}), [f"{problem}; the model runs eager"]
         if not fallback and not compiled_graphs():
             raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
     return model, depth, []
+
+
+def _built(
+    config: TrainConfig, classes: int, device: torch.device, chosen: Choice
+) -> tuple[nn.Module, StochasticDepth | None]:
+    model = architecture.build(config.model, classes, config.seed).to(device)
+    architecture.use_ours(model, [channels for (channels, _), by in chosen.items() if by == choice.TRITON])
+    return model, StochasticDepth(model, config.drop_path, config.seed, device) if config.drop_path else None
 
 
 def compiled_graphs() -> int:
