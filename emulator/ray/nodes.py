@@ -54,6 +54,7 @@ _RAY_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's Train page
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     "RAY_worker_maximum_startup_concurrency": "12",  # as in the stack, where the head has 4 CPUs
+    "RAY_worker_niceness": "0",  # as a pod's CPUs are its own; at Ray's 15 all else here would come first
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",  # two ranks on two cores, else their threads fight
 }

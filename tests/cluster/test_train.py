@@ -176,6 +176,8 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     until(lambda: bench.checkpoints("digits")[-1] > before, third)
     workers = [pid for pid, line in descendants(third.pid).items() if "RayTrainWorker" in line]
     assert len(workers) == 2
+    # They get as much of the processors as what else computes here.
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}
     os.kill(workers[1], signal.SIGKILL)
     said, _ = third.communicate(timeout=400)
     assert third.returncode == 0, said

@@ -317,16 +317,18 @@ def said(number: float, accuracy: float) -> dict[str, Any]:
     return {"event": "epoch", **epoch(number, accuracy)}
 
 
-def test_a_search_says_which_of_its_trials_wait_for_a_place_and_which_train(tmp_path: Path) -> None:
-    search = Queue(tmp_path, a_plan(), limit=3)
-    assert [search.take(), search.take(), search.take()] == ["s-000", "s-001", "s-002"]
+def test_a_search_says_what_each_of_its_trials_does_or_waits_for(tmp_path: Path) -> None:
+    search = Queue(tmp_path, a_plan(), limit=4)
+    assert [search.take() for _ in range(4)] == ["s-000", "s-001", "s-002", "s-003"]
+    search.trials.see("s-003", {"event": "note", "text": "1 worker started; reading the data"})
     words = "waiting for 1 worker with 1 CPU: 0 of them up"
     for name in ("s-000", "s-001"):
         search.trials.see(name, {"event": "note", "text": f"{words}; at most 1800 s"})
     search.trials.see("s-001", {"event": "step", "epoch": 0.5})
+    search.trials.see("s-001", {"event": "note", "text": "a checkpoint was passed over"})
     search.trials.see("s-002", said(1, 0.9))
     search.trials.end("s-002", 0)
-    assert f"s-000 {words}, s-001 in epoch 0.5" in search.said[-1]
+    assert f"s-000: {words}, s-001: epoch 0.5, s-003: 1 worker started, best" in search.said[-1]
 
 
 def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path) -> None:

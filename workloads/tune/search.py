@@ -150,7 +150,7 @@ class TrialQueue:
         states = [f"{len(self.outcomes)} of {counted(len(self._plan.trials), 'trial')} ended"]
         states += [f"{number} {status}" for status, number in sorted(count.items())]
         states += [
-            f"{running.trial.name} {running.waits or f'in epoch {running.at:.1f}'}" for running in self.running.values()
+            f"{running.trial.name}: {running.waits or f'epoch {running.at:.1f}'}" for running in self.running.values()
         ]
         if (first := best(ranking(self._plan, self.outcomes.values()))) is not None:
             states.append(f"best {first.trial.name} with {self._value(first)}")
@@ -165,14 +165,15 @@ class _Running:
     epochs: list[Epoch]
     began: float
     at: float = 0.0
-    waits: str = ""
-    """What it waits for, in its own words; empty while it trains."""
+    waits: str = "starting its process"
+    """What it does or waits for, in its own words; empty while it trains."""
 
     def see(self, record: Mapping[str, Any]) -> None:
         """Take in one record of its `train`; an epoch that a restart repeated replaces the earlier telling."""
         if record["event"] == "note":
             text, _, _ = record["text"].partition(";")
-            self.waits = text if text.startswith(WAITING) else ""
+            if not self.at or text.startswith(WAITING):
+                self.waits = text
         if record["event"] in ("step", "epoch"):
             self.at, self.waits = float(record["epoch"]), ""
         if record["event"] == "epoch":
