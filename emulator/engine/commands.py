@@ -51,6 +51,7 @@ _TAKEN = (
 _CANCEL_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _HEAR_SECONDS = 0.2
+_PLUGINS_SECONDS = 5.0  # for language host and providers to end, before they are killed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,8 @@ class Engine:
 
         Returns:
             Its exit status. It hears an interrupt once, as a second one makes it leave its state as it is: Ctrl-C from
-            the terminal that it reads, any other from this process.
+            the terminal that it reads, any other from this process. What it had started ends with it, also where a
+            signal ended it, as in `pulumi preview | head`.
         """
         self._prepare()
         program = self._state.path("bin", "pulumi")
@@ -131,16 +133,21 @@ class Engine:
         at_terminal = os.isatty(0)  # only its foreground process group may read there
         group = None if at_terminal else 0
         child = subprocess.Popen([program, *words], env=self._variables(), process_group=group)
+        started: dict[int, int | None] = {}
         signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             while child.poll() is None:
+                started |= {pid: processes.start_time(pid) for pid in processes.descendants(child.pid)}
                 heard = signal.sigtimedwait(signals, _HEAR_SECONDS)
                 if heard and (heard.si_pid or not at_terminal):  # a terminal's comes from the kernel, to both
                     child.send_signal(signal.SIGINT)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        return child.returncode
+        if child.returncode >= 0:
+            return child.returncode
+        processes.end((pid for pid, at in started.items() if processes.start_time(pid) == at), _PLUGINS_SECONDS)
+        return 128 - child.returncode  # as shells report it
 
     def outputs(self) -> dict[str, Any]:
         """The stack's exports, secrets in the clear; empty where there is no stack."""

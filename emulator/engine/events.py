@@ -44,6 +44,7 @@ class Progress:
         self._tell, self._preview = report, preview
         self._begun = self._told_at = time.monotonic()
         self._passed: set[str] = set()
+        self._kept = 0
         self._errors: dict[str, list[str]] = {}
         self.changes: dict[str, int] = {}
         """Resources by what happened to them, once the run has ended."""
@@ -60,6 +61,8 @@ class Progress:
         if event.summary_event is not None:
             counts = event.summary_event.resource_changes or {}
             self.changes = {str(getattr(op, "value", op)): count for op, count in counts.items()}
+            if self._kept:  # the engine counts them as deleted
+                self.changes |= {"delete": self.changes.get("delete", 0) - self._kept, "kept": self._kept}
 
     def keep_telling(self) -> None:
         """Say that the engine still runs, each time that nothing was said for long; does not return."""
@@ -80,9 +83,11 @@ class Progress:
 
     def _finished(self, metadata: Any) -> None:
         self._passed.add(metadata.urn)
-        if _op(metadata) in _QUIET:
+        # A component is nothing but what it holds, one of which often has its name.
+        if _op(metadata) in _QUIET or not metadata.provider:
             return
         kept = _op(metadata) == "delete" and metadata.old is not None and metadata.old.retain_on_delete
+        self._kept += kept
         op = "kept" if kept else _op(metadata)
         verbs = _VERBS.get(op, (op, op))
         self._report(self._line(verbs[self._preview], metadata.urn))

@@ -30,8 +30,8 @@ _EMBEDDED = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_DEDUP_LOGS": "0",
-    # Ray runs workers at niceness 15, so that its own servers come first: beside whatever else computes here, they would
-    # get next to nothing. Source: ray-project/ray pull request 24928.
+    # Ray runs workers at niceness 15, so that its own servers come first (ray-project/ray pull request 24928): beside
+    # whatever else computes here, they would get next to nothing.
     "RAY_worker_niceness": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray starts workers in another way, but they have our Python
 }

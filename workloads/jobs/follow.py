@@ -45,6 +45,7 @@ OURS = "python -m workloads"
 
 _START_TIMEOUT = "RAY_JOB_START_TIMEOUT_SECONDS"  # Ray names it in its verdict on a job that found no place in time
 _LEAST_PAUSE_SECONDS = 1.0
+_AWAY_SECONDS = 2.0  # a connection that is back within these needs no word about it
 _SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it; later, one as often
 _PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
 
@@ -75,6 +76,7 @@ class Jobs:
         """
         began = time.monotonic()
         deadline = min(began + PATIENCE_SECONDS, self._until)
+        tell_at = began + _AWAY_SECONDS
         while True:
             try:
                 return question(self.client())
@@ -86,6 +88,10 @@ class Jobs:
                         f"Ray's dashboard has been out of reach for {away:.0f} s: {first_line(error)}",
                         "The job goes on without you; attach to it again when the connection is back.",
                     ) from error
+                if time.monotonic() > tell_at:
+                    tell_at = time.monotonic() + _SILENCE_SECONDS
+                    left = deadline - time.monotonic()
+                    tell(f"Ray's dashboard is out of reach; asked again for {left:.0f} s more: {first_line(error)}")
                 time.sleep(_LEAST_PAUSE_SECONDS)
 
     def stop(self, submission_id: str) -> None:

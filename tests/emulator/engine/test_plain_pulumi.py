@@ -16,6 +16,7 @@ import yaml
 
 from emulator import build, lifecycle
 from emulator.engine.commands import Engine
+from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, EmulatorError, State
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
@@ -114,6 +115,23 @@ def test_an_interrupt_of_the_whole_process_group_reaches_pulumi_once(state: Stat
         read_until(process, "ready")
         os.killpg(process.pid, signal.SIGINT)
         assert process.communicate()[0].split() == [str(process.pid), "None"]
+
+
+def test_what_pulumi_started_ends_with_it_where_nobody_reads_its_output(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.path("bin", "pulumi").write_text(
+        f"#!{sys.executable}\n"
+        "import os, signal, subprocess, time\n"
+        "plugin = subprocess.Popen(['sleep', '300'])\n"
+        f"open({str(tmp_path / 'plugin')!r}, 'w').write(str(plugin.pid))\n"
+        "time.sleep(1)\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "os.kill(os.getpid(), signal.SIGPIPE)\n"
+    )
+    (tmp_path / "Pulumi.local.yaml").touch()
+    assert Engine(state, print, checkout=tmp_path).command_line(["preview"]) == 141
+    assert processes.start_time(int((tmp_path / "plugin").read_text())) is None
 
 
 @pytest.mark.emulated

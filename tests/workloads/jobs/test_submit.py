@@ -558,6 +558,19 @@ def test_a_dashboard_that_is_gone_while_a_job_stops_is_not_waited_for_longer(
         follow.Follower(jobs, "x").run()
 
 
+def test_a_dashboard_that_is_gone_is_said_to_be_asked_again(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follow, "_AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 1.5)
+    jobs = _jobs(ray)
+    ray.broken = 1.0
+    with pytest.raises(PlaceError, match="out of reach for"):
+        jobs.details("x")
+    said = capsys.readouterr().err
+    assert said.count("Ray's dashboard is out of reach; asked again for ") == 1
+
+
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
     ray: FakeRay, capsys: pytest.CaptureFixture[str]
 ) -> None:
