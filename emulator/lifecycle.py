@@ -189,6 +189,7 @@ def destroy(state: State, running: Engine, report: Report) -> Result:
 def take_down(state: State) -> list[str]:
     """End every process and forget the emulated cloud; what people have made stays. Returns the names of what ran."""
     names = [process.name for process in state.processes()]
+    names += [f"the running job `{command}`" for command in ray_nodes.running_jobs(state)]
     names += [f"the Ray of {running.directory.name}" for running in job_clusters.folders(state) if running.processes()]
     job_clusters.end_all(state)
     ray_nodes.stop(state)

@@ -161,6 +161,14 @@ def command_name(pid: int) -> str:
         return ""
 
 
+def words(pid: int) -> list[str]:
+    """The command that the process runs, by word; none when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def descendants(*pids: int) -> list[int]:
     """Every running process that these started, through any number of sessions, themselves left out."""
     parents = {

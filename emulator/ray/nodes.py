@@ -43,6 +43,7 @@ _OBJECT_STORE = 128 * _MIB
 _WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
 _PORTS_PER_NODE = 300
 _MARK = {"OASIS_EMULATOR_PART": "ray"}  # in the environment of every node, and so of every job's command
+_WATCHER = "while kill -s 0 "  # Ray's own, beside each job, which it ends if Ray dies (ray 2.60, job_supervisor.py)
 _DRIVERS = 1000
 """Of the head's custom resource `driver`; as many as nobody uses up."""
 
@@ -163,6 +164,13 @@ def _start(
     except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
         stop(state)
         raise
+
+
+def running_jobs(state: State) -> list[str]:
+    """Commands of the jobs that run; Ray gives each to a shell in a session of its own."""
+    leaders = (pid for pid in processes.owned_by(state.directory, **_MARK) if pid in processes.in_session(pid))
+    commands = [words[2] for pid in leaders if (words := processes.words(pid))[1:2] == ["-c"]]
+    return [command for command in commands if not command.startswith(_WATCHER)]
 
 
 def stop(state: State, *, grace_seconds: float = 5.0) -> None:

@@ -90,8 +90,7 @@ class Jobs:
                     ) from error
                 if time.monotonic() > tell_at:
                     tell_at = time.monotonic() + _SILENCE_SECONDS
-                    left = deadline - time.monotonic()
-                    tell(f"Ray's dashboard is out of reach; asked again for {left:.0f} s more: {first_line(error)}")
+                    tell(f"Ray's dashboard is out of reach; asking again for {deadline - time.monotonic():.0f} s more")
                 time.sleep(_LEAST_PAUSE_SECONDS)
 
     def stop(self, submission_id: str) -> None:

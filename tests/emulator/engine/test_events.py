@@ -84,8 +84,8 @@ def test_what_is_kept_is_not_said_to_be_deleted() -> None:
 def test_what_is_kept_is_not_counted_as_deleted() -> None:
     progress = Progress(lambda line: None)
     for number in range(3):
-        step = {"op": "delete", "urn": f"{URN}{number}", "type": "t", "provider": "p"}
-        step["old"] = state({}, retainOnDelete=number == 0)
+        step: dict[str, Any] = {"op": "delete", "urn": f"{URN}{number}", "type": "t", "provider": "p"}
+        step |= {"old": state({}, retainOnDelete=number == 0)}
         progress.heard(EngineEvent.from_json({"resOutputsEvent": {"metadata": step}}))
     progress.heard(EngineEvent.from_json({"summaryEvent": SUMMARY | {"resourceChanges": {"delete": 3}}}))
     assert progress.changes == {"delete": 2, "kept": 1}

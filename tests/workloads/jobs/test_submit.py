@@ -568,7 +568,7 @@ def test_a_dashboard_that_is_gone_is_said_to_be_asked_again(
     with pytest.raises(PlaceError, match="out of reach for"):
         jobs.details("x")
     said = capsys.readouterr().err
-    assert said.count("Ray's dashboard is out of reach; asked again for ") == 1
+    assert said.count("Ray's dashboard is out of reach; asking again for ") == 1
 
 
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
