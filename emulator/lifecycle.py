@@ -162,6 +162,8 @@ def pulumi(state: State, verb: str, given: Sequence[str], report: Report) -> int
         )
     here = known.cwd.absolute()
     project = next((folder for folder in (here, *here.parents) if (folder / "Pulumi.yaml").exists()), CHECKOUT)
+    if verb in ("up", "preview") and project == CHECKOUT:
+        check_settings()
     running = engine(state, report, checkout=project)
     status = running.command_line(given)
     if status:

@@ -160,6 +160,10 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
         if options.command == "destroy-plan":
             return OK
     if options.command in ("up", "destroy"):
+        if not options.yes and not sys.stdin.isatty():
+            # Pulumi refuses, with the names of its own options.
+            again = f"python -m oasis_stack {options.command} --stack {stack.name} --yes"
+            _say(f"There is no terminal to agree on; to agree beforehand: {again}")
         recovery.settle(stack, _say)
     if options.command == "up":
         return recovery.up(stack, _say, yes=options.yes)

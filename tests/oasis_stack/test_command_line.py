@@ -333,6 +333,18 @@ def test_a_passphrase_that_is_given_or_not_needed_is_not_asked_for(
     assert run.programs.calls[-1][:6] == ["pulumi", "--cwd", str(run.folder), "up", "--stack", "dev"]
 
 
+def test_without_a_terminal_to_agree_on_it_is_said_how_to_agree_beforehand(
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.programs.answers["kubectl get"] = json.dumps({"items": []})
+    for command in ("up", "destroy"):
+        words = f"to agree beforehand: python -m oasis_stack {command} --stack dev --yes"
+        for terminal, given, said in ((False, [], True), (False, ["--yes"], False), (True, [], False)):
+            typed(monkeypatch, "", terminal)
+            run(command, *given)
+            assert (words in run.said()) is said
+
+
 def test_a_key_that_stands_twice_ends_every_command_with_both_lines_before_anything_is_called(run: CommandLine) -> None:
     path = run.file
     lines = path.read_text().splitlines()
