@@ -184,7 +184,8 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
 
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
 
-    assert set(with_what_ran.changes) == {"delete"}
+    assert set(with_what_ran.changes) == {"delete", "kept"}
+    assert with_what_ran.changes["kept"] == len(KEPT)
     assert not running(JOB)
     assert [(found.kind, found.name) for found in cloud.inventory().other] == []
     assert _kept(emulated) == KEPT
