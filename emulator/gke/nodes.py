@@ -1,10 +1,12 @@
 """GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
 
 A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one.
-A pool grows to its maximum at once, unless `faults.json` has its growth (`gke.grow.NAME`) fail: then the next one in
-order is asked, and this one not until its backoff is over, by the emulated cloud's clock. What
-became of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no pool, or the pools are full;
-`FailedScaleUp`: no capacity), with the words of kubernetes/autoscaler
+A pool grows to its maximum at once, unless `limits.json` leaves it no quota or its zone no capacity, or `faults.json`
+has its growth (`gke.grow.NAME`) fail: then the next one in order is asked, and this one not until its backoff is over,
+by the emulated cloud's clock. On the same clock a flex-start node ends with its pool's run duration, and a Spot node
+once its zone's capacity is less than what runs there: it is tainted, its pods are told to end, and it goes. What became
+of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no pool, or the pools are full; `FailedScaleUp`: no
+quota or capacity), with the words of kubernetes/autoscaler
 (processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
 (k8s.io/gke-autoscaling/cluster-autoscaler, package events).
 """
@@ -20,7 +22,7 @@ from datetime import UTC, datetime
 from emulator.gke import records as gke_records
 from emulator.gke.fit import fits, free, refusal
 from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, node
-from emulator.google import faults
+from emulator.google import faults, limits
 from emulator.google.apis.kubernetes_engine.instance_groups import base_name
 from emulator.google.cloud import Cloud
 from emulator.google.machines import UnknownMachineError
@@ -34,6 +36,13 @@ BACKOFF_SECONDS, MOST_BACKOFF_SECONDS, FORGOTTEN_SECONDS = 300.0, 1800.0, 10800.
 for the last of these (kubernetes/autoscaler, defaults of `--initial-node-group-backoff-duration`,
 `--max-node-group-backoff-duration` and `--node-group-backoff-reset-timeout`; what GKE sets is not published)."""
 
+NOTICE_SECONDS, SPOT_GRACE_SECONDS = 30.0, 15
+"""How long a Spot node stays once Google has told it to end, and how long at most its pods then have (GKE
+documentation, "Spot VMs"). What notice a flex-start node gets at its end is not published: here the same."""
+
+_NOTICE = {"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}
+"""Taint of a node that was told to end (GoogleCloudPlatform/k8s-node-termination-handler)."""
+
 _PREFIX = "gke-"
 
 
@@ -45,6 +54,9 @@ class Autoscaler:
         self._idle_since: dict[str, float] = {}
         self._backoff: dict[str, tuple[float, float]] = {}
         """By pool, until when it is passed over, and for how long in all."""
+        self._born: dict[str, float] = {}
+        self._ends: dict[str, float] = {}
+        """By node that was told to end, when it goes."""
         self._told: set[str] = set()
         self._said: dict[str, tuple[str, str]] = {}
 
@@ -62,11 +74,47 @@ class Autoscaler:
         for pool in pools.values():
             for _ in range(pool.minimum - _count(nodes, pool)):
                 self._add(pool, nodes)
+        self._end(pools, nodes, pods)
         self._scale_up(pools, nodes, pods)
         self._scale_down(pools, nodes, pods)
         for pool in pools.values():
-            zones = Counter(_zone_of(found) for found in nodes if _pool_of(found) == pool.name)
-            gke_records.record_pool(self._cloud, pool, zones)
+            self._record(pool, nodes)
+
+    def _record(self, pool: Pool, nodes: list[Body]) -> None:
+        zones = Counter(_zone_of(found) for found in nodes if _pool_of(found) == pool.name)
+        gke_records.record_pool(self._cloud, pool, zones)
+
+    def _end(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
+        """Tell nodes to end whose time is over or whose machine Google takes back, and remove those told long enough
+        ago."""
+        now = self._cloud.now()
+        for found in list(nodes):
+            name = found["metadata"]["name"]
+            if name in self._ends:
+                if now >= self._ends[name]:
+                    self._remove(found)
+                    nodes.remove(found)
+                continue
+            lasts = str(pools[_pool_of(found)].config.get("maxRunDuration", "")).rstrip("s")
+            if lasts and now - self._born.setdefault(name, now) >= float(lasts):
+                self._give_notice(found, pods)
+        spot: defaultdict[str, list[Body]] = defaultdict(list)
+        for found in nodes:
+            if pools[_pool_of(found)].config.get("spot") and found["metadata"]["name"] not in self._ends:
+                spot[_zone_of(found)].append(found)
+        for zone, running in spot.items():
+            taken_back = limits.surplus(self._cloud, zone, len(running))
+            for found in running[len(running) - taken_back :]:
+                self._give_notice(found, pods)
+
+    def _give_notice(self, found: Body, pods: list[Body]) -> None:
+        name = found["metadata"]["name"]
+        self._ends[name] = self._cloud.now() + NOTICE_SECONDS
+        self._api.merge(found, {"spec": {"taints": [*(found["spec"].get("taints") or []), _NOTICE]}})
+        for pod in pods:
+            if pod["spec"].get("nodeName") == name and not _is_daemon(pod):
+                asked = pod["spec"].get("terminationGracePeriodSeconds", SPOT_GRACE_SECONDS)
+                self._api.delete(pod, gracePeriodSeconds=min(asked, SPOT_GRACE_SECONDS))
 
     def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
         by_node = _by_node(pods)
@@ -88,13 +136,13 @@ class Autoscaler:
         reasons: Counter[str] = Counter()
         for pool in self._candidates(pod, pools):
             reason = self._obstacle(pod, pool, nodes)
-            if not reason and (fault := faults.meet(self._cloud, f"gke.grow.{pool.name}")):
+            if not reason and (failure := self._failure(pool)):
                 self._pass_over(pool)
                 zones = ", ".join(pool.zones)
                 return None, (
                     "FailedScaleUp",
-                    f"Node scale up in zones {zones} associated with this pod failed: {fault.message}. Pod is at risk "
-                    "of not being scheduled.",
+                    f"Node scale up in zones {zones} associated with this pod failed: {failure}. Pod is at risk of not "
+                    "being scheduled.",
                 )
             if not reason and (added := self._add(pool, nodes)):
                 count = _count(nodes, pool)
@@ -103,6 +151,14 @@ class Autoscaler:
             reasons[reason] += 1
         message = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if reason)
         return None, ("NotTriggerScaleUp", f"pod didn't trigger scale-up: {message}")
+
+    def _failure(self, pool: Pool) -> str:
+        """Why a pool that should grow cannot; empty if it can."""
+        if fault := faults.meet(self._cloud, f"gke.grow.{pool.name}"):
+            return fault.message
+        project = pool.identity.split("/")[1]
+        found = [limits.shortage(self._cloud, project, pool.config, zone) for zone in pool.zones]
+        return found[0] if all(found) else ""
 
     def _pass_over(self, pool: Pool) -> None:
         now = self._cloud.now()
@@ -180,13 +236,16 @@ class Autoscaler:
     def _add(self, pool: Pool, nodes: list[Body]) -> Body | None:
         used = [_zone_of(found) for found in nodes if _pool_of(found) == pool.name]
         zone = min(pool.zones, key=used.count)
-        body = self._shape(pool, f"{base_name(pool.identity, zone)}-{secrets.token_hex(2)}", zone)
+        name = f"{base_name(pool.identity, zone)}-{secrets.token_hex(2)}"
+        body = self._shape(pool, name, zone)
         if body is None:
             return None
         made = self._api.create(body)
         # A Node is created without its status, as a kubelet would; kwok fills in the rest.
         self._api.merge(made, {"status": body["status"]}, subresource="status")
+        self._born[name] = self._cloud.now()
         nodes.append(body)
+        self._record(pool, nodes)
         return body
 
     def _shape(self, pool: Pool, name: str, zone: str) -> Body | None:
@@ -218,7 +277,8 @@ class Autoscaler:
     def _remove(self, found: Body) -> None:
         # Before its pods, or a DaemonSet would put a new one there at once.
         self._api.delete(found)
-        self._idle_since.pop(found["metadata"]["name"], None)
+        for known in (self._idle_since, self._born, self._ends):
+            known.pop(found["metadata"]["name"], None)
 
     def _without_orphans(self, pods: list[Body], nodes: list[Body]) -> list[Body]:
         """The pods but for those of nodes that are gone, which are deleted: nobody is left who could end them."""

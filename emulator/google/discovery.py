@@ -107,6 +107,11 @@ class Document:
         return str(self._content["rootUrl"]).removeprefix("https://").rstrip("/")
 
     @property
+    def title(self) -> str:
+        """What it is called: `Compute Engine API`."""
+        return str(self._content["title"])
+
+    @property
     def base(self) -> str:
         """What precedes a resource's name in a path: `/compute/v1/`, `/v1/`."""
         return f"/{self._content['servicePath'] or f'{self.version}/'}"

@@ -2,13 +2,15 @@
 
 The file holds a list of objects: `call`, a shell pattern for the ids of Google's methods (`compute.*.insert`) or for
 the growth of a GKE pool (`gke.grow.NAME`), `effect` one of `fail`, `delay` and `lose-answer`, and optionally `message`,
-`seconds`, `after` (how many calls it lets pass before) and `times` (how many it meets then; else all).
+`seconds`, `after` (how many calls it lets pass before), `times` (how many it meets then; else all), and `code`, the
+HTTP status of a failure (503).
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -18,6 +20,18 @@ from emulator.google.errors import RefusedCall
 
 FILE = "faults.json"
 _EFFECTS = ("fail", "delay", "lose-answer")
+
+REASONS: Mapping[int, str] = {
+    # hashicorp/terraform-provider-google issue 8360: Compute Engine's answer to too many calls.
+    403: "rateLimitExceeded",
+    409: "aborted",
+    412: "conditionNotMet",
+    # The same, issue 1704.
+    429: "rateLimitExceeded",
+    500: "internalError",
+    503: "backendError",
+}
+"""What a failure can be, with the reason that Google gives beside each status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +44,8 @@ class PlannedFault:
     """What the caller is told."""
     seconds: float
     """How long the call takes."""
+    code: int
+    """HTTP status of a failure."""
 
 
 def meet(cloud: Cloud, call: str) -> PlannedFault | None:
@@ -50,7 +66,8 @@ def meet(cloud: Cloud, call: str) -> PlannedFault | None:
             cloud.put("emulator/fault", name, {"met": met + 1})
         if met >= passed:
             message = entry.get("message", "the service is currently unavailable (asked for in faults.json)")
-            return PlannedFault(effect=entry["effect"], message=message, seconds=float(entry.get("seconds", 0)))
+            seconds = float(entry.get("seconds", 0))
+            return PlannedFault(effect=entry["effect"], message=message, seconds=seconds, code=entry.get("code", 503))
     return None
 
 
@@ -60,7 +77,7 @@ def before(fault: PlannedFault | None) -> None:
         return
     time.sleep(fault.seconds)
     if fault.effect == "fail":
-        raise RefusedCall(503, fault.message, "backendError")
+        raise RefusedCall(fault.code, fault.message, REASONS[fault.code])
 
 
 def after(fault: PlannedFault | None) -> None:
@@ -70,7 +87,8 @@ def after(fault: PlannedFault | None) -> None:
 
 
 def _require_legal(entry: dict[str, Any]) -> None:
-    known = {"after", "call", "effect", "message", "seconds", "times"}
-    if entry.get("effect") not in _EFFECTS or entry.keys() - known:
-        message = f"{FILE}: {entry!r}; effect must be one of {_EFFECTS}, keys are {sorted(known)}"
+    known = {"after", "call", "code", "effect", "message", "seconds", "times"}
+    if entry.get("effect") not in _EFFECTS or entry.get("code", 503) not in REASONS or entry.keys() - known:
+        codes = ", ".join(map(str, REASONS))
+        message = f"{FILE}: {entry!r}; effect must be one of {_EFFECTS}, code of {codes}, keys are {sorted(known)}"
         raise RefusedCall(400, message, "badRequest")

@@ -44,11 +44,14 @@ def begin(
         parent: what precedes `operations/` in its name; empty for a service whose operations have no place.
         response: what it answers when it is done; in compute's form what it says of itself, `selfLink` up to its name.
         form: how it is shown.
-        error: what it ends with instead: `code` of google.rpc.Code, and `message`.
+        error: what it ends with instead: `code`, of google.rpc.Code or in compute's form Compute Engine's own word, and
+            `message`.
     """
     name = "/".join(filter(None, (parent, f"operations/operation-{secrets.token_hex(8)}")))
     cloud, api = call.cloud, call.method.document.api
-    outcome = {"error": dict(error)} if error else {"response": dict(response)}
+    outcome: dict[str, Any] = {"error": dict(error)} if error else {"response": dict(response)}
+    if form == "compute":
+        outcome["response"] = dict(response)
     made = cloud.create(KIND, name, {"api": api, "form": form, "outcome": outcome, "ends": cloud.now() + SECONDS})
     cloud.expire(KIND, name, KEPT_SECONDS)
     return _shown(cloud, made)
@@ -72,6 +75,8 @@ def _shown(cloud: Cloud, found: CloudObject) -> dict[str, Any]:
             "id": str(int(name.rpartition("-")[2], 16) >> 1),
             "selfLink": about["selfLink"] + found.name,
         }
-        ended = {"status": "DONE", "progress": 100, "endTime": timestamp(body["ends"])}
+        ended: dict[str, Any] = {"status": "DONE", "progress": 100, "endTime": timestamp(body["ends"])}
+        if error := body["outcome"].get("error"):
+            ended |= {"error": {"errors": [error]}, "httpErrorStatusCode": 400, "httpErrorMessage": "BAD REQUEST"}
         return {**about, **own, **(ended if done else {"status": "RUNNING", "progress": 0})}
     return {"name": found.name, **({"done": True, **body["outcome"]} if done else {})}

@@ -26,6 +26,7 @@ ROLES: Mapping[str, str] = {
         compute.addresses.* compute.globalAddresses.* compute.networks.* compute.routers.* compute.subnetworks.*
         compute.forwardingRules.* compute.firewalls.get compute.firewalls.list compute.instanceGroupManagers.get
         compute.instanceGroupManagers.list compute.networkEndpointGroups.get compute.networkEndpointGroups.list
+        compute.projects.get compute.regions.get compute.regions.list
         servicenetworking.services.addPeering servicenetworking.services.deleteConnection servicenetworking.services.get
         serviceusage.services.list {_READS}""",
     "roles/compute.securityAdmin": f"""

@@ -73,4 +73,9 @@ def _admit_member(cloud: Cloud, member: str) -> None:
     pool = _POOL.search(member)
     if pool and not cloud.find("iam/workloadIdentityPool", pool[1] or pool[2]):
         # The pool comes with the project's first cluster that has Workload Identity.
-        raise RefusedCall(400, f"Identity Pool does not exist ({pool[1] or pool[2]}).", "badRequest")
+        raise RefusedCall(
+            400,
+            f"Identity Pool does not exist ({pool[1] or pool[2]}). Please check that you specified a valid resource "
+            "name as returned in the `name` attribute in the configuration API.",
+            "badRequest",
+        )

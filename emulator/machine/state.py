@@ -39,6 +39,7 @@ OWN = frozenset(
             "gcloud",
             "kubeconfig",
             "kubernetes",
+            "limits.json",
         ),
         *("ports.json", "ports.lock", "processes", "provider", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
         *("cloud.sqlite", "cloud.sqlite-journal", "cloud.sqlite-shm", "cloud.sqlite-wal"),

@@ -254,6 +254,44 @@ def _pools(found: ControlPlane) -> list[str]:
     return sorted(node["metadata"]["labels"]["cloud.google.com/gke-nodepool"] for node in _nodes(found))
 
 
+def test_google_gives_no_more_than_it_has_takes_spot_nodes_back_and_ends_flex_start_ones(gke: ControlPlane) -> None:
+    limits = gke.cloud.directory / "limits.json"
+    eventually(lambda: _pools(gke) == ["system"], seconds=30)
+    limits.write_text(json.dumps({"capacity": {"us-central1-b/flex-start": 0}}))
+    try:
+        gke.api.create(programs.gpu_pod("taken-back"))
+        eventually(lambda: _pools(gke) == ["spot", "system"] and _running(gke) == 1)
+        quota = {"us-central1/PREEMPTIBLE_NVIDIA_H200_GPUS": 7}
+        limits.write_text(json.dumps({"capacity": {"us-central1-b/spot": 0}, "quotas": quota}))
+        eventually(lambda: _told_to_end(gke) == ["spot"] and not gke.api.list("v1", "Pod", "default"))
+        assert _pools(gke) == ["spot", "system"]
+        gke.cloud.turn(gke_nodes.NOTICE_SECONDS)
+        eventually(lambda: _pools(gke) == ["system"])
+
+        gke.cloud.turn(gke_nodes.MOST_BACKOFF_SECONDS)
+        gke.api.create(programs.gpu_pod("ended"))
+        eventually(lambda: _verdicts(gke).get("ended", ("", ""))[0] == "no capacity")
+        told = [event["message"] for event in gke.api.list("v1", "Event", "default")]
+        assert any("pod failed: GCE quota exceeded" in message for message in told)
+    finally:
+        limits.unlink()
+    gke.cloud.turn(gke_nodes.MOST_BACKOFF_SECONDS)
+    eventually(lambda: _pools(gke) == ["flex", "system"] and _running(gke) == 1)
+    gke.cloud.turn(7 * 86400)
+    eventually(lambda: _told_to_end(gke) == ["flex"] and not gke.api.list("v1", "Pod", "default"))
+    gke.cloud.turn(gke_nodes.NOTICE_SECONDS)
+    eventually(lambda: _pools(gke) == ["system"])
+
+
+def _told_to_end(found: ControlPlane) -> list[str]:
+    """Pools of the nodes that were told to end."""
+    return [
+        node["metadata"]["labels"]["cloud.google.com/gke-nodepool"]
+        for node in _nodes(found)
+        if "cloud.google.com/impending-node-termination" in str(node["spec"].get("taints"))
+    ]
+
+
 def _verdicts(found: ControlPlane) -> dict[str, tuple[str, str]]:
     pods = [pod for pod in found.api.list("v1", "Pod", "default") if not pod["spec"].get("nodeName")]
     waits = pending.judge(pods, found.api.list("v1", "Event", "default"))

@@ -10,16 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, ip_network
 from typing import Any, ClassVar
 
+from emulator.google import limits
 from emulator.google.apis.compute_collection import (
     ComputeCollection,
     fingerprint,
     link,
+    malformed,
     referred,
     require_fingerprint,
 )
 from emulator.google.cloud import CloudObject, Use
 from emulator.google.collection import Body, Call, last, name_path
-from emulator.google.errors import RefusedCall
+from emulator.google.errors import InUseError, RefusedCall, in_googles_words
 from emulator.google.machines import ROCE_ZONES, roce_zone
 
 _IN_NETWORK: Mapping[str, str] = {"network": "compute/network"}
@@ -38,6 +40,9 @@ class Networks(ComputeCollection):
     refers: ClassVar[Mapping[str, str]] = {"networkProfile": ""}
 
     def stored(self, call: Call, body: Body) -> Body:
+        if body.get("networkProfile", "").startswith("global/"):
+            # Unlike the other references (GoogleCloudPlatform/cloud-image-tests pull request 537).
+            raise malformed("networkProfile", body["networkProfile"])
         asked = body.get("routingConfig", {})
         # An instruction, which is not kept.
         routing = {key: value for key, value in asked.items() if key != "deleteBgpAlwaysCompareMed"}
@@ -62,6 +67,16 @@ class Networks(ComputeCollection):
             "mtu": 8896 if body.get("networkProfile") else 1460,
             "networkFirewallPolicyEnforcementOrder": "AFTER_CLASSIC_FIREWALL",
         }
+
+    def do_delete(self, call: Call) -> Body:
+        """Unlike that of its parts, the refusal of a network that is in use comes with the operation
+        (genevieve/leftovers issue 6)."""
+        try:
+            return super().do_delete(call)
+        except InUseError as error:
+            refusal = in_googles_words(error)
+            code = "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"
+            return self.operation(call, self.found(call), {"code": code, "message": refusal.message})
 
     def shown(self, call: Call, found: CloudObject) -> Body:
         users = call.cloud.users(self.kind, found.name)
@@ -173,14 +188,14 @@ class Addresses(ComputeCollection):
     def free(self, call: Call, name: str, body: Body) -> str:
         """An address for one that leaves the choice to Google: of its subnetwork, or an external one."""
         block = _UNUSED
-        if body.get("subnetwork"):
+        if of := body.get("subnetwork", ""):
             block = IPv4Network(call.cloud.get(Subnetworks.kind, body["subnetwork"]).body["ipCidrRange"])
         taken = {other.body.get("address") for kind in _ADDRESSES for other in call.cloud.list(kind)}
         # "VPC subnets": the first two and the last two addresses of a range are Google's.
         for index in range(block.num_addresses - 3, 1, -1):
             if str(block[index]) not in taken:
                 return str(block[index])
-        raise RefusedCall(400, f"IP space of {block} is exhausted.", "ipSpaceExhausted")
+        raise _exhausted(of or str(block))
 
     def shown(self, call: Call, found: CloudObject) -> Body:
         users = [link(call, name) for _, name in call.cloud.users(self.kind, found.name)]
@@ -191,7 +206,7 @@ class Addresses(ComputeCollection):
     def do_set_labels(self, call: Call) -> Body:
         found = self.found(call)
         now, given = fingerprint(found.body.get("labels", {})), call.body.get("labelFingerprint")
-        require_fingerprint(now, given, "Labels fingerprint either invalid or resource labels have changed.")
+        require_fingerprint(now, given, "Labels fingerprint either invalid or resource labels have changed")
         return self.change(call, found, {**found.body, "labels": call.body.get("labels", {})})
 
 
@@ -214,7 +229,7 @@ class GlobalAddresses(Addresses):
         for block in IPv4Network("10.0.0.0/8").subnets(new_prefix=max(wanted, 8)):
             if not any(block.overlaps(other) for other in taken):
                 return str(block[0])
-        raise RefusedCall(400, "IP space of 10.0.0.0/8 is exhausted.", "ipSpaceExhausted")
+        raise _exhausted("10.0.0.0/8")
 
 
 class ForwardingRules(ComputeCollection):
@@ -231,6 +246,25 @@ class NetworkEndpointGroups(ComputeCollection):
     refers = _IN_NETWORK
 
 
+class Regions(ComputeCollection):
+    """`projects/p/regions/r`: of one, its name and quotas."""
+
+    kind = "compute/region"
+
+    def do_get(self, call: Call) -> Body:
+        name = last(call.name)
+        return {"kind": "compute#region", "name": name, "quotas": limits.shown(call.cloud, call.project, name)}
+
+
+class Projects(ComputeCollection):
+    """`projects/p`: its name and quotas."""
+
+    kind = "compute/project"
+
+    def do_get(self, call: Call) -> Body:
+        return {"kind": "compute#project", "name": call.project, "quotas": limits.shown(call.cloud, call.project)}
+
+
 _ADDRESSES = (Addresses.kind, GlobalAddresses.kind)
 
 COLLECTIONS = {
@@ -240,6 +274,8 @@ COLLECTIONS = {
     "compute.globalAddresses": GlobalAddresses(),
     "compute.networkEndpointGroups": NetworkEndpointGroups(),
     "compute.networks": Networks(),
+    "compute.projects": Projects(),
+    "compute.regions": Regions(),
     "compute.routers": Routers(),
     "compute.subnetworks": Subnetworks(),
 }
@@ -286,8 +322,8 @@ def _blocks(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "ipCidrRange", body["ipCidrRange"]
     if "prefixLength" in body and "address" in body:
         yield "address", f"{body['address']}/{body['prefixLength']}"
-    for secondary in body.get("secondaryIpRanges", []):
-        yield f"secondary range {secondary['rangeName']!r}", secondary["ipCidrRange"]
+    for index, secondary in enumerate(body.get("secondaryIpRanges", [])):
+        yield f"secondaryIpRanges[{index}].ipCidrRange", secondary["ipCidrRange"]
 
 
 def _refuse_overlap(body: Mapping[str, Any], other: CloudObject) -> None:
@@ -295,8 +331,8 @@ def _refuse_overlap(body: Mapping[str, Any], other: CloudObject) -> None:
         for label, block in _blocks(body):
             if ip_network(block).overlaps(ip_network(taken)):
                 raise _invalid(
-                    f"Invalid IPCidrRange: {block} conflicts with existing subnetwork '{last(other.name)}' "
-                    f"in region '{other.name.split('/')[3]}'. ({label} overlaps {taken})"
+                    f"Invalid value for field 'resource.{label}': '{block}'. Invalid IPCidrRange: {block} conflicts "
+                    f"with existing subnetwork '{last(other.name)}' in region '{other.name.split('/')[3]}'."
                 )
 
 
@@ -304,10 +340,17 @@ def _require_block(label: str, block: str) -> None:
     try:
         network = IPv4Network(block)
     except ValueError as problem:
-        raise _invalid(f"Invalid value for field 'resource.ipCidrRange': '{block}'. {problem}") from None
+        raise _invalid(f"Invalid value for field 'resource.{label}': '{block}'. {problem}") from None
     # "VPC subnets": IPv4 subnet ranges, valid sizes.
     if not 4 <= network.prefixlen <= 29:
-        raise _invalid(f"Invalid IPCidrRange: {block} ({label}): a subnet range has between /4 and /29")
+        raise _invalid(
+            f"Invalid value for field 'resource.{label}': '{block}'. Invalid IPCidrRange: a subnet range has between "
+            "/4 and /29."
+        )
+
+
+def _exhausted(where: str) -> RefusedCall:
+    return RefusedCall(400, f"IP space of '{where}' is exhausted.", "IP_SPACE_EXHAUSTED_WITH_DETAILS")
 
 
 def _invalid(message: str) -> RefusedCall:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from emulator.google import operations
+from emulator.google import limits, operations
 from emulator.google.cloud import CloudObject, Use, timestamp
 from emulator.google.collection import Body, Call, Collection, last, name_path, patched, require, unnumbered
 from emulator.google.errors import RefusedCall
@@ -61,6 +61,10 @@ class ComputeCollection(Collection):
         return {**found.body, **links, **own, **_place(base, found.name)}
 
     def answer(self, call: Call, found: CloudObject, verb: str) -> Body:
+        return self.operation(call, found)
+
+    def operation(self, call: Call, found: CloudObject, error: Mapping[str, Any] | None = None) -> Body:
+        """A new operation on a resource, which ends with `error` if there is one."""
         base, now = _base(call), timestamp(call.cloud.now())
         about = {
             "kind": "compute#operation",
@@ -73,11 +77,12 @@ class ComputeCollection(Collection):
             "selfLink": base,
             **_place(base, found.name),
         }
-        return operations.begin(call, found.name.rsplit("/", 2)[0], about, form="compute")
+        return operations.begin(call, found.name.rsplit("/", 2)[0], about, form="compute", error=error)
 
     # ---- methods
 
     def create(self, call: Call, name: str, given: Body) -> Body:
+        limits.require_quota(call.cloud, self.kind, name, given)
         return super().create(call, name, self.stored(call, given))
 
     def change(self, call: Call, found: CloudObject, body: Body) -> Body:
@@ -118,10 +123,14 @@ def referred(call: Call, field: str, reference: str) -> str:
     if re.match("(global|regions|zones)/", path):
         return f"projects/{call.project}/{path}"
     if "/" not in path:
-        raise RefusedCall(
-            400, f"Invalid value for field 'resource.{field}': '{reference}'. The URL is malformed.", "invalid"
-        )
+        raise malformed(field, reference)
     return unnumbered(call.cloud, path)
+
+
+def malformed(field: str, reference: str) -> RefusedCall:
+    """The refusal of what a field names by anything but a URL or a path."""
+    message = f"Invalid value for field 'resource.{field}': '{reference}'. The URL is malformed."
+    return RefusedCall(400, message, "invalid")
 
 
 def link(call: Call, name: str) -> str:

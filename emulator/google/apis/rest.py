@@ -87,7 +87,7 @@ class GoogleApis:
             try:
                 with self._cloud.transaction():
                     call = self._call(collection, method, names, path, query, body, principal)
-                    answer = handler(call)
+                    answer = _page(collection, call, handler(call))
             except CloudError as error:
                 raise in_googles_words(error) from error
             faults.after(fault)
@@ -128,7 +128,7 @@ class GoogleApis:
         if call.project:
             self._note(call.project)
             if method.document.host not in _OF_THE_CALLERS_PROJECT:
-                serviceusage.require_api(self._cloud, method.document.host, call.project)
+                serviceusage.require_api(self._cloud, method.document, call.project)
         if permission := permission_of(method):
             require_permission(call, permission, collection.full_name(call))
         return replace(call, body=admitted(method, body))
@@ -144,6 +144,21 @@ class GoogleApis:
         path = f"projects/{project}"
         if self._cloud.find("resourcemanager/project", path) is None:
             self._cloud.put("resourcemanager/project", path, {"projectId": project, "number": project_number(project)})
+
+
+def _page(collection: Collection, call: Call, answer: Body) -> Body:
+    """As much of a list as the caller asked for at once, with the token for the rest (AIP-158)."""
+    size = int(call.query.get("pageSize") or call.query.get("maxResults") or 0)
+    found = answer.get(collection.items)
+    if call.method.name != "list" or not isinstance(found, list) or not (size or "pageToken" in call.query):
+        return answer
+    token = call.query.get("pageToken") or "0"
+    if not token.isdecimal() or size < 0:
+        raise RefusedCall(400, "Invalid value for page size or page token.", "invalid")
+    start, items = int(token), list[Any](found)
+    end = start + size if size else len(items)
+    more = {"nextPageToken": str(end)} if end < len(items) else {}
+    return {**answer, collection.items: items[start:end], **more}
 
 
 def _camel(name: str) -> str:

@@ -8,6 +8,7 @@ from datetime import datetime
 from emulator.google import operations
 from emulator.google.cloud import Cloud
 from emulator.google.collection import Body, Call, Collection, last
+from emulator.google.discovery import Document
 from emulator.google.errors import RefusedCall
 from emulator.google.scope import project_number
 
@@ -17,8 +18,12 @@ API_SECONDS = float(os.environ.get("OASIS_EMULATOR_API_SECONDS", "1.0"))
 KIND = "serviceusage/service"
 
 
-def require_api(cloud: Cloud, api: str, project: str) -> None:
-    """Refuse a call to an API that the project has not enabled. Service Usage itself is on in every project."""
+def require_api(cloud: Cloud, document: Document, project: str) -> None:
+    """Refuse a call to an API that the project has not enabled. Service Usage itself is on in every project.
+
+    Words: hashicorp/terraform issue 29006.
+    """
+    api = document.host
     if api == "serviceusage.googleapis.com":
         return
     enabled = cloud.find(KIND, f"projects/{project}/services/{api}")
@@ -27,7 +32,7 @@ def require_api(cloud: Cloud, api: str, project: str) -> None:
     number = project_number(project)
     raise RefusedCall(
         403,
-        f"{api} has not been used in project {number} before or it is disabled. Enable it by visiting "
+        f"{document.title} has not been used in project {number} before or it is disabled. Enable it by visiting "
         f"https://console.developers.google.com/apis/api/{api}/overview?project={number} then retry. If you enabled "
         "this API recently, wait a few minutes for the action to propagate to our systems and retry. "
         "reason: SERVICE_DISABLED",

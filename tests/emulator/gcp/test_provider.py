@@ -261,8 +261,11 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "flex-start with fixed nodes": ("cannot have a fixed number", _pool_with(nodeCount=2)),
     "flex-start in a cluster without another pool": ("at least one node pool that does not", _pool_alone),
-    "zone without the machine": ("does not exist in zone 'us-central1-a'", _pool_with(nodeLocations=["us-central1-a"])),
-    "H200 on Persistent Disk": ("[pd-balanced] features are not compatible", _node_with(diskType="pd-balanced")),
+    "zone without the machine": ('in zone "us-central1-a": GCE_NOT_FOUND', _pool_with(nodeLocations=["us-central1-a"])),
+    "H200 on Persistent Disk": (
+        "[pd-balanced, a3-ultragpu-8g] features are not compatible",
+        _node_with(diskType="pd-balanced"),
+    ),
     "wrong count of GPUs": (
         "is not compatible with machine type",
         _node_with(guestAccelerators=[{"type": "nvidia-h200-141gb", "count": 4}]),

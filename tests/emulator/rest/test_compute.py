@@ -80,12 +80,14 @@ def test_a_network_is_made_with_its_parts_and_goes_after_them(compute: Any) -> N
     assert [one for one in listed["subnetworks"] if one["network"] == network] == subnetworks
     found = compute.networks().get(project=PROJECT, network="n").execute()
     assert found["subnetworks"] == [one["selfLink"] for one in subnetworks]
-    status, words = refused(compute.networks().delete(project=PROJECT, network="n"))
-    assert (status, words) == (
-        400,
-        f"The network resource 'projects/{PROJECT}/global/networks/n' is already being used by "
-        f"'projects/{PROJECT}/regions/us-central1/subnetworks/s1'",
-    )
+    refusal = done(compute, compute.networks().delete(project=PROJECT, network="n").execute())["error"]["errors"]
+    assert [(one["code"], one["message"]) for one in refusal] == [
+        (
+            "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE",
+            f"The network resource 'projects/{PROJECT}/global/networks/n' is already being used by "
+            f"'projects/{PROJECT}/regions/us-central1/subnetworks/s1'",
+        )
+    ]
 
     for name in ("s1", "s2"):
         done(compute, compute.subnetworks().delete(**REGION, subnetwork=name).execute())
@@ -128,7 +130,7 @@ def test_a_change_is_made_only_to_what_is_still_there_as_it_was_read(compute: An
     done(compute, compute.addresses().insert(**REGION, body=address).execute())
     labels = {"labels": {"a": "b"}, "labelFingerprint": "AAAAAAAAAAA="}
     status, words = refused(compute.addresses().setLabels(**REGION, resource="a", body=labels))
-    assert (status, words) == (412, "Labels fingerprint either invalid or resource labels have changed.")
+    assert (status, words) == (412, "Labels fingerprint either invalid or resource labels have changed")
 
 
 def test_a_nat_holds_the_addresses_it_was_given_until_it_goes(compute: Any) -> None:

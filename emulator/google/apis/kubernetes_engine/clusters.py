@@ -87,8 +87,12 @@ class Clusters(Collection):
     def do_set_resource_labels(self, call: Call) -> Body:
         found = self.found(call)
         if call.body.get("labelFingerprint") != found.body["labelFingerprint"]:
-            # The field's description: "You must always provide an up-to-date fingerprint hash".
-            raise RefusedCall(412, "Labels could not be set due to fingerprint mismatch.", "conditionNotMet")
+            message = (
+                "Labels could not be set due to fingerprint mismatch; try again with the proper fingerprint: incorrect "
+                f'fingerprint supplied was "{call.body.get("labelFingerprint", "")}", the expected one is '
+                f'"{found.body["labelFingerprint"]}".'
+            )
+            raise RefusedCall(400, message, "failedPrecondition")
         return self._changed(
             call, found, {**found.body, "resourceLabels": call.body.get("resourceLabels", {})}, "SET_LABELS"
         )
@@ -209,7 +213,9 @@ def _blocks(subnetwork: CloudObject, body: Mapping[str, Any]) -> Body:
     for part, word in (("cluster", "Pod"), ("services", "Services")):
         named = policy.get(f"{part}SecondaryRangeName")
         if named and named not in ranges:
-            raise bad(f"{word} secondary range {named!r} does not exist in network, subnetwork {subnetwork.name}.")
+            network = f"https://www.googleapis.com/compute/v1/{body['networkConfig']['network']}"
+            subnet = last(subnetwork.name)
+            raise bad(f'{word} secondary range "{named}" not found in network "{network}", subnetwork "{subnet}".')
         if named:
             policy[f"{part}Ipv4CidrBlock"] = ranges[named]
     top = {f"{part}Ipv4Cidr": policy.get(f"{part}Ipv4CidrBlock", "") for part in ("cluster", "services")}

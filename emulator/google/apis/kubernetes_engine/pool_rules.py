@@ -24,7 +24,7 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str, before: CloudOb
     cluster = cloud.get(CLUSTER, name.partition("/nodePools/")[0])
     project = name.split("/")[1]
     _require_streaming_role(cloud, node, project)
-    _require_machine(node, body["locations"], project)
+    _require_machine(node, body["locations"])
     _require_one_way_to_buy(node, body)
     if node.get("flexStart") and before is None:
         # Later the number is GKE's own count, not what was asked for.
@@ -33,7 +33,7 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str, before: CloudOb
         _require_ordinary_pool(cloud, cluster)
     channel = cluster.body.get("releaseChannel", {}).get("channel", "UNSPECIFIED")
     if channel != "UNSPECIFIED" and not body["management"].get("autoUpgrade"):
-        raise bad(f"Auto_upgrade must be true when release_channel {channel} is set.")
+        raise bad(f"Auto_upgrade cannot be false when release_channel {channel} is set.")
     _require_networks(cloud, cluster, body)
 
 
@@ -48,7 +48,7 @@ def _require_streaming_role(cloud: Cloud, node: Mapping[str, Any], project: str)
         raise bad(f"Image streaming needs {role} for {account} on project {project!r}.")
 
 
-def _require_machine(node: Mapping[str, Any], zones: list[str], project: str) -> None:
+def _require_machine(node: Mapping[str, Any], zones: list[str]) -> None:
     machine_type = node["machineType"]
     machine = GPU_MACHINES.get(machine_type)
     if machine is None:
@@ -57,8 +57,7 @@ def _require_machine(node: Mapping[str, Any], zones: list[str], project: str) ->
         return
     for zone in zones:
         if zone not in machine.zones:
-            path = f"projects/{project}/zones/{zone}/machineTypes/{machine_type}"
-            raise bad(f"Machine type with name '{machine_type}' does not exist in zone '{zone}' ({path}).")
+            raise bad(f'Invalid machine type "{machine_type}" in zone "{zone}": GCE_NOT_FOUND')
     given = [(item["acceleratorType"], int(item["acceleratorCount"])) for item in node.get("accelerators", [])]
     if given and given != [(machine.accelerator, machine.gpus)]:
         raise bad(
@@ -67,7 +66,7 @@ def _require_machine(node: Mapping[str, Any], zones: list[str], project: str) ->
         )
     disk = node["diskType"]
     if machine.hyperdisk_only and not disk.startswith("hyperdisk"):
-        raise bad(f"[{disk}] features are not compatible for creating instance of machine type {machine_type}.")
+        raise bad(f"[{disk}, {machine_type}] features are not compatible for creating instance.")
 
 
 def _require_one_way_to_buy(node: Mapping[str, Any], body: Mapping[str, Any]) -> None:

@@ -1,0 +1,173 @@
+"""What a project may have, and what a zone has: `limits.json` in the emulator's folder says so, and nothing else bites.
+
+What Google grants a project, and what its zones hold on a day, is not published. The file holds an object with two
+parts: `quotas`, by Compute Engine's names, those of a region with it (`{"NETWORKS": 5,
+"us-central1/STATIC_ADDRESSES": 1}`); `capacity`, by zone and by the way in which nodes are bought
+(`{"us-central1-b/flex-start": 0}`), in nodes with GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from emulator.google.cloud import Cloud
+from emulator.google.errors import RefusedCall
+from emulator.google.machines import GPU_MACHINES
+
+FILE = "limits.json"
+
+MODES = ("flex-start", "spot", "reservation", "on-demand")
+"""Ways in which a pool's nodes are bought."""
+
+_COUNTED: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "FIREWALLS": ("compute/firewall", lambda _: True),
+    "NETWORKS": ("compute/network", lambda _: True),
+    "ROUTERS": ("compute/router", lambda _: True),
+    "STATIC_ADDRESSES": ("compute/address", lambda body: body.get("addressType", "EXTERNAL") == "EXTERNAL"),
+    "SUBNETWORKS": ("compute/subnetwork", lambda _: True),
+}
+"""Quotas of what Compute Engine makes: the kind, and which of them count (discovery document, Quota.metric)."""
+
+_REGIONAL = re.compile(r"STATIC_ADDRESSES|(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")
+"""Quotas that a project has in each region."""
+
+_GPU_WORDS: Mapping[str, str] = {"nvidia-h200-141gb": "NVIDIA_H200_GPUS", "nvidia-l4": "NVIDIA_L4_GPUS"}
+"""The quota of an accelerator's GPUs; that of those which can be taken back has PREEMPTIBLE_ before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The file's content."""
+
+    quotas: Mapping[str, float]
+    """Most of what a quota counts, by its name."""
+    capacity: Mapping[str, int]
+    """Nodes with GPUs that a zone holds in all, by `<zone>/<mode>`."""
+
+
+def read(cloud: Cloud) -> Limits:
+    """What the file says; nothing if there is none. Raises RefusedCall for a file that is not as said above."""
+    file = cloud.directory / FILE
+    content = json.loads(file.read_text()) if file.exists() else {}
+    found = Limits(quotas=content.pop("quotas", {}), capacity=content.pop("capacity", {}))
+    wrong = [
+        *content,
+        *(name for name in found.quotas if not _is_known(name)),
+        *(name for name in found.capacity if name.partition("/")[2] not in MODES),
+    ]
+    if wrong:
+        known = ", ".join([*_COUNTED, *_GPU_WORDS.values()])
+        modes = ", ".join(MODES)
+        message = f"{FILE}: {wrong[0]!r} is no quota ({known}) and no zone's mode (ZONE/MODE; modes are {modes})"
+        raise RefusedCall(400, message, "badRequest")
+    return found
+
+
+def require_quota(cloud: Cloud, kind: str, name: str, body: Mapping[str, Any]) -> None:
+    """Refuse one more of a kind than its quota. Raises RefusedCall.
+
+    Words: trailofbits/algo issue 1520, cloudfoundry/bosh-google-cpi-release issue 238.
+    """
+    limits = read(cloud)
+    project, region = name.split("/")[1], _region_of(name)
+    for metric, (counted, counts) in _COUNTED.items():
+        if counted != kind or not counts(body):
+            continue
+        limit = limits.quotas.get(f"{region}/{metric}" if _REGIONAL.fullmatch(metric) else metric)
+        if limit is not None and usage(cloud, project, metric, region) >= limit:
+            where = f"in region {region}" if _REGIONAL.fullmatch(metric) else "globally"
+            message = f"Quota '{metric}' exceeded. Limit: {float(limit)} {where}."
+            raise RefusedCall(403, message, "quotaExceeded")
+
+
+def shown(cloud: Cloud, project: str, region: str = "") -> list[dict[str, Any]]:
+    """The quotas of a project, or of one of its regions, as Compute Engine shows them."""
+    found: list[dict[str, Any]] = []
+    for name, limit in read(cloud).quotas.items():
+        of, _, metric = name.rpartition("/")
+        if of == region:
+            found.append({"metric": metric, "limit": limit, "usage": usage(cloud, project, metric, region)})
+    return found
+
+
+def usage(cloud: Cloud, project: str, metric: str, region: str = "") -> float:
+    """How much of a quota a project uses."""
+    if metric not in _COUNTED:
+        return float(
+            sum(
+                GPU_MACHINES[config["machineType"]].gpus * count
+                for config, zone, count in _gpu_nodes(cloud, project)
+                if zone.startswith(f"{region}-") and metric_of(config) == metric
+            )
+        )
+    kind, counts = _COUNTED[metric]
+    place = f"projects/{project}/regions/{region}/" if _REGIONAL.fullmatch(metric) else f"projects/{project}/"
+    return float(sum(counts(one.body) for one in cloud.list(kind, place)))
+
+
+def shortage(cloud: Cloud, project: str, config: Mapping[str, Any], zone: str) -> str:
+    """Why a project gets no further node of a configuration in a zone, in GKE's words; empty if it does.
+
+    Words: huggingface/Google-Cloud-Containers issue 126 (quota); of capacity, those that GKE's documentation gives for
+    `scale.up.error.out.of.resources` ("View cluster autoscaler events").
+    """
+    machine = GPU_MACHINES.get(config["machineType"])
+    if machine is None:
+        return ""
+    limits, mode = read(cloud), mode_of(config)
+    region, metric = zone.rsplit("-", 1)[0], metric_of(config)
+    limit = limits.quotas.get(f"{region}/{metric}")
+    if limit is not None and usage(cloud, project, metric, region) + machine.gpus > limit:
+        return "GCE quota exceeded"
+    held = limits.capacity.get(f"{zone}/{mode}")
+    used = sum(count for other, where, count in _gpu_nodes(cloud, project) if (where, mode_of(other)) == (zone, mode))
+    return "GCE out of resources" if held is not None and used >= held else ""
+
+
+def surplus(cloud: Cloud, zone: str, count: int) -> int:
+    """How many of a zone's `count` Spot nodes Google takes back: those beyond the capacity."""
+    return max(0, count - read(cloud).capacity.get(f"{zone}/spot", count))
+
+
+def mode_of(config: Mapping[str, Any]) -> str:
+    """The way in which nodes of a configuration are bought."""
+    if config.get("flexStart"):
+        return "flex-start"
+    if config.get("spot"):
+        return "spot"
+    reserved = config.get("reservationAffinity", {}).get("consumeReservationType") == "SPECIFIC_RESERVATION"
+    return "reservation" if reserved else "on-demand"
+
+
+def metric_of(config: Mapping[str, Any]) -> str:
+    """The quota that GPUs of a configuration count towards.
+
+    Flex-start counts as preemptible (Google Cloud documentation, "About flex-start provisioning mode", requirements).
+    """
+    word = _GPU_WORDS[GPU_MACHINES[config["machineType"]].accelerator]
+    return f"PREEMPTIBLE_{word}" if mode_of(config) in ("flex-start", "spot") else word
+
+
+def _gpu_nodes(cloud: Cloud, project: str) -> Iterator[tuple[Mapping[str, Any], str, int]]:
+    """(configuration, zone, number of nodes) of a project's pools with GPUs."""
+    for pool in cloud.list("container/nodePool", f"projects/{project}/"):
+        if pool.body["config"]["machineType"] in GPU_MACHINES:
+            for kind, name in cloud.users(pool.kind, pool.name, "part-of"):
+                if kind == "compute/instanceGroupManager":
+                    group = cloud.get(kind, name).body
+                    yield pool.body["config"], group["zone"].rpartition("/")[2], group["targetSize"]
+
+
+def _is_known(quota: str) -> bool:
+    region, _, metric = quota.rpartition("/")
+    gpus = {f"{prefix}{word}" for prefix in ("", "PREEMPTIBLE_") for word in _GPU_WORDS.values()}
+    return metric in {*_COUNTED, *gpus} and bool(region) == bool(_REGIONAL.fullmatch(metric))
+
+
+def _region_of(name: str) -> str:
+    found = re.match(r"projects/[^/]+/regions/([^/]+)/", name)
+    return found[1] if found else ""
