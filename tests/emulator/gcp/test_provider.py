@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,133 +209,15 @@ def test_an_input_that_the_type_does_not_take_is_named(
     assert client.check(token, "r", dict.fromkeys(required, UNKNOWN)).keys() >= required
 
 
-Refusal = tuple[str, Callable[[Client], tuple[str, dict[str, Any]]]]
-
-
-def _pool_with(**changes: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
-    return lambda client: (POOL, flex_pool(make_cluster(client)[2], **changes))
-
-
-def _node_with(**node: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
-    return _pool_with(nodeConfig=node)
-
-
 def _pool_alone(client: Client) -> tuple[str, dict[str, Any]]:
     inputs = {**make_cluster(client)[2].inputs, "name": "bare", "removeDefaultNodePool": True}
     return POOL, flex_pool(client.create(CLUSTER, "bare", inputs))
 
 
-def _on_rdma(token: str, **inputs: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
-    return lambda client: (token, {"project": PROJECT, "network": make_rdma(client)[0].id, **inputs})
-
-
-def _bucket(**inputs: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
-    return lambda client: (BUCKET, {"project": PROJECT, "name": "b-1", "location": "us-central1", **inputs})
-
-
-def _network(profile: str) -> Callable[[Client], tuple[str, dict[str, Any]]]:
-    inputs = {"project": PROJECT, "autoCreateSubnetworks": False, "networkProfile": f"projects/p/{profile}"}
-    return lambda client: (NETWORK, inputs)
-
-
-def _second_subnet(block: str, **more: Any) -> Callable[[Client], tuple[str, dict[str, Any]]]:
-    return lambda client: (SUBNETWORK, subnet(make_cluster(client)[0], block, **more))
-
-
-def _grant(member: str) -> Callable[[Client], tuple[str, dict[str, Any]]]:
-    inputs = {"project": PROJECT, "role": "roles/viewer", "member": member}
-    return lambda client: ("gcp:projects/iAMMember:IAMMember", inputs)
-
-
-_PRINCIPAL = (
-    "principal://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/x.svc.id.goog/subject/ns/a/sa/b"
-)
-
-REFUSALS: dict[str, Refusal] = {
-    "flex-start with auto-repair": ("Auto-repair must be disabled", _pool_with(management={"autoRepair": True})),
-    "flex-start with Spot": ("cannot use Spot", _node_with(spot=True)),
-    "flex-start with a reservation": (
-        "NO_RESERVATION",
-        _node_with(reservationAffinity={"consumeReservationType": "ANY_RESERVATION"}),
-    ),
-    "flex-start with fixed nodes": ("cannot have a fixed number", _pool_with(nodeCount=2)),
-    "flex-start in a cluster without another pool": ("at least one node pool that does not", _pool_alone),
-    "zone without the machine": ('in zone "us-central1-a": GCE_NOT_FOUND', _pool_with(nodeLocations=["us-central1-a"])),
-    "H200 on Persistent Disk": (
-        "[pd-balanced, a3-ultragpu-8g] features are not compatible",
-        _node_with(diskType="pd-balanced"),
-    ),
-    "wrong count of GPUs": (
-        "is not compatible with machine type",
-        _node_with(guestAccelerators=[{"type": "nvidia-h200-141gb", "count": 4}]),
-    ),
-    "nodes of an account that is not": (
-        "Service account nobody@test-project.iam.gserviceaccount.com does not exist.",
-        _node_with(serviceAccount=f"nobody@{PROJECT}.iam.gserviceaccount.com"),
-    ),
-    "RoCE profile of a zone without one": ("was not found, notFound", _network("us-central1-a-vpc-roce")),
-    "firewall on the RoCE network": ("does not support VPC firewall rules", _on_rdma(FIREWALL)),
-    "router on the RoCE network": (
-        "does not support Cloud Router",
-        _on_rdma("gcp:compute/router:Router", region="us-central1"),
-    ),
-    "overlapping subnetworks": (
-        "10.5.0.0/16 conflicts with existing subnetwork 'nodes-",
-        _second_subnet("10.5.0.0/16"),
-    ),
-    "range that is no range": ("has host bits set", _second_subnet("10.9.0.1/24")),
-    "cluster's range that is not": (
-        "secondary range 'services' does not exist",
-        lambda client: (
-            CLUSTER,
-            {
-                **make_cluster(client)[2].inputs,
-                "name": "other",
-                "ipAllocationPolicy": {"servicesSecondaryRangeName": "services"},
-            },
-        ),
-    ),
-    "bucket's soft delete of a day": (
-        "0 or between 7 and 90",
-        _bucket(softDeletePolicy={"retentionDurationSeconds": 86400}),
-    ),
-    "hierarchical bucket with versions": (
-        "do not support object versioning",
-        _bucket(hierarchicalNamespace={"enabled": True}, uniformBucketLevelAccess=True, versioning={"enabled": True}),
-    ),
-    "bucket's name": ("Must be 3-63", _bucket(name="Data")),
-    "grant to an account that is not": (
-        "Service account ghost@test-project.iam.gserviceaccount.com does not exist.",
-        _grant(f"serviceAccount:ghost@{PROJECT}.iam.gserviceaccount.com"),
-    ),
-    "grant to a workload before any cluster": ("Identity Pool does not exist (x.svc.id.goog)", _grant(_PRINCIPAL)),
-    "worker pool on a network without a connection": (
-        "no private connection to servicenetworking",
-        lambda client: (
-            WORKER_POOL,
-            {
-                "project": PROJECT,
-                "location": "us-central1",
-                "networkConfig": {"peeredNetwork": make_cluster(client)[0].id},
-            },
-        ),
-    ),
-    "API that is off": (
-        "artifactregistry.googleapis.com has not been used in project",
-        lambda client: (
-            "gcp:artifactregistry/repository:Repository",
-            {"project": PROJECT, "location": "us-central1", "repositoryId": "r", "format": "DOCKER"},
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", sorted(REFUSALS))
-def test_what_google_refuses_is_refused_and_leaves_nothing(client: Client, cloud: Cloud, case: str) -> None:
-    words, prepare = REFUSALS[case]
-    token, inputs = prepare(client)
+def test_what_google_refuses_is_refused_in_its_words_and_leaves_nothing(client: Client, cloud: Cloud) -> None:
+    token, inputs = _pool_alone(client)
     before = cloud.list()
-    with pytest.raises(Failed, match=re.escape(words)):
+    with pytest.raises(Failed, match="Error 400: A cluster must have at least one node pool that does not use flex"):
         client.create(token, "refused", inputs)
     assert cloud.list() == before
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from google.api_core import exceptions
+from google.cloud import compute_v1
 from google.oauth2.credentials import Credentials
 from googleapiclient.discovery import build
 from googleapiclient.errors import HttpError
@@ -30,6 +33,13 @@ def compute(google_cloud: Google) -> Any:
     credentials = Credentials(token=Tokens(google_cloud.cloud).issue())
     options = {"api_endpoint": f"http://{google_cloud.host}/compute/v1/"}
     return build("compute", "v1", static_discovery=True, client_options=options, credentials=credentials)
+
+
+@pytest.fixture
+def own(google_cloud: Google) -> dict[str, Any]:
+    """What the clients of google-cloud-compute take."""
+    credentials = Credentials(token=Tokens(google_cloud.cloud).issue())
+    return {"credentials": credentials, "client_options": {"api_endpoint": f"http://{google_cloud.host}"}}
 
 
 def done(compute: Any, operation: dict[str, Any]) -> dict[str, Any]:
@@ -152,3 +162,57 @@ def test_a_nat_holds_the_addresses_it_was_given_until_it_goes(compute: Any) -> N
 
     done(compute, compute.routers().patch(**REGION, router="r", body={"nats": []}).execute())
     done(compute, compute.addresses().delete(**REGION, address="out").execute())
+
+
+def test_googles_other_client_reads_in_pages_and_changes_the_same_networks(
+    google_cloud: Google, compute: Any, own: dict[str, Any]
+) -> None:
+    networks, operations = compute_v1.NetworksClient(**own), compute_v1.GlobalOperationsClient(**own)
+
+    def ended(operation: compute_v1.Operation) -> list[tuple[str, str]]:
+        """Code and words of the errors of an operation, once it is over."""
+        while operation.status != compute_v1.Operation.Status.DONE:
+            operation = operations.wait(project=PROJECT, operation=operation.name)
+        return [(one.code, one.message) for one in operation.error.errors]
+
+    names = ("paged-a", "paged-b", "paged-c")
+    for name in names:
+        resource = compute_v1.Network(name=name, auto_create_subnetworks=False)
+        assert ended(networks.insert_unary(project=PROJECT, network_resource=resource)) == []
+    request = compute_v1.ListNetworksRequest(project=PROJECT, max_results=2)
+    pages = [[one.name for one in page.items] for page in networks.list(request=request).pages]
+    assert len(pages) > 1 and all(len(page) == 2 for page in pages[:-1])
+    assert {name for page in pages for name in page} >= {*names}
+    assert compute.networks().get(project=PROJECT, network="paged-b").execute()["autoCreateSubnetworks"] is False
+
+    make_subnetwork(compute, f"{LINK}/global/networks/paged-a", "held", "10.7.0.0/24")
+    ((code, words),) = ended(networks.delete_unary(project=PROJECT, network="paged-a"))
+    assert code == "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE" and words.endswith("/subnetworks/held'")
+    done(compute, compute.subnetworks().delete(**REGION, subnetwork="held").execute())
+    for name in names:
+        assert ended(networks.delete_unary(project=PROJECT, network=name)) == []
+    with pytest.raises(exceptions.NotFound):
+        networks.get(project=PROJECT, network="paged-a")
+
+
+def test_quotas_are_kept_and_shown(google_cloud: Google, compute: Any, own: dict[str, Any]) -> None:
+    make_network(compute, "counted")
+    now = len(compute.networks().list(project=PROJECT).execute()["items"])
+    limits = google_cloud.cloud.directory / "limits.json"
+    limits.write_text(json.dumps({"quotas": {"NETWORKS": now, "us-central1/STATIC_ADDRESSES": 1}}))
+    try:
+        body = {"name": "one-more", "autoCreateSubnetworks": False}
+        words = f"Quota 'NETWORKS' exceeded. Limit: {now}.0 globally."
+        assert refused(compute.networks().insert(project=PROJECT, body=body)) == (403, words)
+        done(compute, compute.addresses().insert(**REGION, body={"name": "one"}).execute())
+        words = "Quota 'STATIC_ADDRESSES' exceeded. Limit: 1.0 in region us-central1."
+        assert refused(compute.addresses().insert(**REGION, body={"name": "two"})) == (403, words)
+        compute.addresses().insert(project=PROJECT, region="us-east4", body={"name": "two"}).execute()
+        project = compute_v1.ProjectsClient(**own).get(project=PROJECT)
+        region = compute_v1.RegionsClient(**own).get(project=PROJECT, region="us-central1")
+        assert [(one.metric, one.limit, one.usage) for one in (*project.quotas, *region.quotas)] == [
+            ("NETWORKS", now, now),
+            ("STATIC_ADDRESSES", 1, 1),
+        ]
+    finally:
+        limits.unlink()

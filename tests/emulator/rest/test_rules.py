@@ -351,6 +351,7 @@ POOL_RULES: Asked = {
     "more RoCE networks than the machine type has RDMA NICs": lambda g: g.nics(
         *(("rdma", f"rdma-{n}") for n in range(9))
     ),
+    "nodes as an account that does not exist": lambda g: g.pool(config={"serviceAccount": f"nobody@{DOMAIN}"}),
     "nodes as an account of which the caller is no user": lambda g: (
         g.post(
             f"{POLICY}:setIamPolicy",
