@@ -31,19 +31,20 @@ define supported_python
 endef
 
 # One make installs at a time: who comes meanwhile waits for it, and finds it done. Pip takes a package whose installation
-# was cut off for a whole one, so what did not come to its end starts over.
+# was cut off for a whole one, so what did not come to its end starts over. A .venv without pyvenv.cfg, as one that was
+# partly deleted, is no environment: its Python is the base one, into which nothing may be installed.
 define environment
 set -o pipefail; exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
 	    echo "another make installs into $(VENV): waiting for it"; flock 9; fi; \
 	if test $@ -nt $<; then exit 0; fi; \
 	if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi; \
-	$(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV); \
+	test -e $(VENV)/pyvenv.cfg && $(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV); \
 	mkdir -p $(VENV) && touch $(INSTALLING) && { test -x $(PY) || $(PYTHON) -m venv $(VENV); }
 endef
 # Of pip's lines, those of the wheels that take a while, which are the large ones.
 define install
 { echo "installing the locked Python packages into $(VENV) (once: $(1))" \
-	    && $(PY) -m pip install --disable-pip-version-check --progress-bar off --no-compile --require-hashes -r $< \
+	    && $(PY) -m pip install --require-virtualenv --disable-pip-version-check --progress-bar off --no-compile --require-hashes -r $< \
 	    | sed -nuE -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-.*\.whl \(([0-9]{3,}(\.[0-9]+)? MB|.* GB)\)$$/  \2 \3, \4/p' \
 	        -e 's/^Installing collected packages.*/  all packages are here; unpacking them takes the rest/p' \
 	    && echo "installed in $$SECONDS s"; }

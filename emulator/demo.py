@@ -22,6 +22,7 @@ from emulator import lifecycle
 from emulator.engine.commands import STACK
 from emulator.kubernetes import control_plane
 from emulator.machine import processes
+from emulator.machine.belongings import content
 from emulator.machine.processes import OWNER_VARIABLE
 from emulator.machine.state import CHECKOUT, EmulatorError, State
 
@@ -71,7 +72,7 @@ def main(state: State, report: Report, provider: str = "") -> int:
         begun = time.monotonic()
         with lifecycle.started(state, report, provider) as running:
             result = lifecycle.up(state, running)
-            forget(state, str(result.outputs["runs_uri"]))
+            forget(state, str(result.outputs["runs_uri"]), report)
             environment = {**lifecycle.environment(state), OWNER_VARIABLE: str(state.directory)}
             upload, *jobs = steps(str(result.outputs["data_uri"]), state.path("results"))
             for step in (upload, *jobs):
@@ -89,11 +90,13 @@ def main(state: State, report: Report, provider: str = "") -> int:
     return 0
 
 
-def forget(state: State, runs_uri: str) -> None:
+def forget(state: State, runs_uri: str, report: Report) -> None:
     """Remove an earlier demo's run and measurement, which must not pass for this one's; nothing else is touched."""
     bucket, results = state.path("buckets", runs_uri.removeprefix("gs://")), state.path("results")
     for folder in (bucket / RUN, bucket / "bench" / MEASUREMENT, results / RUN, results / MEASUREMENT):
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            report(f"removing {folder.name} of an earlier demo ({content(folder)}) from {folder.parent.name}")
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def steps(data_uri: str, results: Path) -> list[DemoCommand]:

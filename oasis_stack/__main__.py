@@ -19,6 +19,7 @@ from oasis_stack.command_line import (
     restart,
     secret,
     stack_file,
+    stale_lock,
 )
 from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.command_line.pulumi_stack import Stack
@@ -164,6 +165,7 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
             # Pulumi refuses, with the names of its own options.
             again = f"python -m oasis_stack {options.command} --stack {stack.name} --yes"
             _say(f"There is no terminal to agree on; to agree beforehand: {again}")
+        stale_lock.release(stack, _say)
         recovery.settle(stack, _say)
     if options.command == "up":
         return recovery.up(stack, _say, yes=options.yes)

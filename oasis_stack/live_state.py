@@ -183,6 +183,11 @@ def google_list(project: str, url: str, key: str = "items") -> Iterator[dict[str
             return
 
 
+def google_get(project: str, url: str) -> dict[str, Any]:
+    """What a method of a Google API answers; nothing for what does not exist. Raises as `google_list`."""
+    return _get(project, url, {})
+
+
 def made_by_gke(project: str, network: str) -> list[str]:
     """Everything that GKE made in a network and has not removed yet, as `<collection>/<name>`."""
     base = google_api("compute", "https://compute.googleapis.com/compute/v1/")

@@ -41,10 +41,11 @@ def checkout(tmp_path: Path) -> Path:
     return made
 
 
-def write_program(file: Path, line: str) -> None:
+def write_program(file: Path, line: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{line}\n")
     file.chmod(0o755)
+    return file
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -141,6 +142,7 @@ Installing collected packages: nvidia-nccl-cu13, numpy
 def test_an_installation_says_what_it_is_at_and_ends_with_pips_status(checkout: Path, status: int) -> None:
     environments = checkout / ".venv"
     (checkout / "said").write_text(PIP)
+    (environments / "pyvenv.cfg").touch()
     write_program(environments / "bin" / "python", f'case "$*" in *"pip install"*) cat said; exit {status};; esac')
     for stamp in environments.glob(".installed*"):
         stamp.unlink()
@@ -155,6 +157,28 @@ def test_an_installation_says_what_it_is_at_and_ends_with_pips_status(checkout: 
     assert large == "  nvidia_nccl_cu13 2.30.7, 216.0 MB"
     assert unpacking == "  all packages are here; unpacking them takes the rest"
     assert last.startswith("installed in ") is (status == 0)
+
+
+def test_nothing_is_installed_into_the_python_that_a_partly_deleted_environment_leads_to(checkout: Path) -> None:
+    """Without pyvenv.cfg an environment's Python is the one that it was made of."""
+    environments, called = checkout / ".venv", checkout / "called"
+    write_program(environments / "bin" / "python", f'echo base "$*" >> {called}')
+    for stamp in environments.glob(".installed*"):
+        stamp.unlink()
+    python = write_program(
+        checkout / "python3.11",
+        f'case "$*" in *venv*) mkdir -p .venv/bin; touch .venv/pyvenv.cfg; cp {checkout}/made .venv/bin/python;; esac',
+    )
+    write_program(checkout / "made", f'echo made "$*" >> {called}')
+
+    target = ".venv/.installed-for-the-cloud"
+    made = start(checkout, target, "--no-print-directory", f"PYTHON={python}", variables=environment())
+    said, _ = made.communicate(timeout=60)
+
+    assert made.returncode == 0, said
+    installed = [line for line in called.read_text().splitlines() if "pip install" in line]
+    assert [line.split()[0] for line in installed] == ["made"]
+    assert "--require-virtualenv" in installed[0]
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ first steps:
                                                    the same on the stack's GPU nodes
   python -m workloads submit --stack dev --dry-run -- train --recipe imagenet_a3_ultra
                                                    every value that this job would use, and where it came from
-  python -m workloads submit --stack dev -- python3 hello_world.py
-                                                   any command of yours
+  python -m workloads submit --stack dev --working-dir . -- python3 hello_world.py
+                                                   any command of yours, with the files beside it
   python -m workloads submit --stack dev --ray-job -- train
                                                    on a cluster of its own, removed with the job
   python -m workloads jobs list --stack dev        what runs there

@@ -89,6 +89,11 @@ class Method:
         """Its own name: `insert`."""
         return self.id.rpartition(".")[2]
 
+    @property
+    def changes(self) -> bool:
+        """True if it changes something: false for those that are sent like a change and only read, or only wait."""
+        return self.verb != "GET" and self.name not in ("access", "getIamPolicy", "testIamPermissions", "wait")
+
 
 class Document:
     """One version of one API."""

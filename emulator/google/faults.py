@@ -1,9 +1,9 @@
 """Faults on request: `faults.json` in the emulator's folder says which calls fail, are late, or go unanswered.
 
 The file holds a list of objects: `call`, a shell pattern for the ids of Google's methods (`compute.*.insert`) or for
-the growth of a GKE pool (`gke.grow.NAME`), `effect` one of `fail`, `delay` and `lose-answer`, and optionally `message`,
-`seconds`, `after` (how many calls it lets pass before), `times` (how many it meets then; else all), and `code`, the
-HTTP status of a failure (503).
+the growth of a GKE pool (`gke.grow.NAME`); or `changes`, true for every method that changes something. `effect` is one
+of `fail`, `delay` and `lose-answer`. Optional are `message`, `seconds`, `after` (how many calls it lets pass before),
+`times` (how many it meets then; else all), and `code`, the HTTP status of a failure (503).
 """
 
 from __future__ import annotations
@@ -43,19 +43,22 @@ class PlannedFault:
     message: str
     """What the caller is told."""
     seconds: float
-    """How long the call takes."""
+    """How long the call takes; of a lost answer, how long it is awaited in vain."""
     code: int
     """HTTP status of a failure."""
 
 
-def meet(cloud: Cloud, call: str) -> PlannedFault | None:
-    """The first fault for this call, counted as used. Raises RefusedCall for a file that is not as said above."""
+def meet(cloud: Cloud, call: str, *, changes: bool = False) -> PlannedFault | None:
+    """The first fault for this call, which changes something or not, counted as used.
+
+    Raises RefusedCall for a file that is not as said above.
+    """
     file = cloud.directory / FILE
     if not file.exists():
         return None
     for entry in json.loads(file.read_text()):
         _require_legal(entry)
-        if not fnmatchcase(call, entry.get("call", "*")):
+        if not fnmatchcase(call, entry.get("call", "*")) or (entry.get("changes") and not changes):
             continue
         with cloud.transaction():
             name = json.dumps(entry, sort_keys=True)
@@ -75,7 +78,8 @@ def before(fault: PlannedFault | None) -> None:
     """Apply a fault before the call is carried out. Raises RefusedCall for `fail`."""
     if fault is None:
         return
-    time.sleep(fault.seconds)
+    if fault.effect != "lose-answer":
+        time.sleep(fault.seconds)
     if fault.effect == "fail":
         raise RefusedCall(fault.code, fault.message, REASONS[fault.code])
 
@@ -83,11 +87,12 @@ def before(fault: PlannedFault | None) -> None:
 def after(fault: PlannedFault | None) -> None:
     """Apply a fault after the call was carried out. Raises RefusedCall for `lose-answer`."""
     if fault is not None and fault.effect == "lose-answer":
+        time.sleep(fault.seconds)
         raise RefusedCall(503, f"the answer was lost: {fault.message}", "backendError")
 
 
 def _require_legal(entry: dict[str, Any]) -> None:
-    known = {"after", "call", "code", "effect", "message", "seconds", "times"}
+    known = {"after", "call", "changes", "code", "effect", "message", "seconds", "times"}
     if entry.get("effect") not in _EFFECTS or entry.get("code", 503) not in REASONS or entry.keys() - known:
         codes = ", ".join(map(str, REASONS))
         message = f"{FILE}: {entry!r}; effect must be one of {_EFFECTS}, code of {codes}, keys are {sorted(known)}"

@@ -15,6 +15,9 @@ from pathlib import Path
 from emulator.machine.belongings import content, runs_text, size_text
 from emulator.machine.state import CHECKOUT, OWN, State
 
+_WHOLE = ("pyvenv.cfg", ".installed", ".installed-for-the-cloud")
+"""What the Makefile knows an environment by that has all its packages."""
+
 _ASK, _AGREED = "Delete all of it? [y/N] ", ("y", "yes")
 
 
@@ -24,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     if not folders:
         print(f"there is nothing to delete in {CHECKOUT}")
         return 0
-    print(f"`make clean` deletes, in {CHECKOUT}:", *_lines(folders), sep="\n")
+    print(f"`make clean` deletes, in {CHECKOUT}:", *_lines(folders), sep="\n", flush=True)
     if "--yes" not in arguments:
         if not sys.stdin.isatty():
             print(
@@ -37,11 +40,14 @@ def main(arguments: Sequence[str]) -> int:
             return 0
     if status := subprocess.run(["make", "--no-print-directory", "down"], cwd=CHECKOUT, check=False).returncode:
         return status
+    print("deleting; of an environment with its packages that takes half a minute", flush=True)
     for path in folders:
         if path.is_symlink():
             path.unlink()
-        else:
-            shutil.rmtree(path)
+            continue
+        for mark in _WHOLE:  # first, so that no half environment is taken for a whole one if this is cut off
+            (path / mark).unlink(missing_ok=True)
+        shutil.rmtree(path)
     return 0
 
 
@@ -67,7 +73,8 @@ def _lines(folders: Sequence[Path]) -> list[str]:
 def _agreed() -> bool:
     try:
         return input(_ASK).strip().lower() in _AGREED
-    except EOFError:
+    except (EOFError, KeyboardInterrupt):
+        print()
         return False
 
 

@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ hashicorp/terraform-provider-google-beta v7.45.0; pulumi-kubernetes, "Release", 
 nothing: a grant, an enabled API, an object of Kubernetes, which is applied by name."""
 
 
+_NAMES = frozenset({"accountId", "name", "repositoryId", "secretId"})
+"""Inputs that name an object."""
+
+
 def identity(resource: Mapping[str, Any]) -> str | None:
     """The id of a resource that is given as Pulumi's state holds it; None for a type that can be made again."""
     template = IDENTITIES.get(resource["type"])
@@ -68,19 +73,27 @@ def settle(stack: Stack, say: Callable[[str], None]) -> None:
 def up(stack: Stack, say: Callable[[str], None], *, yes: bool) -> int:
     """`pulumi up`, and again as long as it fails and something that it failed to make is there; its exit status.
 
-    A name that Pulumi made up is in no other stack. Of a resource whose name the stack file fixes the terminal is
-    asked, since another may have made it; without one it stays as it is.
+    A name that Pulumi made up is in no other stack. What has a name that the stack file fixes another may have made:
+    it is taken over if Google says that it was made since this run began; where Google does not say when, the terminal
+    is asked, and without one it stays as it is.
     """
     while True:
+        begun = datetime.now(UTC)
         status, lost = _up(stack, yes)
         if not lost:
             return status
         say(f"Google may have made {_counted(len(lost))} that failed: asking what exists")
         found = _take_over(stack, lost)
-        if not found:
-            say("None of them exists.")
+        others = [one for one in found if not _is_ours(one, begun)]
+        if others:
+            _let_go(stack, others)
+            named = ", ".join(str(one["id"]) for one in others)
+            say(f"Left alone, as another may have made it: {named}. `pulumi import` takes over what is this stack's.")
+        names = [one["urn"].rpartition("::")[2] for one in found if one not in others]
+        if not names:
+            say("Nothing is taken over.")
             return status
-        say(f"Taken over: {', '.join(found)}. Going on with `pulumi up`")
+        say(f"Taken over: {', '.join(names)}. Going on with `pulumi up`")
 
 
 def _up(stack: Stack, yes: bool) -> tuple[int, list[dict[str, Any]]]:
@@ -91,11 +104,11 @@ def _up(stack: Stack, yes: bool) -> tuple[int, list[dict[str, Any]]]:
         extra = [*(["--yes"] if yes else []), "--event-log", str(log)]
         status = stack.run("up", extra=extra, PULUMI_DEBUG_COMMANDS="true")
         failed = _failed_creates(log) if status else []
-    return status, [one for one in failed if identity(one) and _may_be_taken(one)]
+    return status, [one for one in failed if identity(one)]
 
 
-def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of those that exist. Raises ProgramError."""
+def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those that exist, with the inputs as they were given and the outputs as they are. Raises ProgramError."""
     state = stack.state()
     before = _deployment(state).get("resources") or []
     known = {one["urn"] for one in before}
@@ -105,8 +118,15 @@ def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> list[str]:
         raise ProgramError(
             f"`pulumi refresh -s {stack.name}` failed, see above; at Google nothing was changed. Run this again."
         )
-    there = {one["urn"] for one in _deployment(stack.state()).get("resources") or []}
-    return [one["urn"].rpartition("::")[2] for one in maybe if one["urn"] in there]
+    there = {one["urn"]: one for one in _deployment(stack.state()).get("resources") or []}
+    return [{**there[one["urn"]], "inputs": one["inputs"]} for one in maybe if one["urn"] in there]
+
+
+def _let_go(stack: Stack, resources: Iterable[Mapping[str, Any]]) -> None:
+    """Have Pulumi forget resources, at Google nothing is changed. Raises ProgramError."""
+    state, forgotten = stack.state(), {one["urn"] for one in resources}
+    left = [one for one in _deployment(state)["resources"] if one["urn"] not in forgotten]
+    stack.put_state({**state, "deployment": {**_deployment(state), "resources": left}})
 
 
 def _deployment(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,13 +143,18 @@ def _failed_creates(log: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _may_be_taken(resource: Mapping[str, Any]) -> bool:
-    if resource["inputs"].get("__defaults"):  # the key of Pulumi's providers for what they have filled in
+def _is_ours(resource: Mapping[str, Any], begun: datetime) -> bool:
+    """False for a resource that another may have made."""
+    filled_in = resource["inputs"].get("__defaults", [])  # the key of Pulumi's providers for what they have filled in
+    if _NAMES.intersection(filled_in):
         return True
+    made = resource["outputs"].get("createTime") or resource["outputs"].get("timeCreated")
+    if made:
+        return datetime.fromisoformat(made) >= begun
     if not sys.stdin.isatty():
         return False
     kind = resource["type"].rpartition(":")[2]
-    answer = input(f"{kind} {identity(resource)}: if it exists, is it this stack's? [y/N] ")
+    answer = input(f"{kind} {resource['id']} exists: is it this stack's? [y/N] ")
     return answer.strip().lower() in ("y", "yes")
 
 

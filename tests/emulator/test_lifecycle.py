@@ -169,10 +169,12 @@ def test_a_demo_forgets_its_own_earlier_run_and_measurement_and_no_other(state: 
     for name in (*own, *others, "results/mine/r"):
         state.path(*name.split("/")).write_text("x")
 
-    demo.forget(state, "gs://b")
+    said: list[str] = []
+    demo.forget(state, "gs://b", said.append)
 
     left = {path.relative_to(state.directory).as_posix() for path in state.directory.rglob("*") if path.is_file()}
     assert left == {*others, "results/mine/r"}
+    assert len(said) == len(own) and all("of an earlier demo (1 bytes" in line for line in said)
 
 
 def test_what_is_taken_down_is_named_rays_nodes_and_those_of_jobs_too(state: State) -> None:

@@ -46,7 +46,7 @@ def gpus(place: Subject) -> str:
 def gib(place: Subject) -> str:
     """Check that gIB's files are where NCCL looks for them."""
     if place.environment is None or not place.environment.rdma_nics:
-        raise NotHere("the stack promises no RDMA NICs")
+        raise NotHere("no RDMA NICs are promised where this runs (OASIS_RDMA_NICS)")
     if not place.gpus:
         raise NotHere("no GPU on this node; gIB is on the GPU workers")
     directory = Path(GIB_DIRECTORY)

@@ -111,7 +111,9 @@ def run_submit(args: argparse.Namespace) -> int:
     """Submit, follow, and return the driver's exit code."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UsageError("There is no command to submit.", "Write it after `--`: submit -- python3 hello_world.py")
+        raise UsageError(
+            "There is no command to submit.", "Write it after `--`: submit --working-dir . -- python3 hello_world.py"
+        )
     if args.start_timeout < 1:
         raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
     with _packed(args, command, entry_point.read(args)) as job:
@@ -218,11 +220,13 @@ def _watch(args: argparse.Namespace, follower: Follower) -> int:
 
 def _stop(args: argparse.Namespace, follower: Follower) -> int:
     again = _again(args, follower.submission_id)
-    print(f"stopping job {follower.submission_id}; Ctrl-C again leaves it to itself", file=sys.stderr)
+    name, most = follower.submission_id, f"{STOP_SECONDS:.0f} s"
+    print(f"stopping job {name}, for which it has {most}; Ctrl-C again leaves it to itself", file=sys.stderr)
     try:
         follower.jobs.stop(follower.submission_id)
-        if not follower.run().status.is_terminal():
-            print(f"it has not stopped within {STOP_SECONDS:.0f} s; look at it with `{again}`", file=sys.stderr)
+        stopped = follower.run().status.is_terminal()
+        word = "it has stopped" if stopped else f"it has not stopped within {most}; look at it with `{again}`"
+        print(word, file=sys.stderr)
     except KeyboardInterrupt:
         print(f"left while it was stopping; follow it with `{again}`", file=sys.stderr)
     except RuntimeError as error:
@@ -260,6 +264,9 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     own = command[0] in OWN_COMMANDS
     if not own and (near := did_you_mean(command[0], OWN_COMMANDS)):
         tell(f"{command[0]} is no command of this package, so the job runs a program of that name{near}")
+    if not own and args.working_dir is None and "working_dir" not in given:
+        for word in (word for word in command if Path(word).is_file() and not Path(word).is_absolute()):
+            tell(f"{word} stays here; `--working-dir .` would take the files of this folder along")
     again = f"{stack.flags(args)}{' --ray-job' if args.ray_job else ''}".strip()
     ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: again} if own else {}
     variables = {**_JOB_ENVIRONMENT, **ours}

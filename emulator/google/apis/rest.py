@@ -82,7 +82,7 @@ class GoogleApis:
             handler = getattr(collection, f"do_{_snake(method.name)}", None)
             if collection is None or handler is None or not self._is_meant(method, path):
                 continue
-            fault = faults.meet(self._cloud, method.id)
+            fault = faults.meet(self._cloud, method.id, changes=method.changes)
             faults.before(fault)
             try:
                 with self._cloud.transaction():

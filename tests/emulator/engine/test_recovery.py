@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from emulator.google import faults
 from emulator.google.apis import serviceusage
 from emulator.machine import processes
 from emulator.rest import cloud_server
-from oasis_stack.command_line import recovery
+from oasis_stack.command_line import recovery, stale_lock
 from oasis_stack.command_line.pulumi_stack import Stack
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
@@ -82,11 +83,20 @@ def test_what_was_made_while_the_answer_was_lost_is_taken_over_and_what_another_
         "gcp:storage/bucket:Bucket", "data", {"name": f"{PROJECT}-data", "location": "EU"}
     )
     programs.write(place.state, stack.file.parent, NETWORK + BUCKET)
+    made = datetime.fromisoformat(theirs.outputs["timeCreated"])
+    eventually(lambda: datetime.now(UTC) > made)  # the emulated clock is ahead
 
     assert recovery.up(stack, said.append, yes=True) != 0
 
+    assert said[-2].startswith(f"Left alone, as another may have made it: {PROJECT}-data")
     assert "Bucket" not in json.dumps(stack.state())
     Client(place.cloud).delete(theirs)
+    _plan(place, {"call": "storage.buckets.insert", "effect": "lose-answer", "times": 1})
+
+    assert recovery.up(stack, said.append, yes=True) == 0
+
+    assert said[-1].startswith("Taken over: data.")
+    assert _changes(stack) == {"same"}
 
 
 def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tuple[ControlPlane, Stack]) -> None:
@@ -99,12 +109,12 @@ def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tup
     killed.wait()
     _plan(place)
     assert [one["type"] for one in stack.state()["deployment"]["pending_operations"]].count("creating") >= 3
-    subprocess.run(stack.bare_command("cancel", "--yes", stack.name), check=True)
     said: list[str] = []
 
+    stale_lock.release(stack, said.append)
     recovery.settle(stack, said.append)
 
-    assert len(said) == 1 and "cut off" in said[0]
+    assert len(said) == 2 and "left its lock on stack local" in said[0] and "cut off" in said[1]
     assert "pending_operations" not in stack.state()["deployment"]
     assert recovery.up(stack, said.append, yes=True) == 0
     assert _made(place) == MADE

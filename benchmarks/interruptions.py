@@ -1,0 +1,203 @@
+"""Whether `up` and `destroy` of the whole stack end well however one is cut off: `python -m benchmarks.interruptions`.
+
+The real engine, the real API server and the emulated Google, on a platform of this command's own. In each life one
+call of `up` that changes something in the emulated Google ends badly, and one of `destroy`: its answer is lost, or the
+engine and its providers are killed before Google has the call, or before they have the answer. Then the same command
+is given again, once. A life is whole if both second commands succeed, all is there once and no preview shows a change,
+and nothing is left at the end. There are some hundred calls and three ways, a minute each: results are written life by
+life, and the next run goes on with those that are missing (`--lives`: at most so many more).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from benchmarks.harness import command
+from benchmarks.harness.figures import Record, conditions, median_and_range, read, say, write
+from emulator import lifecycle
+from emulator.google import faults
+from emulator.google.cloud import Cloud
+from emulator.machine import processes
+from emulator.machine.state import CHECKOUT, State
+from workloads.errors import EXIT_INTERRUPTED
+
+RESULTS = Path(__file__).with_suffix(".json")
+
+Cut = Literal["lost", "killed before", "killed after"]
+
+_FAULTS: Mapping[Cut, Mapping[str, Any]] = {
+    "lost": {"effect": "lose-answer"},
+    "killed before": {"effect": "fail", "seconds": 60},
+    "killed after": {"effect": "lose-answer", "seconds": 60},
+}
+"""How each cut is asked for; the engine is killed while the call takes its time."""
+
+_COMMAND_SECONDS = 600
+
+
+class Platform:
+    """The emulated platform of this command, with the commands of a person in its shell."""
+
+    def __init__(self, state: State) -> None:
+        self._state, self.cloud = state, Cloud(state.directory)
+        self._environment = {**os.environ, **lifecycle.environment(state)}
+
+    def life(self, calls: Mapping[str, int], cut: Cut, expected: Counter[str]) -> list[str]:
+        """What was not whole in a life with a cut at a call of each verb, counted from 1."""
+        wrong: list[str] = []
+        for verb, call in calls.items():
+            first = self._run(verb, call, cut)
+            status, said = self._run(verb)
+            if status:
+                wrong.append(f"the second {verb} failed after a first with status {first[0]}: {said[-2000:]}")
+            if verb == "up":
+                made = self.made()
+                if made != expected:
+                    wrong.append(f"too much: {made - expected}; missing: {expected - made}")
+                wrong += self._differences()
+        wrong += [f"left: {one.kind} {one.name}" for one in self.cloud.inventory().other]
+        return wrong
+
+    def made(self) -> Counter[str]:
+        """How many there are of each kind of what a destroy removes."""
+        return Counter(one.kind for one in self.cloud.inventory().other)
+
+    def undisturbed(self, verb: str) -> int:
+        """Give a command that must succeed; how many calls changed something."""
+        self._plan([{"changes": True, "effect": "delay"}])
+        status, said = self._run(verb)
+        if status:
+            raise RuntimeError(f"{verb} failed without a cut:\n{said}")
+        self._plan([])
+        return self._counted()
+
+    def forget_what_is_kept(self) -> None:
+        """Data and repositories that a destroy leaves on purpose; the next life begins without."""
+        for one in self.cloud.inventory().kept:
+            if not one.kind.startswith("serviceusage/") and self.cloud.find(one.kind, one.name):
+                self.cloud.delete(one.kind, one.name)
+
+    def _run(self, verb: str, call: int = 0, cut: Cut = "lost") -> tuple[int, str]:
+        """Exit status and output of a command, cut off at a call if that is given."""
+        for one in self.cloud.list("emulator/fault"):
+            self.cloud.delete(one.kind, one.name)
+        planned = {"changes": True, "after": call - 1, "times": 1, **_FAULTS[cut]}
+        if call:
+            self._plan([planned])
+        line = [sys.executable, "-m", "oasis_stack", verb, "--stack", "local", "--yes"]
+        asked, answers = os.openpty()
+        os.write(asked, b"y\n" * 20)  # a person at a terminal, who knows what is this stack's
+        with tempfile.TemporaryFile("w+") as output, os.fdopen(answers) as keyboard, os.fdopen(asked):
+            running = subprocess.Popen(
+                line,
+                cwd=CHECKOUT,
+                env=self._environment,
+                stdin=keyboard,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            if call and cut != "lost":
+                self._kill_at(running, call)
+            status = running.wait(_COMMAND_SECONDS)
+            if call:
+                self._plan([])
+            output.seek(0)
+            return status, output.read()
+
+    def _kill_at(self, running: subprocess.Popen[Any], call: int) -> None:
+        """Kill the command and all that it started once the call has come."""
+        while running.poll() is None:
+            if self._counted() >= call:
+                time.sleep(0.1)  # whatever else was under way is answered
+                for pid in (*processes.descendants(running.pid), running.pid):
+                    os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(0.05)
+
+    def _counted(self) -> int:
+        return sum(one.body["met"] for one in self.cloud.list("emulator/fault"))
+
+    def _plan(self, planned: Sequence[Mapping[str, Any]]) -> None:
+        (self.cloud.directory / faults.FILE).write_text(json.dumps(planned))
+
+    def _differences(self) -> list[str]:
+        line = ["pulumi", "preview", "--stack", "local", "--json"]
+        done = subprocess.run(line, cwd=CHECKOUT, env=self._environment, capture_output=True, text=True, check=False)
+        steps = json.loads(done.stdout)["steps"] if not done.returncode else []
+        said = [f"preview: {done.stderr[-500:]}"] if done.returncode else []
+        return said + [f"{step['op']} {step['urn'].rpartition('::')[2]}" for step in steps if step["op"] != "same"]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure; returns the exit code."""
+    parser = command.parser(RESULTS, __doc__)
+    parser.add_argument("--lives", type=int, default=10_000, metavar="N", help="at most so many more (all)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order (1)")
+    chosen = parser.parse_args(given)
+    lives: list[Record] = read(chosen.results).get("lives", [])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))  # the platform ends with this command
+    with tempfile.TemporaryDirectory(prefix="oasis-interruptions-") as folder:
+        state = State(Path(folder) / ".oasis")
+        try:
+            with lifecycle.started(state, say) as engine:
+                engine.preview()  # makes the stack, of which nothing is made yet
+                platform = Platform(state)
+                ups = platform.undisturbed("up")
+                expected = platform.made()
+                calls = {"up": ups, "destroy": platform.undisturbed("destroy")}
+                platform.forget_what_is_kept()
+                say(f"up makes {calls['up']} calls that change something, destroy {calls['destroy']}")
+                for at, cut in _missing(lives, calls, chosen.seed)[: chosen.lives]:
+                    begun = time.monotonic()
+                    wrong = platform.life(at, cut, expected)
+                    lives.append({"at": at, "cut": cut, "wrong": wrong, "seconds": round(time.monotonic() - begun)})
+                    say(f"{cut} at {at}: {wrong or 'whole'}")
+                    write(chosen.results, _record(lives, calls))
+                    platform.forget_what_is_kept()
+                    if wrong:  # the next life begins with nothing all the same
+                        platform.undisturbed("up")
+                        platform.undisturbed("destroy")
+                        platform.forget_what_is_kept()
+        finally:
+            lifecycle.take_down(state)
+    return command.conclude(chosen.results, _record(lives, calls), [str(one) for one in lives if one["wrong"]])
+
+
+def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> list[tuple[dict[str, int], Cut]]:
+    """The lives that are not yet lived, in an order of their own: each call of `up` once with each cut, and each of
+    `destroy` as often as that takes."""
+    lived = {(one["at"]["up"], one["cut"]) for one in lives}
+    every = [
+        ({"up": call, "destroy": call % calls["destroy"] + 1}, cut)
+        for call in range(1, calls["up"] + 1)
+        for cut in get_args(Cut)
+    ]
+    random.Random(seed).shuffle(every)
+    return [(at, cut) for at, cut in every if (at["up"], cut) not in lived]
+
+
+def _record(lives: Sequence[Record], calls: Mapping[str, int]) -> Record:
+    return {
+        "conditions": conditions(),
+        "calls that change something": dict(calls),
+        "lived": dict(Counter(str(one["cut"]) for one in lives)),
+        "whole": sum(not one["wrong"] for one in lives),
+        "seconds each": median_and_range([float(one["seconds"]) for one in lives]),
+        "lives": list(lives),
+    }
+
+
+if __name__ == "__main__":
+    command.run(main)

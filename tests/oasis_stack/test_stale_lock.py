@@ -1,0 +1,112 @@
+"""The lock of a killed run is removed where it is certain that nobody holds it, in a folder and in a bucket."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from oasis_stack import live_state
+from oasis_stack.command_line import external_program, stale_lock
+from oasis_stack.command_line.pulumi_stack import Stack
+
+FOLDER = ".pulumi/locks/organization/oasis/dev"
+NOW = "2026-11-26T11:47:57Z"
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Stack:
+    (tmp_path / "Pulumi.yaml").write_text("name: oasis\nruntime: python\n")
+    (tmp_path / "Pulumi.dev.yaml").write_text("config:\n  gcp:project: some-project\n")
+    return Stack.named("dev", tmp_path)
+
+
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What was called to remove locks."""
+    found: list[list[str]] = []
+
+    def read(arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
+        found.append(arguments)
+        return ""
+
+    monkeypatch.setattr(external_program, "read", read)
+    return found
+
+
+def lock(**changes: Any) -> dict[str, Any]:
+    """A lock of this user's process on this machine that is gone."""
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    own = {"pid": gone.pid, "username": getpass.getuser(), "hostname": socket.gethostname(), "timestamp": NOW}
+    return {**own, **changes}
+
+
+@pytest.mark.parametrize(
+    ("locks", "removed"),
+    [
+        ([lock()], True),
+        ([], False),
+        ([lock(pid=os.getpid())], False),
+        ([lock(hostname="another")], False),
+        ([lock(username="another")], False),
+        ([lock(), lock(hostname="another")], False),
+    ],
+    ids=["gone", "none", "at work", "of another machine", "of another user", "one of two"],
+)
+def test_only_a_lock_that_nobody_holds_is_removed(
+    stack: Stack,
+    cancelled: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    locks: list[dict[str, Any]],
+    removed: bool,
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}/state?no_tmp_dir=true")
+    folder = tmp_path / "state" / FOLDER
+    folder.mkdir(parents=True)
+    for number, content in enumerate(locks):
+        (folder / f"{number}.json").write_text(json.dumps(content))
+    said: list[str] = []
+
+    stale_lock.release(stack, said.append)
+
+    assert cancelled == ([stack.bare_command("cancel", "--yes", "dev")] if removed else [])
+    assert [f"process {locks[0]['pid']} of {NOW}" in line for line in said] == ([True] if removed else [])
+
+
+@pytest.mark.parametrize("refused", [None, live_state.RequestRefused, live_state.NotAnswering])
+def test_a_lock_in_a_bucket_is_found_and_a_bucket_that_cannot_be_read_is_left_to_pulumi(
+    stack: Stack,
+    cancelled: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    refused: type[Exception] | None,
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://states/team")
+    asked: list[str] = []
+
+    def get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        asked.append(url)
+        if refused:
+            raise refused("no")
+        return lock() if "alt=media" in url else {"items": [{"name": f"team/{FOLDER}/1.json"}]}
+
+    monkeypatch.setattr(live_state, "_get", get)
+
+    stale_lock.release(stack, lambda _: None)
+
+    assert len(cancelled) == (0 if refused else 1)
+    objects = "https://storage.googleapis.com/storage/v1/b/states/o"
+    expected = [
+        f"{objects}?prefix={quote(f'team/{FOLDER}/', safe='')}",
+        f"{objects}/{quote(f'team/{FOLDER}/1.json', safe='')}?alt=media",
+    ]
+    assert asked == expected[: 1 if refused else 2]
