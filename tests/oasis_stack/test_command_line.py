@@ -113,6 +113,7 @@ class CommandLine:
 @pytest.fixture
 def fresh(tmp_path: Path, programs: Programs, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """As after the checkout."""
+    shutil.copy(stack_file.ROOT / "Pulumi.yaml", tmp_path)
     shutil.copy(stack_file.find("dev"), tmp_path)
     shutil.copy(stack_file.ROOT / image.LOCK, tmp_path)
     return CommandLine(tmp_path, programs, capsys)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 
-from benchmarks import published, simulation
+from benchmarks import published
 from benchmarks import scaling as figures
 from benchmarks.published import GIB, MIB
 from tests.support.bench_results import conditions, measured, run
@@ -120,14 +120,14 @@ def test_the_closed_form_agrees_with_the_simulation_of_ddp_s_reducer(
 ) -> None:
     work = figures.work(rate, batch, jitter, contention)
     closed = scaling.step(work, nodes, 8, figures.all_reduce).seconds
-    assert simulation.step_seconds(work, nodes, 8, figures.all_reduce, steps=60) == pytest.approx(closed, rel=0.03)
+    assert figures.simulated_step(work, nodes, 8, figures.all_reduce, steps=60) == pytest.approx(closed, rel=0.03)
 
 
 def test_an_input_pipeline_that_is_too_slow_is_the_limit_in_both() -> None:
     work = replace(WORK, input=0.05)
     for nodes in (1, 4):
         assert scaling.step(work, nodes, 8, nothing).seconds == pytest.approx(0.05)
-        assert simulation.step_seconds(work, nodes, 8, nothing, steps=40) == pytest.approx(0.05, rel=0.03)
+        assert figures.simulated_step(work, nodes, 8, nothing, steps=40) == pytest.approx(0.05, rel=0.03)
 
 
 def test_the_closed_form_s_limits() -> None:
