@@ -596,20 +596,45 @@ def test_destroy_goes_on_when_the_cluster_does_not_answer(run: CommandLine) -> N
     assert run.programs.calls[-1][3] == "destroy"
 
 
-@pytest.mark.parametrize(("answer", "asked", "taken"), [("y", 1, 1), ("", 1, 0), (None, 0, 0)])
-def test_what_another_may_have_made_is_taken_over_only_if_the_terminal_says_so(
-    run: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str | None, asked: int, taken: int
+BUCKET = {"type": "gcp:storage/bucket:Bucket", "urn": "urn::Bucket::data", "inputs": {"name": "some-project-data"}}
+ACCOUNT = {
+    "type": "gcp:serviceaccount/account:Account",
+    "urn": "urn::Account::nodes",
+    "inputs": {"accountId": "oasis-nodes", "project": "some-project"},
+}
+
+
+@pytest.mark.parametrize(
+    ("resource", "outputs", "answer", "asked", "taken"),
+    [
+        (BUCKET, {"timeCreated": "2999-01-01T00:00:00Z"}, None, False, True),
+        (BUCKET, {"timeCreated": "2020-01-01T00:00:00Z"}, "y", False, False),
+        (ACCOUNT, {}, "y", True, True),
+        (ACCOUNT, {}, "", True, False),
+        (ACCOUNT, {}, None, False, False),
+    ],
+    ids=["made since", "made before", "agreed", "Enter", "no terminal"],
+)
+def test_what_another_may_have_made_is_taken_over_if_google_or_the_terminal_says_that_it_is_ours(
+    run: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    resource: dict[str, Any],
+    outputs: dict[str, str],
+    answer: str | None,
+    asked: bool,
+    taken: bool,
 ) -> None:
-    bucket = {"type": "gcp:storage/bucket:Bucket", "urn": "urn::Bucket::data", "inputs": {"name": "some-project-data"}}
     questions, put = list[str](), list[dict[str, Any]]()
 
     def pulumi(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if "--event-log" in arguments and not put:
-            event = {"resOpFailedEvent": {"metadata": {"op": "create", "new": bucket}}}
+            event = {"resOpFailedEvent": {"metadata": {"op": "create", "new": resource}}}
             Path(arguments[arguments.index("--event-log") + 1]).write_text(json.dumps(event))
             return subprocess.CompletedProcess(arguments, 255)
         if arguments[3:5] == ["stack", "import"]:
             put.append(json.loads(options["input"]))
+        if "refresh" in arguments:
+            put[-1]["deployment"]["resources"] = [{**one, "outputs": outputs} for one in _resources(put[-1])]
         run.programs.answers["stack export"] = json.dumps(put[-1] if put else {"deployment": None})
         return run.programs.run(arguments, **options)
 
@@ -619,9 +644,14 @@ def test_what_another_may_have_made_is_taken_over_only_if_the_terminal_says_so(
 
     assert run("up") == (0 if taken else 255)
 
-    assert [state["deployment"]["resources"] for state in put] == [[{**bucket, "id": "some-project-data"}]] * taken
-    assert len(questions) == asked and all("Bucket some-project-data" in question for question in questions)
-    assert len(run.programs.called("refresh")) == taken
+    identity = "some-project-data" if resource is BUCKET else "oasis-nodes@some-project.iam.gserviceaccount.com"
+    assert [one["id"].endswith(identity) for one in _resources(put[-1])] == [True] * taken
+    assert [identity in question for question in questions] == [True] * asked
+
+
+def _resources(state: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = state["deployment"]["resources"]
+    return found
 
 
 def test_pulumi_uses_the_backend_of_the_stack_file_unless_the_caller_names_one(
