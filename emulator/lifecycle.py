@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shlex
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import yaml
 
 from emulator import build
 from emulator.engine import plain_pulumi, published_provider
-from emulator.engine.commands import STACK, Engine, Result, merged, refuse_encryption
+from emulator.engine.commands import STACK, Engine, Result, first_on_path, merged, refuse_encryption
 from emulator.gcp import tables as gcp_tables
 from emulator.kubernetes import control_plane, helm
 from emulator.machine.belongings import content
@@ -240,7 +239,7 @@ def environment(state: State) -> dict[str, str]:
     engines = engine(state, lambda _line: None).environment()
     return {
         **engines,
-        "PATH": f"{_plain_pulumi(state)}{os.pathsep}{engines['PATH']}",
+        "PATH": first_on_path(engines["PATH"], _plain_pulumi(state)),
         "KUBECONFIG": str(kubeconfig if kubeconfig.exists() else control_plane.kubeconfig_file(state)),
     }
 

@@ -166,7 +166,7 @@ class Engine:
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_IGNORE_AMBIENT_PLUGINS": "true",
-            "PATH": f"{self._state.path('bin')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+            "PATH": first_on_path(os.environ.get("PATH", ""), self._state.path("bin"), Path(sys.executable).parent),
             **_past_proxies(),
             **self._environment,
         }
@@ -329,6 +329,11 @@ def _cancel(child: subprocess.Popen[str]) -> None:
         child.wait(timeout=_CANCEL_SECONDS)
     processes.end(processes.in_session(child.pid), grace_seconds=2.0)
     child.wait()
+
+
+def first_on_path(path: str, *folders: Path) -> str:
+    """A PATH with folders before what else is on it, each once."""
+    return os.pathsep.join(dict.fromkeys([*map(str, folders), *path.split(os.pathsep)]))
 
 
 def _past_proxies() -> dict[str, str]:

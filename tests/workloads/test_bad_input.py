@@ -62,6 +62,9 @@ CASES = {
     "a storage that is a file": Case(
         "--storage {here}/file", 8, "cannot list {here}/file/first/checkpoints: Not a directory"
     ),
+    "a W&B key file that is not there": Case(
+        "--run second --wandb-key-file {here}/none", 7, "the key file {here}/none cannot be read: No such file"
+    ),
     "a full disk": Case(
         *("--storage {here}/disk", 8, "cannot write probe to {here}/disk/first/write-test: No space left on device. "),
         mounted="full",
@@ -139,3 +142,4 @@ def test_what_cannot_be_trained_ends_with_one_message_its_exit_code_and_nothing_
     if case.mounted:
         before[here / "files"] = f"{here}/disk/file\n".encode()
     assert contents(here) == before
+    assert [run.name for run in (here / "runs").iterdir()] == ["first"]

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -36,6 +37,9 @@ _EMBEDDED = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray starts workers in another way, but they have our Python
 }
 _OBJECT_STORE_BYTES = 200_000_000
+_LISTENER_SECONDS = 10.0
+"""A head that is up answers within a round trip of its network, or of a port-forward."""
+
 _STARTING = "starting Ray on this machine, which takes 5 to 20 s"
 
 _PYTHON_KEPT = {"working_dir", "py_modules", "excludes", "env_vars", "config", "worker_process_setup_hook"}
@@ -108,6 +112,8 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
     if ray.is_initialized():
         yield
         return
+    if place.address:
+        _check_listener(place, place.address)
     environment = _runtime_environment(place, imports)
     directory = tempfile.mkdtemp(prefix="oasis-") if place.embedded else ""
     where: dict[str, Any] = {"address": place.address}
@@ -204,6 +210,21 @@ def forked_workers(place: Place) -> tuple[bool, str]:
 
 def _runtime_environment(place: Place, imports: Sequence[str]) -> dict[str, str]:
     return {"py_executable": fork_server.executable(imports)} if imports and forked_workers(place)[0] else {}
+
+
+def _check_listener(place: Place, address: str) -> None:
+    """Refuse at once an address where nobody listens: Ray itself asks on for minutes.
+
+    Raises:
+        PlaceError: nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        return  # `auto` and its like, which Ray answers
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTENER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(place, error) from error
 
 
 def _unreachable(place: Place, error: Exception) -> PlaceError:

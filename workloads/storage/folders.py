@@ -178,6 +178,12 @@ class Folder:
                 # On Cloud Storage the contents have gone by now, and there was no marker object for the folder itself.
                 return
 
+    def remove_empty(self) -> None:
+        """Delete the folder unless something is in it; Cloud Storage knows no empty ones."""
+        if self._local:
+            with suppress(OSError):  # another has written to it since, or removed it
+                disk.calls.rmdir(self.path)
+
     @property
     def _local(self) -> bool:
         return self.filesystem.type_name == "local"
@@ -196,13 +202,14 @@ class Folder:
 
 
 def check_writable(folder: Folder) -> None:
-    """Refuse at once a folder that cannot be written to: writes an object below it and removes it.
+    """Refuse at once a folder that cannot be written to: writes an object below it, and removes what it made.
 
     Raises:
         AuthError: it may not be written.
         PlaceError: it cannot be: a full or read-only disk, a bucket that does not exist or answer.
     """
     probe = folder.child("write-test")
+    existed = folder.exists()
     try:
         probe.write("probe", b"probe")  # an empty one has room on a full disk
     except WorkloadError:
@@ -210,6 +217,8 @@ def check_writable(folder: Folder) -> None:
             probe.remove()
         raise
     probe.remove()
+    if not existed:
+        folder.remove_empty()
 
 
 def locate(uri: str | Path) -> Folder:

@@ -178,10 +178,12 @@ def test_it_previews_changes_refreshes_and_destroys_and_writes_no_tracked_file(
     assert {path.name for path in checkout.iterdir()} == {"Pulumi.yaml", "Pulumi.local.yaml", "__main__.py"}
 
 
-def test_python_in_that_shell_is_the_one_that_has_the_packages(state: State) -> None:
+def test_python_in_that_shell_is_the_one_that_has_the_packages(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lifecycle.environment(state)["PATH"]
+    monkeypatch.setenv("PATH", path)
 
     assert shutil.which("python", path=path) == str(Path(sys.executable).with_name("python"))
+    assert lifecycle.environment(state)["PATH"] == path, "the line typed once more"
 
 
 def test_the_engine_and_the_next_up_find_the_program_itself(state: State, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -106,22 +107,27 @@ def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("address", "said", "remedy"),
+    ("listening", "said", "remedy"),
     [
         (None, "The embedded Ray did not start: The current node timed out.", "with less running beside it"),
-        ("10.0.0.1:6379", "No Ray answers at 10.0.0.1:6379: The current node timed out.", "leave --address out"),
+        (True, "No Ray answers at {}: The current node timed out.", "leave --address out"),
+        (False, "No Ray answers at {}: [Errno 111] Connection refused.", "leave --address out"),
     ],
 )
 def test_a_ray_that_is_not_up_in_time_is_told_in_one_message(
-    monkeypatch: pytest.MonkeyPatch, address: str | None, said: str, remedy: str
+    monkeypatch: pytest.MonkeyPatch, listening: bool | None, said: str, remedy: str
 ) -> None:
     def slow(**_options: object) -> None:
         raise Exception("The current node timed out.\nMore of it.")  # ray 2.60, _private/node.py: raised as it is here
 
     monkeypatch.setattr("ray.init", slow)
-    with pytest.raises(PlaceError) as caught, session.connect(session.Place(address=address, environment=None)):
-        pass
-    assert caught.value.problem == said
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = None if listening is None else f"127.0.0.1:{listener.getsockname()[1]}"
+        if not listening:
+            listener.close()
+        with pytest.raises(PlaceError) as caught, session.connect(session.Place(address=address, environment=None)):
+            pass
+    assert caught.value.problem == said.format(address)
     assert remedy in caught.value.remedy
 
 

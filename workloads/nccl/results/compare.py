@@ -208,6 +208,7 @@ def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
         )
     lines = [_compared(key, regime, sizes, old[key], new[key], len(groups)) for key, regime, sizes in groups]
     left_out = [f"{key} only in {side}" for side, keys in (("A", old), ("B", new)) for key in keys if key not in common]
+    left_out += [line for key in common for line in _sizes_of_one_side(key, old[key], new[key])]
     left_out += [f"{one.source} stopped before its end: {one.stopped}" for one in (*before, *after) if one.stopped]
     return Comparison(
         lines=tuple(lines),
@@ -297,6 +298,13 @@ def _regimes(old: Sequence[_StageResult], new: Sequence[_StageResult]) -> Iterat
         return
     yield "latency", small
     yield "bandwidth", large
+
+
+def _sizes_of_one_side(key: StageKey, old: Sequence[_StageResult], new: Sequence[_StageResult]) -> Iterator[str]:
+    sides = [{row.size for run in side for row in run.rows} for side in (old, new)]
+    for name, mine, others in (("A", *sides), ("B", *reversed(sides))):
+        if alone := sorted(mine - others):
+            yield f"{key}: {', '.join(map(format_size, alone))} only in {name}"
 
 
 def _compared(
