@@ -91,6 +91,13 @@ def test_a_zone_without_the_machine_is_refused_with_those_that_have_it(machine: 
     assert all(zone in problem.allowed for zone in machine.zones)
 
 
+@pytest.mark.parametrize("name", ["", "Ours", "ours ", "ours, theirs", "ours/reservationBlocks/1", "projects/p/ours"])
+def test_a_reservation_is_named_by_all_of_the_text_and_not_by_its_beginning(name: str) -> None:
+    (problem,) = problems(H200, H200.zones[0], [entry("reservation", reservation=name)])
+
+    assert (problem.key, problem.value) == ("gpu.capacity[0].reservation", name)
+
+
 def test_a_mode_stands_once_in_a_ladder_and_each_reservation_once() -> None:
     other = replace(LEGAL["reservation"], reservation="projects/owner-project/reservations/theirs")
 

@@ -143,13 +143,13 @@ def test_creation_waits_until_every_enabled_api_has_stopped_saying_that_it_is_di
         "/compute/v1/projects/project-a/global/networks",
         "/v1/projects/project-a/locations/-/clusters",
     )
-    world.answers[networks] = _in_turn((403, older), (503, {}), (200, {}))
+    world.answers[networks] = _in_turn((403, older), (503, {}), (429, {}), (403, older), (200, {}))
     # No permission to list is an answer all the same: what `up` needs may be granted.
     world.answers[clusters] = _in_turn((403, disabled), (403, {"error": {"code": 403, "message": "denied"}}))
     apis = ["compute.googleapis.com", "container.googleapis.com", "iamcredentials.googleapis.com"]
     wait._ApisAnswer().create({"project": "project-a", "apis": apis, "timeout_minutes": 1.0})
     asked = [path for _, path in world.asked]
-    assert asked.count(networks) >= 3
+    assert asked.count(networks) >= 5
     assert asked.count(clusters) >= 2
     # An API that is off where the credentials come from does not count.
     assert world.quota_projects == {"project-a"}
@@ -273,6 +273,36 @@ def test_a_cluster_that_does_not_answer_is_given_up_only_when_the_user_says_so(
     wait._WorkloadsGone().delete("id", props)
 
 
+def test_a_cluster_that_answers_is_cleaned_up_whatever_the_user_says_of_one_that_does_not(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    monkeypatch.setenv("PULUMI_K8S_DELETE_UNREACHABLE", "true")
+    jobs = [_named("tune")]
+    world.answers["/apis/ray.io/v1/rayjobs"] = lambda _: (200, {"items": jobs})
+    world.answers[f"DELETE {RAY_JOB}"] = lambda _: (200, {"was": jobs.pop()})
+
+    wait._WorkloadsGone().delete("id", {"kubeconfig": world.kubeconfig, "timeout_minutes": SOON})
+
+    assert ("DELETE", RAY_JOB) in world.asked
+
+
+def test_the_resource_types_of_a_chart_are_there_when_the_cluster_serves_them(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    name = "rayjobs.ray.io"
+    monkeypatch.setattr(chart_definitions, "definitions", lambda *_: iter([{"metadata": {"name": name}}]))
+    made = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    world.answers[made] = (201, {})
+    world.answers[f"{made}/{name}"] = _in_turn(
+        (404, {}), _definition(("NamesAccepted", "True")), _definition(("Established", "True"))
+    )
+    props = {"kubeconfig": world.kubeconfig, "repository": "", "chart": "kuberay-operator", "version": "1"}
+
+    chart_definitions._ChartDefinitions().create(props)
+
+    assert world.asked == [("GET", f"{made}/{name}"), ("POST", made), *[("GET", f"{made}/{name}")] * 2]
+
+
 def test_the_network_is_free_when_gkes_own_objects_are_gone_from_all_pages_and_scopes_and_others_do_not_matter(
     world: World,
 ) -> None:
@@ -283,14 +313,18 @@ def test_the_network_is_free_when_gkes_own_objects_are_gone_from_all_pages_and_s
         {"name": "k8s-fw-b2", "network": other},
         {"name": "ssh", "network": mine},
     ]
-    groups = {"zones/z": {"warning": {}}, "zones/y": {"networkEndpointGroups": [{"name": "k8s1-n", "network": mine}]}}
+    groups = {"zones/y": {"networkEndpointGroups": [{"name": "k8s1-n", "network": mine}]}}
 
     def firewalls(query: dict[str, list[str]]) -> Answer:
         first = {"items": rules[1:], "nextPageToken": "2"}
         return 200, {"items": rules[:1]} if query.get("pageToken") == ["2"] else first
 
+    def aggregated(query: dict[str, list[str]]) -> Answer:
+        first = {"items": {"zones/z": {"warning": {}}}, "nextPageToken": "2"}
+        return 200, {"items": groups} if query.get("pageToken") == ["2"] else first
+
     world.answers[base + "global/firewalls"] = firewalls
-    world.answers[base + "aggregated/networkEndpointGroups"] = lambda _: (200, {"items": groups})
+    world.answers[base + "aggregated/networkEndpointGroups"] = aggregated
     world.answers[base + "aggregated/forwardingRules"] = (200, {"items": {}})
     # The subnet of the control plane's private endpoint, and its address, which names the subnet alone.
     endpoint = {"name": "gke-oasis-1a-pe-subnet", "network": mine}

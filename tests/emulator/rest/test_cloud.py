@@ -71,6 +71,14 @@ def test_an_object_with_an_end_blocks_until_then_and_is_gone_after(cloud: Cloud)
     cloud.delete("compute/network", NETWORK)
 
 
+def test_an_object_that_is_made_anew_while_it_ends_does_not_end(cloud: Cloud) -> None:
+    _with_subnet(cloud)
+    cloud.expire("compute/network", NETWORK, 60)
+    cloud.put("compute/network", NETWORK, {"mtu": 8896})
+    cloud.turn(61)
+    assert cloud.get("compute/network", NETWORK).body == {"mtu": 8896}
+
+
 def test_what_is_kept_is_listed_apart_with_its_grants(cloud: Cloud) -> None:
     _with_subnet(cloud)
     cloud.create("storage/bucket", "data", {})

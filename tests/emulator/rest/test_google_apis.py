@@ -102,6 +102,17 @@ def test_of_two_who_change_a_policy_at_once_the_second_must_read_again(google: G
         projects.setIamPolicy(resource=PROJECT, body={"policy": {"bindings": [stranger]}}).execute()
 
 
+def test_what_is_made_anew_has_none_of_the_grants_that_its_namesake_had(google: Google, repositories: Any) -> None:
+    name = f"{LOCATION}/repositories/again"
+    for bindings in ([{"role": "roles/artifactregistry.reader", "members": [ME]}], []):
+        repositories.create(parent=LOCATION, repositoryId="again", body={"format": "DOCKER"}).execute()
+        google.cloud.turn(60)
+        assert "bindings" not in repositories.getIamPolicy(resource=name).execute()
+        repositories.setIamPolicy(resource=name, body={"policy": {"bindings": bindings}}).execute()
+        repositories.delete(name=name).execute()
+        google.cloud.turn(60)
+
+
 def test_a_method_that_is_not_served_says_so(repositories: Any) -> None:
     with pytest.raises(HttpError, match=r"does not serve .*repositories\.packages\.list"):
         repositories.packages().list(parent=f"{LOCATION}/repositories/made").execute()

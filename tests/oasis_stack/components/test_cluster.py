@@ -59,7 +59,10 @@ def test_an_exclusion_keeps_node_upgrades_out_until_its_end_or_until_the_version
     assert ended["exclusionOptions"] == {"scope": "NO_MINOR_OR_NODE_UPGRADES"}
     # Google takes exactly one of the two (provider reference, `end_time_behavior`).
     assert "endTime" not in unended
-    assert unended["exclusionOptions"]["endTimeBehavior"] == "UNTIL_END_OF_SUPPORT"
+    assert unended["exclusionOptions"] == {
+        "scope": "NO_MINOR_OR_NODE_UPGRADES",
+        "endTimeBehavior": "UNTIL_END_OF_SUPPORT",
+    }
 
 
 def test_no_node_exists_before_the_grants_of_its_account_and_that_holds_for_the_short_lived_first_pool(
