@@ -285,7 +285,8 @@ class Engine:
         return str(yaml.safe_load((self._checkout / "Pulumi.yaml").read_text())["name"])
 
     def _backend(self) -> str:
-        return f"file://{self._folder('state')}"
+        # Without the sidecar of each file, which a kill can leave empty: see oasis_stack/command_line/stale_lock.py.
+        return f"file://{self._folder('state')}?metadata=skip"
 
     def _passphrase_file(self) -> Path:
         file = self._state.path("pulumi", "passphrase")

@@ -74,8 +74,11 @@ class CloudServer:
         self.server_address = self._socket.getsockname()
         routes = [starlette.routing.Route("/{path:path}", self._answer, methods=_METHODS)]
         app = Starlette(routes=routes, lifespan=_many_threads, exception_handlers={ConnectionError: _hung_up})
-        # A request that hangs must not keep the server from ending.
-        settings = uvicorn.Config(app, http="h11", log_level="warning", timeout_graceful_shutdown=1)
+        # A request that hangs must not keep the server from ending. Idle connections are the clients' to close: one
+        # that the server closes is reset under a client who uses it again at that moment.
+        settings = uvicorn.Config(
+            app, http="h11", log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=24 * 3600
+        )
         self._server = uvicorn.Server(settings)
 
     def serve_forever(self) -> None:

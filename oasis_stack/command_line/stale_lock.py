@@ -1,7 +1,8 @@
-"""The lock that a killed run of Pulumi leaves on its stack, removed where it is certain that nobody holds it.
+"""What a killed run of Pulumi leaves in its state backend, removed where it is certain that nobody needs it.
 
-Pulumi writes a lock into the state backend, with the process that holds it, and never looks whether that still lives
-(pulumi/pulumi v3.259.0, pkg/backend/diy/lock.go).
+Pulumi writes a lock, with the process that holds it, and never looks whether that still lives (pulumi/pulumi v3.259.0,
+pkg/backend/diy/lock.go). In a folder it also writes beside each file another with the content type, `<file>.attrs`; one
+that a kill has left empty hides the file: "failed to load checkpoint: EOF" (gocloud.dev, blob/fileblob/attrs.go).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import getpass
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -26,40 +27,42 @@ Lock = Mapping[str, Any]
 
 
 def release(stack: Stack, say: Callable[[str], None]) -> None:
-    """Remove the locks of a stack if each is of this user's process on this machine, and that process is gone.
+    """Remove empty content types, and the stack's locks if each is of this user's process on this machine that is gone.
 
     Raises:
-        ProgramError: Pulumi cannot remove them.
+        ProgramError: Pulumi cannot remove the locks.
     """
-    found = list(_locks(stack))
+    backend = urlsplit({**stack.environment(), **os.environ}.get("PULUMI_BACKEND_URL", ""))
+    project = yaml.safe_load((stack.file.parent / "Pulumi.yaml").read_text())["name"]
+    locks = f".pulumi/locks/organization/{project}/{stack.name}"
+    found: list[Lock] = []
+    if backend.scheme == "file":
+        folder = Path(backend.netloc + backend.path).expanduser()
+        _remove_empty(folder / ".pulumi" / "stacks" / project / f"{stack.name}.json.attrs", say)
+        found = [json.loads(file.read_text()) for file in sorted((folder / locks).glob("*.json"))]
+    if backend.scheme == "gs":
+        found = _stored(stack, backend.netloc, f"{backend.path.strip('/')}/{locks}/".removeprefix("/"))
     if found and all(map(_is_left_behind, found)):
         held = ", ".join(f"process {lock['pid']} of {lock['timestamp']}" for lock in found)
         say(f"The last run was killed on this machine and left its lock on stack {stack.name} ({held}): removing it")
         external_program.read(stack.bare_command("cancel", "--yes", stack.name), stack.environment())
 
 
-def _locks(stack: Stack) -> Iterator[Lock]:
-    """The locks on a stack in a folder or in Cloud Storage; none of a backend that cannot be read, or is another."""
-    backend = {**stack.environment(), **os.environ}.get("PULUMI_BACKEND_URL", "")
-    place = urlsplit(backend)
-    project = yaml.safe_load((stack.file.parent / "Pulumi.yaml").read_text())["name"]
-    folder = f".pulumi/locks/organization/{project}/{stack.name}"
-    if place.scheme == "file":
-        for file in sorted(Path(place.netloc + place.path).expanduser().joinpath(folder).glob("*.json")):
-            yield json.loads(file.read_text())
-    if place.scheme == "gs":
-        prefix = "/".join(filter(None, (place.path.strip("/"), folder)))
-        try:
-            yield from _stored(stack, place.netloc, f"{prefix}/")
-        except (live_state.RequestRefused, live_state.NotAnswering):
-            return  # Pulumi is about to say what is wrong
+def _remove_empty(content_type: Path, say: Callable[[str], None]) -> None:
+    if content_type.exists() and not content_type.stat().st_size:
+        say(f"The last run was killed while it wrote its state: removing {content_type}, which it left empty")
+        content_type.unlink()
 
 
-def _stored(stack: Stack, bucket: str, prefix: str) -> Iterator[Lock]:
+def _stored(stack: Stack, bucket: str, prefix: str) -> list[Lock]:
+    """The locks in a bucket; none where it cannot be read: Pulumi is about to say what is wrong."""
     project = str(stack_file.config(stack.file).get("gcp:project", ""))
     objects = f"{live_state.google_api('storage', 'https://storage.googleapis.com/storage/v1/')}b/{bucket}/o"
-    for found in live_state.google_list(project, f"{objects}?prefix={quote(prefix, safe='')}"):
-        yield live_state.google_get(project, f"{objects}/{quote(found['name'], safe='')}?alt=media")
+    try:
+        names = [one["name"] for one in live_state.google_list(project, f"{objects}?prefix={quote(prefix, safe='')}")]
+        return [live_state.google_get(project, f"{objects}/{quote(name, safe='')}?alt=media") for name in names]
+    except (live_state.RequestRefused, live_state.NotAnswering):
+        return []
 
 
 def _is_left_behind(lock: Lock) -> bool:

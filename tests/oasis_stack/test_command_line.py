@@ -554,7 +554,9 @@ def test_restart_lists_pods_and_jobs_and_then_deletes_the_pods_of_that_cluster_a
     assert all(environment["KUBECONFIG"] for environment in run.programs.environments[-3:])
 
 
-@pytest.mark.parametrize(("terminal", "answer", "status"), [(True, "", 0), (True, "\n", 0), (True, "no", 0), (False, "y", 1)])
+@pytest.mark.parametrize(
+    ("terminal", "answer", "status"), [(True, "", 0), (True, "\n", 0), (True, "no", 0), (False, "y", 1)]
+)
 def test_restart_deletes_nothing_without_consent(
     run: CommandLine, terminal: bool, answer: str, status: int, ray_pods: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

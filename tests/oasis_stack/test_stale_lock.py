@@ -83,6 +83,21 @@ def test_only_a_lock_that_nobody_holds_is_removed(
     assert [f"process {locks[0]['pid']} of {NOW}" in line for line in said] == ([True] if removed else [])
 
 
+@pytest.mark.parametrize(("content", "left"), [("", False), ('{"user.content_type": "text/plain"}', True)])
+def test_a_content_type_that_was_cut_off_no_longer_hides_the_state(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, left: bool
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}/state")
+    folder = tmp_path / "state" / ".pulumi" / "stacks" / "oasis"
+    folder.mkdir(parents=True)
+    for name in ("dev.json", "dev.json.attrs"):
+        (folder / name).write_text(content)
+
+    stale_lock.release(stack, lambda _: None)
+
+    assert [path.name for path in sorted(folder.iterdir())] == ["dev.json", *["dev.json.attrs"] * left]
+
+
 @pytest.mark.parametrize("refused", [None, live_state.RequestRefused, live_state.NotAnswering])
 def test_a_lock_in_a_bucket_is_found_and_a_bucket_that_cannot_be_read_is_left_to_pulumi(
     stack: Stack,
