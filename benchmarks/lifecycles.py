@@ -4,20 +4,25 @@ Everything in one process, on the emulated Google (`tests/emulator/one_process.p
 are made, read back, and taken away. Then the default stack, with builds inside the VPC, is destroyed `--schedules`
 times, while Google removes what it made by itself (firewall rules, the control plane's subnet and address, a worker
 pool's side of the peering) after random times up to 15 and up to 20 minutes: as the program does it, and beside it
-without waits, each refused deletion tried three times, as scripts do. Last, `--interruptions` times, that stack is made
-and removed while two random calls that change something end badly: the answer is lost, or the engine is killed before
-Google has the call, or before the engine has the answer.
+without waits, each refused deletion tried three times, as scripts do, or once, as `terraform destroy` does. Then among
+`--neighbours` sets of objects of others with similar names, ten sets at a time, of which none may go or be waited for.
+Last, `--interruptions` times, that stack is made and removed while two random calls that change something end badly:
+the answer is lost, or the engine is killed before Google has the call, or before the engine has the answer.
+
+A part whose number is 0 is left out, and its last figures stay.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import shutil
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +31,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
 from benchmarks.harness import command
-from benchmarks.harness.figures import Record, conditions, median_and_range, say
+from benchmarks.harness.figures import Record, conditions, median_and_range, read, say, today
 from emulator.gcp.resources import google_client
 from emulator.google import operations
 from tests.emulator.one_process import Cut, OneProcess, resumed
@@ -41,31 +46,43 @@ LIMITS = (15, 20)
 
 MOST_RUNS = 10
 
+WAYS = {"as the program does": None, "without waits, three tries": 3, "without waits, one try": 1}
+"""Ways to destroy: how often a refused deletion is tried where there are no waits."""
+
+SETS_AT_ONCE = 10
+
+_OWN_NAME = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{7}|oasis-[a-z]+(?=@)")
+"""As Pulumi makes names up, and those that the program fixes."""
+
 
 def main(given: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--stacks", type=int, default=1000, metavar="N", help="random stacks (1000)")
     parser.add_argument("--schedules", type=int, default=500, metavar="N", help="destroys per limit (500)")
+    parser.add_argument("--neighbours", type=int, default=10_000, metavar="N", help="sets of others' objects (10000)")
     parser.add_argument("--interruptions", type=int, default=1000, metavar="N", help="lives with two of them (1000)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of both (1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all (1)")
     chosen = parser.parse_args(given)
     warnings.simplefilter("ignore", DeprecationWarning)  # of the SDK's own modules
-    with tempfile.TemporaryDirectory(prefix="oasis-lifecycles-") as folder, _at_once():
-        refused, seconds = legal_stacks(Path(folder), chosen.stacks, chosen.seed)
-        destroys = destroyed(Path(folder), chosen.schedules, chosen.seed)
-        broken, runs = interrupted(Path(folder), chosen.interruptions, chosen.seed)
-    found: Record = {
-        "conditions": conditions(),
-        "legal stacks": {"tried": len(seconds), "refused": len(refused), "seconds each": median_and_range(seconds)},
-        "destroys": destroys,
-        "double interruptions": {"tried": len(runs), "not whole": len(broken), "runs": median_and_range(runs, 0)},
+    wrong: list[str] = []
+    found: Record = {"conditions": conditions()}
+    parts = {
+        "legal stacks": (legal_stacks, chosen.stacks),
+        "destroys": (destroyed, chosen.schedules),
+        "neighbours": (among_neighbours, chosen.neighbours),
+        "double interruptions": (interrupted, chosen.interruptions),
     }
-    return command.conclude(chosen.results, found, refused + broken)
+    with tempfile.TemporaryDirectory(prefix="oasis-lifecycles-") as folder, _at_once():
+        for name, (measure, count) in parts.items():
+            if count:
+                found[name], problems = measure(Path(folder), count, chosen.seed)
+                wrong += problems
+    return command.conclude(chosen.results, {**read(chosen.results), **found}, wrong)
 
 
-def legal_stacks(folder: Path, count: int, seed: int) -> tuple[list[str], list[float]]:
-    """(what was refused, differed or stayed; seconds of each stack)"""
+def legal_stacks(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
+    """(how many were refused; what was refused, differed or stayed)"""
     wrong, seconds = list[str](), list[float]()
 
     @seeded(seed)
@@ -94,22 +111,23 @@ def legal_stacks(folder: Path, count: int, seed: int) -> tuple[list[str], list[f
             say(f"{len(seconds)} of {count} stacks")
 
     live()
-    return wrong, seconds
+    found = {"date": today(), "tried": len(seconds), "refused": len(wrong), "seconds each": median_and_range(seconds)}
+    return found, wrong
 
 
-def destroyed(folder: Path, count: int, seed: int) -> Record:
-    """By limit and way: how many schedules needed one run, and the most that one needed."""
+def destroyed(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
+    """(by limit and way: how many schedules needed one run, and the most that one needed; nothing)"""
     config = changed("oasis:build.peered", True, FULL)
     whole = OneProcess(folder / "whole", config)
     whole.up()
-    found: Record = {}
+    found: Record = {"date": today()}
     for minutes in LIMITS:
-        for way, waits in (("as the program does", True), ("without waits, three tries", False)):
+        for way, tries in WAYS.items():
             chance = random.Random(seed)
             runs: list[int] = []
             for _ in range(count):
                 google = whole.configured(config, folder / "copy")
-                runs.append(_runs(google, chance, minutes, waits=waits))
+                runs.append(_runs(google, chance, minutes, tries))
                 shutil.rmtree(folder / "copy")
             say(f"{count} destroys {way}, leftovers up to {minutes} min")
             found[f"{way}, leftovers up to {minutes} min"] = {
@@ -117,11 +135,41 @@ def destroyed(folder: Path, count: int, seed: int) -> Record:
                 "one run is enough": runs.count(1),
                 "runs": median_and_range(runs, 0),
             }
-    return found
+    return found, []
 
 
-def interrupted(folder: Path, count: int, seed: int) -> tuple[list[str], list[int]]:
-    """(what differed, stayed or was there twice; runs of `up` and `destroy` that each life took)"""
+def among_neighbours(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
+    """(sets of others' objects, those that a destroy took away; what went, stayed, or held the destroy up)"""
+    config = changed("oasis:build.peered", True, FULL)
+    whole = OneProcess(folder / "alone", config)
+    whole.up()
+    own = json.dumps([[one.kind, one.name, one.body] for one in whole.cloud.inventory().other])
+    chance, wrong, gone = random.Random(seed), list[str](), 0
+    for begun in range(0, count, SETS_AT_ONCE):
+        google = whole.configured(config, folder / "among")
+        sets = min(SETS_AT_ONCE, count - begun)
+        others = set[tuple[str, str]]()
+        for _ in range(sets):
+            for kind, name, body in json.loads(_OWN_NAME.sub(_similar(chance), own)):
+                if not google.cloud.find(kind, name):
+                    google.cloud.create(kind, name, body)
+                    others.add((kind, name))
+        operations.LATE_SECONDS = chance.uniform(0, 900)
+        try:
+            google.destroy()
+        except Failed as error:
+            wrong.append(f"destroy among {sorted(others)}: {error}")
+        left = {(one.kind, one.name) for one in google.cloud.inventory().other}
+        gone += len(others - left)
+        wrong += [f"deleted: {one}" for one in others - left] + [f"left: {one}" for one in left - others]
+        shutil.rmtree(folder / "among")
+        if not (begun + sets) % 500:
+            say(f"{begun + sets} of {count} sets of neighbours, {gone} of their objects deleted")
+    return {"date": today(), "sets": count, "their objects deleted": gone, "destroys not whole": len(wrong)}, wrong
+
+
+def interrupted(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
+    """(runs of `up` and `destroy` that each life took; what differed, stayed or was there twice)"""
     config = changed("oasis:build.peered", True, FULL)
     whole = OneProcess(folder / "undisturbed", config)
     whole.up()
@@ -148,20 +196,36 @@ def interrupted(folder: Path, count: int, seed: int) -> tuple[list[str], list[in
         shutil.rmtree(folder / "interrupted")
         if (number + 1) % 50 == 0:
             say(f"{number + 1} of {count} lives with two interruptions, {len(wrong)} of them not whole")
-    return wrong, runs
+    found = {"date": today(), "tried": count, "not whole": len(wrong), "runs": median_and_range(runs, 0)}
+    return found, wrong
 
 
-def _runs(google: OneProcess, chance: random.Random, minutes: int, *, waits: bool) -> int:
+def _runs(google: OneProcess, chance: random.Random, minutes: int, tries: int | None) -> int:
     """How many times `destroy` is called until nothing is left."""
     for run in range(1, MOST_RUNS + 1):
         operations.LATE_SECONDS = chance.uniform(0, 60 * minutes)
         try:
-            google.destroy(waits=waits)
+            google.destroy(tries=tries)
         except Failed:
             continue
         if not google.cloud.inventory().other:
             return run
     return MOST_RUNS + 1
+
+
+def _similar(chance: random.Random) -> Callable[[re.Match[str]], str]:
+    """A way to make another name of one: longer, shorter, or different in one place."""
+    length = chance.randint(1, 3)
+    letters = "".join(chance.choices("0123456789abcdef", k=length))
+    ways: tuple[Callable[[str], str], ...] = (
+        lambda name: f"{name}{letters}",
+        lambda name: f"{name}-{letters}",
+        lambda name: f"{letters}-{name}",
+        lambda name: name[:-length],
+        lambda name: f"{name[:-1]}{letters[0]}",
+    )
+    way = chance.choice(ways)
+    return lambda found: way(found[0])
 
 
 @contextmanager

@@ -139,11 +139,11 @@ class OneProcess(mocks.Mocks):
                 if not self._take_over():
                     raise
 
-    def destroy(self, *, waits: bool = True) -> None:
+    def destroy(self, *, tries: int | None = None) -> None:
         """`make destroy`: delete in the order of `pulumi destroy`, what an earlier call has not.
 
-        The program's waits let time go by until Google has cleaned up, or until they give up; without `waits` there
-        are none, and a refused deletion is tried three times, ten seconds apart.
+        The program's waits let time go by until Google has cleaned up, or until they give up. With `tries` there are
+        none, and a refused deletion is tried so often, ten seconds apart.
 
         Raises:
             Failed: a deletion was refused, or a wait gave up.
@@ -156,10 +156,10 @@ class OneProcess(mocks.Mocks):
         for step in resource_tree.destroy_order(self._declared):
             for found in step:
                 key = (found.type, found.name)
-                if waits and key in self._made:
+                if tries is None and key in self._made:
                     self._await(key)
                 if held := self.held.get(key):
-                    self._delete(held, 1 if waits else 3)
+                    self._delete(held, tries or 1)
                     del self.held[key]
                 self._made.pop(key, None)
 

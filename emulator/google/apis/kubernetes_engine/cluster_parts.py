@@ -22,8 +22,7 @@ _FIREWALL, _SUBNETWORK, _ADDRESS = "compute/firewall", "compute/subnetwork", "co
 def make(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
     """Make what belongs to a new cluster; `cluster` is its name path."""
     network = body["networkConfig"]["network"]
-    for part in ("all", "vms", "exkubelet"):
-        name = f"{_firewalls(cluster)}{part}"
+    for name in _firewalls(cluster):
         firewall = {"name": last(name), "network": network, "direction": "INGRESS", "priority": 1000}
         cloud.put(_FIREWALL, name, firewall, [Use(kind="compute/network", name=network)])
     if block := body.get("privateClusterConfig", {}).get("masterIpv4CidrBlock"):
@@ -34,8 +33,7 @@ def make(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
 
 def let_go(cloud: Cloud, cluster: str) -> None:
     """Have what belonged to a cluster go, late."""
-    names = [(_FIREWALL, found.name) for found in cloud.list(_FIREWALL, _firewalls(cluster))]
-    for kind, name in [*names, *_private_endpoint(cluster).items()]:
+    for kind, name in [*((_FIREWALL, name) for name in _firewalls(cluster)), *_private_endpoint(cluster).items()]:
         if cloud.find(kind, name):
             cloud.expire(kind, name, operations.LATE_SECONDS)
 
@@ -51,9 +49,10 @@ def _make_private_endpoint(cloud: Cloud, cluster: str, network: str, block: str)
     cloud.put(_ADDRESS, address, body, [Use(kind=_SUBNETWORK, name=subnet)])
 
 
-def _firewalls(cluster: str) -> str:
-    """What the name paths of a cluster's own firewall rules begin with."""
-    return f"projects/{cluster.split('/')[1]}/global/firewalls/gke-{last(cluster)}-"
+def _firewalls(cluster: str) -> list[str]:
+    """The name paths of a cluster's own firewall rules."""
+    stem = f"projects/{cluster.split('/')[1]}/global/firewalls/gke-{last(cluster)}"
+    return [f"{stem}-{part}" for part in ("all", "vms", "exkubelet")]
 
 
 def _private_endpoint(cluster: str) -> dict[str, str]:
