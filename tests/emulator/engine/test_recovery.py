@@ -101,12 +101,14 @@ def test_what_was_made_while_the_answer_was_lost_is_taken_over_and_what_another_
 
 def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tuple[ControlPlane, Stack]) -> None:
     place, stack = cloud_stack
-    _plan(place, {"call": "compute.regionOperations.get", "effect": "delay", "seconds": 60})
+    _plan(place, {"call": "compute.regionOperations.get", "effect": "delay", "seconds": 300})
     killed = subprocess.Popen(stack.command("up", "--yes", "--skip-preview"), start_new_session=True)
-    eventually(lambda: _made(place).get("compute/subnetwork") == 3, seconds=60)
-    for pid in (*processes.descendants(killed.pid), killed.pid):
-        os.kill(pid, signal.SIGKILL)
-    killed.wait()
+    try:
+        eventually(lambda: _made(place).get("compute/subnetwork") == 3, seconds=300)
+    finally:
+        for pid in (*processes.descendants(killed.pid), killed.pid):
+            os.kill(pid, signal.SIGKILL)
+        killed.wait()
     _plan(place)
     assert [one["type"] for one in stack.state()["deployment"]["pending_operations"]].count("creating") >= 3
     said: list[str] = []
