@@ -427,7 +427,6 @@ def test_the_place_of_a_trial_is_its_own_data_and_the_search_s_storage(tmp_path:
     command.check_place(search, LAPTOP, here)
     with pytest.raises(UsageError, match="there holds no folder 'train'"):
         command.check_place(search, LAPTOP, there)
-    (tmp_path / "runs" / "s").rmdir()
     (tmp_path / "runs" / "s").touch()
     with pytest.raises(PlaceError):
         command.check_place(search, LAPTOP, here)
