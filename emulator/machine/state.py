@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -88,17 +88,18 @@ class State:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def port(self, name: str, preferred: int | None = None) -> int:
+    def port(self, name: str, preferred: int | None = None, *, fits: Callable[[int], bool] = lambda _port: True) -> int:
         """The loopback port of that name: chosen free on the first call and the same from then on, until `clear`.
 
         After it, too, unless somebody has taken it: a shell with the addresses of before finds the next emulator of
-        this checkout. `preferred` is taken when it is free and not in the range that Ray gives its workers.
+        this checkout. `preferred` is taken when it is free and not in the range that Ray gives its workers; of the
+        others, one that `fits`.
         """
         with self._held(self.path("ports.lock")):
             file = self.path("ports.json")
             ports: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
             if name not in ports:
-                ports[name] = _free_port(preferred, f"{self.directory} {name}", set(ports.values()))
+                ports[name] = _free_port(preferred, f"{self.directory} {name}", set(ports.values()), fits)
                 write_atomically(file, json.dumps(ports, indent=2))
             return ports[name]
 
@@ -270,9 +271,9 @@ def _taken(lock: IO[str]) -> bool:
     return False
 
 
-def _free_port(preferred: int | None, seed: str, taken: set[int]) -> int:
+def _free_port(preferred: int | None, seed: str, taken: set[int], fits: Callable[[int], bool]) -> int:
     candidates = [preferred] if preferred and preferred not in _RAYS else []
-    candidates += random.Random(seed).sample(_PORTS, 200)
+    candidates += filter(fits, random.Random(seed).sample(_PORTS, 200))
     for port in candidates:
         if port not in taken and _is_free(port) and _reserve(port):
             return port

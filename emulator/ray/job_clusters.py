@@ -31,7 +31,6 @@ FOLDER = "ray-jobs"
 """Where each of these Rays has a folder, named as its RayCluster."""
 
 _BY_RAY_JOB = "ray.io/originated-from-crd=RayJob"
-_TRIES = 100
 
 
 class JobClusters:
@@ -64,7 +63,7 @@ class JobClusters:
         if not running or "auth_token" not in secret.get("data", {}):
             return
         state = State(_parent(self._state) / name)
-        self._take_ports(state)
+        ray_nodes.take_part(state, [self._state, *folders(self._state)])
         port = state.port("ray-dashboard")
         token = base64.b64decode(secret["data"]["auth_token"]).decode()
         stack = deployed_ray.find(control_plane.kubeconfig_file(self._state)).environment
@@ -87,16 +86,6 @@ class JobClusters:
             "spec": {"forwards": [target]},
         }
         self._api.apply(body, "kwok", force=True)
-
-    def _take_ports(self, state: State) -> None:
-        """Choose the port that decides which part of Ray's range its workers use: no other Ray's here."""
-        others = [self._state, *(found for found in folders(self._state) if found.directory != state.directory)]
-        used = {ray_nodes.part_of_range(other) for other in others}
-        for _ in range(_TRIES):
-            if ray_nodes.part_of_range(state) not in used:
-                return
-            state.path("ports.json").unlink()  # the next one is drawn anew
-        raise EmulatorError("no part of Ray's port range is free for one more Ray; end other jobs first")
 
 
 def folders(state: State) -> list[State]:

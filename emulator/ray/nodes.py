@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -42,6 +42,10 @@ _NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each n
 _OBJECT_STORE = 128 * _MIB
 _WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
 _PORTS_PER_NODE = 300
+_PARTS = len(_WORKER_PORTS) // (_PORTS_PER_NODE * len((HEAD, *WORKERS)))
+_GCS = "ray-gcs"
+"""Name of the port that says which part of Ray's range is this Ray's."""
+
 _MARK = {"OASIS_EMULATOR_PART": "ray"}  # in the environment of every node, and so of every job's command
 _WATCHER = "while kill -s 0 "  # Ray's own, beside each job, which it ends if Ray dies (ray 2.60, job_supervisor.py)
 _DRIVERS = 1000
@@ -154,7 +158,7 @@ def _start(
     stop(state)
     names = (HEAD, *WORKERS)
     try:
-        gcs = state.port("ray-gcs")
+        gcs = state.port(_GCS)
         _refuse_taken(urlsplit(url).port or 80, url)
         for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
             is_head = name == HEAD
@@ -257,13 +261,24 @@ def worker_ports(state: State, name: str) -> range:
     Which part of Ray's range it is depends on a port that is this emulator's, so that two emulators rarely meet.
     """
     nodes = (HEAD, *WORKERS)
-    place = part_of_range(state) * len(nodes) + nodes.index(name)
+    place = _part(state) * len(nodes) + nodes.index(name)
     return _WORKER_PORTS[place * _PORTS_PER_NODE :][:_PORTS_PER_NODE]
 
 
-def part_of_range(state: State) -> int:
-    """This Ray's part of Ray's range of worker ports."""
-    return state.port("ray-gcs") % (len(_WORKER_PORTS) // (_PORTS_PER_NODE * len((HEAD, *WORKERS))))
+def take_part(state: State, others: Iterable[State]) -> None:
+    """Choose the part of Ray's range that the workers of a Ray use: no other Ray's here.
+
+    Raises:
+        EmulatorError: every part is used.
+    """
+    used = {_part(other) for other in others if other.directory != state.directory}
+    if len(used) == _PARTS:
+        raise EmulatorError("no part of Ray's port range is free for one more Ray; end other jobs first")
+    state.port(_GCS, fits=lambda port: port % _PARTS not in used)
+
+
+def _part(state: State) -> int:
+    return state.port(_GCS) % _PARTS
 
 
 def _bucket_directory(directory: Path, uri: str) -> Path:

@@ -255,6 +255,16 @@ def test_two_ray_nodes_never_share_a_worker_port(state: State) -> None:
     assert all(min(ports) >= 10002 and max(ports) <= 19999 for ports in ranges)
 
 
+def test_no_two_rays_of_an_emulator_share_a_worker_port_and_one_too_many_is_refused(tmp_path: Path) -> None:
+    rays = [State(tmp_path / str(number)) for number in range(12)]
+    for number, ray in enumerate(rays[:11]):
+        ray_nodes.take_part(ray, rays[: number + 1])
+
+    assert len({ray_nodes.worker_ports(ray, ray_nodes.HEAD).start for ray in rays[:11]}) == 11
+    with pytest.raises(EmulatorError, match="no part of Ray's port range is free"):
+        ray_nodes.take_part(rays[11], rays)
+
+
 @pytest.mark.emulated
 def test_an_up_fails_soon_when_a_part_of_the_cloud_has_died_and_shows_its_last_words(
     bare_cluster: ControlPlane, tmp_path: Path
