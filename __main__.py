@@ -4,6 +4,7 @@ import pulumi
 
 from oasis_stack import components as oasis
 from oasis_stack import stack_outputs
+from oasis_stack.components.queue import CONTROL_PLANE_PORTS
 from oasis_stack.facts import names
 from oasis_stack.pod_specs.network_policy import DASHBOARD_PORT
 from oasis_stack.settings import settings
@@ -16,6 +17,8 @@ site, addresses, gke, ray = stack.site, stack.address_plan(), stack.cluster, sta
 # The parts that a stack may go without; one that is off is None here and below, and asks for none of Google's APIs.
 gpu, build, wandb, login = stack.gpu, stack.build, stack.wandb, stack.registry.docker_hub
 fabric = gpu if gpu and gpu.machine.rdma_nics else None
+ladder = gpu if gpu and gpu.class_entries else None
+queued = gpu.queue if gpu else None
 peered = build if build and build.peered else None
 balanced = ray if ray.balanced else None
 encryption_key = oasis.EncryptionKey(name=gke.secrets_encryption_key) if gke.secrets_encryption_key else None
@@ -35,7 +38,16 @@ services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(project=s
 cloud = pulumi.ResourceOptions(depends_on=[services])
 
 proxied_port = DASHBOARD_PORT if stack.network.proxy_only else None
-network = oasis.Network("network", oasis.NetworkArgs(site=site, addresses=addresses, proxied_port=proxied_port), cloud)
+network = oasis.Network(
+    "network",
+    oasis.NetworkArgs(
+        site=site,
+        addresses=addresses,
+        proxied_port=proxied_port,
+        control_plane_ports=CONTROL_PLANE_PORTS if queued else [],
+    ),
+    cloud,
+)
 rdma = fabric and oasis.RdmaNetwork("rdma", oasis.RdmaNetworkArgs(site=site, addresses=addresses), cloud)
 
 registry = oasis.ArtifactRegistry(
@@ -96,8 +108,8 @@ cluster = oasis.Cluster(
 # Flex-start is refused where no pool is always on yet: GPU pools come after the others, and go before them.
 after_cluster = pulumi.ResourceOptions(depends_on=[services, cluster])
 gpu_pools = (
-    [
-        oasis.GpuNodePool(
+    {
+        entry: oasis.GpuNodePool(
             entry.pool_name,
             oasis.GpuNodePoolArgs(
                 site=site,
@@ -112,29 +124,53 @@ gpu_pools = (
             after_cluster,
         )
         for entry in gpu.capacity
-    ]
+    }
     if gpu
-    else []
+    else {}
 )
 
 inside = pulumi.ResourceOptions(providers=[cluster.provider])
 # Device networks: on destroy each goes before the nodes whose NICs it names.
-after_pools = pulumi.ResourceOptions(providers=[cluster.provider], depends_on=gpu_pools)
+after_pools = pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[*gpu_pools.values()])
 operator = oasis.KubeRay(
     "kuberay", oasis.KubeRayArgs(repository=ray.operator_repository, kubeconfig=cluster.kubeconfig), inside
 )
-gpu_class = gpu and oasis.ComputeClass(
+gpu_class = ladder and oasis.ComputeClass(
     "gpu-class",
     oasis.ComputeClassArgs(
-        class_name=gpu.compute_class,
-        pool_names=[pool.pool_name for pool in gpu_pools],
-        consolidation_delay_minutes=gpu.consolidation_delay_minutes,
+        class_name=ladder.compute_class,
+        pool_names=[gpu_pools[entry].pool_name for entry in ladder.class_entries],
+        consolidation_delay_minutes=ladder.consolidation_delay_minutes,
         kubeconfig=cluster.kubeconfig,
     ),
     inside,
 )
 devices = rdma and oasis.DeviceNetworks(
     "devices", oasis.DeviceNetworksArgs(nics=rdma.nics, kubeconfig=cluster.kubeconfig), after_pools
+)
+kueue = (
+    gpu
+    and queued
+    and oasis.Kueue(
+        "kueue", oasis.KueueArgs(chart=gpu.queue_chart, namespace=ray.namespace, kubeconfig=cluster.kubeconfig), inside
+    )
+)
+queue = (
+    gpu
+    and queued
+    and kueue
+    and oasis.Queue(
+        "queue",
+        oasis.QueueArgs(
+            namespace=ray.namespace,
+            pool_name=gpu_pools[queued].pool_name,
+            machine=gpu.machine,
+            entry=queued,
+            head=ray.head.size,
+            heads=stack.queued_heads,
+        ),
+        pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[kueue]),
+    )
 )
 
 buckets = {
@@ -161,17 +197,13 @@ dashboard = balanced and oasis.InternalAddress(
 environment = stack_outputs.cluster_environment(
     stack, cluster=cluster, registry=registry, data=data, runs=runs, secret=secret, dashboard=dashboard
 )
-gpu_workers = (
-    gpu
-    and gpu_class
-    and oasis.GpuGroup(
-        compute_class=gpu_class.class_name,
-        machine=gpu.machine,
-        max_nodes=gpu.max_nodes,
-        spot=gpu.has_spot,
-        max_run_seconds=gpu.max_run_seconds,
-        device_networks=devices.network_names if devices else [],
-    )
+gpu_workers = gpu and oasis.GpuGroup(
+    compute_class=gpu_class.class_name if gpu_class else gpu.compute_class,
+    machine=gpu.machine,
+    max_nodes=gpu.class_nodes,
+    spot=gpu.has_spot,
+    max_run_seconds=gpu.max_run_seconds,
+    device_networks=devices.network_names if devices else [],
 )
 load_balancer = dashboard and oasis.InternalLoadBalancer(
     address=dashboard.address, port=ray.dashboard_port, client_ranges=ray.dashboard_client_ranges
@@ -184,10 +216,11 @@ oasis.RayCluster(
         ray_version=ray.version,
         image=environment["image"],
         environment=environment,
-        head=oasis.PodSize(cpus=ray.head.cpus, memory_gib=ray.head.memory_gb),
+        head=ray.head.size,
         cpu_worker=oasis.PodSize(cpus=ray.cpu_worker.cpus, memory_gib=ray.cpu_worker.memory_gb),
         cpu_workers_max=ray.cpu_workers_max,
         gpu=gpu_workers,
+        cluster_queue=queue.cluster_queue if queue else None,
         idle_timeout_seconds=ray.idle_timeout_seconds,
         data_bucket=data.bucket_name,
         runs_bucket=runs.bucket_name,
@@ -195,10 +228,10 @@ oasis.RayCluster(
         load_balancer=load_balancer,
         kubeconfig=cluster.kubeconfig,
     ),
-    # Pods need their grants, GPU pods nodes; on destroy these and the operator outlive users' Ray objects.
+    # Pods need their grants, GPU pods nodes; on destroy these and the operators outlive users' Ray objects and jobs.
     pulumi.ResourceOptions(
         providers=[cluster.provider],
-        depends_on=[operator, identity, *gpu_pools, *filter(None, (gpu_class, devices))],
+        depends_on=[operator, identity, *gpu_pools.values(), *filter(None, (gpu_class, devices, queue))],
     ),
 )
 

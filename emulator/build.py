@@ -87,6 +87,7 @@ PROGRAMS = (
     Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", _KUBERNETES),
     Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     Program("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
+    Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue"),
     Program("pulumi", "pulumi", "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", _PULUMI, "osusergo,grpcnotrace"),
 )
 

@@ -74,8 +74,7 @@ def started(state: State, report: Report, provider: str = "") -> Iterator[Engine
                 "gke", [sys.executable, "-u", "-m", "emulator.gke.controller"], env={"PYTHONPATH": str(CHECKOUT)}
             )
         job_clusters.start(state)
-        if helm.CHART in state.ended():
-            helm.start_operator(state)
+        helm.restart(state)
         yield engine(state, report)
     except BaseException:
         if fresh:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oasis_stack.facts.names import CLOUD_PLATFORM_SCOPE
@@ -67,6 +68,20 @@ class Unreachable(NotAnswering):
     """No connection to the cluster's API server at all."""
 
 
+@dataclass(frozen=True)
+class ObjectKind:
+    """A kind of object that has a namespace, and which of its objects are meant."""
+
+    group: str
+    """API group."""
+    version: str
+    """Version of it that is asked for."""
+    plural: str
+    """Name in paths, as `rayjobs`."""
+    label: str = ""
+    """Key of a label: only objects that carry it, whatever its value."""
+
+
 class KubernetesClient:
     """The few requests that waiting needs, authenticated as the kubeconfig says."""
 
@@ -97,15 +112,17 @@ class KubernetesClient:
         else:
             self._call(self._custom.create_cluster_custom_object, *_DEFINITIONS, body=definition)
 
-    def objects(self, group: str, plural: str) -> list[dict[str, Any]]:
+    def objects(self, kind: ObjectKind) -> list[dict[str, Any]]:
         """Every object of a kind in all namespaces; none where the cluster does not know the kind."""
-        answer = self._call(self._custom.list_cluster_custom_object, group, "v1", plural)
+        listing = self._custom.list_cluster_custom_object
+        selected = {"label_selector": kind.label} if kind.label else {}
+        answer = self._call(listing, kind.group, kind.version, kind.plural, **selected)
         return answer["items"] if answer else []
 
-    def remove(self, group: str, plural: str, namespace: str, name: str) -> None:
+    def remove(self, kind: ObjectKind, namespace: str, name: str) -> None:
         """Delete an object; it stays visible until what it owns is gone, pods above all."""
         delete = self._custom.delete_namespaced_custom_object
-        self._call(delete, group, "v1", namespace, plural, name, propagation_policy="Foreground")
+        self._call(delete, kind.group, kind.version, namespace, kind.plural, name, propagation_policy="Foreground")
 
     def load_balancers(self) -> list[dict[str, Any]]:
         """Services of type LoadBalancer. Each keeps a finalizer until Google has removed its forwarding rule."""

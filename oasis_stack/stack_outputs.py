@@ -25,7 +25,7 @@ def cluster_environment(
 ) -> dict[str, pulumi.Input[str]]:
     """Every field of `workloads.environment.ClusterEnvironment`, as text."""
     ray, gpu = settings.ray, settings.gpu
-    machine = gpu.machine if gpu else None
+    machine, queue = (gpu.machine, gpu.queue) if gpu else (None, None)
     forward = ray_cluster.port_forward_command(ray.namespace, ray.cluster_name, ray.dashboard_port)
     host = "127.0.0.1" if dashboard is None else dashboard.address
     return {
@@ -50,7 +50,10 @@ def cluster_environment(
         "accelerator": machine.accelerator if machine else "",
         "gpus_per_node": str(machine.gpus if machine else 0),
         "rdma_nics": str(machine.rdma_nics if machine else 0),
-        "gpu_max_nodes": str(gpu.max_nodes if gpu else 0),
+        "gpu_max_nodes": str(gpu.class_nodes if gpu else 0),
+        "gpu_queue": names.LOCAL_QUEUE if queue else "",
+        "gpu_queue_run_seconds": str((queue.max_run_seconds if queue else None) or 0),
+        "gpu_queue_nodes": str(queue.max_nodes if queue else 0),
         "cpu_workers_max": str(ray.cpu_workers_max),
         "wandb_secret": secret.secret_id if secret else "",
     }

@@ -19,6 +19,7 @@ from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider,
 from oasis_stack.live_state import (
     KubernetesClient,
     NotAnswering,
+    ObjectKind,
     RequestRefused,
     Unreachable,
     WaitError,
@@ -34,14 +35,18 @@ UNREACHABLE_MINUTES = 5
 """How long a destroy asks a cluster that does not answer at all."""
 
 MAKERS = (
-    ("ray.io", "raycronjobs"),
-    ("ray.io", "rayjobs"),
-    ("ray.io", "rayservices"),
-    ("ray.io", "rayclusters"),
-    ("networking.k8s.io", "ingresses"),
+    ObjectKind("ray.io", "v1", "raycronjobs"),
+    ObjectKind("ray.io", "v1", "rayjobs"),
+    ObjectKind("ray.io", "v1", "rayservices"),
+    ObjectKind("ray.io", "v1", "rayclusters"),
+    # Jobs of no queue hold no nodes that anything here waits for; they go with the cluster.
+    ObjectKind("batch", "v1", "jobs", "kueue.x-k8s.io/queue-name"),
+    ObjectKind("kueue.x-k8s.io", "v1beta2", "workloads"),
+    ObjectKind("networking.k8s.io", "v1", "ingresses"),
 )
-"""Kinds whose objects hold nodes or load balancers; makers before what they make, so that nothing deleted comes back
-(ray-project/kuberay v1.7.0, ray-operator/apis/ray/v1)."""
+"""Kinds whose objects hold nodes, queues or load balancers; makers before what they make, so that nothing deleted comes
+back (ray-project/kuberay v1.7.0, ray-operator/apis/ray/v1). A Workload is what Kueue makes of a job: an uninstall of
+Kueue hangs while there is one (GoogleCloudPlatform/cluster-toolkit issues 5091 and 5109)."""
 
 
 class Waiter(ResourceProvider):
@@ -124,8 +129,9 @@ class _WorkloadsGone(Waiter):
             "removing workloads before their cluster",
             lambda: _remove_workloads(cluster),
             props["timeout_minutes"],
-            "Look with `kubectl get rayjobs,rayservices,rayclusters,services,ingresses -A`: what stays has a finalizer "
-            "whose controller must answer. Then run `pulumi destroy` again: it goes on from here.",
+            "Look with `kubectl get rayjobs,rayservices,rayclusters,jobs,services,ingresses -A`, and with a queue also "
+            "`kubectl get workloads -A`: what stays has a finalizer whose controller must answer. Then run `pulumi "
+            "destroy` again: it goes on from here.",
         )
 
 
@@ -162,12 +168,12 @@ def _cluster_gone(cluster: KubernetesClient) -> bool:
 def _remove_workloads(cluster: KubernetesClient) -> list[str]:
     """Delete what is not being deleted yet, and name everything that is still there."""
     found: list[str] = []
-    for group, plural in MAKERS:
-        for namespace, name, going in map(_identity, cluster.objects(group, plural)):
-            found.append(f"{plural}/{namespace}/{name}")
+    for kind in MAKERS:
+        for namespace, name, going in map(_identity, cluster.objects(kind)):
+            found.append(f"{kind.plural}/{namespace}/{name}")
             if not going:
                 say(f"removing {found[-1]}")
-                cluster.remove(group, plural, namespace, name)
+                cluster.remove(kind, namespace, name)
     for namespace, name, going in map(_identity, cluster.load_balancers()):
         found.append(f"services/{namespace}/{name}")
         if not going:
@@ -241,9 +247,10 @@ class CustomResourcesServed(Resource, module="wait", name="CustomResourcesServed
 
 
 class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
-    """On destroy, removes every Ray object, Ingress and load-balanced Service of the cluster, whoever made it.
+    """On destroy, removes every Ray object, queued job, Ingress and load-balanced Service of the cluster, whoever made
+    it.
 
-    It goes before the KubeRay operator, which must end them, and with or after the stack's own RayCluster.
+    It goes before KubeRay and Kueue, which must end them, and with or after the stack's own RayCluster.
     """
 
     def __init__(

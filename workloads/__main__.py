@@ -35,6 +35,8 @@ first steps:
                                                    any command of yours, with the files beside it
   python -m workloads submit --stack dev --ray-job -- train
                                                    on a cluster of its own, removed with the job
+  python -m workloads submit --stack dev --queue --nodes 2 -- train --workers 16
+                                                   on two GPU nodes that come together, or not yet
   python -m workloads jobs list --stack dev        what runs there
   python -m workloads runs list --stack dev        what runs have left: newest step, size, age
   python -m workloads tune --space FILE            search hyperparameters; workloads/tune/space.yaml is one to copy

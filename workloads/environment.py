@@ -84,6 +84,12 @@ class ClusterEnvironment:
     """RDMA NICs of one node; 0 where the machine type has none. Above 0, a job may demand gIB."""
     gpu_max_nodes: int
     """Most GPU nodes the stack can ever have: a job that asks for more is infeasible."""
+    gpu_queue: str
+    """Kueue's LocalQueue in the Ray namespace, for jobs whose nodes must come together; empty without one."""
+    gpu_queue_run_seconds: int
+    """Life of a node of a queued job, after which GKE takes it away, whatever runs; 0 without a queue."""
+    gpu_queue_nodes: int
+    """Most GPU nodes of queued jobs together; 0 without a queue."""
     cpu_workers_max: int
     """Most pods of the CPU worker group."""
     wandb_secret: str

@@ -41,6 +41,7 @@ class ResourceTypes:
             return
         self._seen = self._seen or self._cloud.now()
         self._once("networking", crds.install_networking)
+        self._once("queued provisioning", crds.install_provisioning)
         if self._cloud.now() - self._seen >= COMPUTE_CLASS_SECONDS:
             self._once("compute class", crds.install_compute_class)
 
@@ -54,7 +55,6 @@ def main() -> None:
     """Play GKE until the process is ended."""
     state = State.from_environment()
     api, cloud = control_plane.connect(state), Cloud(state.directory)
-    crds.install_kueue(api)
     types = ResourceTypes(api, cloud)
     steps = (
         types.step,

@@ -20,6 +20,13 @@ POOL_LABEL = "cloud.google.com/gke-nodepool"
 COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 GPU = "nvidia.com/gpu"
 
+QUEUED_KEY = "cloud.google.com/gke-queued"
+"""Taint of the nodes that queued provisioning brings, and their label (GKE documentation, "Run a large-scale workload
+with flex-start with queued provisioning")."""
+
+REQUEST_LABEL = "autoscaling.gke.io/provisioning-request"
+"""Label with the resize request that brought a node (the same page, of Kueue's ProvisioningRequestConfig)."""
+
 _EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
 _LOCAL_SSD_GB = 375
 
@@ -58,6 +65,11 @@ class Pool:
     def scales(self) -> bool:
         """Whether its number of nodes follows its pods."""
         return bool(self.body.get("autoscaling", {}).get("enabled"))
+
+    @property
+    def queued(self) -> bool:
+        """Whether its nodes come by ProvisioningRequests alone."""
+        return bool(self.body.get("queuedProvisioning", {}).get("enabled"))
 
     @property
     def minimum(self) -> int:
@@ -150,17 +162,21 @@ def pool_labels(pool: Pool) -> dict[str, str]:
         found["cloud.google.com/gke-max-run-duration-seconds"] = str(config["maxRunDuration"]).rstrip("s")
     if config.get("ephemeralStorageLocalSsdConfig"):
         found["cloud.google.com/gke-ephemeral-storage-local-ssd"] = "true"
+    if pool.queued:
+        found[QUEUED_KEY] = "true"
     return found
 
 
 def taints(pool: Pool) -> list[Body]:
-    """The pool's own taints and, with GPUs, the one that GKE adds."""
+    """The pool's own taints, and those that GKE adds to nodes with GPUs and to queued ones."""
     found = [
         {"key": taint["key"], "value": taint.get("value", ""), "effect": _EFFECTS[taint["effect"]]}
         for taint in pool.config.get("taints") or []
     ]
     if _gpus(pool) and not any(taint["key"] == GPU for taint in found):
         found.append({"key": GPU, "value": "present", "effect": "NoSchedule"})
+    if pool.queued and not any(taint["key"] == QUEUED_KEY for taint in found):
+        found.append({"key": QUEUED_KEY, "value": "true", "effect": "NoSchedule"})
     return found
 
 

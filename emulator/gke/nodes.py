@@ -8,7 +8,8 @@ once its zone's capacity is less than what runs there: it is tainted, its pods a
 of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no pool, or the pools are full; `FailedScaleUp`: no
 quota or capacity), with the words of kubernetes/autoscaler
 (processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
-(k8s.io/gke-autoscaling/cluster-autoscaler, package events).
+(k8s.io/gke-autoscaling/cluster-autoscaler, package events). A pool with queued provisioning does not grow by pods:
+`provisioning` has its nodes come.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from __future__ import annotations
 import secrets
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from emulator.gke import records as gke_records
 from emulator.gke.fit import fits, free, refusal
 from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, node
+from emulator.gke.provisioning import QueuedProvisioning
 from emulator.google import faults, limits
 from emulator.google.apis.kubernetes_engine.instance_groups import base_name
 from emulator.google.cloud import Cloud
@@ -59,6 +61,10 @@ class Autoscaler:
         """By node that was told to end, when it goes."""
         self._told: set[str] = set()
         self._said: dict[str, tuple[str, str]] = {}
+        self._nodes: list[Body] = []
+        self._queue = QueuedProvisioning(
+            api, cloud, self._add_queued, lambda pool: self._shape(pool, "", pool.zones[0])
+        )
 
     def step(self) -> None:
         """Add and remove nodes, and write what became of pools and clusters into the emulated cloud."""
@@ -76,6 +82,8 @@ class Autoscaler:
                 self._add(pool, nodes)
         self._end(pools, nodes, pods)
         self._scale_up(pools, nodes, pods)
+        self._nodes = nodes
+        self._queue.step(pools.values(), lambda pool: _count(nodes, pool), pods)
         self._scale_down(pools, nodes, pods)
         for pool in pools.values():
             self._record(pool, nodes)
@@ -173,6 +181,8 @@ class Autoscaler:
             return "node(s) of an unknown machine type"
         if obstacle := refusal(pod, sample, free(sample, [])):
             return obstacle
+        if pool.queued:
+            return "node(s) that only a ProvisioningRequest brings"
         if self._backoff.get(pool.name, (0.0, 0.0))[0] > self._cloud.now():
             return "in backoff after failed scale-up"
         return "max node group size reached" if _count(nodes, pool) >= pool.maximum else ""
@@ -224,7 +234,7 @@ class Autoscaler:
         now = self._cloud.now()
         for found in list(nodes):
             name = found["metadata"]["name"]
-            if name in busy:
+            if name in busy or self._queue.holds(found):
                 self._idle_since.pop(name, None)
                 continue
             idle = now - self._idle_since.setdefault(name, now)
@@ -235,11 +245,17 @@ class Autoscaler:
 
     def _add(self, pool: Pool, nodes: list[Body]) -> Body | None:
         used = [_zone_of(found) for found in nodes if _pool_of(found) == pool.name]
-        zone = min(pool.zones, key=used.count)
+        return self._add_in(pool, nodes, min(pool.zones, key=used.count), {})
+
+    def _add_queued(self, pool: Pool, zone: str, labels: Mapping[str, str]) -> Body | None:
+        return self._add_in(pool, self._nodes, zone, labels)
+
+    def _add_in(self, pool: Pool, nodes: list[Body], zone: str, labels: Mapping[str, str]) -> Body | None:
         name = f"{base_name(pool.identity, zone)}-{secrets.token_hex(2)}"
         body = self._shape(pool, name, zone)
         if body is None:
             return None
+        body["metadata"]["labels"] |= labels
         made = self._api.create(body)
         # A Node is created without its status, as a kubelet would; kwok fills in the rest.
         self._api.merge(made, {"status": body["status"]}, subresource="status")

@@ -109,8 +109,8 @@ def usage(cloud: Cloud, project: str, metric: str, region: str = "") -> float:
     return float(sum(counts(one.body) for one in cloud.list(kind, place)))
 
 
-def shortage(cloud: Cloud, project: str, config: Mapping[str, Any], zone: str) -> str:
-    """Why a project gets no further node of a configuration in a zone, in GKE's words; empty if it does.
+def shortage(cloud: Cloud, project: str, config: Mapping[str, Any], zone: str, nodes: int = 1) -> str:
+    """Why a project gets no further nodes of a configuration in a zone, in GKE's words; empty if it does.
 
     Words: huggingface/Google-Cloud-Containers issue 126 (quota); of capacity, those that GKE's documentation gives for
     `scale.up.error.out.of.resources` ("View cluster autoscaler events").
@@ -121,11 +121,11 @@ def shortage(cloud: Cloud, project: str, config: Mapping[str, Any], zone: str) -
     limits, mode = read(cloud), mode_of(config)
     region, metric = zone.rsplit("-", 1)[0], metric_of(config)
     limit = limits.quotas.get(f"{region}/{metric}")
-    if limit is not None and usage(cloud, project, metric, region) + machine.gpus > limit:
+    if limit is not None and usage(cloud, project, metric, region) + machine.gpus * nodes > limit:
         return "GCE quota exceeded"
     held = limits.capacity.get(f"{zone}/{mode}")
     used = sum(count for other, where, count in _gpu_nodes(cloud, project) if (where, mode_of(other)) == (zone, mode))
-    return "GCE out of resources" if held is not None and used >= held else ""
+    return "GCE out of resources" if held is not None and used + nodes > held else ""
 
 
 def surplus(cloud: Cloud, zone: str, count: int) -> int:

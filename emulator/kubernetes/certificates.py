@@ -1,4 +1,4 @@
-"""Keys and certificates of one emulated control plane: valid for 30 days, and never leaving its folder."""
+"""Keys and certificates of one emulated control plane, never leaving its folder."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from emulator.machine.state import write_atomically
 
 VALID_DAYS = 30
 
+SERVING_DAYS = 3650
+"""Life of what a webhook server shows: Kueue replaces a certificate that ends within 90 days by one without this
+machine's address (open-policy-agent/cert-controller, pkg/rotator/rotator.go, `lookaheadInterval`)."""
+
 
 @dataclass(frozen=True)
 class Authority:
@@ -25,19 +29,43 @@ class Authority:
     certificate: x509.Certificate
 
 
+_LOOPBACK = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+
+
 def write_all(directory: Path) -> None:
     """Write `ca.crt`, `api-server.*`, `admin.*` (group system:masters) and the signing key of service accounts."""
-    authority = _authority()
-    loopback = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    authority = _authority("oasis-emulator", [], VALID_DAYS)
+    loopback = [x509.DNSName("localhost"), _LOOPBACK]
     _issue(directory, "api-server", authority, _name("kube-apiserver"), loopback)
     _write_key(directory / "service-accounts.key", _key())
     write_atomically(directory / "ca.crt", _pem(authority.certificate))
     _issue(directory, "admin", authority, _name("admin", "system:masters"), [])
 
 
-def _issue(directory: Path, file: str, authority: Authority, subject: x509.Name, names: list[x509.GeneralName]) -> None:
+def write_serving(directory: Path, authority_name: str, service: str) -> None:
+    """Write `tls.crt` and `tls.key` of a webhook server on loopback, and `ca.crt` and `ca.key` of its own authority.
+
+    Args:
+        directory: where they go.
+        authority_name: of the authority, also as a DNS name.
+        service: DNS name of the Service that leads to the server in a real cluster.
+    """
+    authority = _authority(authority_name, [x509.DNSName(authority_name)], SERVING_DAYS)
+    write_atomically(directory / "ca.crt", _pem(authority.certificate))
+    _write_key(directory / "ca.key", authority.key)
+    _issue(directory, "tls", authority, _name(service), [x509.DNSName(service), _LOOPBACK], SERVING_DAYS)
+
+
+def _issue(
+    directory: Path,
+    file: str,
+    authority: Authority,
+    subject: x509.Name,
+    names: list[x509.GeneralName],
+    days: int = VALID_DAYS,
+) -> None:
     key = _key()
-    builder = _builder(subject, authority.certificate.subject, key).add_extension(
+    builder = _builder(subject, authority.certificate.subject, key, days).add_extension(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
     )
     if names:
@@ -46,14 +74,16 @@ def _issue(directory: Path, file: str, authority: Authority, subject: x509.Name,
     write_atomically(directory / f"{file}.crt", _pem(builder.sign(authority.key, hashes.SHA256())))
 
 
-def _authority() -> Authority:
-    key, subject = _key(), _name("oasis-emulator")
+def _authority(name: str, names: list[x509.GeneralName], days: int) -> Authority:
+    key, subject = _key(), _name(name)
     constraint = x509.BasicConstraints(ca=True, path_length=None)
-    builder = _builder(subject, subject, key).add_extension(constraint, critical=True)
+    builder = _builder(subject, subject, key, days).add_extension(constraint, critical=True)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return Authority(key, builder.sign(key, hashes.SHA256()))
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -62,7 +92,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey) -> x
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 

@@ -1,4 +1,4 @@
-"""The custom resource definitions of an emulated cluster: GKE's networking ones, KubeRay's and Kueue's.
+"""The custom resource definitions of an emulated cluster: GKE's own, KubeRay's and Kueue's.
 
 They come from their published Go modules; ComputeClass is written here: Google publishes its types, no manifest.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from emulator.kubernetes.api import Api, ApiError, KindNotServedError
+from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError
 from emulator.machine.state import CHECKOUT, EmulatorError
 from emulator.programs.go_modules import module_directory
 
 NETWORKING = ("gke-networking", "github.com/GoogleCloudPlatform/gke-networking-api")
 KUBERAY = ("kuberay", "github.com/ray-project/kuberay/ray-operator")
 KUEUE = ("kueue", "sigs.k8s.io/kueue")
-MODULES = (NETWORKING, KUBERAY, KUEUE)
+AUTOSCALER = ("kueue", "k8s.io/autoscaler/cluster-autoscaler/apis")
+MODULES = (NETWORKING, KUBERAY, KUEUE, AUTOSCALER)
 """Folder below `tools/` that pins it, and the module with the definitions."""
 
 _SERVED_SECONDS = 120
@@ -31,6 +31,12 @@ def install_networking(api: Api) -> None:
     _install(api, [source / "config" / "crds" / name for name in names])
 
 
+def install_provisioning(api: Api) -> None:
+    """ProvisioningRequest, as GKE's autoscaler brings it."""
+    source = module_directory(*AUTOSCALER)
+    _install(api, [source / "config" / "crd" / "autoscaling.x-k8s.io_provisioningrequests.yaml"])
+
+
 def install_kuberay(api: Api) -> None:
     """Install the `crds` folder of KubeRay's Helm chart; like Helm, nothing here removes them."""
     _install(api, kuberay_files())
@@ -41,10 +47,29 @@ def kuberay_files() -> list[Path]:
     return sorted((module_directory(*KUBERAY) / "config" / "crd" / "bases").glob("*.yaml"))
 
 
-def install_kueue(api: Api) -> None:
-    """Kueue's kinds, stored as they are sent: the conversion webhook belongs to an operator that does not run."""
-    source = module_directory(*KUEUE)
-    _install(api, sorted((source / "config" / "components" / "crd" / "bases").glob("*.yaml")))
+def install_kueue(api: Api, conversion: Body) -> None:
+    """Kueue's kinds.
+
+    Args:
+        api: of the cluster.
+        conversion: `spec.conversion` of the kinds that Kueue's chart has converted by its webhook.
+    """
+    chart = module_directory(*KUEUE) / "charts" / "kueue" / "templates" / "crd"
+    converted = {file.name for file in chart.glob("*.yaml") if "strategy: Webhook" in file.read_text()}
+    files = _kueue_files()
+    _install(api, [file for file in files if file.name in converted], conversion)
+    _install(api, [file for file in files if file.name not in converted])
+
+
+def remove_kueue(api: Api) -> None:
+    """Delete Kueue's kinds, and with them every object of theirs: the chart has them among its templates."""
+    for file in _kueue_files():
+        [definition] = _bodies(file)
+        api.delete(definition)
+
+
+def _kueue_files() -> list[Path]:
+    return sorted((module_directory(*KUEUE) / "config" / "components" / "crd" / "bases").glob("*.yaml"))
 
 
 def install_port_forward(api: Api, kwok: Path) -> None:
@@ -62,20 +87,26 @@ def install_compute_class(api: Api) -> None:
     _install(api, [CHECKOUT / "emulator" / "crds" / "computeclass.yaml"])
 
 
-def _install(api: Api, files: list[Path]) -> None:
-    definitions: list[dict[str, Any]] = []
+def _install(api: Api, files: list[Path], conversion: Body | None = None) -> None:
+    definitions: list[Body] = []
     for file in files:  # the API server digests one while the next is read
-        for body in filter(None, yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)):
+        for body in _bodies(file):
             body.pop("status", None)
             body["metadata"].pop("creationTimestamp", None)
             body["spec"].pop("conversion", None)
+            if conversion:
+                body["spec"]["conversion"] = conversion
             _create(api, body)
             definitions.append(body)
     for body in definitions:
         _wait_until_served(api, body)
 
 
-def _create(api: Api, body: dict[str, Any]) -> None:
+def _bodies(file: Path) -> list[Body]:
+    return list(filter(None, yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)))
+
+
+def _create(api: Api, body: Body) -> None:
     # A plain POST: server-side apply would track the owner of some ten thousand schema fields, for seconds each.
     try:
         api.create(body)
@@ -84,7 +115,7 @@ def _create(api: Api, body: dict[str, Any]) -> None:
             raise
 
 
-def _wait_until_served(api: Api, definition: dict[str, Any]) -> None:
+def _wait_until_served(api: Api, definition: Body) -> None:
     # A definition is called established a moment before its objects have an address.
     spec, deadline = definition["spec"], time.monotonic() + _SERVED_SECONDS
     versions = [f"{spec['group']}/{version['name']}" for version in spec["versions"] if version["served"]]

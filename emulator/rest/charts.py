@@ -11,7 +11,8 @@ from functools import cached_property
 import yaml
 
 from emulator.google.http_message import Request, Response
-from emulator.kubernetes import crds, helm
+from emulator.kubernetes import crds
+from emulator.kubernetes.kuberay import CHART
 
 PATH = "/charts/"
 
@@ -23,12 +24,12 @@ class ChartRepository:
         """The answer, or None for a path that is not of the repository."""
         if request.method != "GET" or not request.path.startswith(PATH):
             return None
-        version = helm.operator_version()
-        name = f"{helm.CHART}-{version}.tgz"
+        version = CHART.version
+        name = f"{CHART.name}-{version}.tgz"
         if request.path == f"{PATH}index.yaml":
             digest = hashlib.sha256(self._archive).hexdigest()
-            entry = {"name": helm.CHART, "version": version, "urls": [name], "digest": digest}
-            return Response(body=yaml.safe_dump({"apiVersion": "v1", "entries": {helm.CHART: [entry]}}).encode())
+            entry = {"name": CHART.name, "version": version, "urls": [name], "digest": digest}
+            return Response(body=yaml.safe_dump({"apiVersion": "v1", "entries": {CHART.name: [entry]}}).encode())
         return Response(body=self._archive) if request.path == f"{PATH}{name}" else None
 
     @cached_property
@@ -36,7 +37,7 @@ class ChartRepository:
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as files:
             for manifest in crds.kuberay_files():
-                member = tarfile.TarInfo(f"{helm.CHART}/crds/{manifest.name}")
+                member = tarfile.TarInfo(f"{CHART.name}/crds/{manifest.name}")
                 member.size = manifest.stat().st_size
                 with manifest.open("rb") as content:
                     files.addfile(member, content)

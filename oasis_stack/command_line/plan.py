@@ -85,7 +85,8 @@ def _ladder(gpu: GpuSettings) -> Iterator[str]:
     for number, entry in enumerate(gpu.capacity, 1):
         rules = capacity_rules.pool_rules(gpu.machine, entry)
         most = f"{entry.max_nodes} node{'s' * (entry.max_nodes != 1)}"
-        yield f"  {number}. {entry.pool_name}: 0 to {most}, {entry.max_nodes * gpu.machine.gpus} GPUs"
+        served = ", for queued jobs alone" if rules.queued else ""
+        yield f"  {number}. {entry.pool_name}: 0 to {most}, {entry.max_nodes * gpu.machine.gpus} GPUs{served}"
         flags = ((field.name, getattr(rules, field.name)) for field in dataclasses.fields(rules))
         yield "     " + ", ".join(f"{name}={_text(value)}" for name, value in flags)
 
@@ -94,12 +95,15 @@ def _quotas(settings: Settings) -> Iterator[str]:
     gpu = settings.gpu
     if gpu is None:
         return
-    shared = sum(entry.max_nodes for entry in gpu.capacity if entry.mode in ("flex-start", "spot"))
+    shared = sum(entry.max_nodes for entry in gpu.capacity if entry.mode in ("flex-start", "queued", "spot"))
     own = gpu.max_nodes - shared
     model = gpu.machine.accelerator.split("-")[1].upper()
     yield f"Quotas to hold in {settings.region} (the ladder's sum)"
     if shared:
-        yield f"  PREEMPTIBLE-NVIDIA-{model}-GPUS-per-project-region: {shared * gpu.machine.gpus} (flex-start and Spot)"
+        yield (
+            f"  PREEMPTIBLE-NVIDIA-{model}-GPUS-per-project-region: {shared * gpu.machine.gpus} "
+            "(flex-start, queued and Spot)"
+        )
     if own:
         yield (
             f"  GPUS-PER-GPU-FAMILY-per-project-region, gpu_family=NVIDIA_{model}: {own * gpu.machine.gpus} "

@@ -1,7 +1,6 @@
 """Every component with its arguments: what the wiring diagram, or a program of your own, builds a stack from."""
 
 from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
-from oasis_stack.components.attachments import AdditionalNetwork, ClusterNetwork
 from oasis_stack.components.bucket import Bucket, BucketArgs
 from oasis_stack.components.cluster import Cluster, ClusterArgs
 from oasis_stack.components.compute_class import ComputeClass, ComputeClassArgs
@@ -12,8 +11,10 @@ from oasis_stack.components.image_build import ImageBuild, ImageBuildArgs, Peeri
 from oasis_stack.components.internal_address import InternalAddress, InternalAddressArgs
 from oasis_stack.components.kuberay import KubeRay, KubeRayArgs
 from oasis_stack.components.network import Network, NetworkArgs
+from oasis_stack.components.node_config import AdditionalNetwork, ClusterNetwork
 from oasis_stack.components.node_pool import GpuNodePool, GpuNodePoolArgs
 from oasis_stack.components.project_services import ProjectServices, ProjectServicesArgs
+from oasis_stack.components.queue import Kueue, KueueArgs, Queue, QueueArgs
 from oasis_stack.components.ray_cluster import InternalLoadBalancer, RayCluster, RayClusterArgs
 from oasis_stack.components.rdma_network import RdmaNetwork, RdmaNetworkArgs
 from oasis_stack.components.secret import ApiKeySecret, ApiKeySecretArgs
@@ -49,12 +50,16 @@ __all__ = [
     "InternalLoadBalancer",
     "KubeRay",
     "KubeRayArgs",
+    "Kueue",
+    "KueueArgs",
     "Network",
     "NetworkArgs",
     "Peering",
     "PodSize",
     "ProjectServices",
     "ProjectServicesArgs",
+    "Queue",
+    "QueueArgs",
     "RayCluster",
     "RayClusterArgs",
     "RdmaNetwork",

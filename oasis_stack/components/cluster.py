@@ -15,9 +15,8 @@ import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 
 from oasis_stack.components import control_plane
-from oasis_stack.components.attachments import ClusterNetwork
 from oasis_stack.components.control_plane import ControlPlane
-from oasis_stack.components.node_config import CPU_NODES, SYSTEM_NODES, node_config
+from oasis_stack.components.node_config import CPU_NODES, SYSTEM_NODES, ClusterNetwork, node_config
 from oasis_stack.facts import names
 from oasis_stack.facts.machine import PoolSize
 from oasis_stack.facts.site import Site

@@ -13,7 +13,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from oasis_stack import wait
-from oasis_stack.components.attachments import AdditionalNetwork
+from oasis_stack.components.node_config import AdditionalNetwork
 from oasis_stack.facts import names
 
 API_VERSION = "networking.gke.io/v1"

@@ -8,13 +8,14 @@ each time with the cluster in it; a range that grows, MTU and firewalls in place
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pulumi
 import pulumi_gcp as gcp
 
-from oasis_stack.components.attachments import ClusterNetwork
+from oasis_stack.components.node_config import ClusterNetwork
 from oasis_stack.facts.address_plan import AddressPlan
 from oasis_stack.facts.machine import RDMA_MTU
 from oasis_stack.facts.site import Site
@@ -39,6 +40,9 @@ class NetworkArgs:
     proxied_port: int | None
     """TCP port of the pods that proxies of an internal application load balancer reach; another one here than there,
     and the load balancer answers 502. None: no such proxies, and no subnet for them."""
+    control_plane_ports: Sequence[int]
+    """Further TCP ports of nodes and pods at which the control plane calls webhooks and APIs in the cluster: GKE itself
+    opens 443 and 10250 alone (Google Cloud documentation, "Automatically created firewall rules")."""
 
 
 class Network(pulumi.ComponentResource):
@@ -180,6 +184,9 @@ class Network(pulumi.ComponentResource):
         ]
         if args.proxied_port is not None:
             rules.append(allow("proxies", [args.addresses.proxy_only], [("tcp", [str(args.proxied_port)])]))
+        if args.control_plane_ports:
+            ports = [str(port) for port in args.control_plane_ports]
+            rules.append(allow("control-plane", [args.addresses.control_plane], [("tcp", ports)]))
         return rules
 
 

@@ -1,8 +1,10 @@
-"""The settings that all nodes share, and those that set the system pool and the CPU pool apart."""
+"""The settings that all nodes share, those that set the system pool and the CPU pool apart, and the networks of both:
+where a node's first interface is attached, and its further NICs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pulumi
 import pulumi_gcp as gcp
@@ -17,6 +19,30 @@ CPU_NODES: gcp.container.NodePoolNodeConfigArgsDict = {
     "taints": [{"key": key, "value": value, "effect": "NO_SCHEDULE"} for key, value in names.CPU_POOL_LABELS.items()],
 }
 """Label and taint of the nodes of CPU workers: only pods that name the taint come there, so an idle pool can shrink."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterNetwork:
+    """The first interface of every node, and the addresses of pods and Services."""
+
+    network_id: pulumi.Input[str]
+    """VPC of the nodes' first interface."""
+    subnet_id: pulumi.Input[str]
+    """Subnet of that VPC in the region."""
+    pods_range_name: pulumi.Input[str]
+    """Secondary range of the pods."""
+    services_range_name: pulumi.Input[str]
+    """Secondary range of the Services."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditionalNetwork:
+    """The VPC and subnet of one further NIC."""
+
+    network: pulumi.Input[str]
+    """VPC name; the cluster's own VPC is refused for a device."""
+    subnetwork: pulumi.Input[str]
+    """Subnet name, in the cluster's region; one subnet serves one parameter set only."""
 
 
 def node_config(

@@ -1,4 +1,5 @@
-"""GPU nodes in one provisioning mode: a pool that rests at no nodes and grows when a pod selects its compute class.
+"""GPU nodes in one provisioning mode: a pool that rests at no nodes and grows when a pod selects its compute class, or,
+a queued one, when the nodes that a job asked for can be had together.
 
 Replaced when changed: networks, GPUs, local SSDs, mode, run duration, reservation, placement, node account
 (hashicorp/terraform-provider-google 2026-08-21, resource_container_node_pool.go and node_config.go, ForceNew); machine
@@ -14,8 +15,7 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
-from oasis_stack.components.attachments import AdditionalNetwork
-from oasis_stack.components.node_config import node_config
+from oasis_stack.components.node_config import AdditionalNetwork, node_config
 from oasis_stack.facts.capacity_rules import CapacityEntry, PoolRules, pool_rules
 from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.site import Site
@@ -47,7 +47,7 @@ class GpuNodePoolArgs:
     driver_version: str
     """NVIDIA driver that GKE installs, LATEST or DEFAULT; too old for the image's CUDA, and no job starts."""
     compute_class: str
-    """Class that the pool belongs to; pods that select another one never come here."""
+    """Class that the pool belongs to, unless it is queued; pods that select another one never come here."""
     node_service_account: pulumi.Input[str]
     """Email of the account the nodes run as; its grants must exist before the first node."""
     nics: Sequence[AdditionalNetwork]
@@ -83,6 +83,7 @@ class GpuNodePool(pulumi.ComponentResource):
             },
             management={"auto_repair": rules.auto_repair, "auto_upgrade": rules.auto_upgrade},
             upgrade_settings=UPGRADES if rules.surge_upgrades else None,
+            queued_provisioning={"enabled": True} if rules.queued else None,
             placement_policy=None if rules.placement_type is None else {"type": rules.placement_type},
             network_config=network_config(args.nics),
             node_config=gpu_node_config(args, rules),
@@ -121,12 +122,14 @@ def gpu_node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.No
                 "gpu_driver_installation_config": {"gpu_driver_version": args.driver_version},
             }
         ],
-        # The label lets the class find the pool; the taint keeps every pod that did not ask for a GPU away.
-        "labels": {COMPUTE_CLASS_KEY: args.compute_class},
-        "taints": [{"key": COMPUTE_CLASS_KEY, "value": args.compute_class, "effect": "NO_SCHEDULE"}],
         "spot": rules.spot,
         "reservation_affinity": reservation_affinity(rules),
     }
+    # A queued pool is in no class, which would grow it pod by pod; GKE taints it `cloud.google.com/gke-queued`.
+    if not rules.queued:
+        # The label lets the class find the pool; the taint keeps every pod that did not ask for a GPU away.
+        config["labels"] = {COMPUTE_CLASS_KEY: args.compute_class}
+        config["taints"] = [{"key": COMPUTE_CLASS_KEY, "value": args.compute_class, "effect": "NO_SCHEDULE"}]
     if rules.flex_start:
         config["flex_start"] = True
     if rules.max_run_duration is not None:

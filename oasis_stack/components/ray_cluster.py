@@ -75,6 +75,8 @@ class RayClusterArgs:
     """Most CPU workers; 0 builds no such group."""
     gpu: GpuGroup | None
     """The GPU worker group; None in a stack without GPUs."""
+    cluster_queue: pulumi.Input[str] | None
+    """Kueue's ClusterQueue for jobs of the namespace, which outlives them; None: no queue is made there."""
     idle_timeout_seconds: int
     """How long a worker without work stays; short gives up nodes that are hard to get back, long pays for them."""
     data_bucket: pulumi.Input[str]
@@ -91,8 +93,8 @@ class RayClusterArgs:
 
 class RayCluster(pulumi.ComponentResource):
     """Registers the RayCluster with namespace, service account, ConfigMap, NetworkPolicies, admission policies and
-    disruption budget, where asked for the dashboard's internal load balancer, and the removal of all Ray workloads on
-    destroy."""
+    disruption budget, where asked for the dashboard's internal load balancer and a queue for jobs, and the removal of
+    all workloads on destroy."""
 
     APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
 
@@ -164,7 +166,20 @@ class RayCluster(pulumi.ComponentResource):
                 for policy, spec in policies.items()
             ),
             *self._admission(args),
+            *self._queue(name, args),
         ]
+
+    def _queue(self, name: str, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
+        """The queue that jobs name, for as long as there may be any."""
+        if args.cluster_queue is not None:
+            yield kubernetes.apiextensions.CustomResource(
+                name,
+                api_version="kueue.x-k8s.io/v1beta2",
+                kind="LocalQueue",
+                metadata=self._metadata(names.LOCAL_QUEUE),
+                spec={"clusterQueue": args.cluster_queue},
+                opts=pulumi.ResourceOptions(parent=self),
+            )
 
     def _admission(self, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
         child = pulumi.ResourceOptions(parent=self)

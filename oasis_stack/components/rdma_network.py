@@ -12,7 +12,7 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
-from oasis_stack.components.attachments import AdditionalNetwork
+from oasis_stack.components.node_config import AdditionalNetwork
 from oasis_stack.facts.address_plan import AddressPlan
 from oasis_stack.facts.machine import RDMA_MTU
 from oasis_stack.facts.site import Site

@@ -16,11 +16,14 @@ from oasis_stack.facts import names
 from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.problem import Problem
 
-Mode = Literal["reservation", "flex-start", "spot", "on-demand"]
+Mode = Literal["reservation", "flex-start", "spot", "on-demand", "queued"]
 MODES: tuple[str, ...] = get_args(Mode)
 
+MODES_WITH_END = ("flex-start", "queued")
+"""Those whose nodes GKE takes away after a time. Queued is flex-start by the job: all of its nodes, or none yet."""
+
 MAX_RUN_HOURS = 168
-"""Flex-start nodes live at most 7 days."""
+"""Flex-start nodes, queued ones among them, live at most 7 days."""
 
 MAX_POOL_NODES = 1000
 """Most nodes of one node pool (Google Kubernetes Engine documentation, "Quotas and limits")."""
@@ -38,7 +41,7 @@ class CapacityEntry:
     max_nodes: int
     """Most nodes this rung may ever have; the quota and the address plan must hold the sum of the rungs."""
     max_run_duration_hours: int | None
-    """Flex-start alone: after so many hours GKE takes the node away, whatever runs on it."""
+    """Flex-start and queued: after so many hours GKE takes the node away, whatever runs on it."""
     reservation: str | None
     """Reservation alone: its name, or `projects/<owner>/reservations/<name>` for a shared one."""
     compact_placement: bool
@@ -49,17 +52,25 @@ class CapacityEntry:
         """Logical name of this rung's node pool."""
         return names.pool(self.mode, self.reservation)
 
+    @property
+    def max_run_seconds(self) -> int | None:
+        """Life of a node; None where it has no end."""
+        return None if self.max_run_duration_hours is None else self.max_run_duration_hours * 3600
+
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRules:
     """A rung's demands on its node pool, in the words of the GKE API."""
 
     flex_start: bool
+    queued: bool
+    """Whether nodes come by requests for all that a job needs at once; together with flex-start, as GKE documents it
+    (Google Cloud documentation, "Run a large-scale workload with flex-start with queued provisioning")."""
     spot: bool
     max_run_duration: str | None
     """Seconds with the unit, as `604800s`; None where the node has no end."""
     auto_repair: bool
-    """Off for flex-start, where GKE refuses it."""
+    """Off for flex-start and queued, where GKE refuses it."""
     auto_upgrade: bool
     consume_reservation_type: Literal["NO_RESERVATION", "SPECIFIC_RESERVATION"]
     reservation: str | None
@@ -74,12 +85,13 @@ class PoolRules:
 
 def pool_rules(machine: Machine, entry: CapacityEntry) -> PoolRules:
     """The pool settings of a legal rung."""
-    flex_start = entry.mode == "flex-start"
-    hours = entry.max_run_duration_hours if flex_start else None
+    flex_start = entry.mode in MODES_WITH_END
+    seconds = entry.max_run_seconds if flex_start else None
     return PoolRules(
         flex_start=flex_start,
+        queued=entry.mode == "queued",
         spot=entry.mode == "spot",
-        max_run_duration=None if hours is None else f"{hours * 3600}s",
+        max_run_duration=None if seconds is None else f"{seconds}s",
         auto_repair=not flex_start,
         auto_upgrade=True,
         consume_reservation_type="SPECIFIC_RESERVATION" if entry.mode == "reservation" else "NO_RESERVATION",
@@ -130,7 +142,13 @@ def problems(machine: Machine, zone: str, entries: Sequence[CapacityEntry]) -> l
 
 
 def _mode_problems(machine: Machine, key: str, entry: CapacityEntry) -> Iterator[Problem]:
-    sold = {"reservation": True, "flex-start": machine.flex_start, "spot": machine.spot, "on-demand": machine.on_demand}
+    sold = {
+        "reservation": True,
+        "flex-start": machine.flex_start,
+        "spot": machine.spot,
+        "on-demand": machine.on_demand,
+        "queued": machine.flex_start,
+    }
     if not sold[entry.mode]:
         yield Problem(
             key=f"{key}.mode",
@@ -150,23 +168,36 @@ def _field_problems(machine: Machine, key: str, entry: CapacityEntry) -> Iterato
         )
     yield from _run_duration_problems(key, entry)
     yield from _reservation_problems(key, entry)
-    if entry.compact_placement and entry.mode == "flex-start" and not machine.flex_start_compact:
+    yield from _placement_problems(machine, key, entry)
+
+
+def _placement_problems(machine: Machine, key: str, entry: CapacityEntry) -> Iterator[Problem]:
+    if not entry.compact_placement:
+        return
+    if entry.mode == "flex-start" and not machine.flex_start_compact:
         yield Problem(
             key=f"{key}.compact_placement",
             value=True,
             allowed=f"false for flex-start of {machine.name}",
             remedy="remove it: flex-start takes compact placement only for A3 Ultra, A4 and H4D machines",
         )
+    if entry.mode == "queued":
+        yield Problem(
+            key=f"{key}.compact_placement",
+            value=True,
+            allowed="false with mode queued",
+            remedy="remove it: GKE refuses compact placement of GPU nodes together with queued provisioning",
+        )
 
 
 def _run_duration_problems(key: str, entry: CapacityEntry) -> Iterator[Problem]:
     hours = entry.max_run_duration_hours
-    if entry.mode != "flex-start":
+    if entry.mode not in MODES_WITH_END:
         if hours is not None:
             yield Problem(
                 key=f"{key}.max_run_duration_hours",
                 value=hours,
-                allowed="only with mode flex-start",
+                allowed=f"only with mode {' or '.join(MODES_WITH_END)}",
                 remedy=f"remove it: a {entry.mode} node has no end of its own",
             )
     elif hours is None or not 1 <= hours <= MAX_RUN_HOURS:

@@ -33,13 +33,32 @@ LABEL_VALUE_PATTERN = re.compile(r"[a-z0-9_-]{0,63}")
 KUBERAY_NAMESPACE = "kuberay-system"
 """Namespace of the operator; the Ray namespace's network policies let it in from here alone."""
 
+KUEUE_NAMESPACE = "kueue-system"
+"""Namespace of Kueue; the one that its chart and all its documentation use."""
+
 RAY_NAMESPACE_PATTERN = re.compile(
-    rf"(?!(?:default|{KUBERAY_NAMESPACE})\Z|(?:kube|gke|gmp)-)" + DNS_LABEL_PATTERN.pattern
+    rf"(?!(?:default|{KUBERAY_NAMESPACE}|{KUEUE_NAMESPACE})\Z|(?:kube|gke|gmp)-)" + DNS_LABEL_PATTERN.pattern
 )
-"""Namespaces that a stack may make, and delete with all that is in them: not Kubernetes', GKE's or the operator's."""
+"""Namespaces that a stack may make, and delete with all that is in them: not Kubernetes', GKE's or the operators'."""
 
 KUBERAY_VERSION = "1.6.2"
 """The operator's Helm chart and image; token authentication of a RayCluster needs 1.5.1 or later."""
+
+KUEUE_VERSION = "0.19.2"
+"""Kueue's Helm chart and image; `kueue.x-k8s.io/v1beta2`, which all objects here are, needs 0.15 or later."""
+
+LOCAL_QUEUE = "gpu"
+"""Kueue's LocalQueue in the Ray namespace, which a job names to be queued. Not `default`: Kueue would take in every job
+of the namespace that names none (kubernetes-sigs/kueue v0.19.2, pkg/controller/jobframework/defaults.go)."""
+
+CLUSTER_QUEUE = "gpu"
+"""Kueue's ClusterQueue, which holds the quotas of all queued jobs."""
+
+SYSTEM_FLAVOR, QUEUED_FLAVOR = "system", "queued"
+"""Kueue's ResourceFlavors: nodes of the system pool, for heads, and of the queued GPU pool."""
+
+QUEUED_PROVISIONING = "queued-provisioning"
+"""Kueue's AdmissionCheck, which asks GKE for a job's nodes, and that check's configuration."""
 
 RAY_ACCOUNT = "ray"
 """Kubernetes service account of every Ray pod: what the grants on buckets, secret and packages name."""

@@ -44,6 +44,10 @@ class SidecarSize:
     """Memory in MiB: 64 for each file that is open for writing, and the metadata caches."""
 
 
+BESIDE_HEADS = PodSize(cpus=1, memory_gib=2)
+"""What kube-system's Deployments, KubeRay and Kueue may take of a system node, beside what every node loses."""
+
+
 def sidecar(cpus: int, memory_gib: int) -> SidecarSize:
     """Sidecar for a pod of that size: twice the defaults or more, with what the pod can read at once."""
     return SidecarSize(cpu_millis=min(SIDECAR_MAX_CPU_MILLIS, max(500, cpus * 20)), memory_mib=max(512, memory_gib * 8))
@@ -58,6 +62,18 @@ def whole_node_pod(machine: Machine) -> PodSize:
         cpus=int(cpu_millis - machine.vcpus * 1000 * SPARE) // 1000,
         memory_gib=int(memory_mib - machine.memory_gb * 1024 * SPARE) // 1024,
     )
+
+
+def heads_on(machine: Machine, nodes: int, head: PodSize) -> int:
+    """Ray heads, each with its sidecar, that so many nodes of the system pool hold together."""
+    beside = sidecar(head.cpus, head.memory_gib)
+    taken_cpu = SYSTEM_CPU_MILLIS + BESIDE_HEADS.cpus * 1000 + machine.vcpus * 1000 * SPARE
+    taken_memory = SYSTEM_MEMORY_MIB + BESIDE_HEADS.memory_gib * 1024 + machine.memory_gb * 1024 * SPARE
+    by_cpu = (allocatable_cpu_millis(machine.vcpus) - taken_cpu) // (head.cpus * 1000 + beside.cpu_millis)
+    by_memory = (allocatable_memory_mib(machine.memory_gb * 1024) - taken_memory) // (
+        head.memory_gib * 1024 + beside.memory_mib
+    )
+    return nodes * max(0, int(min(by_cpu, by_memory)))
 
 
 def allocatable_cpu_millis(vcpus: int) -> int:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from oasis_stack.facts import address_plan, capacity_rules, names, pod_size
 from oasis_stack.facts.machine import general_purpose
+from oasis_stack.facts.pod_size import BESIDE_HEADS, PodSize
 from oasis_stack.facts.problem import Problem, SettingsError
 from oasis_stack.settings.schema import Settings
 
@@ -30,9 +31,6 @@ LEAST_VERSION = (1, 33)
 """First Kubernetes whose policies may compare maps by two-variable comprehensions, as `admission_policy` does
 (Kubernetes documentation, "Common Expression Language in Kubernetes"); newer than the first GKE with flex-start nodes,
 1.32.2-gke.1652000 (Google Kubernetes Engine documentation, "About flex-start provisioning mode")."""
-
-_SYSTEM_PODS = (1, 2)
-"""vCPUs and GiB that kube-system's Deployments and KubeRay may take of a system node, beside what every node loses."""
 
 
 def problems(settings: Settings, wandb_api_key: object, refused: set[str]) -> Iterator[Problem]:
@@ -187,8 +185,19 @@ def _pools(settings: Settings) -> Iterator[Problem]:
 
 
 def _head(settings: Settings) -> Iterator[Problem]:
-    head, machine_type = settings.ray.head, settings.cluster.system_pool.machine_type
-    yield from _fits("ray.head", head.cpus, head.memory_gb, "system_pool", machine_type, _SYSTEM_PODS)
+    machine_type = settings.cluster.system_pool.machine_type
+    yield from _fits("ray.head", settings.ray.head.size, "system_pool", machine_type, BESIDE_HEADS)
+
+
+def _queued_heads(settings: Settings) -> Iterator[Problem]:
+    pool = settings.cluster.system_pool
+    if settings.gpu and settings.gpu.queue and settings.queued_heads < 1:
+        yield Problem(
+            key="cluster.system_pool.max_nodes",
+            value=pool.max_nodes,
+            allowed=f"with a queued entry, enough for the heads of two Ray clusters on nodes of {pool.machine_type}",
+            remedy="raise it: a queued job has a head of its own, which needs room beside the one that always runs",
+        )
 
 
 def _cpu_workers(settings: Settings) -> Iterator[Problem]:
@@ -201,14 +210,16 @@ def _cpu_workers(settings: Settings) -> Iterator[Problem]:
             remedy="lower it or raise the pool's max_nodes",
         )
     if ray.cpu_workers_max:
-        yield from _fits("ray.cpu_worker", ray.cpu_worker.cpus, ray.cpu_worker.memory_gb, "cpu_pool", pool.machine_type)
+        size = PodSize(cpus=ray.cpu_worker.cpus, memory_gib=ray.cpu_worker.memory_gb)
+        yield from _fits("ray.cpu_worker", size, "cpu_pool", pool.machine_type, PodSize(cpus=0, memory_gib=0))
 
 
-def _fits(
-    key: str, cpus: int, memory_gb: int, pool: str, machine_type: str, taken: tuple[int, int] = (0, 0)
-) -> Iterator[Problem]:
+def _fits(key: str, size: PodSize, pool: str, machine_type: str, taken: PodSize) -> Iterator[Problem]:
     room = pod_size.whole_node_pod(general_purpose(machine_type))
-    rows = (("cpus", cpus, room.cpus - taken[0]), ("memory_gb", memory_gb, room.memory_gib - taken[1]))
+    rows = (
+        ("cpus", size.cpus, room.cpus - taken.cpus),
+        ("memory_gb", size.memory_gib, room.memory_gib - taken.memory_gib),
+    )
     for name, asked, free in rows:
         if asked > free:
             yield Problem(
@@ -313,6 +324,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("cluster.maintenance_exclusion",), _maintenance),
     (("cluster.system_pool", "cluster.cpu_pool"), _pools),
     (("cluster.system_pool", "ray.head"), _head),
+    (("cluster.system_pool", "ray.head", "gpu.capacity"), _queued_heads),
     (("ray.cpu_workers_max", "ray.cpu_worker", "cluster.cpu_pool"), _cpu_workers),
     (("ray.dashboard_access", "ray.dashboard_client_ranges"), _dashboard),
     (("ray.version", "ray.image"), _image),

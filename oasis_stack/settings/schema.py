@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 
 import pulumi
 
-from oasis_stack.facts import address_plan, names
+from oasis_stack.facts import address_plan, names, pod_size
 from oasis_stack.facts.address_plan import AddressPlan
 from oasis_stack.facts.capacity_rules import CapacityEntry
-from oasis_stack.facts.machine import BUILD_MACHINES, GENERAL_PURPOSE, MACHINES, Machine, PoolSize
+from oasis_stack.facts.machine import BUILD_MACHINES, GENERAL_PURPOSE, MACHINES, Machine, PoolSize, general_purpose
+from oasis_stack.facts.pod_size import PodSize
 from oasis_stack.facts.retention import BucketRetention, RepositoryRetention, Retention
 from oasis_stack.facts.site import Site
 
@@ -194,7 +195,8 @@ class GpuSettings:
         tuple[CapacityEntry, ...],
         ItemDefaults({"max_run_duration_hours": None, "reservation": None, "compact_placement": False}),
     ]
-    """The ladder, tried from the top. Each entry is a pool of its own that rests at 0 nodes."""
+    """The ladder, tried from the top. Each entry is a pool of its own that rests at 0 nodes. A queued one is apart from
+    the others: it serves the jobs of the queue, and only them."""
     consolidation_delay_minutes: Annotated[int, Between(1, 1440)] = 15
     """How long an empty GPU node stays: too short gives scarce capacity back between jobs, too long pays for none."""
     driver_version: Literal["LATEST", "DEFAULT"] = "LATEST"
@@ -203,6 +205,11 @@ class GpuSettings:
     is that new: compare with `python -m workloads doctor` on a node."""
     compute_class: _Label = ""
     """ComputeClass that GPU pods select. Default: the GPU's short name, as `h200` or `l4`."""
+    queue_chart: Annotated[
+        str, Matching(r"(oci|https?)://\S+", "the address of a Helm chart, as oci://registry.k8s.io/kueue/charts/kueue")
+    ] = "oci://registry.k8s.io/kueue/charts/kueue"
+    """Where Kueue's chart comes from, which a queued entry needs: where its project publishes it (kubernetes-sigs/kueue
+    v0.19.2, charts/kueue/README.md), or a mirror of that."""
 
     @property
     def machine(self) -> Machine:
@@ -215,10 +222,24 @@ class GpuSettings:
         return any(entry.mode == "spot" for entry in self.capacity)
 
     @property
+    def class_entries(self) -> tuple[CapacityEntry, ...]:
+        """Rungs of the ComputeClass, which grow by the pod: all but the queued one."""
+        return tuple(entry for entry in self.capacity if entry.mode != "queued")
+
+    @property
+    def queue(self) -> CapacityEntry | None:
+        """The rung whose nodes come by the job; None without one."""
+        return next((entry for entry in self.capacity if entry.mode == "queued"), None)
+
+    @property
     def max_run_seconds(self) -> int | None:
-        """Life of the flex-start rung's nodes; None where no rung has an end."""
-        hours = [entry.max_run_duration_hours for entry in self.capacity if entry.max_run_duration_hours]
-        return min(hours) * 3600 if hours else None
+        """Life of the flex-start rung's nodes; None where no rung of the ComputeClass has an end."""
+        return min((entry.max_run_seconds for entry in self.class_entries if entry.max_run_seconds), default=None)
+
+    @property
+    def class_nodes(self) -> int:
+        """Most nodes of the ComputeClass's rungs together."""
+        return sum(entry.max_nodes for entry in self.class_entries)
 
     @property
     def max_nodes(self) -> int:
@@ -234,6 +255,11 @@ class HeadSettings:
     """vCPUs."""
     memory_gb: Annotated[int, Between(4, 1023)] = 16
     """Memory in GiB; a head that runs out of it takes the whole cluster's jobs with it."""
+
+    @property
+    def size(self) -> PodSize:
+        """Both together."""
+        return PodSize(cpus=self.cpus, memory_gib=self.memory_gb)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +281,7 @@ class RaySettings:
         Matching(
             names.RAY_NAMESPACE_PATTERN,
             "1 to 63 of a-z, 0-9 and -, no - at either end; "
-            f"not default, {names.KUBERAY_NAMESPACE}, kube-*, gke-* or gmp-*",
+            f"not default, {names.KUBERAY_NAMESPACE}, {names.KUEUE_NAMESPACE}, kube-*, gke-* or gmp-*",
         ),
     ] = "ray"
     """Kubernetes namespace, made and deleted with the stack."""
@@ -402,6 +428,12 @@ class Settings:
     def site(self) -> Site:
         """The place where the stack stands."""
         return Site(project=self.project, region=self.region, zone=self.zone, prefix=self.name, labels=self.labels)
+
+    @property
+    def queued_heads(self) -> int:
+        """Heads of queued jobs that the system pool holds beside the standing cluster's own."""
+        pool = self.cluster.system_pool
+        return pod_size.heads_on(general_purpose(pool.machine_type), pool.max_nodes, self.ray.head.size) - 1
 
     def address_plan(self) -> AddressPlan:
         """Every range of the stack.

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import pulumi
 from pulumi.runtime import config as runtime_config
 
-from oasis_stack.facts.capacity_rules import MAX_RUN_HOURS
+from oasis_stack.facts.capacity_rules import MAX_RUN_HOURS, MODES_WITH_END
 from oasis_stack.facts.problem import UNKNOWN, Problem, SettingsError, config_key
 from oasis_stack.settings import rules
 from oasis_stack.settings.schema import ItemDefaults, Settings, Sized
@@ -252,7 +252,7 @@ def _derived(settings: Settings) -> Settings:
     if gpu is not None:
         capacity = tuple(
             replace(entry, max_run_duration_hours=MAX_RUN_HOURS)
-            if entry.mode == "flex-start" and entry.max_run_duration_hours is None
+            if entry.mode in MODES_WITH_END and entry.max_run_duration_hours is None
             else entry
             for entry in gpu.capacity
         )

@@ -129,5 +129,5 @@ def test_modules_that_are_read_at_run_time_are_fetched_with_the_programs_and_sai
 
     build.provide(state, lines.append)
 
-    assert fetched == [crds.KUEUE]
-    assert lines == ["downloading the Go module sigs.k8s.io/kueue"]
+    assert fetched == [crds.KUEUE, crds.AUTOSCALER]
+    assert lines == [f"downloading the Go module {module}" for _, module in fetched]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from emulator.google import machines
-from oasis_stack.facts.capacity_rules import CapacityEntry, Mode, problems
+from oasis_stack.facts.capacity_rules import CapacityEntry, Mode, pool_rules, problems
 from oasis_stack.facts.machine import MACHINES, Machine
 
 H200, L4 = MACHINES["a3-ultragpu-8g"], MACHINES["g2-standard-4"]
@@ -26,17 +26,20 @@ LEGAL: dict[Mode, CapacityEntry] = {
     "flex-start": entry("flex-start", hours=168),
     "spot": entry("spot"),
     "on-demand": entry("on-demand"),
+    "queued": entry("queued", hours=168),
 }
 
 
 def accepted_by_google(machine: Machine, tried: CapacityEntry) -> bool:
     """The preconditions of Google's Cluster Toolkit (v1.95.0, gke-node-pool), as a table rather than as our code."""
-    flex, spot, reserved = tried.mode == "flex-start", tried.mode == "spot", tried.reservation is not None
+    queued, spot, reserved = tried.mode == "queued", tried.mode == "spot", tried.reservation is not None
+    flex = tried.mode == "flex-start" or queued
     return all(
         (
             not (flex and reserved),
             not (spot and reserved),
             not (flex and tried.compact_placement) or machine.name.startswith(("a3-ultragpu", "a4", "h4d")),
+            not (queued and tried.compact_placement),
             (tried.mode == "reservation") == reserved,
             flex == (tried.max_run_duration_hours is not None),
             tried.max_run_duration_hours is None or 600 <= tried.max_run_duration_hours * 3600 <= 604800,
@@ -96,6 +99,14 @@ def test_a_reservation_is_named_by_all_of_the_text_and_not_by_its_beginning(name
     (problem,) = problems(H200, H200.zones[0], [entry("reservation", reservation=name)])
 
     assert (problem.key, problem.value) == ("gpu.capacity[0].reservation", name)
+
+
+def test_a_queued_pool_is_a_flex_start_pool_whose_nodes_come_together() -> None:
+    flex, queued = (pool_rules(H200, LEGAL[mode]) for mode in ("flex-start", "queued"))
+
+    assert queued == replace(flex, queued=True)
+    assert not flex.queued and queued.flex_start and not queued.auto_repair
+    assert (queued.max_run_duration, queued.consume_reservation_type) == ("604800s", "NO_RESERVATION")
 
 
 def test_a_mode_stands_once_in_a_ladder_and_each_reservation_once() -> None:

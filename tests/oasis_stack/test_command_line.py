@@ -145,11 +145,12 @@ def test_plan_shows_settings_addresses_ladder_resources_and_destroy_order_and_ca
     assert "oasis:wandb_api_key - default" in lines
     assert "rdma-7 (8192) 10.129.0.0/19 RDMA NIC of the GPU nodes" in lines
     assert "1. gpu-flex-start: 0 to 2 nodes, 16 GPUs" in lines
+    assert "3. gpu-queued: 0 to 2 nodes, 16 GPUs, for queued jobs alone" in lines
     assert "auto_repair=false" in text and "max_run_duration=604800s" in text
-    assert "PREEMPTIBLE-NVIDIA-H200-GPUS-per-project-region: 32" in text
+    assert "PREEMPTIBLE-NVIDIA-H200-GPUS-per-project-region: 48" in text
     assert {"rdma: RdmaNetwork", "compute.Subnetwork x 9: rdma-gvnic, ..., rdma-rdma-7"} <= lines
     made = sum(found.custom for found in deploy_stack(stack_file.config(stack_file.ROOT / "Pulumi.local.yaml")))
-    assert f"Resources: {made} in 16 components" in text
+    assert f"Resources: {made} in 19 components" in text
     order = text[text.index("Order of `pulumi destroy`") :]
     assert order.index("RayCluster") < order.index("container.Cluster") < order.index("wait.NetworkFree")
     assert order.rstrip().endswith("storage.Bucket data, storage.Bucket runs")

@@ -317,6 +317,38 @@ def test_destroy_goes_in_an_order_that_works(pair: tuple[tuple[str, str], tuple[
     assert full.is_before(then, first)
 
 
+KUEUE = ("kubernetes:helm.sh/v3:Release", "kueue")
+LOCAL_QUEUE = ("kubernetes:kueue.x-k8s.io/v1beta2:LocalQueue", "ray")
+CLUSTER_QUEUE = ("kubernetes:kueue.x-k8s.io/v1beta2:ClusterQueue", "gpu")
+FLAVOR = ("kubernetes:kueue.x-k8s.io/v1beta2:ResourceFlavor", "queued")
+CHECK = ("kubernetes:kueue.x-k8s.io/v1beta2:AdmissionCheck", "queued-provisioning")
+
+# As above. An uninstall of Kueue with a Workload in the cluster hangs, and only the waiter knows users' jobs.
+QUEUE_DELETED_FIRST = [
+    (RAY, WORKLOADS_GONE),
+    (WORKLOADS_GONE, LOCAL_QUEUE),
+    (LOCAL_QUEUE, CLUSTER_QUEUE),
+    (LOCAL_QUEUE, ("kubernetes:core/v1:Namespace", "ray")),
+    (CLUSTER_QUEUE, FLAVOR),
+    (CLUSTER_QUEUE, CHECK),
+    (CHECK, ("kubernetes:kueue.x-k8s.io/v1beta2:ProvisioningRequestConfig", "queued-provisioning")),
+    (CHECK, KUEUE),
+    (FLAVOR, KUEUE),
+    (FLAVOR, (GPU_POOL, "gpu-queued")),
+    (WORKLOADS_GONE, (GPU_POOL, "gpu-queued")),
+    (KUEUE, SYSTEM_POOL),
+    # Kueue's webhooks are called through it until the cluster is gone.
+    (CLUSTER, ("gcp:compute/firewall:Firewall", "network-control-plane")),
+]
+
+
+@pytest.mark.parametrize("pair", QUEUE_DELETED_FIRST, ids=lambda pair: f"{pair[0][1]} before {pair[1][1]}")
+def test_a_queue_is_emptied_before_it_goes(pair: tuple[tuple[str, str], tuple[str, str]], other: Deployment) -> None:
+    first, then = other.get(*pair[0]), other.get(*pair[1])
+
+    assert other.is_before(then, first)
+
+
 def test_labels_are_on_everything_that_takes_some(other: Deployment) -> None:
     taking = {
         (found, key)
@@ -353,6 +385,39 @@ def test_a_stack_without_gpus_has_nothing_that_is_for_gpus() -> None:
     read = ClusterEnvironment.from_mapping(bare.exports)
     assert (read.machine_type, read.gpus_per_node, read.gpu_max_nodes, read.wandb_secret) == ("", 0, 0, "")
     assert len(at(bare.get(*RAY), "spec.workerGroupSpecs")) == 1
+
+
+QUEUED = changed("oasis:gpu.capacity[3]", {"mode": "queued", "max_nodes": 5, "max_run_duration_hours": 24})
+
+
+def test_a_queue_adds_what_is_for_it_and_changes_nothing_else(full: Deployment) -> None:
+    queued = deploy_stack(QUEUED)
+
+    more = {(found.type, found.name) for found in queued} - {(found.type, found.name) for found in full}
+    assert {(found.type, found.name) for found in full} <= {(found.type, found.name) for found in queued}
+    assert {name for _, name in more} == {
+        *("kueue", "queue", "gpu-queued", "network-control-plane", "system", "queued", "queued-provisioning", "gpu"),
+        "ray",  # the LocalQueue
+    }
+    assert not {found.name for found in full if re.search(r"[Kk]ueue|Queue", found.type + found.name)}
+    # The standing cluster's workers and the order of the ladder are the others' alone.
+    for path in ("spec.priorities", "metadata.name"):
+        assert at(queued.get(*CLASS), path) == at(full.get(*CLASS), path)
+    assert at(queued.get(*RAY), GPU_GROUP + ".maxReplicas") == at(full.get(*RAY), GPU_GROUP + ".maxReplicas") == 8
+    for deployed, told in ((full, ("", 0, 8)), (queued, ("gpu", 5, 8))):
+        read = ClusterEnvironment.from_mapping(deployed.exports)
+        assert (read.gpu_queue, read.gpu_queue_nodes, read.gpu_max_nodes) == told
+
+
+def test_a_stack_may_have_queued_nodes_alone() -> None:
+    alone = deploy_stack(changed("oasis:gpu.capacity", [{"mode": "queued", "max_nodes": 2}]))
+
+    assert not alone.of_type(CLASS[0]) + alone.of_type("oasis:index:ComputeClass")
+    group = at(alone.get(*RAY), GPU_GROUP)
+    assert (group["groupName"], group["maxReplicas"]) == ("gpu", 0)
+    # Its template is what a queued job's cluster is made from: no end of the ladder's is in it, as it has none.
+    variables = {one["name"] for one in group["template"]["spec"]["containers"][0]["env"]}
+    assert MAX_RUN_VARIABLE not in variables
 
 
 @pytest.mark.thorough

@@ -56,6 +56,7 @@ MISTAKES = {
     "namespace of GKE": Mistake("oasis:ray.namespace", "gke-managed-system", "gke-*"),
     "namespace of Managed Prometheus": Mistake("oasis:ray.namespace", "gmp-public", "gmp-*"),
     "namespace of KubeRay": Mistake("oasis:ray.namespace", "kuberay-system", "kuberay-system"),
+    "namespace of Kueue": Mistake("oasis:ray.namespace", "kueue-system", "kueue-system"),
     "namespace too long": Mistake("oasis:ray.namespace", "n" * 64, "1 to 63"),
     "Ray cluster name too long": Mistake("oasis:ray.cluster_name", "n" * 54, "1 to 53"),
     "label that Google refuses": Mistake("oasis:labels", {"Team": "a b"}, "rename", named="oasis:labels.Team"),
@@ -96,6 +97,31 @@ MISTAKES = {
     ),
     "run duration over 7 days": Mistake("oasis:gpu.capacity[1].max_run_duration_hours", 169, "from 1 to 168"),
     "run duration of Spot": Mistake("oasis:gpu.capacity[2].max_run_duration_hours", 24, "only with mode flex-start"),
+    "compact placement of queued nodes": Mistake(
+        "oasis:gpu.capacity[3]",
+        {"mode": "queued", "max_nodes": 2, "compact_placement": True},
+        "GKE refuses compact placement",
+        named="oasis:gpu.capacity[3].compact_placement",
+    ),
+    "queued nodes of a reservation": Mistake(
+        "oasis:gpu.capacity[3]",
+        {"mode": "queued", "max_nodes": 2, "reservation": "ours"},
+        "a queued pool must not consume one",
+        named="oasis:gpu.capacity[3].reservation",
+    ),
+    "queued run duration over 7 days": Mistake(
+        "oasis:gpu.capacity[3]",
+        {"mode": "queued", "max_nodes": 2, "max_run_duration_hours": 169},
+        "from 1 to 168",
+        named="oasis:gpu.capacity[3].max_run_duration_hours",
+    ),
+    "two queues": Mistake(
+        "oasis:gpu.capacity",
+        [{"mode": "queued", "max_nodes": 2}, {"mode": "queued", "max_nodes": 2}],
+        "each mode once",
+        named="oasis:gpu.capacity[1].mode",
+    ),
+    "Kueue's chart without an address": Mistake("oasis:gpu.queue_chart", "kueue", "the address of a Helm chart"),
     "number in quotes": Mistake("oasis:gpu.capacity[1].max_nodes", "4", "whole number"),
     "yes for true": Mistake("oasis:data.keep", "yes", "true or false"),
     "version without quotes": Mistake("oasis:cluster.minimum_version", 1.35, "in quotes"),
@@ -214,6 +240,32 @@ def test_what_is_just_within_googles_limits_is_accepted() -> None:
         ("oasis:ray.image", "r-docker.pkg.dev/p/oasis-docker/ray:2.60.0-20270101-000000@sha256:" + "0a" * 32),
     ):
         parse(from_config(changed(key, value)))
+
+
+QUEUED = changed("oasis:gpu.capacity[3]", {"mode": "queued", "max_nodes": 2})
+
+
+def test_a_queue_needs_room_for_a_head_beside_the_one_that_always_runs() -> None:
+    small = changed("oasis:cluster.system_pool.max_nodes", 1, QUEUED)
+
+    (problem,) = refusal(small).problems
+    assert problem.key == "cluster.system_pool.max_nodes" and "raise it" in problem.remedy
+    # One node that holds two heads will do, and without a queue there is but one.
+    parse(from_config(changed("oasis:cluster.system_pool.machine_type", "e2-standard-16", small)))
+    parse(from_config(changed("oasis:cluster.system_pool.max_nodes", 1)))
+    assert parse(from_config(QUEUED)).queued_heads == 2
+
+
+def test_a_queued_entry_has_googles_limit_for_its_end_and_is_no_part_of_the_compute_class() -> None:
+    gpu = parse(from_config(QUEUED)).gpu
+
+    assert gpu is not None and gpu.queue is not None
+    assert gpu.queue.max_run_duration_hours == 168
+    assert gpu.queue not in gpu.class_entries
+    # The address plan must hold the nodes of both, the standing cluster's workers know their own alone.
+    assert (gpu.class_nodes, gpu.max_nodes) == (8, 10)
+    ending = parse(from_config(changed("oasis:gpu.capacity[3].max_run_duration_hours", 24, QUEUED))).gpu
+    assert ending is not None and ending.max_run_seconds == 168 * 3600
 
 
 def test_one_mistake_is_reported_once() -> None:

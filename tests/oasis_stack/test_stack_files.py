@@ -44,13 +44,18 @@ def test_the_dev_stack_shows_every_setting_but_those_that_are_written_into_it() 
         "oasis:ray.image",
         "oasis:wandb_api_key",
         "oasis:gpu.compute_class",
+        "oasis:gpu.queue_chart",
         "oasis:cluster.authorized_networks",
         "oasis:cluster.secrets_encryption_key",
         "oasis:cluster.maintenance_exclusion.end",
         "oasis:ray.dashboard_client_ranges",
         "oasis:ray.operator_repository",
         "oasis:registry.docker_hub",
-        *(f"oasis:gpu.capacity[{index}].{field}" for index in (0, 1) for field in ("reservation", "compact_placement")),
+        *(
+            f"oasis:gpu.capacity[{index}].{field}"
+            for index in range(3)
+            for field in ("reservation", "compact_placement")
+        ),
         "oasis:gpu.capacity[1].max_run_duration_hours",
     }
     assert {key for key, _, origin in shown if origin == "default"} == left_out
@@ -64,7 +69,7 @@ def test_the_local_stack_is_the_h200_stack_with_every_component() -> None:
 
     assert local.project == "oasis-local"
     assert local.gpu is not None and local.gpu.machine.rdma_nics == 8
-    assert [entry.mode for entry in local.gpu.capacity] == ["flex-start", "spot"]
+    assert [entry.mode for entry in local.gpu.capacity] == ["flex-start", "spot", "queued"]
     assert local.build is not None and local.wandb is not None
     assert (local.cluster.endpoint, local.cluster.authorized_networks[0].cidr) == ("ip", "127.0.0.1/32")
 

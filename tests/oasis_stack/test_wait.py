@@ -254,10 +254,45 @@ def test_a_destroy_removes_each_workload_once_and_returns_when_the_last_one_is_g
     assert "removing rayjobs/team/tune" in told and "removing services/team/web and its load balancer" in told
 
 
+def test_a_destroy_empties_the_queue_and_leaves_jobs_that_are_in_none(world: World) -> None:
+    queued, plain = _named("batch"), _named("report")
+    jobs, workloads, polls = [queued, plain], [_named("job-batch")], 0
+
+    def list_jobs(query: dict[str, list[str]]) -> Answer:
+        assert query["labelSelector"] == ["kueue.x-k8s.io/queue-name"]
+        return 200, {"items": [job for job in jobs if job is queued]}
+
+    def delete_job(_: dict[str, list[str]]) -> Answer:
+        jobs.remove(queued)
+        return 200, {}
+
+    def list_workloads(_: dict[str, list[str]]) -> Answer:
+        nonlocal polls
+        polls += 1
+        return 200, {"items": workloads if polls < 3 else []}
+
+    def delete_workload(_: dict[str, list[str]]) -> Answer:
+        workloads[:] = [_named("job-batch", deletionTimestamp="2026-01-01T00:00:00Z")]
+        return 200, {}
+
+    job = "/apis/batch/v1/namespaces/team/jobs/batch"
+    workload = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads/job-batch"
+    world.answers["/apis/batch/v1/jobs"] = list_jobs
+    world.answers[f"DELETE {job}"] = delete_job
+    world.answers["/apis/kueue.x-k8s.io/v1beta2/workloads"] = list_workloads
+    world.answers[f"DELETE {workload}"] = delete_workload
+
+    wait._WorkloadsGone().delete("id", {"kubeconfig": world.kubeconfig, "timeout_minutes": 1.0})
+
+    # What makes a Workload goes before it, or it would be made anew; and the end is awaited.
+    assert [path for method, path in world.asked if method == "DELETE"] == [job, workload]
+    assert jobs == [plain] and polls == 3
+
+
 def test_a_workload_that_will_not_go_is_named_with_what_to_do(world: World) -> None:
     stuck = _named("tune", deletionTimestamp="2026-01-01T00:00:00Z")
     world.answers["/apis/ray.io/v1/rayjobs"] = (200, {"items": [stuck]})
-    with pytest.raises(WaitError, match=r"still rayjobs/team/tune\. .*finalizer.*pulumi destroy"):
+    with pytest.raises(WaitError, match=r"still rayjobs/team/tune\. .*jobs,.*workloads -A.*finalizer.*pulumi destroy"):
         wait._WorkloadsGone().delete("id", {"kubeconfig": world.kubeconfig, "timeout_minutes": SOON})
 
 

@@ -29,6 +29,7 @@ PARSED = settings(max_examples=100, deadline=None)
 DEPLOYED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NODE_POOL = "gcp:container/nodePool:NodePool"
+KUEUE = "kubernetes:kueue.x-k8s.io/v1beta2"
 
 ROLES = {
     *NODE_ROLES.values(),
@@ -116,20 +117,49 @@ def check_pools(stack: Deployment, chosen: Settings) -> None:
     assert set(pools) == {entry.pool_name for entry in chosen.gpu.capacity}
     groups = at(stack.only("kubernetes:ray.io/v1:RayCluster"), "spec.workerGroupSpecs")
     gpu_group = next(group for group in groups if group["groupName"] == "gpu")
-    maxima = [at(pool, "autoscaling.totalMaxNodeCount") for pool in pools.values()]
-    assert gpu_group["maxReplicas"] * gpu_group.get("numOfHosts", 1) == sum(maxima) == chosen.gpu.max_nodes
+    classed = [pools[entry.pool_name] for entry in chosen.gpu.class_entries]
+    maxima = [at(pool, "autoscaling.totalMaxNodeCount") for pool in classed]
+    assert gpu_group["maxReplicas"] * gpu_group.get("numOfHosts", 1) == sum(maxima) == chosen.gpu.class_nodes
     assert gpu_group.get("minReplicas", 0) == 0 and "replicas" not in gpu_group
     key = "cloud.google.com/compute-class"
     selected = gpu_group["template"]["spec"]["nodeSelector"][key]
-    gpu_class = stack.only("kubernetes:cloud.google.com/v1:ComputeClass")
-    assert at(gpu_class, "metadata.name") == selected == chosen.gpu.compute_class
+    assert selected == chosen.gpu.compute_class
     for pool in pools.values():
         assert (at(pool, "initialNodeCount"), at(pool, "autoscaling.totalMinNodeCount")) == (0, 0)
+        assert at(pool, "nodeLocations") == [chosen.zone]
+    for pool in classed:
         assert at(pool, "nodeConfig.labels") == {key: selected}
         assert at(pool, "nodeConfig.taints") == [{"key": key, "value": selected, "effect": "NO_SCHEDULE"}]
-        assert at(pool, "nodeLocations") == [chosen.zone]
-    ladder = [rule["nodepools"] for rule in at(gpu_class, "spec.priorities")]
-    assert ladder == [[f"{entry.pool_name}-1a2b3c4"] for entry in chosen.gpu.capacity]
+    classes = stack.of_type("kubernetes:cloud.google.com/v1:ComputeClass")
+    assert [at(found, "metadata.name") for found in classes] == ([selected] if classed else [])
+    ladder = [rule["nodepools"] for found in classes for rule in at(found, "spec.priorities")]
+    assert ladder == [[f"{entry.pool_name}-1a2b3c4"] for entry in chosen.gpu.class_entries]
+
+
+def check_queue(stack: Deployment, chosen: Settings) -> None:
+    """A queue is there with its pool and not without, leads to that pool alone, and holds what the pools hold."""
+    rung = chosen.gpu.queue if chosen.gpu else None
+    queues = stack.of_type(f"{KUEUE}:ClusterQueue")
+    assert len(queues) == len(stack.of_type(f"{KUEUE}:LocalQueue")) == bool(rung)
+    pools = [found for found in stack.of_type(NODE_POOL) if at(found, "queuedProvisioning.enabled")]
+    assert [pool.name for pool in pools] == ([rung.pool_name] if rung else [])
+    assert bool(rung) == ("network-control-plane" in {found.name for found in stack})
+    if not (rung and chosen.gpu):
+        return
+    for pool in pools:
+        assert not at(pool, "nodeConfig.labels") and not at(pool, "nodeConfig.taints")
+        asked = at(stack.only(f"{KUEUE}:ProvisioningRequestConfig"), "spec.parameters.maxRunDurationSeconds")
+        assert at(pool, "nodeConfig.maxRunDuration") == f"{asked}s"
+    (group,) = at(queues[0], "spec.resourceGroups")
+    quotas = {
+        flavor["name"]: {quota["name"]: quota["nominalQuota"] for quota in flavor["resources"]}
+        for flavor in group["flavors"]
+    }
+    assert {name: found["nvidia.com/gpu"] for name, found in quotas.items()} == {
+        "system": "0",
+        "queued": str(rung.max_nodes * chosen.gpu.machine.gpus),
+    }
+    assert int(quotas["system"]["cpu"]) == chosen.ray.head.cpus * chosen.queued_heads > 0
 
 
 def check_roce(stack: Deployment, chosen: Settings) -> None:
@@ -211,6 +241,8 @@ DESTROYED_BEFORE = (
     ("wait.WorkloadsGone", "ServiceAccount", "Namespace"),
     ("wait.WorkloadsGone", "ValidatingAdmissionPolicy"),
     ("RayCluster", "ComputeClass", "container.NodePool"),
+    ("wait.WorkloadsGone", "LocalQueue", "ClusterQueue", "ResourceFlavor"),
+    ("ClusterQueue", "AdmissionCheck", "ProvisioningRequestConfig"),
     ("RayCluster", "Network", "GKENetworkParamSet", "container.NodePool"),
     ("container.NodePool", "container.Cluster", "wait.NetworkFree", "compute.RouterNat", "compute.Router"),
     ("cloudbuild.WorkerPool", "wait.ConnectionFree", "servicenetworking.Connection", "compute.GlobalAddress"),
@@ -242,6 +274,7 @@ def check_destroy_order(stack: Deployment, _: Settings) -> None:
 CHECKS = (
     check_devices,
     check_pools,
+    check_queue,
     check_roce,
     check_spot,
     check_graph,

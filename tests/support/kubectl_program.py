@@ -58,6 +58,10 @@ def look(name: str) -> dict[str, Any] | None:
     status = job["status"]
     if facts["stuck"]:
         status |= {"jobDeploymentStatus": "Failed", "reason": "PreRunningDeadlineExceeded", "message": "too late"}
+    elif job["spec"].get("suspend"):
+        job["status"] = {"jobDeploymentStatus": "Suspended"}
+    elif job["spec"]["submissionMode"] == "HTTPMode" and status["jobDeploymentStatus"] in ("", "Suspended"):
+        job["status"] = {"jobDeploymentStatus": "Initializing", "rayClusterName": f"{name}-abcde"}
     elif "jobId" in job["spec"]:
         status |= {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
     else:
@@ -65,6 +69,39 @@ def look(name: str) -> dict[str, Any] | None:
         status["rayClusterName"] = f"{name}-abcde"
     write(job)
     return job
+
+
+def kueue() -> list[dict[str, Any]]:
+    """The Workloads of the RayJobs in the queue, one step further than when they were looked at before."""
+    found = []
+    for file in sorted(jobs.glob("*")):
+        job = json.loads(file.read_text())
+        metadata, spec = job["metadata"], job["spec"]
+        if "labels" not in metadata or not facts["steps"]:
+            continue
+        count = folder / "steps-taken"
+        taken = int(count.read_text()) if count.exists() else 0
+        step = facts["steps"][min(taken, len(facts["steps"]) - 1)]
+        count.write_text(str(taken + 1))
+        if {"type": "Admitted", "status": "True"} in step.get("conditions", ()) and spec.pop("suspend", None):
+            write(job)
+        group = spec["rayClusterSpec"]["workerGroupSpecs"][0]
+        found.append(
+            {
+                "metadata": {
+                    "name": f"rayjob-{metadata['name']}",
+                    "creationTimestamp": "2026-11-24T10:00:00Z",
+                    "ownerReferences": [{"name": metadata["name"], "uid": metadata["uid"]}],
+                },
+                "spec": {
+                    "queueName": metadata["labels"]["kueue.x-k8s.io/queue-name"],
+                    "active": step.get("active", True),
+                    "podSets": [{"count": group["replicas"], "template": group["template"]}],
+                },
+                "status": step,
+            }
+        )
+    return [*facts["others"], *found]
 
 
 def cluster(name: str) -> dict[str, Any] | None:
@@ -96,7 +133,9 @@ def main() -> None:
             sys.exit("Error from server (NotFound): secrets not found")
         print(json.dumps({"data": {"auth_token": base64.b64encode(facts["token"].encode()).decode()}}))
     elif "create" in words:
-        write({**json.load(sys.stdin), "status": {"jobDeploymentStatus": ""}})
+        job = {**json.load(sys.stdin), "status": {"jobDeploymentStatus": ""}}
+        job["metadata"]["uid"] = f"uid of {job['metadata']['name']}"
+        write(job)
     elif "apply" in words:
         (folder / "applied.json").write_text(sys.stdin.read())
     elif "patch" in words:
@@ -106,6 +145,8 @@ def main() -> None:
         write(job)
     elif "delete" in words:
         (jobs / f"{words[words.index('rayjob') + 1]}.json").unlink(missing_ok=True)
+    elif "workloads.kueue.x-k8s.io" in words:
+        print(json.dumps({"items": kueue()}))
     elif "rayjobs" in words:
         print(json.dumps({"items": [look(file.stem) for file in sorted(jobs.glob("*"))]}))
     elif "rayjob" in words:

@@ -19,9 +19,9 @@ def ladders(draw: some.DrawFn, machine: Machine) -> list[dict[str, Any]]:
         entry: dict[str, Any] = {"mode": mode, "max_nodes": draw(some.integers(1, 40))}
         if mode == "reservation":
             entry["reservation"] = draw(some.from_regex(r"[a-z][a-z0-9-]{0,60}[a-z0-9]", fullmatch=True))
-        if mode == "flex-start" and draw(some.booleans()):
+        if mode in capacity_rules.MODES_WITH_END and draw(some.booleans()):
             entry["max_run_duration_hours"] = draw(some.integers(1, 168))
-        if mode != "flex-start" or machine.flex_start_compact:
+        if mode != "queued" and (mode != "flex-start" or machine.flex_start_compact):
             entry["compact_placement"] = draw(some.booleans())
         entries.append(entry)
     return entries

@@ -15,6 +15,7 @@ CLUSTER = ("gcp:container/cluster:Cluster", "cluster")
 SYSTEM_POOL = ("gcp:container/nodePool:NodePool", "cluster-system")
 CPU_POOL = ("gcp:container/nodePool:NodePool", "cluster-cpu")
 RAY = ("kubernetes:ray.io/v1:RayCluster", "ray")
+KUEUE = ("kubernetes:helm.sh/v3:Release", "kueue")
 CLASS = ("kubernetes:cloud.google.com/v1:ComputeClass", "gpu-class")
 DASHBOARD = ("kubernetes:core/v1:Service", "ray")
 IMAGES = ("gcp:artifactregistry/repository:Repository", "registry-docker")
@@ -116,6 +117,9 @@ EXAMPLES: dict[str, Example] = {
         {"gpuDriverVersion": "DEFAULT"},
     ),
     "gpu.compute_class": Example("big", CLASS, "metadata.name", "big"),
+    "gpu.queue_chart": Example(
+        *("oci://charts.example/kueue", KUEUE, "chart", "oci://charts.example/kueue"),
+    ),
     "ray.namespace": Example("training", RAY, "metadata.namespace", "training"),
     "ray.cluster_name": Example("ours", RAY, "metadata.name", "ours"),
     "ray.version": Example("2.61.0", RAY, "spec.rayVersion", "2.61.0"),
@@ -166,8 +170,9 @@ LADDER: list[dict[str, Any]] = [
     {"mode": "reservation", "reservation": "theirs", "max_nodes": 7, "compact_placement": True},
     {"mode": "flex-start", "max_nodes": 4, "max_run_duration_hours": 24},
     {"mode": "spot", "max_nodes": 2},
+    {"mode": "queued", "max_nodes": 3, "max_run_duration_hours": 48},
 ]
-"""The examples of a ladder's fields are spread over three rungs, since no rung may have them all."""
+"""The examples of a ladder's fields are spread over its rungs, since no rung may have them all."""
 
 ALONE = {"gpu.machine_type"}
 """Examples that exclude others: the L4 has no RDMA."""

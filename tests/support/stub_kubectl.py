@@ -31,6 +31,9 @@ OUTPUTS = ClusterEnvironment(
     gpus_per_node=8,
     rdma_nics=8,
     gpu_max_nodes=4,
+    gpu_queue="gpu",
+    gpu_queue_nodes=2,
+    gpu_queue_run_seconds=86400,
     cpu_workers_max=4,
     wandb_secret="",
 )
@@ -74,6 +77,8 @@ def install(
     stuck: bool = False,
     pods: Sequence[Any] = (),
     events: Sequence[Any] = (),
+    steps: Sequence[Any] = (),
+    others: Sequence[Any] = (),
 ) -> str:
     """Write the program; returns a PATH that begins with it.
 
@@ -85,6 +90,8 @@ def install(
         stuck: the cluster of a RayJob does not come up.
         pods: what it says of any pods.
         events: what it says happened to them.
+        steps: what Kueue says of a job in its queue, one after another: the status of its Workload, and its `active`.
+        others: further Workloads.
     """
     data = {} if outputs is None else {name: str(value) for name, value in vars(outputs).items()}
     facts = {
@@ -95,6 +102,8 @@ def install(
         "stuck": stuck,
         "pods": list(pods),
         "events": list(events),
+        "steps": list(steps),
+        "others": list(others),
     }
     (folder / "facts.json").write_text(json.dumps(facts))
     program = folder / "kubectl"

@@ -22,7 +22,7 @@ from workloads import tables
 from workloads.cluster import stack
 from workloads.cluster.stack import DeployedStack
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
-from workloads.jobs import pending, ray_job
+from workloads.jobs import pending, queue, ray_job
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import DRIVER_RESOURCES
 from workloads.jobs.follow import Follower, Jobs, add_results_argument, exit_code, fetch_results, show_log
@@ -123,7 +123,8 @@ def show(found: Sequence[JobRow]) -> None:
 def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
     """Print the log so far; of an ended job whose cluster is gone, what KubeRay kept of it."""
     if alone and not alone.job and not alone.over:
-        print(f"{name} has not begun: {pending.describe(deployed, alone.cluster)}", file=sys.stderr)
+        why = queue.describe(deployed, alone) if alone.queue else pending.describe(deployed, alone.cluster)
+        print(f"{name} has not begun: {why}", file=sys.stderr)
         return EXIT_OK
     try:
         with reach(deployed.of_cluster(alone.cluster) if alone else deployed) as dashboard:
@@ -138,9 +139,11 @@ def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
 
 def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
     """Stop the job if it runs, and have a cluster of its own removed in any case."""
-    if alone and alone.phase != "Running":
+    if alone and (alone.held or alone.phase != "Running"):
         if alone.over:
             print(f"{name} had ended already")
+        elif alone.queue:
+            queue.take_out(deployed, alone)
         else:
             ray_job.remove(deployed, name)
         return EXIT_OK
@@ -154,6 +157,8 @@ def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
             print(f"{name} {jobs.until_stopped(name).status.value.lower()}")
     if own:
         own.release(interrupted=True)
+    if alone:
+        queue.tidy(deployed, alone)
     return EXIT_OK
 
 
@@ -161,7 +166,10 @@ def _attach(deployed: DeployedStack, name: str, alone: Status | None, args: argp
     """Follow the job and return its exit code; Ctrl-C leaves it running."""
     if alone and alone.over:
         _logs(deployed, name, alone, args)
+        queue.tidy(deployed, alone)
         return ray_job.conclude(alone)
+    if alone and alone.queue:
+        return _attach_in_queue(deployed, name, args)
     try:
         own = ray_job.await_cluster(deployed, name, ray_job.ATTACH_SECONDS, ("Running",)) if alone else None
         with reach(own.stack if own else deployed, young=own is not None) as dashboard:
@@ -179,6 +187,15 @@ def _attach(deployed: DeployedStack, name: str, alone: Status | None, args: argp
     if own:
         own.release(interrupted=False)
     return exit_code(details)
+
+
+def _attach_in_queue(deployed: DeployedStack, name: str, args: argparse.Namespace) -> int:
+    again = f"python -m workloads jobs attach {name}{stack.flags(args)}"
+    try:
+        return queue.through(deployed, name, args.results, again)
+    except KeyboardInterrupt:
+        print(f"\ndetached; job {name} stays where it is, in the queue or on its nodes")
+        return EXIT_INTERRUPTED
 
 
 def _ray_job(deployed: DeployedStack, name: str) -> Status | None:
@@ -239,13 +256,19 @@ def _shared_row(job: JobDetails) -> JobRow:
 def _own_row(status: Status) -> JobRow:
     return JobRow(
         name=status.name,
-        status=status.job if status.phase in ("Running", "Complete") and status.job else status.phase.upper(),
+        status=_state(status),
         began=_seconds(status.began),
         ended=_seconds(status.ended),
         exit_code=status.exit_code if status.over else None,
         cluster=status.cluster,
         command=status.command,
     )
+
+
+def _state(status: Status) -> str:
+    if status.held:
+        return "QUEUED"
+    return status.job if status.phase in ("Running", "Complete") and status.job else status.phase.upper()
 
 
 def _seconds(moment: str) -> float:

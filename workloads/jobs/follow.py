@@ -55,12 +55,19 @@ Answer = TypeVar("Answer")
 class Jobs:
     """A stack's Jobs API, over a connection that may break."""
 
-    def __init__(self, dashboard: Dashboard) -> None:
+    def __init__(self, dashboard: Dashboard, lost: Callable[[], bool] = lambda: False) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            dashboard: the way to it.
+            lost: asked when the connection breaks: whether it is in vain to try again.
+        """
         # That a job's files are packed, and under which names, is of no use to whoever submits it.
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self.stack = dashboard.stack
         self._dashboard = dashboard
+        self._lost = lost
         self._client: JobSubmissionClient | None = None
         self._until = math.inf
 
@@ -82,7 +89,7 @@ class Jobs:
                 return question(self.client())
             except (OSError, PlaceError) as error:  # requests' errors are OSErrors
                 self._client = None
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self._lost():
                     away = time.monotonic() - began
                     raise PlaceError(
                         f"Ray's dashboard has been out of reach for {away:.0f} s: {first_line(error)}",

@@ -2,6 +2,7 @@
 
 In KubeRay's InteractiveMode the command and its working directory come through the Jobs API, as on the stack's own
 cluster, so kubectl access is enough; from `begin` on KubeRay watches the job itself, whoever else is still there.
+A job for Kueue's queue may begin hours later, with nobody there: KubeRay submits that one itself, in its HTTPMode.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from workloads.cluster.stack import DeployedStack
+from workloads.environment import MAX_RUN_VARIABLE
 from workloads.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -28,6 +32,7 @@ from workloads.errors import (
 )
 from workloads.jobs import pending
 from workloads.jobs.follow import tell, whose
+from workloads.jobs.job import Job
 
 NAME_LENGTH = 40
 """Longest name: KubeRay appends six characters for the cluster, and cuts a token's Secret at fifty (ray-operator
@@ -45,6 +50,14 @@ ATTACH_SECONDS = 1800.0
 
 OVER = ("Complete", "Failed", "ValidationFailed")
 """KubeRay's words for a RayJob that does not change any more."""
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""By it Kueue knows which jobs are its own, and in which LocalQueue each waits."""
+
+_COMPUTE_CLASS = "cloud.google.com/compute-class"
+_GPU = "nvidia.com/gpu"
+_QUEUED_NODE = {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"}
+"""Taint of the nodes that GKE gives to a queued job alone, as a toleration."""
 
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _LATE = "PreRunningDeadlineExceeded"
@@ -69,6 +82,18 @@ class Status:
     began: str
     ended: str
     """Times as Kubernetes writes them; empty where there is none yet."""
+    uid: str
+    queue: str
+    """Kueue's LocalQueue that it was handed to; empty for one that Kueue leaves alone."""
+    suspended: bool
+    """Whether it may not have a cluster now."""
+    working_dir: str
+    """Address from which Ray fetches the job's working directory, where KubeRay submits the job; else empty."""
+
+    @property
+    def held(self) -> bool:
+        """True if it waits in Kueue's queue."""
+        return bool(self.queue) and self.suspended and not self.over
 
     @property
     def over(self) -> bool:
@@ -89,13 +114,13 @@ class Status:
 def find(stack: DeployedStack, name: str) -> Status | None:
     """A RayJob of the stack's namespace, or None."""
     body = stack.get("rayjob", name, "--ignore-not-found")
-    return _status(body) if body else None
+    return status_of(body) if body else None
 
 
 def listed(stack: DeployedStack) -> list[Status]:
     """The RayJobs of the stack's namespace; none where they may not be listed."""
     try:
-        return [_status(item) for item in stack.get("rayjobs")["items"]]
+        return [status_of(item) for item in stack.get("rayjobs")["items"]]
     except (AuthError, PlaceError):
         return []
 
@@ -120,12 +145,8 @@ def manifest(name: str, namespace: str, command: str, spec: dict[str, Any], dead
         spec: of the stack's RayCluster; image, mounts, account, token mode and eviction rules are taken from it.
         deadline_seconds: until the job must have begun; the cluster goes if it has not.
     """
-    cluster = deepcopy(spec)
-    # KubeRay refuses an upgrade strategy here; how many workers the stack's cluster happens to have is its own affair.
-    for key in ("upgradeStrategy", "suspend", "managedBy"):
-        cluster.pop(key, None)
+    cluster = _another(spec)
     for group in cluster.get("workerGroupSpecs") or ():
-        group.pop("scaleStrategy", None)
         if cluster.get("enableInTreeAutoscaling"):
             group.pop("replicas", None)
     return {
@@ -141,6 +162,104 @@ def manifest(name: str, namespace: str, command: str, spec: dict[str, Any], dead
             "rayClusterSpec": cluster,
         },
     }
+
+
+def queued_manifest(job: Job, stack: DeployedStack, spec: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """The RayJob of a fixed size that Kueue holds until all its nodes are there; KubeRay then submits the job itself.
+
+    Args:
+        job: with a runtime environment that holds addresses alone, since nobody uploads anything.
+        stack: with the queue.
+        spec: of the stack's RayCluster, as for `manifest`.
+        nodes: GPU nodes, each with one worker.
+
+    Raises:
+        PlaceError: the stack's RayCluster has no GPU workers.
+    """
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {
+            "name": job.name,
+            "namespace": stack.environment.ray_namespace,
+            "labels": {QUEUE_LABEL: stack.environment.gpu_queue},
+        },
+        "spec": {
+            "submissionMode": "HTTPMode",
+            "suspend": True,
+            "jobId": job.name,
+            "entrypoint": job.entrypoint,
+            "metadata": job.metadata,
+            "runtimeEnvYAML": yaml.safe_dump(job.runtime_env, sort_keys=False),
+            **_entrypoint_fields(job),
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "rayClusterSpec": _fixed(spec, nodes, stack.environment.gpu_queue_run_seconds),
+        },
+    }
+
+
+def _another(spec: dict[str, Any]) -> dict[str, Any]:
+    """Spec of a cluster like the stack's."""
+    cluster = deepcopy(spec)
+    # KubeRay refuses an upgrade strategy here; how many workers the stack's cluster happens to have is its own affair.
+    for key in ("upgradeStrategy", "suspend", "managedBy"):
+        cluster.pop(key, None)
+    for group in cluster.get("workerGroupSpecs") or ():
+        group.pop("scaleStrategy", None)
+    return cluster
+
+
+def _entrypoint_fields(job: Job) -> dict[str, Any]:
+    given = job.demand.parameters()
+    found = {"entrypointNumCpus": "entrypoint_num_cpus", "entrypointNumGpus": "entrypoint_num_gpus"}
+    fields: dict[str, Any] = {field: given[name] for field, name in found.items() if name in given}
+    if "entrypoint_resources" in given:
+        fields["entrypointResources"] = json.dumps(given["entrypoint_resources"])
+    return fields
+
+
+def _fixed(spec: dict[str, Any], nodes: int, run_seconds: int) -> dict[str, Any]:
+    """Spec of a cluster like the stack's with so many GPU nodes, no other workers, and nothing that changes that."""
+    cluster = _another(spec)
+    for key in ("enableInTreeAutoscaling", "autoscalerOptions"):
+        cluster.pop(key, None)
+    # Google gives nodes to one set of equal pods, so there is one group.
+    groups = [group for group in cluster.get("workerGroupSpecs") or () if _takes_gpus(group["template"]["spec"])]
+    if not groups:
+        raise PlaceError(
+            "The stack's RayCluster has no group of GPU workers, which a queued job's are made like.",
+            "Deploy the stack anew with `pulumi up`, or submit without --queue.",
+        )
+    group = groups[0]
+    group.pop("idleTimeoutSeconds", None)
+    group.update(replicas=nodes, minReplicas=nodes, maxReplicas=nodes)
+    pod = group["template"]["spec"]
+    # The class brings nodes for one pod at a time; these come with Kueue, whose flavour adds their pool's selector.
+    pod["nodeSelector"] = {
+        key: value for key, value in (pod.get("nodeSelector") or {}).items() if key != _COMPUTE_CLASS
+    }
+    others = [one for one in pod.get("tolerations") or () if one.get("key") != _COMPUTE_CLASS]
+    pod["tolerations"] = [*others, _QUEUED_NODE]
+    for container in pod["containers"]:
+        known = [one for one in container.get("env") or () if one["name"] != MAX_RUN_VARIABLE]
+        container["env"] = [*known, {"name": MAX_RUN_VARIABLE, "value": str(run_seconds)}]
+    cluster["workerGroupSpecs"] = [group]
+    for template in (cluster["headGroupSpec"]["template"], group["template"]):
+        _write_requests(template["spec"])
+    return cluster
+
+
+def _takes_gpus(pod: dict[str, Any]) -> bool:
+    return any(_GPU in (one.get("resources") or {}).get("limits", {}) for one in pod["containers"])
+
+
+def _write_requests(pod: dict[str, Any]) -> None:
+    """Give each container the requests that Kubernetes would give it for its limits: Kueue counts them before that."""
+    for container in (*pod["containers"], *(pod.get("initContainers") or ())):
+        resources = container.get("resources") or {}
+        if limits := resources.get("limits"):
+            container["resources"] = {**resources, "requests": {**limits, **(resources.get("requests") or {})}}
 
 
 @dataclass
@@ -191,7 +310,7 @@ def own_cluster(stack: DeployedStack, name: str, command: str, deadline_seconds:
         stack.ask("create", "--filename", "-", given=json.dumps(body))
         tell(f"RayJob {name} made; waiting for its own cluster")
         own = await_cluster(stack, name, deadline_seconds)
-        _protect_head(own.stack)
+        protect_head(own.stack)
         yield own
     except BaseException:
         if not (own and own.begun) and not _may_have_begun(stack, name):
@@ -238,14 +357,19 @@ def await_cluster(
                 "Wait longer with --start-timeout, or run without --ray-job on the stack's own cluster.",
             )
         if status.over:
-            raise WorkloadFailedError(
-                f"RayJob {name} failed: {status.reason} {status.message}".rstrip(),
-                f"`kubectl --namespace {stack.environment.ray_namespace} describe rayjob {name}` may say more.",
-            )
+            raise failure(stack, status)
         if time.monotonic() - told > _PROGRESS_SECONDS:
             told = time.monotonic()
             tell(f"waiting for the job's cluster for {waited:.0f} s; {pending.describe(stack, status.cluster)}")
         time.sleep(_POLL_SECONDS)
+
+
+def failure(stack: DeployedStack, status: Status) -> WorkloadFailedError:
+    """Message on a RayJob that is over without its job having begun."""
+    return WorkloadFailedError(
+        f"RayJob {status.name} failed: {status.reason} {status.message}".rstrip(),
+        f"`kubectl --namespace {stack.environment.ray_namespace} describe rayjob {status.name}` may say more.",
+    )
 
 
 def ended_unseen(stack: DeployedStack, name: str) -> int | None:
@@ -300,7 +424,7 @@ def _until_gone(stack: DeployedStack) -> bool:
     return True
 
 
-def _protect_head(stack: DeployedStack) -> None:
+def protect_head(stack: DeployedStack) -> None:
     """A disruption budget as the stack's own head has: an upgrade of its node does not take the job along.
 
     It belongs to the RayCluster, and goes with it.
@@ -325,16 +449,28 @@ def _protect_head(stack: DeployedStack) -> None:
         tell(f"the job's head has no disruption budget: {error.problem}")
 
 
-def _status(body: dict[str, Any]) -> Status:
-    status: dict[str, Any] = body.get("status") or {}
+def status_of(body: dict[str, Any]) -> Status:
+    """What a RayJob's object says."""
+    metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     return Status(
-        name=body["metadata"]["name"],
-        command=str(body["spec"].get("entrypoint") or ""),
+        name=metadata["name"],
+        command=str(spec.get("entrypoint") or ""),
         phase=str(status.get("jobDeploymentStatus") or ""),
         job=str(status.get("jobStatus") or ""),
         cluster=str(status.get("rayClusterName") or ""),
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
-        began=str(status.get("startTime") or body["metadata"].get("creationTimestamp") or ""),
+        began=str(status.get("startTime") or metadata.get("creationTimestamp") or ""),
         ended=str(status.get("endTime") or ""),
+        uid=str(metadata.get("uid") or ""),
+        queue=str((metadata.get("labels") or {}).get(QUEUE_LABEL) or ""),
+        suspended=bool(spec.get("suspend")),
+        working_dir=_working_dir(str(spec.get("runtimeEnvYAML") or "")),
     )
+
+
+def _working_dir(runtime_env: str) -> str:
+    try:
+        return str((yaml.safe_load(runtime_env) or {}).get("working_dir") or "")
+    except (yaml.YAMLError, AttributeError):  # another program's RayJob, which KubeRay will refuse
+        return ""

@@ -1,7 +1,8 @@
 """`python -m workloads submit`: runs any command as a job on a stack's Ray, shows it, and returns its exit code.
 
 A command of this package takes the package along, so that what runs is what is here. With `--ray-job` the job has a
-cluster of its own, made from the stack's and removed with it; the rest is the same.
+cluster of its own, made from the stack's and removed with it; with `--queue` one that begins when all its nodes have
+come together. The rest is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from workloads.cluster.session import Place
 from workloads.cluster.stack import DeployedStack
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError, did_you_mean
-from workloads.jobs import entry_point, ray_job, working_dir
+from workloads.jobs import enqueue, entry_point, ray_job, working_dir
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import Demand, Supply
 from workloads.jobs.follow import (
@@ -43,7 +43,9 @@ from workloads.jobs.follow import (
     refused,
     tell,
 )
+from workloads.jobs.job import Job
 from workloads.reporting import progress
+from workloads.reporting.progress import counted
 from workloads.storage.results import check_results
 
 OWN_COMMANDS = ("train", "tune", "sweep", "bench", "digits", "shards", "doctor", "runs")
@@ -59,17 +61,6 @@ _JOB_ENVIRONMENT = {
 }
 
 _SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job for Ray."""
-
-    name: str
-    """Its submission id, and the name of its RayJob if it has one."""
-    entrypoint: str
-    runtime_env: dict[str, Any]
-    demand: Demand
 
 
 def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +89,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait for that cluster (%(default)s)",
     )
+    enqueue.add_queue_arguments(parser)
     dry_run.add_dry_run_arguments(parser, "what the command would use as a job, and where each value came from")
     parser.add_argument(
         "command",
@@ -116,12 +108,15 @@ def run_submit(args: argparse.Namespace) -> int:
         )
     if args.start_timeout < 1:
         raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
+    enqueue.refuse_arguments(args)
     with _packed(args, command, entry_point.read(args)) as job:
         if args.dry_run:
             return _show(args, command, job)
         deployed = stack.find(args)
         if job.entrypoint.startswith(f"{OURS} ") and not args.detach:
             check_results(args.results)
+        if args.queue:
+            return _run_queued(args, command, deployed, job)
         if args.ray_job:
             return _run_alone(args, deployed, job)
         with reach(deployed) as dashboard:
@@ -144,7 +139,7 @@ def hand_in(jobs: Jobs, job: Job) -> None:
                 entrypoint=job.entrypoint,
                 submission_id=job.name,
                 runtime_env=dict(job.runtime_env),  # Ray's client writes the address of what it uploaded into it
-                metadata={"oasis.command": job.name.rsplit("-", 3)[0]},
+                metadata=job.metadata,
                 **job.demand.parameters(),
             )
         )
@@ -163,10 +158,15 @@ def _show(args: argparse.Namespace, command: list[str], job: Job) -> int:
     """
     cluster = stack.outputs(args)
     ray = "a cluster of its own" if args.ray_job else f"RayCluster {cluster.ray_cluster_name}"
+    if args.queue:
+        nodes = args.nodes or 1
+        enqueue.refuse_impossible(command, nodes, command[0] in OWN_COMMANDS, cluster)
+        ray = f"a cluster of its own, with {counted(nodes, 'GPU node')} from the queue {cluster.gpu_queue}"
     place = Place(address=ray, environment=cluster, told_by=stack.origin(args))
     known = command_line.COMMANDS.get(command[0])
     if known is None or not known.explains:
         settings = {"entrypoint": (job.entrypoint, "the command"), **dry_run.of_stack(place)}
+        settings |= {"cluster": (ray, "flag --queue")} if args.queue else {}
         return dry_run.show(settings, [job.demand.amounts], "STRICT_PACK", args.json)
     tell(f"not submitted: `{job.entrypoint}`, which takes {job.demand} for itself")
     if emulated.is_here():
@@ -203,6 +203,13 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
                 raise
         own.release(interrupted=code == EXIT_INTERRUPTED)
         return code
+
+
+def _run_queued(args: argparse.Namespace, command: list[str], deployed: DeployedStack, job: Job) -> int:
+    nodes, again = args.nodes or 1, _again(args, job.name)
+    enqueue.refuse_impossible(command, nodes, command[0] in OWN_COMMANDS, deployed.environment)
+    request = enqueue.Request(job=job, nodes=nodes, results=args.results, detach=args.detach, again=again)
+    return enqueue.run(request, deployed, lambda follower: _stop(args, follower))
 
 
 def _watch(args: argparse.Namespace, follower: Follower) -> int:
@@ -267,7 +274,8 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     if not own and args.working_dir is None and "working_dir" not in given:
         for word in (word for word in command if Path(word).is_file() and not Path(word).is_absolute()):
             tell(f"{word} stays here; `--working-dir .` would take the files of this folder along")
-    again = f"{stack.flags(args)}{' --ray-job' if args.ray_job else ''}".strip()
+    own_cluster = " --ray-job" if args.ray_job else f" --queue --nodes {args.nodes or 1}" if args.queue else ""
+    again = f"{stack.flags(args)}{own_cluster}".strip()
     ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: again} if own else {}
     variables = {**_JOB_ENVIRONMENT, **ours}
     named = {**(given.get("env_vars") or {}), **_variables(args.env)}

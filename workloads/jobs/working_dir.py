@@ -7,8 +7,10 @@ Ray's Jobs API takes a request of at most 100 MiB (ray 2.60, ray_constants.DASHB
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +42,7 @@ ARGUMENT_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 """Files of these kinds that a command of this package names travel with it."""
 
 _ARGUMENT_FOLDER = "arguments"
+_TOP_FOLDER = "working_dir"
 _NAMED = 5  # of the largest entries, in a refusal
 
 
@@ -95,6 +98,21 @@ def stage(command: Sequence[str], folder: Path) -> list[str]:
     package = Path(__file__).resolve().parents[1]
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "image"))
     return [_staged(word, folder) for word in command]
+
+
+def pack(folder: Path, patterns: Sequence[str]) -> bytes:
+    """A folder as the zip archive that Ray fetches by its address, which has all in one folder; Ray takes that off.
+
+    Args:
+        folder: the working directory.
+        patterns: what `excludes` returned.
+    """
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+        archive.mkdir(_TOP_FOLDER)  # of an empty folder too
+        for file in _files(folder, patterns):
+            archive.write(file, Path(_TOP_FOLDER) / file.relative_to(folder))
+    return content.getvalue()
 
 
 def _staged(word: str, folder: Path) -> str:

@@ -6,8 +6,9 @@ import pytest
 
 from emulator.kubernetes import helm
 from emulator.kubernetes.api import Body
+from emulator.kubernetes.kuberay import CHART
 
-RELEASE: Body = {"chart": helm.CHART, "version": helm.operator_version(), "namespace": "kuberay-system"}
+RELEASE: Body = {"chart": CHART.name, "version": CHART.version, "namespace": "kuberay-system"}
 
 
 @pytest.mark.parametrize(
@@ -15,9 +16,9 @@ RELEASE: Body = {"chart": helm.CHART, "version": helm.operator_version(), "names
     [
         ({"chartt": "x"}, "chartt", "does not know it; it knows atomic, chart, "),
         (
-            {"chart": "kueue"},
+            {"chart": "cert-manager"},
             "chart",
-            "'kueue' cannot be installed: the emulator has a program for kuberay-operator only",
+            "'cert-manager' cannot be installed: the emulator has programs for kuberay-operator, kueue only",
         ),
         ({"version": "9.9.9"}, "version", "'9.9.9' is not what the emulator builds, "),
         ({"version": ""}, "version", "go.mod"),
@@ -34,9 +35,9 @@ def test_a_release_that_it_has_no_program_for_is_refused_by_name(given: Body, pa
 
 def test_a_release_without_a_name_gets_one_and_keeps_it() -> None:
     first, refusal = helm.check(RELEASE, {}, "kuberay")
-    again, _ = helm.check({**RELEASE, "version": f"v{helm.operator_version()}"}, first, "kuberay")
+    again, _ = helm.check({**RELEASE, "version": f"v{CHART.version}"}, first, "kuberay")
 
     assert refusal is None
     assert first["name"].startswith("kuberay-")
     assert again["name"] == first["name"]
-    assert helm.check({"chart": helm.CHART, "version": helm.operator_version()}, {}, "k")[0]["namespace"] == "default"
+    assert helm.check({"chart": CHART.name, "version": CHART.version}, {}, "k")[0]["namespace"] == "default"

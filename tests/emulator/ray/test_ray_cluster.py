@@ -100,6 +100,7 @@ def register(
             max_run_seconds=None,
             device_networks=networks,
         ),
+        cluster_queue=None,
         idle_timeout_seconds=idle_timeout_seconds,
         data_bucket="data-bucket",
         runs_bucket="runs-bucket",

@@ -328,6 +328,18 @@ POOL_RULES: Asked = {
         g.ask("DELETE", f"{CLUSTERS}/plain/nodePools/default-pool", {}),
         g.pool("plain", config=FLEX),
     ),
+    "queued provisioning on Spot VMs": lambda g: g.pool(
+        config={"spot": True, "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"}},
+        queuedProvisioning={"enabled": True},
+    ),
+    "queued provisioning with a node that is always there": lambda g: g.pool(
+        config=FLEX,
+        queuedProvisioning={"enabled": True},
+        autoscaling={"enabled": True, "totalMinNodeCount": 1, "totalMaxNodeCount": 4},
+    ),
+    "queued provisioning with compact placement": lambda g: g.pool(
+        config=FLEX, queuedProvisioning={"enabled": True}, placementPolicy={"type": "COMPACT"}
+    ),
     "Spot VMs from a reservation": lambda g: g.pool(
         config={"spot": True, "reservationAffinity": {"consumeReservationType": "ANY_RESERVATION"}}
     ),

@@ -76,6 +76,14 @@ def test_load_balancer_proxies_get_their_subnet_and_reach_one_port(full: Deploym
     assert "network-proxies" not in {subnet.name for subnet in full.of_type(SUBNET)}
 
 
+def test_the_control_plane_reaches_kueue_only_where_there_is_a_queue(full: Deployment, other: Deployment) -> None:
+    rule, cluster = other.get(FIREWALL, "network-control-plane"), other.only("gcp:container/cluster:Cluster")
+    assert rule.inputs["sourceRanges"] == [cluster.inputs["privateClusterConfig"]["masterIpv4CidrBlock"]]
+    # Kueue v0.19.2, charts/kueue/templates: webhook/service.yaml and visibility/service.yaml.
+    assert rule.inputs["allows"] == [{"protocol": "tcp", "ports": ["9443", "8082"]}]
+    assert "network-control-plane" not in {found.name for found in full.of_type(FIREWALL)}
+
+
 @pytest.mark.parametrize("stack", ["full", "other"])
 def test_the_wait_for_gkes_cleanup_goes_before_every_part_of_the_network(
     stack: str, request: pytest.FixtureRequest
@@ -83,7 +91,7 @@ def test_the_wait_for_gkes_cleanup_goes_before_every_part_of_the_network(
     deployed: Deployment = request.getfixturevalue(stack)
     wait = deployed.get(WAIT, "network")
     parts = [part for part in deployed.children(deployed.get("oasis:index:Network", "network")) if part != wait]
-    assert len(parts) == (5 if stack == "full" else 7)
+    assert len(parts) == (5 if stack == "full" else 8)
     assert all(deployed.is_before(part, wait) for part in parts)
 
 

@@ -83,6 +83,13 @@ def _require_one_way_to_buy(node: Mapping[str, Any], body: Mapping[str, Any]) ->
             raise bad("Flex-start node pools require autoscaling and cannot have a fixed number of nodes.")
     if node.get("spot") and affinity in ("SPECIFIC_RESERVATION", "ANY_RESERVATION"):
         raise bad("Spot VMs cannot consume a reservation.")
+    if body.get("queuedProvisioning", {}).get("enabled"):
+        if node.get("spot") or affinity != "NO_RESERVATION":
+            raise bad("Queued provisioning cannot use Spot VMs or a reservation.")
+        if any(scaling.get(key) for key in ("minNodeCount", "totalMinNodeCount")):
+            raise bad("Queued provisioning requires a minimum of 0 nodes.")
+        if body.get("placementPolicy", {}).get("type") == "COMPACT":
+            raise bad("Queued provisioning does not support compact placement.")
     per_zone, in_total = (any(scaling.get(key) for key in keys) for keys in _LIMITS)
     if per_zone and in_total:
         raise bad("Autoscaling limits are either per zone or in total for the pool, not both.")

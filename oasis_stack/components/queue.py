@@ -1,0 +1,252 @@
+"""Jobs whose nodes must come together: Kueue, and the queue by which it asks GKE for a queued pool's nodes.
+
+Kueue holds a job back, asks by a ProvisioningRequest for all of its GPU nodes at once, and lets it go once they are
+there. Its resource types are in the templates of its chart: Helm upgrades them, and an uninstall deletes every
+Workload. So queues are empty before Kueue goes: an uninstall with live Workloads hangs
+(GoogleCloudPlatform/cluster-toolkit issues 5091 and 5109).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pulumi
+import pulumi_kubernetes as kubernetes
+import yaml
+
+from oasis_stack import wait
+from oasis_stack.facts import names
+from oasis_stack.facts.capacity_rules import CapacityEntry
+from oasis_stack.facts.machine import Machine
+from oasis_stack.facts.pod_size import PodSize, whole_node_pod
+
+API = "kueue.x-k8s.io"
+API_VERSION = f"{API}/v1beta2"
+
+REQUESTS = "provisioningrequests.autoscaling.x-k8s.io"
+
+SERVED_MINUTES = 90
+"""GKE's autoscaler installs the type as it does that of ComputeClasses ("minutes to about an hour": google/skills,
+gke-compute-classes, 2026-08)."""
+
+TIMEOUT_SECONDS = 900
+"""How long Helm waits for Kueue: on a new cluster the system pool may have to grow first."""
+
+WEBHOOK_PORT, VISIBILITY_PORT = 9443, 8082
+"""Where Kueue answers (kubernetes-sigs/kueue v0.19.2, charts/kueue/templates/manager/manager.yaml)."""
+
+CONTROL_PLANE_PORTS = (WEBHOOK_PORT, VISIBILITY_PORT)
+"""Those at which the control plane must reach it. Where it does not reach the second, no namespace is ever deleted, as
+nobody can say what is left in it."""
+
+GPU = "nvidia.com/gpu"
+
+QUEUED_TAINTS = {GPU: "present", "cloud.google.com/gke-queued": "true"}
+"""Taints that GKE puts on the nodes of a queued pool (Google Cloud documentation, "Run a large-scale workload with
+flex-start with queued provisioning")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KueueArgs:
+    """Arguments of Kueue's release."""
+
+    chart: str
+    """Address of the chart itself, `oci://...` or `https://...`."""
+    namespace: str
+    """Kubernetes namespace whose jobs may be queued. Kueue is asked about those of no other, so that the rest of the
+    cluster works on while it is down."""
+    kubeconfig: pulumi.Input[str]
+    """Kubeconfig of the cluster, as JSON, through which the arrival of ProvisioningRequests is watched."""
+
+
+class Kueue(pulumi.ComponentResource):
+    """Registers the Helm release of Kueue, with its namespace, and the wait until the cluster knows its requests."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
+
+    release_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: KueueArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:Kueue", name, None, opts)
+        served = wait.CustomResourcesServed(
+            name, args.kubeconfig, [REQUESTS], SERVED_MINUTES, pulumi.ResourceOptions(parent=self)
+        )
+        release = kubernetes.helm.v3.Release(
+            name,
+            name="kueue",
+            chart=args.chart,
+            version=names.KUEUE_VERSION,
+            namespace=names.KUEUE_NAMESPACE,
+            create_namespace=True,
+            values=chart_values(args.namespace),
+            atomic=True,
+            timeout=TIMEOUT_SECONDS,
+            # Kueue looks once, as it starts: without the type it never asks for nodes, and no queued job would run
+            # (kubernetes-sigs/kueue v0.19.2, cmd/kueue/main.go).
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[served]),
+        )
+        self.release_name = release.name.apply(str)
+        self.register_outputs({"release_name": self.release_name})
+
+
+def chart_values(namespace: str) -> dict[str, Any]:
+    """Values of the chart, where they are not its defaults."""
+    return {
+        "controllerManager": {
+            # Nodes that can vanish (Spot, flex-start) would take Kueue with them.
+            "nodeSelector": dict(names.SYSTEM_POOL_LABELS),
+            # Less than the chart asks for, so that the heads of jobs find room beside it.
+            "manager": {
+                # In the chart's source the image is one of the project's staging registry, with a tag that moves.
+                "image": {
+                    "repository": "registry.k8s.io/kueue/kueue",
+                    "tag": f"v{names.KUEUE_VERSION}",
+                    "pullPolicy": "IfNotPresent",
+                },
+                "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}},
+            },
+        },
+        "managerConfig": {"controllerManagerConfigYaml": yaml.safe_dump(configuration(namespace), sort_keys=False)},
+    }
+
+
+def configuration(namespace: str) -> dict[str, Any]:
+    """Kueue's own configuration, whole: the chart merges nothing into it (kubernetes-sigs/kueue v0.19.2,
+    apis/config/v1beta2/configuration_types.go)."""
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": ":8081"},
+        "metrics": {"bindAddress": ":8443"},
+        "webhook": {"port": WEBHOOK_PORT},
+        "leaderElection": {"leaderElect": True, "resourceName": "c1f6bfd2.kueue.x-k8s.io"},
+        "internalCertManagement": {"enable": True},
+        "clientConnection": {"qps": 50, "burst": 100},
+        # What does not name a queue, the long-lived RayCluster above all, runs as if there were no Kueue.
+        "manageJobsWithoutQueueName": False,
+        "managedJobsNamespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        # A job of which some pods never become ready would keep its nodes, and the queue, for ever. A slow pull of its
+        # image ends it too. Kueue 0.19 does the same unasked and tries without end, so it is said here.
+        "waitForPodsReady": {
+            "timeout": "30m",
+            "blockAdmission": False,
+            "requeuingStrategy": {"timestamp": "Eviction", "backoffLimitCount": 3},
+        },
+        "integrations": {"frameworks": ["batch/job", "ray.io/rayjob"]},
+        # Disk and NICs come with a node: a request for what no quota covers would keep a job from ever being admitted.
+        "resources": {"excludeResourcePrefixes": ["ephemeral-storage", "networking.gke.io"]},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueArgs:
+    """Arguments of the queue."""
+
+    namespace: str
+    """Kubernetes namespace whose jobs may be queued; those of any other are never admitted."""
+    pool_name: pulumi.Input[str]
+    """GKE node pool with queued provisioning; another one, and requests are never met."""
+    machine: Machine
+    """What a node of that pool is."""
+    entry: CapacityEntry
+    """How many nodes that pool may have, and for how long; the pool's own, or requests are refused by GKE."""
+    head: PodSize
+    """Size of the head of a queued Ray job; of a larger one, fewer fit than are let go."""
+    heads: int
+    """Heads that the system pool holds beside what always runs there; with more, GPU nodes wait for one."""
+
+
+class Queue(pulumi.ComponentResource):
+    """Registers Kueue's ClusterQueue with its two kinds of nodes, and the check that asks GKE for GPU nodes."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
+
+    cluster_queue: pulumi.Output[str]
+
+    def __init__(self, name: str, args: QueueArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:Queue", name, None, opts)
+        flavors = [
+            self._object("ResourceFlavor", names.SYSTEM_FLAVOR, {"nodeLabels": dict(names.SYSTEM_POOL_LABELS)}),
+            self._object("ResourceFlavor", names.QUEUED_FLAVOR, queued_flavor_spec(args.pool_name)),
+        ]
+        requests = self._object("ProvisioningRequestConfig", names.QUEUED_PROVISIONING, requests_spec(args.entry))
+        check = self._object("AdmissionCheck", names.QUEUED_PROVISIONING, CHECK_SPEC, requests)
+        queue = self._object("ClusterQueue", names.CLUSTER_QUEUE, cluster_queue_spec(args), *flavors, check)
+        # An output of the object, not a constant: what names the queue is made after it and goes before it.
+        self.cluster_queue = queue.urn.apply(lambda _: names.CLUSTER_QUEUE)
+        self.register_outputs({"cluster_queue": self.cluster_queue})
+
+    def _object(self, kind: str, name: str, spec: dict[str, Any], *after: pulumi.Resource) -> pulumi.Resource:
+        return kubernetes.apiextensions.CustomResource(
+            name,
+            api_version=API_VERSION,
+            kind=kind,
+            metadata={"name": name},
+            spec=spec,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=after),
+        )
+
+
+def queued_flavor_spec(pool_name: pulumi.Input[str]) -> dict[str, Any]:
+    """The GPU nodes: those of one pool, by the label that GKE gives them.
+
+    The taints must be tolerated by a pod itself. With tolerations in their place, which Kueue adds to any pod, the head
+    of a job came to GPU nodes as soon as the system nodes were full (tried with Kueue 0.19.2).
+    """
+    return {
+        "nodeLabels": {"cloud.google.com/gke-nodepool": pool_name},
+        "nodeTaints": [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in QUEUED_TAINTS.items()],
+    }
+
+
+def requests_spec(entry: CapacityEntry) -> dict[str, Any]:
+    """How GKE is asked: for the pods that want GPUs alone, in one set, as it takes no more sets in a request."""
+    return {
+        "provisioningClassName": "queued-provisioning.gke.io",
+        "managedResources": [GPU],
+        # Nowhere else: with an annotation of the job beside it Kueue asked anew without end (tried with 0.19.2).
+        "parameters": {"maxRunDurationSeconds": str(entry.max_run_seconds)},
+        "retryStrategy": {"backoffLimitCount": 10, "backoffBaseSeconds": 60, "backoffMaxSeconds": 1800},
+        # Ties a job's pods to the nodes that were made for it (Google Cloud documentation, as above).
+        "podSetUpdates": {
+            "nodeSelector": [
+                {
+                    "key": "autoscaling.gke.io/provisioning-request",
+                    "valueFromProvisioningClassDetail": "ResizeRequestName",
+                }
+            ]
+        },
+    }
+
+
+CHECK_SPEC: dict[str, Any] = {
+    "controllerName": f"{API}/provisioning-request",
+    "parameters": {"apiGroup": API, "kind": "ProvisioningRequestConfig", "name": names.QUEUED_PROVISIONING},
+}
+
+
+def cluster_queue_spec(args: QueueArgs) -> dict[str, Any]:
+    """What all queued jobs may have at once. Heads find their quota on system nodes first; GPUs there are none."""
+    node = whole_node_pod(args.machine)
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": args.namespace}},
+        "resourceGroups": [
+            {
+                "coveredResources": ["cpu", "memory", GPU],
+                "flavors": [
+                    {"name": names.SYSTEM_FLAVOR, "resources": _quotas(args.head, args.heads, 0)},
+                    {"name": names.QUEUED_FLAVOR, "resources": _quotas(node, args.entry.max_nodes, args.machine.gpus)},
+                ],
+            }
+        ],
+        "admissionChecksStrategy": {
+            "admissionChecks": [{"name": names.QUEUED_PROVISIONING, "onFlavors": [names.QUEUED_FLAVOR]}]
+        },
+    }
+
+
+def _quotas(pod: PodSize, pods: int, gpus: int) -> list[dict[str, str]]:
+    """Quotas for so many pods of that size with so many GPUs each."""
+    amounts = {"cpu": str(pod.cpus * pods), "memory": f"{pod.memory_gib * pods}Gi", GPU: str(gpus * pods)}
+    return [{"name": resource, "nominalQuota": amount} for resource, amount in amounts.items()]

@@ -1,0 +1,189 @@
+"""Queued jobs on the whole platform: the real Kueue and the real KubeRay, on a GKE that brings all nodes or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from emulator import lifecycle
+from emulator.gke import nodes as gke_nodes
+from emulator.kubernetes.api import Body
+from emulator.machine.state import CHECKOUT
+from tests.emulator.conftest import Emulated
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.emulated
+
+RAY, KUEUE, REQUESTS = "ray.io/v1", "kueue.x-k8s.io/v1beta2", "autoscaling.x-k8s.io/v1"
+NAMESPACE, POOL = "ray", "cloud.google.com/gke-nodepool"
+ONE_NODE = {"capacity": {"us-central1-b/flex-start": 1}}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(emulated: Emulated) -> Iterator[None]:
+    """Each test has the queue, its nodes and the runs bucket for itself, and leaves nothing there."""
+    eventually(lambda: _nodes(emulated) == [], seconds=60 + gke_nodes.IDLE_SECONDS)
+    yield
+    _limits(emulated).unlink(missing_ok=True)
+    for kind in ((RAY, "RayJob"), ("batch/v1", "Job")):
+        for found in emulated.api.list(*kind, NAMESPACE):
+            emulated.api.delete(found, "Foreground")
+    eventually(lambda: emulated.api.list(KUEUE, "Workload") == [], seconds=60)
+    eventually(lambda: emulated.api.list(REQUESTS, "ProvisioningRequest") == [])
+    eventually(lambda: not _staged(emulated))
+
+
+def test_two_nodes_come_together_or_not_at_all_and_the_benchmark_runs_on_both(emulated: Emulated) -> None:
+    _limits(emulated).write_text(json.dumps(ONE_NODE))
+    seen: set[int] = set()
+    client = _start(emulated, "submit", "--queue", "--nodes", "2", "--", "bench", "--nodes", "2")
+
+    request = _the_request(emulated)
+    [pods] = request["spec"]["podSets"]
+    assert pods["count"] == 2
+    eventually(lambda: "GCE out of resources" in _waits_for(emulated))
+    assert _nodes(emulated) == [], "a node was bought for half a job"
+    [waiting] = [line for line in _run(emulated, "jobs", "list").stdout.splitlines() if " QUEUED " in line]
+    assert waiting.split()[0] in _run(emulated, "jobs", "logs", waiting.split()[0]).stderr
+
+    _limits(emulated).unlink()
+    eventually(lambda: seen.add(len(_nodes(emulated))) or 2 in seen, seconds=60)
+    eventually(lambda: _placed(emulated) == 2, seconds=60)
+    out, told = client.communicate(timeout=240)
+
+    assert client.returncode == 0, out + told
+    assert seen <= {0, 2}, "the nodes did not come at once"
+    assert "GCE out of resources" in told
+    assert re.search(r"busbw|GB/s", out), out
+    eventually(lambda: _nodes(emulated) == [], seconds=60 + gke_nodes.IDLE_SECONDS)
+
+
+def test_a_second_job_waits_behind_the_first_and_a_lost_connection_loses_nothing(emulated: Emulated) -> None:
+    first = _run(emulated, "submit", "--queue", "--nodes", "2", "--detach", "--", "sleep", "1000").stdout.strip()
+    eventually(lambda: _status(emulated, first).get("jobStatus") == "RUNNING", seconds=120)
+    client = _start(emulated, "submit", "--queue", "--", "python3", "-c", "raise SystemExit(7)")
+    eventually(lambda: len(_jobs(emulated)) == 2)
+    [second] = set(_jobs(emulated)) - {first}
+    told = _run(emulated, "jobs", "logs", second)
+    client.kill()
+    client.communicate()
+
+    assert first in told.stderr, told.stderr
+    assert _run(emulated, "jobs", "stop", first).returncode == 0
+    followed = _run(emulated, "jobs", "attach", second)
+
+    assert followed.returncode == 7, followed.stdout + followed.stderr
+    assert not _staged(emulated)
+
+
+def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:
+    _limits(emulated).write_text(json.dumps(ONE_NODE))
+    client = _start(emulated, "submit", "--queue", "--nodes", "2", "--working-dir", "docs", "--", "true")
+    _the_request(emulated)
+    assert _staged(emulated)
+
+    client.send_signal(signal.SIGINT)
+    _, told = client.communicate(timeout=60)
+
+    assert client.returncode == 130, told
+    assert _jobs(emulated) == []
+    assert not _staged(emulated)
+
+
+def test_a_plain_job_of_two_pods_gets_both_nodes_or_none(emulated: Emulated) -> None:
+    _limits(emulated).write_text(json.dumps(ONE_NODE))
+    job = _plain_job()
+    emulated.api.create(job)
+    eventually(lambda: "GCE out of resources" in _waits_for(emulated))
+    assert (_nodes(emulated), _placed(emulated, "job-name=gang")) == ([], 0)
+
+    _limits(emulated).unlink()
+
+    eventually(lambda: _placed(emulated, "job-name=gang") == 2, seconds=60)
+    assert len(_nodes(emulated)) == 2
+
+
+def _the_request(found: Emulated) -> Body:
+    eventually(lambda: found.api.list(REQUESTS, "ProvisioningRequest", NAMESPACE), seconds=60)
+    [request] = found.api.list(REQUESTS, "ProvisioningRequest", NAMESPACE)
+    return request
+
+
+def _waits_for(found: Emulated) -> str:
+    conditions = _the_request(found).get("status", {}).get("conditions") or []
+    return " ".join(entry["message"] for entry in conditions if entry["type"] == "Provisioned")
+
+
+def _limits(found: Emulated) -> Path:
+    return found.state.path("limits.json")
+
+
+def _nodes(found: Emulated) -> list[str]:
+    """Queued nodes that are there, and so billed."""
+    return [
+        node["metadata"]["name"]
+        for node in found.api.list("v1", "Node")
+        if "queued" in node["metadata"]["labels"].get(POOL, "")
+    ]
+
+
+def _placed(found: Emulated, selector: str = "ray.io/group=gpu") -> int:
+    """Pods that run on queued nodes."""
+    queued = set(_nodes(found))
+    pods = found.api.list("v1", "Pod", NAMESPACE, labelSelector=selector)
+    return sum(pod["spec"].get("nodeName") in queued and pod["status"]["phase"] == "Running" for pod in pods)
+
+
+def _jobs(found: Emulated) -> list[str]:
+    return [job["metadata"]["name"] for job in found.api.list(RAY, "RayJob", NAMESPACE)]
+
+
+def _status(found: Emulated, name: str) -> Body:
+    return (found.api.get(RAY, "RayJob", name, NAMESPACE) or {}).get("status", {})
+
+
+def _staged(found: Emulated) -> list[str]:
+    """Working directories of queued jobs in the runs bucket."""
+    return [str(file) for file in found.state.directory.glob("buckets/*-runs/.queued/**/*") if file.is_file()]
+
+
+def _plain_job() -> Body:
+    amounts = {"nvidia.com/gpu": "8", "cpu": "100", "memory": "1000Gi"}
+    container = {"name": "c", "image": "i", "resources": {"requests": amounts, "limits": amounts}}
+    keys = ("nvidia.com/gpu", "cloud.google.com/gke-queued")
+    pod = {
+        "restartPolicy": "Never",
+        "tolerations": [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys],
+        "containers": [container],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "gang", "namespace": NAMESPACE, "labels": {"kueue.x-k8s.io/queue-name": "gpu"}},
+        "spec": {"parallelism": 2, "completions": 2, "template": {"spec": pod}},
+    }
+
+
+def _start(found: Emulated, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "workloads", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=_environment(found), cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True)
+
+
+def _run(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "workloads", *words]
+    return subprocess.run(
+        command, env=_environment(found), cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def _environment(found: Emulated) -> dict[str, str]:
+    return {**os.environ, **lifecycle.environment(found.state)}

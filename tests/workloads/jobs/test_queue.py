@@ -1,0 +1,500 @@
+"""A job in Kueue's queue: what is handed in, what is refused before, why it waits, and what becomes of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pyarrow import fs
+from ray._private.runtime_env.packaging import unzip_package
+
+from tests.support import fake_ray, stub_kubectl
+from tests.support.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
+from tests.support.stub_kubectl import CLUSTER, OUTPUTS
+from workloads import __main__ as command_line
+from workloads.errors import PlaceError
+from workloads.jobs import dashboard, follow, queue, ray_job, submit
+from workloads.storage import folders
+
+FULL = (
+    "couldn't assign flavors to pod set gpu: "
+    "insufficient unused quota for nvidia.com/gpu in flavor queued, 8 more needed"
+)
+ETA = "Waiting for resources. ETA: 2026-11-24T12:00:00Z"
+
+
+def condition(kind: str, status: bool, message: str = "", reason: str = "") -> dict[str, Any]:
+    found = {"type": kind, "status": str(status), "message": message, "reason": reason}
+    return {key: value for key, value in found.items() if value}
+
+
+def check(state: str, message: str = "") -> dict[str, Any]:
+    return {"name": "queued", "state": state, "message": message}
+
+
+PENDING = {"conditions": [condition("QuotaReserved", False, FULL, "Pending")]}
+ASKED = {"conditions": [condition("QuotaReserved", True)], "admissionChecks": [check("Pending", ETA)]}
+ADMITTED = {
+    "conditions": [condition("QuotaReserved", True), condition("Admitted", True)],
+    "admissionChecks": [check("Ready")],
+}
+EVICTED = {"conditions": [condition("QuotaReserved", False, FULL), condition("Evicted", True, "a node was repaired")]}
+
+
+def other(name: str, created: str, nodes: int, *conditions: dict[str, Any], where: str = "gpu") -> dict[str, Any]:
+    """Another job's Workload: `nodes` of GPUs, and a head without."""
+    groups = [(1, {"cpu": "4"}), (nodes, {"nvidia.com/gpu": "8"})]
+    return {
+        "metadata": {
+            "name": f"rayjob-{name}",
+            "creationTimestamp": f"2026-11-24T{created}:00Z",
+            "ownerReferences": [{"name": name, "uid": name}],
+        },
+        "spec": {
+            "queueName": where,
+            "podSets": [
+                {"count": count, "template": {"spec": {"containers": [{"resources": {"requests": requests}}]}}}
+                for count, requests in groups
+            ],
+        },
+        "status": {"conditions": list(conditions)},
+    }
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The runs bucket, as a folder."""
+    monkeypatch.setattr(ray_job, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(queue, "_POLL_SECONDS", 0.02)
+    (tmp_path / "buckets" / "test-runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "buckets")
+    monkeypatch.setattr(folders, "_cloud_storage", fs.LocalFileSystem)
+    return tmp_path / "buckets" / "test-runs"
+
+
+@pytest.fixture
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Path) -> Iterator[FakeRay]:
+    """The cluster of any RayJob, which KubeRay has submitted the job to, and a queue in which it is the job's turn."""
+    with fake_ray.standing(tmp_path, monkeypatch) as found:
+        stand(found, tmp_path, monkeypatch, [PENDING, ASKED, ADMITTED])
+        yield found
+
+
+def stand(
+    ray: FakeRay, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[Any], others: Sequence[Any] = ()
+) -> None:
+    at = replace(OUTPUTS, ray_dashboard_url=ray.url)
+    monkeypatch.setenv("PATH", stub_kubectl.install(folder, at, TOKEN, ray.port, steps=steps, others=others))
+
+
+def handed_in(folder: Path, *words: str) -> dict[str, Any]:
+    """The RayJob of a submission that is left in the queue."""
+    assert command_line.main(["submit", "--queue", "--detach", *words]) == 0
+    [job] = stub_kubectl.ray_jobs(folder)
+    return job
+
+
+def archives(bucket: Path) -> list[Path]:
+    return sorted(bucket.rglob("*.zip"))
+
+
+@pytest.mark.thorough
+def test_a_queued_job_is_followed_from_the_queue_to_its_end_and_leaves_nothing(
+    ray: FakeRay, tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.exit_code = 42
+    assert command_line.main(["submit", "--queue", "--nodes", "2", "--", "doctor"]) == 42
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
+    told = said.err
+    for words in (
+        "is in the queue gpu for 2 nodes; Ctrl-C takes it out",
+        "it waits for its turn: 8 more GPUs must come free",
+        f"Google is asked for 2 nodes at once: {ETA}",
+        "its 2 nodes are there",
+        "ended with exit code 42",
+    ):
+        assert words in told
+        told = told[told.index(words) :]
+    assert not ray.submitted  # KubeRay does that
+    [job] = stub_kubectl.ray_jobs(tmp_path)
+    assert job["spec"]["ttlSecondsAfterFinished"] == 0  # so the cluster went at once
+    assert archives(bucket) == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in stub_kubectl.forwards(tmp_path))
+
+
+def test_the_rayjob_is_of_a_fixed_size_with_one_set_of_gpu_pods_that_may_go_to_queued_nodes(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = json.loads(json.dumps(CLUSTER))
+    cluster["autoscalerOptions"] = {"version": "v2"}
+    pod = cluster["workerGroupSpecs"][1]["template"]["spec"]
+    pod["nodeSelector"] = {"cloud.google.com/compute-class": "gpu", "own": "label"}
+    pod["tolerations"] = [{"key": key, "operator": "Exists"} for key in ("cloud.google.com/compute-class", "nvidia")]
+    pod["initContainers"] = [{"name": "gib", "resources": {"limits": {"cpu": "1"}}}]
+    pod["containers"][0]["env"] = [{"name": "A", "value": "b"}, {"name": "OASIS_MAX_RUN_SECONDS", "value": "604800"}]
+    monkeypatch.setattr(stub_kubectl, "CLUSTER", cluster)
+    stand(ray, tmp_path, monkeypatch, [PENDING])
+    job = handed_in(tmp_path, "--nodes", "2", "--num-cpus", "3", "--resources", '{"GPU": 1}', "--", "Python3", "a b")
+    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "gpu"}
+    spec, made = job["spec"], job["spec"]["rayClusterSpec"]
+    assert spec["suspend"] and spec["shutdownAfterJobFinishes"] and "preRunningDeadlineSeconds" not in spec
+    assert (spec["jobId"], spec["entrypoint"]) == (job["metadata"]["name"], "Python3 'a b'")
+    assert spec["metadata"] == {"oasis.command": "python3"}
+    assert (spec["entrypointNumCpus"], spec["entrypointNumGpus"]) == (3, 1) and "entrypointResources" not in spec
+    assert not {"enableInTreeAutoscaling", "autoscalerOptions", "upgradeStrategy"} & set(made)
+    [group] = made["workerGroupSpecs"]
+    assert [group[key] for key in ("replicas", "minReplicas", "maxReplicas")] == [2, 2, 2]
+    assert "scaleStrategy" not in group
+    worker = group["template"]["spec"]
+    assert worker["nodeSelector"] == {"own": "label"}
+    assert [one["key"] for one in worker["tolerations"]] == ["nvidia", "cloud.google.com/gke-queued"]
+    environment = {one["name"]: one["value"] for one in worker["containers"][0]["env"]}
+    assert environment == {"A": "b", "OASIS_MAX_RUN_SECONDS": "86400"}  # of queued nodes, not of the ladder's
+    for container in (*worker["containers"], *worker["initContainers"]):
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+def test_the_working_directory_waits_in_the_runs_bucket_as_ray_fetches_it(
+    ray: FakeRay, tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "project"
+    for name in ("job.py", "src/a.py", ".git/HEAD", "a.ckpt", "ignored/c.txt", "own.bin"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+    (project / ".gitignore").write_text("ignored\n")
+    (tmp_path / "env.yaml").write_text("env_vars: {A: b}\nexcludes: ['*.bin']\n")
+    words = ["--working-dir", str(project), "--runtime-env", str(tmp_path / "env.yaml"), "--", "python", "job.py"]
+    job = handed_in(tmp_path, *words)
+    name = job["metadata"]["name"]
+    environment = yaml.safe_load(job["spec"]["runtimeEnvYAML"])
+    assert environment["env_vars"]["A"] == "b"
+    [archive] = archives(bucket)
+    assert environment["working_dir"] == f"gs://test-runs/{archive.relative_to(bucket)}"
+    unpacked = tmp_path / "unpacked"
+    unzip_package(str(archive), str(unpacked), remove_top_level_directory=True, unlink_zip=False)
+    found = {str(file.relative_to(unpacked)) for file in unpacked.rglob("*") if file.is_file()}
+    assert found == {"job.py", "src/a.py", ".gitignore"}
+    capsys.readouterr()
+    assert command_line.main(["jobs", "stop", name]) == 0
+    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+
+
+def test_a_command_of_ours_takes_the_package_along(ray: FakeRay, tmp_path: Path, bucket: Path) -> None:
+    job = handed_in(tmp_path, "--nodes", "2", "--", "bench", "--nodes=2")
+    assert job["spec"]["entrypoint"] == "python -m workloads bench --nodes=2"
+    assert json.loads(job["spec"]["entrypointResources"]) == {"driver": 0.01}
+    variables = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
+    assert variables["OASIS_SUBMITTED_WITH"] == "--queue --nodes 2"
+    [archive] = archives(bucket)
+    assert "working_dir/workloads/jobs/submit.py" in zipfile.ZipFile(io.BytesIO(archive.read_bytes())).namelist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--queue", "--ray-job", "--", "true"], 2, "--queue and --ray-job were both given"),
+        (["--nodes", "2", "--", "true"], 2, "--nodes is 2, without --queue"),
+        (["--queue", "--nodes", "0", "--", "true"], 2, "--nodes is 0; it must be at least 1"),
+        (["--queue", "--nodes", "3", "--", "true"], 3, "--nodes is 3; the jobs of the queue gpu can have 2 nodes"),
+        (["--queue", "--memory", "1e9", "--", "true"], 2, "Memory is asked for"),
+        (["--queue", "--nodes", "2", "--", "train", "--workers", "8:16"], 2, "--workers 16"),
+        (["--queue", "--", "train", "--workers=9"], 3, "1 node with 8 GPUs"),
+        (["--queue", "--", "bench"], 3, "bench measures 2 nodes"),
+        (["--queue", "--num-gpus", "9", "--", "true"], 3, "worker group gpu: 200 CPU, 8 GPU"),
+        (["--queue", "--runtime-env", "ENV", "--", "true"], 2, "Ray does not accept the runtime environment"),
+        (["--queue", "--runtime-env", "LOCAL", "--", "true"], 2, "names a.zip, which is here"),
+    ],
+)
+def test_what_could_not_run_is_refused_before_it_is_in_the_queue(
+    ray: FakeRay,
+    tmp_path: Path,
+    bucket: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    for name, text in (("ENV", "env_vars: {EPOCHS: 3}"), ("LOCAL", "working_dir: a.zip")):
+        (tmp_path / name).write_text(text)
+    given = [str(tmp_path / word) if word in ("ENV", "LOCAL") else word for word in arguments]
+    assert command_line.main(["submit", *given]) == code
+    assert said in capsys.readouterr().err
+    assert not stub_kubectl.ray_jobs(tmp_path) and archives(bucket) == []
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_stack_without_a_queue_says_what_makes_one(
+    ray: FakeRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    dry: list[str],
+) -> None:
+    without = replace(OUTPUTS, gpu_queue="", gpu_queue_nodes=0)
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, without, TOKEN))
+    assert command_line.main(["submit", "--queue", *dry, "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "mode queued to oasis:gpu.capacity" in said and "submit --ray-job" in said
+
+
+def test_a_dry_run_says_which_queue_and_how_many_nodes(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["submit", "--queue", "--nodes", "2", "--dry-run", "--json", "--", "true"]) == 0
+    assert "2 GPU nodes from the queue gpu" in json.loads(capsys.readouterr().out)["settings"]["cluster"]["value"]
+    words = ["submit", "--queue", "--nodes", "2", "--dry-run", "--", "train", "--workers", "16"]
+    assert command_line.main(words) == 0
+    assert "2 GPU nodes from the queue gpu" in capsys.readouterr().out
+
+
+RUNNING = other("first", "09:00", 2, condition("QuotaReserved", True), condition("Admitted", True))
+
+
+@pytest.mark.parametrize(
+    ("step", "others", "words"),
+    [
+        (PENDING, [RUNNING], "behind first, which has 2 nodes: 8 more GPUs must come free"),
+        (PENDING, [other("new", "09:00", 1, condition("QuotaReserved", True))], "behind new, which is getting 1 node"),
+        (PENDING, [other("before", "09:59", 1)], "behind before, which waits for 1 node"),
+        # Who came later, waits elsewhere or is done is not ahead.
+        (PENDING, [other("later", "10:01", 1)], "it waits for its turn: 8"),
+        (PENDING, [other("elsewhere", "09:00", 1, where="tpu")], "it waits for its turn: 8"),
+        (PENDING, [other("done", "09:00", 1, condition("Finished", True))], "it waits for its turn: 8"),
+        (PENDING, [other(f"job{number}", "09:00", 1) for number in range(5)], "waits for 1 node and 2 more"),
+        (ASKED, [RUNNING], f"it is its turn: Google is asked for 1 node at once: {ETA}"),
+        (
+            ASKED | {"admissionChecks": [check("Pending")]},
+            [],
+            "Google is asked for 1 node at once, and has not answered yet",
+        ),
+        (ASKED | {"admissionChecks": [check("Retry", "stock-out")]}, [], "is asked again: stock-out"),
+        (EVICTED, [RUNNING], "put back into the queue (a node was repaired); it waits for its turn behind first"),
+        ({"conditions": [condition("QuotaReserved", False, "ClusterQueue gpu is inactive")]}, [], "gpu is inactive"),
+        ({}, [], "it waits for its turn"),
+    ],
+)
+def test_why_a_job_waits_is_said_in_words(
+    ray: FakeRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: Any,
+    others: list[Any],
+    words: str,
+) -> None:
+    stand(ray, tmp_path, monkeypatch, [step], others)
+    name = handed_in(tmp_path, "--", "true")["metadata"]["name"]
+    assert command_line.main(["jobs", "logs", name]) == 0
+    said = capsys.readouterr().err
+    assert f"{name} has not begun: " in said and words in said
+
+
+def test_a_job_that_kueue_has_not_seen_or_whose_workload_may_not_be_seen_waits_too(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand(ray, tmp_path, monkeypatch, [])
+    name = handed_in(tmp_path, "--", "true")["metadata"]["name"]
+    assert command_line.main(["jobs", "logs", name]) == 0
+    assert "Kueue has not taken it up yet" in capsys.readouterr().err
+    stub = (tmp_path / "kubectl").read_text()
+    refusal = 'case "$*" in *workloads*) echo "Error from server (Forbidden): workloads" >&2; exit 1;; esac'
+    (tmp_path / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
+    assert command_line.main(["jobs", "logs", name]) == 0
+    assert "why it waits is not shown to you" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "words"),
+    [
+        (ASKED | {"admissionChecks": [check("Rejected", "no H200 in this zone")]}, 4, "no H200 in this zone"),
+        ({"active": False, "conditions": [condition("Evicted", True, "gave up after 5 tries")]}, 4, "after 5 tries"),
+        (
+            {"conditions": [condition("QuotaReserved", False, "LocalQueue gpu doesn't exist", "Inadmissible")]},
+            8,
+            "LocalQueue gpu doesn't exist",
+        ),
+    ],
+)
+def test_a_job_whose_nodes_will_not_come_is_removed_with_the_reason(
+    ray: FakeRay,
+    tmp_path: Path,
+    bucket: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: Any,
+    code: int,
+    words: str,
+) -> None:
+    stand(ray, tmp_path, monkeypatch, [PENDING, step])
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == code
+    assert words in capsys.readouterr().err
+    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+
+
+def press_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue, "look", press)
+
+
+def test_ctrl_c_in_the_queue_takes_the_job_out_with_its_working_directory(
+    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    press_in_the_queue(monkeypatch)
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 130
+    assert "out of the queue; Ctrl-C again leaves it there" in capsys.readouterr().err
+    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+
+
+def test_a_second_ctrl_c_leaves_the_job_in_the_queue(
+    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    press_in_the_queue(monkeypatch)
+    monkeypatch.setattr(ray_job, "remove", press)
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 130
+    [job] = stub_kubectl.ray_jobs(tmp_path)
+    assert f"jobs attach {job['metadata']['name']}" in capsys.readouterr().err
+    assert len(archives(bucket)) == 1
+
+
+@pytest.mark.thorough
+def test_ctrl_c_while_it_runs_stops_the_job_and_has_its_cluster_removed(
+    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    press_ctrl_c_once(monkeypatch)
+    stop = submit._stop
+
+    def known(args: Any, follower: follow.Follower) -> int:
+        ray.submitted["submission_id"] = follower.submission_id  # as KubeRay has submitted it
+        return stop(args, follower)
+
+    monkeypatch.setattr(submit, "_stop", known)
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 130
+    assert ray.stopped
+    assert [job["spec"]["ttlSecondsAfterFinished"] for job in stub_kubectl.ray_jobs(tmp_path)] == [0]
+    assert archives(bucket) == []
+
+
+@pytest.mark.thorough
+def test_a_detached_job_is_listed_as_queued_left_by_ctrl_c_and_attached_to_again(
+    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = handed_in(tmp_path, "--", "doctor")
+    name = job["metadata"]["name"]
+    printed = capsys.readouterr()
+    assert printed.out.split() == [name] and f"jobs attach {name}" in printed.err
+    assert command_line.main(["jobs", "list"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(name)]
+    assert "QUEUED" in line
+    with monkeypatch.context() as patched:
+        press_in_the_queue(patched)
+        assert command_line.main(["jobs", "attach", name]) == 130
+    assert len(archives(bucket)) == len(stub_kubectl.ray_jobs(tmp_path)) == 1
+    ray.exit_code = 3
+    assert command_line.main(["jobs", "attach", name]) == 3
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
+    assert "8 more GPUs must come free" in said.err
+    assert archives(bucket) == []
+
+
+def put_back(folder: Path) -> None:
+    """Kueue takes the cluster of the RayJob that is there."""
+    [job] = stub_kubectl.ray_jobs(folder)
+    job["spec"]["suspend"] = True
+    (folder / "rayjobs" / f"{job['metadata']['name']}.json").write_text(json.dumps(job))
+
+
+def lost(ray: FakeRay) -> None:
+    raise PlaceError("out of reach", "")
+
+
+def failed(ray: FakeRay) -> None:
+    ray.exit_code = 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seen", [lost, failed])
+def test_a_job_whose_nodes_are_taken_back_waits_in_the_queue_again_and_is_followed_again(
+    ray: FakeRay,
+    tmp_path: Path,
+    bucket: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seen: Callable[[FakeRay], None],
+) -> None:
+    stand(ray, tmp_path, monkeypatch, [ADMITTED, EVICTED, ADMITTED])
+    run, times = follow.Follower.run, list[float]()
+
+    def evict_once(follower: follow.Follower) -> Any:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            put_back(tmp_path)
+            seen(ray)
+        elif seen is failed:
+            ray.exit_code, ray._polls = 0, 0
+        return run(follower)
+
+    monkeypatch.setattr(follow.Follower, "run", evict_once)
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 0
+    said = capsys.readouterr().err
+    assert "Kueue took the nodes of job doctor-" in said and "put back into the queue (a node was repaired)" in said
+    assert len(times) == 2 and archives(bucket) == []
+
+
+@pytest.mark.thorough
+def test_an_eviction_is_noticed_as_soon_as_the_dashboard_is_gone(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand(ray, tmp_path, monkeypatch, [ADMITTED, EVICTED, ADMITTED])
+    monkeypatch.setattr(dashboard, "READY_SECONDS", 0.5)
+    details, asked = follow.Jobs.details, list[str]()
+
+    def evict(jobs: follow.Jobs, name: str) -> Any:
+        asked.append(name)
+        ray.broken = 1.0 if len(asked) == 1 else 0.0
+        if len(asked) == 1:
+            put_back(tmp_path)
+        return details(jobs, name)
+
+    monkeypatch.setattr(follow.Jobs, "details", evict)
+    began = time.monotonic()
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 0
+    assert time.monotonic() - began < follow.PATIENCE_SECONDS / 3
+    assert "it waits in the queue again" in capsys.readouterr().err
+
+
+def test_kubernetes_out_of_reach_leaves_the_job_in_the_queue_and_says_how_to_go_on(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(*_: object) -> None:
+        raise PlaceError("no route", "")
+
+    monkeypatch.setattr(queue, "look", gone)
+    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 8
+    [job] = stub_kubectl.ray_jobs(tmp_path)
+    said = capsys.readouterr().err
+    assert "stays in the queue" in said and f"jobs attach {job['metadata']['name']}" in said
+
+
+def test_a_job_that_the_api_server_does_not_take_leaves_no_working_directory(
+    ray: FakeRay, tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = (tmp_path / "kubectl").read_text()
+    refusal = 'case "$*" in *" create "*) echo "Error from server (Forbidden): rayjobs" >&2; exit 1;; esac'
+    (tmp_path / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
+    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 7
+    assert "(Forbidden): rayjobs" in capsys.readouterr().err
+    assert archives(bucket) == []

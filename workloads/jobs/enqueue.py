@@ -1,0 +1,226 @@
+"""`submit --queue`: a job of a fixed size that Kueue holds until all its nodes come together.
+
+What can be known to fail is refused before the job is in the queue: its turn may come hours later, with nobody there,
+and a job that Ray refuses then would keep its nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray.runtime_env import RuntimeEnv
+
+from workloads.cluster.stack import DeployedStack
+from workloads.environment import ClusterEnvironment
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError, WorkloadError
+from workloads.jobs import entry_point, queue, ray_job, working_dir
+from workloads.jobs.follow import Follower, tell
+from workloads.jobs.job import Job
+from workloads.reporting.progress import counted
+
+_BENCH_NODES = 2  # what `bench` takes without --nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A job for the queue."""
+
+    job: Job
+    nodes: int
+    """GPU nodes, all of which it gets at once."""
+    results: Path
+    """Folder that its results are copied below."""
+    detach: bool
+    again: str
+    """Command that attaches to it."""
+
+
+def add_queue_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a job for the queue."""
+    group = parser.add_argument_group(
+        "GPU nodes from a queue",
+        "For a job that is of use only with all its nodes: it gets them together, on a\n"
+        "cluster of its own, or none. Until then it waits in line, and nothing is billed;\n"
+        "that can take hours, and the job begins whether you are there or not.",
+    )
+    group.add_argument("--queue", action="store_true", help="wait in the stack's queue for GPU nodes")
+    group.add_argument("--nodes", type=int, metavar="N", help="how many (1)")
+
+
+def refuse_arguments(args: argparse.Namespace) -> None:
+    """Refuse what contradicts itself, whatever the stack.
+
+    Raises:
+        UsageError: so it does.
+    """
+    if args.nodes is not None and not args.queue:
+        raise UsageError(
+            f"--nodes is {args.nodes}, without --queue: only a job of the queue has a number of nodes of its own.",
+            "Add --queue; or write it after `--`, if it is the command's.",
+        )
+    if not args.queue:
+        return
+    if args.ray_job:
+        raise UsageError(
+            "--queue and --ray-job were both given: a job of the queue has a cluster of its own anyway.",
+            "Give --queue for nodes that come together, --ray-job for nodes that come one by one.",
+        )
+    if args.nodes is not None and args.nodes < 1:
+        raise UsageError(f"--nodes is {args.nodes}; it must be at least 1.", "Say how many GPU nodes the job needs.")
+    if args.memory is not None or "memory" in entry_point.read(args).amounts:
+        raise UsageError(
+            "Memory is asked for the command itself, which KubeRay cannot pass on for a job of the queue.",
+            "Leave it out, or ask for --num-cpus in its place.",
+        )
+
+
+def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environment: ClusterEnvironment) -> None:
+    """Refuse a job that the stack's queue could not take, or that could do nothing with its nodes.
+
+    Args:
+        command: as it was given.
+        nodes: GPU nodes that are asked for.
+        ours: whether the command is one of this package.
+        environment: the stack's outputs.
+
+    Raises:
+        UsageError: the stack has no queue, or the command has no fixed size.
+        InfeasibleError: more nodes than the queue's jobs, or the job's command, can ever have.
+    """
+    if not environment.gpu_queue:
+        raise UsageError(
+            "This stack has no queue for GPU nodes.",
+            "Add an entry with mode queued to oasis:gpu.capacity and run `pulumi up`; without one, `submit --ray-job` "
+            "gives a job a cluster of its own, and plain `submit` runs it on the stack's.",
+        )
+    if nodes > environment.gpu_queue_nodes:
+        raise InfeasibleError(
+            f"--nodes is {nodes}; the jobs of the queue {environment.gpu_queue} can have "
+            f"{counted(environment.gpu_queue_nodes, 'node')} together.",
+            "Ask for fewer, or raise the number in the queued entry of oasis:gpu.capacity and run `pulumi up`.",
+        )
+    if ours and command[0] == "train":
+        _check_workers(_value(command, "--workers"), nodes, nodes * environment.gpus_per_node)
+    if ours and command[0] == "bench":
+        asked = _value(command, "--nodes") or str(_BENCH_NODES)
+        if asked.isdecimal() and int(asked) > nodes and not {"predict", "compare"} & set(command):
+            raise InfeasibleError(
+                f"bench measures {asked} nodes, and the job would have {counted(nodes, 'node')} of its own.",
+                f"Give --nodes {asked} before the `--` as well.",
+            )
+
+
+def run(request: Request, deployed: DeployedStack, interrupted: Callable[[Follower], int]) -> int:
+    """Put a job into the queue, wait there, follow it, and return its exit code.
+
+    Args:
+        request: the job.
+        deployed: the stack, whose queue can take it.
+        interrupted: what Ctrl-C does once it runs.
+    """
+    job = replace(request.job, runtime_env=_addressed(request.job, deployed))
+    body = ray_job.queued_manifest(job, deployed, ray_job.spec_of_cluster(deployed), request.nodes)
+    entry_point.refuse_impossible(job.demand, entry_point.groups(body["spec"]["rayClusterSpec"]))
+    try:
+        _put(request.job, job, deployed)
+        _create(deployed, job.name, body)
+        told = f"job {job.name} is in the queue {deployed.environment.gpu_queue} for {counted(request.nodes, 'node')}"
+        if request.detach:
+            tell(told)
+            print(job.name)
+            print(f"follow it with `{request.again}`", file=sys.stderr)
+            return EXIT_OK
+        tell(f"{told}; Ctrl-C takes it out")
+        return queue.through(deployed, job.name, request.results, request.again, interrupted)
+    except KeyboardInterrupt:
+        return _leave(deployed, job, body, request.again)
+
+
+def _addressed(job: Job, deployed: DeployedStack) -> dict[str, Any]:
+    """The runtime environment with the address of what is packed, as Ray's own schema has it."""
+    environment = {key: value for key, value in job.runtime_env.items() if key != "excludes"}
+    if _folder(job) is not None:
+        environment["working_dir"] = f"{queue.folder(deployed, job.name)}/{queue.WORKING_DIR}"
+    modules = environment.get("py_modules") or ()
+    for what in (environment.get("working_dir"), *(modules if isinstance(modules, list) else ())):
+        if isinstance(what, str) and "://" not in what:
+            raise UsageError(
+                f"The runtime environment names {what}, which is here, and a job of the queue begins without you.",
+                "Put it into the folder of --working-dir, which travels with the job, or give a gs:// address.",
+            )
+    try:
+        return RuntimeEnv(**environment).to_dict()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"Ray does not accept the runtime environment: {error}", "Correct --runtime-env.") from error
+
+
+def _folder(job: Job) -> Path | None:
+    """The working directory, where it is a folder of this machine."""
+    given = job.runtime_env.get("working_dir")
+    return Path(given) if isinstance(given, str) and "://" not in given and Path(given).is_dir() else None
+
+
+def _put(given: Job, job: Job, deployed: DeployedStack) -> None:
+    """Put the working directory where Ray fetches it when the job begins."""
+    folder = _folder(given)
+    if folder is None:
+        return
+    from workloads.storage.folders import locate
+
+    content = working_dir.pack(folder, given.runtime_env.get("excludes") or ())
+    locate(queue.folder(deployed, job.name)).write(queue.WORKING_DIR, content)
+
+
+def _create(deployed: DeployedStack, name: str, body: dict[str, Any]) -> None:
+    try:
+        deployed.ask("create", "--filename", "-", given=json.dumps(body))
+    except WorkloadError:
+        # It may be there though the answer was lost; nobody would know of it.
+        with contextlib.suppress(WorkloadError):
+            if ray_job.find(deployed, name) is not None:
+                ray_job.remove(deployed, name)
+            queue.tidy(deployed, ray_job.status_of(body))
+        raise
+
+
+def _leave(deployed: DeployedStack, job: Job, body: dict[str, Any], again: str) -> int:
+    """Take a job out of the queue, unless Ctrl-C is pressed again."""
+    try:
+        print(f"taking job {job.name} out of the queue; Ctrl-C again leaves it there", file=sys.stderr)
+        queue.take_out(deployed, ray_job.status_of(body))
+    except KeyboardInterrupt:
+        print(f"left as it was; if it is still in the queue, `{again}` follows it", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def _check_workers(given: str, nodes: int, gpus: int) -> None:
+    have = f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')}"
+    if ":" in given:
+        raise UsageError(
+            f"--workers is {given}, and a job of the queue has a fixed size: {have}, one worker each.",
+            f"Give --workers {gpus}; without --queue a run grows and shrinks between two numbers.",
+        )
+    if given.isdecimal() and gpus and int(given) > gpus:
+        raise InfeasibleError(
+            f"--workers is {given}, and the job would have {have}, one worker each.",
+            f"Give --workers {gpus} at most, or more --nodes.",
+        )
+    if not given and nodes > 1:
+        tell(f"the job has {have}; train uses the GPUs of one node unless it is given --workers {gpus}")
+
+
+def _value(command: Sequence[str], flag: str) -> str:
+    """The value of an option among a command's words; empty without it."""
+    for at, word in enumerate(command):
+        if word == flag and at + 1 < len(command):
+            return command[at + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return ""
