@@ -6,6 +6,7 @@ Run as `python -m emulator.rest.cloud_server`; `start` does it and waits, `envir
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -24,6 +25,7 @@ import starlette.responses
 import starlette.routing
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from emulator.google.callers import SERVER, Tokens
 from emulator.google.cloud import Cloud
@@ -77,7 +79,11 @@ class CloudServer:
         # A request that hangs must not keep the server from ending. Idle connections are the clients' to close: one
         # that the server closes is reset under a client who uses it again at that moment.
         settings = uvicorn.Config(
-            app, http="h11", log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=24 * 3600
+            _until_the_end(app),
+            http="h11",
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=24 * 3600,
         )
         self._server = uvicorn.Server(settings)
 
@@ -129,6 +135,16 @@ def answer(apis: Iterable[Api], request: Request) -> Response:
         return as_error(RefusedCall(404, message, "notFound"))
     except CloudError as error:
         return as_error(in_googles_words(error))
+
+
+def _until_the_end(app: ASGIApp) -> ASGIApp:
+    """The app without the traceback of a request that the server's end cuts off: it tells of no mistake in its code."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return answered
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -23,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
+from emulator.google.callers import SERVER
 from emulator.google.cloud import Cloud
 from emulator.google.errors import RefusedCall
 from emulator.google.storage import ObjectStore
@@ -353,3 +355,19 @@ def test_a_bucket_that_is_made_again_has_what_it_held_before_the_cloud_was_forgo
         state.clear()
         assert not (tmp_path / "cloud.sqlite").exists()
     assert len(set(generations)) == 1
+
+
+def test_a_request_that_the_end_of_the_server_cuts_off_is_no_mistake_of_its_own(tmp_path: Path) -> None:
+    head = "POST /upload/storage/v1/b/{}/o?uploadType=media&name=x HTTP/1.1\r\nHost: {}\r\nContent-Length: 99\r\n\r\n"
+    with served(tmp_path) as google:  # which looks for tracebacks
+        bucket = google.make_bucket("stalled")
+        host, _, port = google.host.rpartition(":")
+        stalled = socket.create_connection((host, int(port)))
+        stalled.sendall(head.format(bucket, google.host).encode() + b"a part of it")
+        assert (
+            storage.Client(PROJECT, AnonymousCredentials(), client_options={"api_endpoint": f"http://{google.host}"})
+            .bucket(bucket)
+            .exists()
+        )
+    stalled.close()
+    assert "Cancel 1 running task(s)" in State(tmp_path).log(SERVER).read_text()
