@@ -13,7 +13,8 @@ from oasis_stack.pod_specs import gib
 AUTOSCALER = "autoscaler"
 """Container that KubeRay adds to a head (ray-operator v1.6.2, controllers/ray/common/pod.go)."""
 
-INITIAL = "object.spec.?initContainers.orValue([])"
+INITIAL = "{}.?initContainers.orValue([])"
+"""Init containers of the pod at that place."""
 
 Spec = dict[str, Any]
 
@@ -23,6 +24,7 @@ def policies(namespace: str, service_account: str) -> dict[str, Any]:
     return {
         "oasis-ray-account": _account(namespace, service_account),
         "oasis-ray-pods": _pods(namespace, service_account),
+        "oasis-ray-jobs": _jobs(namespace, service_account),
     }
 
 
@@ -74,23 +76,13 @@ def _pods(namespace: str, service_account: str) -> Spec:
     without_token = (
         "[object.spec.containers[0]]",  # Ray's, by whatever name
         f"object.spec.containers.filter(each, each.name != '{AUTOSCALER}')",
-        INITIAL,
+        INITIAL.format("object.spec"),
     )
     mounted = " + ".join(
         f"{containers}.map(each, each.?volumeMounts.orValue([]).map(mount, mount.name))" for containers in without_token
     )
-    not_root = (
-        f"{containers}.all(each, each.?securityContext.?runAsNonRoot.orValue(true)"
-        " && !each.?securityContext.?allowPrivilegeEscalation.orValue(true))"
-        for containers in ("object.spec.containers", f"{INITIAL}.filter(each, each.image != '{gib.IMAGE}')")
-    )
     return {
-        "matchConstraints": {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-            ],
-        },
+        "matchConstraints": _made(namespace, "", "pods"),
         "variables": [
             {
                 "name": "tokens",
@@ -99,24 +91,66 @@ def _pods(namespace: str, service_account: str) -> Spec:
             }
         ],
         "validations": [
-            _rule(
-                f"object.spec.serviceAccountName == '{service_account}'",
-                f"pods here run as service account {service_account}: set serviceAccountName",
-            ),
+            _account_rule("object.spec", service_account),
             _rule(
                 f"({mounted}).all(names, !names.exists(name, name in variables.tokens))",
-                f"only the container {AUTOSCALER} has a Kubernetes token: set automountServiceAccountToken to false",
+                NO_TOKEN,
             ),
             _rule(
                 "!object.spec.?shareProcessNamespace.orValue(false)",
                 "containers that see each other's processes see each other's tokens: no shareProcessNamespace",
             ),
-            _rule(
-                " && ".join(("object.spec.?securityContext.?runAsNonRoot.orValue(false)", *not_root)),
-                "nobody is root: set runAsNonRoot to true, and allowPrivilegeEscalation to false in each container",
-            ),
+            _root_rule("object.spec"),
         ],
     }
+
+
+def _jobs(namespace: str, service_account: str) -> Spec:
+    """Jobs whose pods would be refused: a queued one would learn it when its nodes are there, and paid for."""
+    template = "object.spec.template.spec"
+    return {
+        "matchConstraints": _made(namespace, "batch", "jobs"),
+        "validations": [
+            _account_rule(template, service_account),
+            _rule(f"!{template}.?automountServiceAccountToken.orValue(true)", NO_TOKEN),
+            _root_rule(template),
+        ],
+    }
+
+
+NO_TOKEN = f"only the container {AUTOSCALER} has a Kubernetes token: set automountServiceAccountToken to false"
+
+
+def _made(namespace: str, group: str, resources: str) -> Spec:
+    """What is made of a kind in the namespace."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "resourceRules": [
+            {"apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": [resources]}
+        ],
+    }
+
+
+def _account_rule(pod: str, service_account: str) -> dict[str, str]:
+    return _rule(
+        f"{pod}.?serviceAccountName.orValue('') == '{service_account}'",
+        f"pods here run as service account {service_account}: set serviceAccountName",
+    )
+
+
+def _root_rule(pod: str) -> dict[str, str]:
+    not_root = (
+        f"{containers}.all(each, each.?securityContext.?runAsNonRoot.orValue(true)"
+        " && !each.?securityContext.?allowPrivilegeEscalation.orValue(true))"
+        for containers in (
+            f"{pod}.containers",
+            f"{INITIAL.format(pod)}.filter(each, each.image != '{gib.IMAGE}')",
+        )
+    )
+    return _rule(
+        " && ".join((f"{pod}.?securityContext.?runAsNonRoot.orValue(false)", *not_root)),
+        "nobody is root: set runAsNonRoot to true, and allowPrivilegeEscalation to false in each container",
+    )
 
 
 def _kept(place: str, wanted: str) -> str:

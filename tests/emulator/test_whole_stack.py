@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,13 @@ NODES = {"gpu": 2, "cpu": 1}
 # What outlives the stack on purpose: resource types, which are GKE's own or left by Helm, and a release's namespace.
 TYPES = ("ray.io", "kueue.x-k8s.io", "networking.gke.io", "cloud.google.com")
 LEFT = {
-    "v1 Namespace /kuberay-system",
-    "v1 ServiceAccount kuberay-system/default",
-    "v1 ConfigMap kuberay-system/kube-root-ca.crt",
+    f"v1 {left}"
+    for operator in ("kuberay-system", "kueue-system")
+    for left in (
+        f"Namespace /{operator}",
+        f"ServiceAccount {operator}/default",
+        f"ConfigMap {operator}/kube-root-ca.crt",
+    )
 }
 REPOSITORIES = "artifactregistry/repository projects/oasis-local/locations/us-central1/repositories"
 KEPT = {
@@ -140,15 +145,6 @@ def test_everything_listens_on_loopback_alone(emulated: Emulated) -> None:
     assert [address for address, loopback in found if not loopback] == []
 
 
-def test_the_queues_types_are_served(emulated: Emulated) -> None:
-    pins = [named for named in objects(emulated.api) if "CustomResourceDefinition" in named and "kueue" in named]
-
-    assert {f"{kind}.kueue.x-k8s.io" for kind in ("clusterqueues", "localqueues", "workloads", "resourceflavors")} <= {
-        named.rpartition("/")[2] for named in pins
-    }
-    assert emulated.api.list("kueue.x-k8s.io/v1beta1", "ClusterQueue") == []
-
-
 def test_the_users_own_tools_work_and_the_checkout_stays_clean(emulated: Emulated) -> None:
     before = _tree()
     outputs = json.loads(_run(emulated, "pulumi", "stack", "output", "--json", "--stack", "local"))
@@ -176,12 +172,14 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
     by_hand = {"apiVersion": "v1", "kind": "List", "items": [_service(), _ray_job()]}
     _run(emulated, "kubectl", "create", "-f", "-", given=json.dumps(by_hand))
     eventually(lambda: _pods(emulated, "default"))
+    _fill_the_queue(emulated)
     kept = state.path("buckets", _bucket(emulated, "runs"), "kept.txt")
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("a checkpoint")
     _submit(emulated, *JOB.split())
     eventually(lambda: running(JOB), seconds=90)
 
+    state.path("limits.json").unlink()
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
 
     assert set(with_what_ran.changes) == {"delete", "kept"}
@@ -245,6 +243,41 @@ def _scale_workers(found: Emulated) -> None:
     eventually(lambda: len(_workers(found)) >= NODES["gpu"], seconds=60)
     eventually(lambda: len(found.api.list("v1", "Node")) > sum(NODES.values()))
     eventually(lambda: sum(_nodes_by_role(found).values()) > sum(NODES.values()))
+
+
+def _fill_the_queue(found: Emulated) -> None:
+    """A queued job that runs, one that waits for its node, one that waits for quota, one that no queue takes."""
+    found.state.path("limits.json").write_text(json.dumps({"capacity": {"us-central1-b/flex-start": NODES["gpu"] + 1}}))
+    waits: dict[str, Callable[[], object]] = {
+        "runs": lambda: found.api.list(
+            "v1", "Pod", "ray", labelSelector="job-name=runs", fieldSelector="status.phase=Running"
+        ),
+        "has-no-node": lambda: _says(found, "has-no-node", "Pending"),
+        "has-no-quota": lambda: _says(found, "has-no-quota", "insufficient unused quota"),
+        "has-no-queue": lambda: _says(found, "has-no-queue", "doesn't exist"),
+    }
+    for name, condition in waits.items():
+        found.api.create(_queued_job(name, "nope" if name == "has-no-queue" else "gpu"))
+        eventually(condition)
+
+
+def _says(found: Emulated, job: str, words: str) -> bool:
+    """Whether the Workload of a job says so, in a condition or in the check of its nodes."""
+    workloads = found.api.list("kueue.x-k8s.io/v1beta2", "Workload", "ray")
+    return any(
+        words in json.dumps(one["status"])
+        for one in workloads
+        if one["metadata"]["name"].startswith(f"job-{job}-") and "status" in one
+    )
+
+
+def _queued_job(name: str, queue: str) -> Body:
+    """The documentation's Job, with one pod."""
+    page = (CHECKOUT / "docs" / "capacity.md").read_text()
+    job = yaml.safe_load(page.partition("```yaml")[2].partition("```")[0])
+    job["metadata"] |= {"name": name, "labels": {"kueue.x-k8s.io/queue-name": queue}}
+    job["spec"] |= {"parallelism": 1, "completions": 1}
+    return job
 
 
 def _nodes_by_role(found: Emulated) -> dict[str, int]:
