@@ -83,7 +83,7 @@ class Autoscaler:
         self._end(pools, nodes, pods)
         self._scale_up(pools, nodes, pods)
         self._nodes = nodes
-        self._queue.step(pools.values(), lambda pool: _count(nodes, pool), pods)
+        self._queue.step(pools.values(), lambda pool: _count(nodes, pool))
         self._scale_down(pools, nodes, pods)
         for pool in pools.values():
             self._record(pool, nodes)

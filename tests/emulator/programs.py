@@ -74,14 +74,17 @@ def cloud_with_pools(cloud: Cloud) -> None:
         add_pool(cloud, name, config, {"totalMinNodeCount": 0, "totalMaxNodeCount": 1}, pairs)
 
 
-def add_pool(cloud: Cloud, name: str, config: Body, scaling: Body, pairs: list[tuple[str, str]]) -> None:
-    """One node pool in zone b."""
+def add_pool(
+    cloud: Cloud, name: str, config: Body, scaling: Body, pairs: list[tuple[str, str]], **more: object
+) -> None:
+    """One node pool in zone b, with `more` fields of its own."""
     body = {
         "name": name,
         "locations": ["us-central1-b"],
         "autoscaling": {"enabled": True, **scaling},
         "config": config,
         "networkConfig": {"additionalNodeNetworkConfigs": [{"network": n, "subnetwork": s} for n, s in pairs]},
+        **more,
     }
     cloud.put(
         "container/nodePool",

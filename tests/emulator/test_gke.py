@@ -24,6 +24,7 @@ pytestmark = pytest.mark.emulated
 
 CLASS = {"apiVersion": "cloud.google.com/v1", "kind": "ComputeClass"}
 NETWORKING = "networking.gke.io/v1"
+PROVISIONING = "autoscaling.x-k8s.io/v1"
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +282,65 @@ def test_google_gives_no_more_than_it_has_takes_spot_nodes_back_and_ends_flex_st
     eventually(lambda: _told_to_end(gke) == ["flex"] and not gke.api.list("v1", "Pod", "default"))
     gke.cloud.turn(gke_nodes.NOTICE_SECONDS)
     eventually(lambda: _pools(gke) == ["system"])
+
+
+def test_a_provisioning_request_gets_all_of_its_nodes_or_none_in_googles_states(gke: ControlPlane) -> None:
+    config = {
+        "machineType": "a3-ultragpu-8g",
+        "flexStart": True,
+        "ephemeralStorageLocalSsdConfig": {"localSsdCount": 32},
+    }
+    programs.add_pool(gke.cloud, "queued", config, {"totalMaxNodeCount": 2}, [], queuedProvisioning={"enabled": True})
+    eventually(lambda: _served(gke, PROVISIONING, "ProvisioningRequest"))
+    eventually(lambda: _pools(gke) == ["system"], seconds=30)
+    try:
+        two_sets, too_large, fits = _request(gke, "two-sets", 1, 1), _request(gke, "large", 3), _request(gke, "fits", 2)
+        eventually(lambda: _said(gke, two_sets) == {"Failed": ("True", "MultiplePodSetsUnsupported")})
+        size_reached = "NodepoolSizeReached"
+        eventually(lambda: _said(gke, too_large) == {"Accepted": ("False", size_reached)})
+        provided = {"Accepted": ("True", "SuccessfullyQueued"), "Provisioned": ("True", "Provisioned")}
+        eventually(lambda: _said(gke, fits) == provided)
+        assert _pools(gke) == ["queued", "queued", "system"]
+        body = gke.api.get(PROVISIONING, "ProvisioningRequest", fits, "default") or {}
+        name = body["status"]["provisioningClassDetails"]["ResizeRequestName"]
+        key = "autoscaling.gke.io/provisioning-request"
+        mine = [node for node in _nodes(gke) if node["metadata"]["labels"].get(key) == name]
+        assert len(mine) == 2
+        assert all("cloud.google.com/gke-queued" in str(node["spec"]["taints"]) for node in mine)
+        time.sleep(gke_nodes.IDLE_SECONDS + 2)
+        assert _pools(gke) == ["queued", "queued", "system"], "they wait for their pods"
+
+        gke.cloud.turn(601)
+
+        provided["BookingExpired"] = ("True", "BookingExpired")
+        eventually(lambda: _said(gke, fits) == provided)
+        eventually(lambda: _said(gke, too_large)["Failed"] == ("True", size_reached))
+        eventually(lambda: _pools(gke) == ["system"], seconds=30)
+        gke.cloud.turn(7 * 86400)
+        eventually(lambda: _said(gke, fits).get("CapacityRevoked") == ("True", "CapacityRevoked"))
+    finally:
+        for found in gke.api.list(PROVISIONING, "ProvisioningRequest"):
+            gke.api.delete(found)
+        gke.cloud.delete("container/nodePool", f"{programs.CLUSTER}/nodePools/queued")
+
+
+def _request(found: ControlPlane, name: str, *counts: int) -> str:
+    """Make a request for so many whole nodes, a pod set each; returns its name."""
+    pod = programs.gpu_pod(name)["spec"]
+    keys = ("nvidia.com/gpu", "cloud.google.com/gke-queued")
+    spec = {"containers": pod["containers"], "tolerations": [{"key": key, "operator": "Exists"} for key in keys]}
+    metadata = {"name": name, "namespace": "default"}
+    found.api.create({"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": {"spec": spec}})
+    sets = [{"count": count, "podTemplateRef": {"name": name}} for count in counts]
+    body = {"provisioningClassName": "queued-provisioning.gke.io", "parameters": {}, "podSets": sets}
+    found.api.create({"apiVersion": PROVISIONING, "kind": "ProvisioningRequest", "metadata": metadata, "spec": body})
+    return name
+
+
+def _said(found: ControlPlane, request: str) -> dict[str, tuple[str, str]]:
+    """Status and reason of each condition of a request."""
+    body = found.api.get(PROVISIONING, "ProvisioningRequest", request, "default") or {}
+    return {one["type"]: (one["status"], one["reason"]) for one in body.get("status", {}).get("conditions") or []}
 
 
 def _told_to_end(found: ControlPlane) -> list[str]:
