@@ -28,8 +28,13 @@ MAX_RUN_HOURS = 168
 MAX_POOL_NODES = 1000
 """Most nodes of one node pool (Google Kubernetes Engine documentation, "Quotas and limits")."""
 
-# A reservation's own name, or a shared one's path in the project that owns it.
-_RESERVATION = re.compile(r"(?:projects/[a-z][a-z0-9-]{4,28}[a-z0-9]/reservations/)?[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+# A reservation's own name, or a shared one's path in the project that owns it, and maybe a block or sub-block of it
+# (GoogleCloudPlatform/cluster-autoscaler, 2026, package gceclient, ReservationRef).
+_NAME = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_RESERVATION = re.compile(
+    rf"(?:projects/[a-z][a-z0-9-]{{4,28}}[a-z0-9]/reservations/)?{_NAME}"
+    rf"(?:/reservationBlocks/{_NAME}(?:/reservationSubBlocks/{_NAME})?)?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,8 @@ class CapacityEntry:
     max_run_duration_hours: int | None
     """Flex-start and queued: after so many hours GKE takes the node away, whatever runs on it."""
     reservation: str | None
-    """Reservation alone: its name, or `projects/<owner>/reservations/<name>` for a shared one."""
+    """Reservation alone: its name, or `projects/<owner>/reservations/<name>` for a shared one. With
+    `/reservationBlocks/<block>` behind it, and `/reservationSubBlocks/<sub-block>`, nodes that stand close together."""
     compact_placement: bool
     """Whether GKE must place the pool's nodes close together; fewer places fit, so capacity is found later."""
 
@@ -222,6 +228,7 @@ def _reservation_problems(key: str, entry: CapacityEntry) -> Iterator[Problem]:
         yield Problem(
             key=f"{key}.reservation",
             value=entry.reservation,
-            allowed="a reservation's name, or projects/<owner>/reservations/<name>",
+            allowed="a reservation's name, or projects/<owner>/reservations/<name>, a block of it by "
+            "/reservationBlocks/<block>, a sub-block by /reservationSubBlocks/<sub-block> behind that",
             remedy="run `gcloud compute reservations list` and copy the name",
         )

@@ -94,7 +94,10 @@ def test_a_zone_without_the_machine_is_refused_with_those_that_have_it(machine: 
     assert all(zone in problem.allowed for zone in machine.zones)
 
 
-@pytest.mark.parametrize("name", ["", "Ours", "ours ", "ours, theirs", "ours/reservationBlocks/1", "projects/p/ours"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "Ours", "ours ", "ours, theirs", "ours/reservationBlocks/1", "ours/reservationSubBlocks/s", "projects/p/ours"],
+)
 def test_a_reservation_is_named_by_all_of_the_text_and_not_by_its_beginning(name: str) -> None:
     (problem,) = problems(H200, H200.zones[0], [entry("reservation", reservation=name)])
 
@@ -107,6 +110,16 @@ def test_a_queued_pool_is_a_flex_start_pool_whose_nodes_come_together() -> None:
     assert queued == replace(flex, queued=True)
     assert not flex.queued and queued.flex_start and not queued.auto_repair
     assert (queued.max_run_duration, queued.consume_reservation_type) == ("604800s", "NO_RESERVATION")
+
+
+def test_blocks_and_sub_blocks_of_a_reservation_are_pools_of_their_own() -> None:
+    parts = ("", "/reservationBlocks/block-1", "/reservationBlocks/block-1/reservationSubBlocks/sub-1")
+    names = [whole + part for whole in ("ours", "projects/owner-project/reservations/theirs") for part in parts]
+    ladder = [entry("reservation", reservation=name) for name in names]
+
+    assert problems(H200, H200.zones[0], ladder) == []
+    assert [pool_rules(H200, one).reservation for one in ladder] == names
+    assert len({one.pool_name for one in ladder}) == len(ladder)
 
 
 def test_a_mode_stands_once_in_a_ladder_and_each_reservation_once() -> None:
