@@ -173,7 +173,7 @@ def test_a_second_demo_is_refused_while_the_first_is_up_to_be_looked_at(checkout
     assert state.process("kube-apiserver") == up
 
 
-def test_two_demos_side_by_side_share_nothing_and_down_in_the_benchmark_of_one_leaves_the_other(
+def test_two_demos_side_by_side_share_nothing_and_down_in_the_training_of_one_leaves_the_other(
     checkout: Path, tmp_path: Path
 ) -> None:
     other = copied(tmp_path / "other")
@@ -195,7 +195,6 @@ def test_two_demos_side_by_side_share_nothing_and_down_in_the_benchmark_of_one_l
         started.append(second)
         with ThreadPoolExecutor() as reader:
             whole = reader.submit(first.communicate)
-            read_until(second, "== all-reduce between the two nodes")
             read_until(second, "submitted; Ctrl-C stops it")
             ports, others = (_ports(folder) for folder in (checkout, other))
             assert set(ports.values()) & set(others.values()) == set()
