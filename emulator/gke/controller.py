@@ -20,7 +20,7 @@ from emulator.kubernetes import control_plane, crds
 from emulator.kubernetes.api import Api, ApiError, KindNotServedError, UnreachableError
 from emulator.machine.state import State
 
-INTERVAL_SECONDS = 0.5
+INTERVAL_SECONDS = 1.0
 
 COMPUTE_CLASS_SECONDS = 3.0
 """How much later than the cluster its ComputeClass type arrives; on the real one it is minutes to about an hour."""

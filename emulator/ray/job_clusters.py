@@ -22,7 +22,7 @@ from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from emulator.rest import cloud_server
 
-INTERVAL_SECONDS = 0.5
+INTERVAL_SECONDS = 1.0
 
 DASHBOARD_PORT = 8265
 """Of a head's pod and of its Service (ray-operator v1.6.2, controllers/ray/utils/constant.go)."""

@@ -39,6 +39,7 @@ WORKING_DIR = "working_dir.zip"
 """The archive of a queued job's working directory, in the job's own folder of the runs bucket."""
 
 _POLL_SECONDS = 2.0
+_MOST_POLL_SECONDS = 10.0  # each look takes kubectl twice, so the longer the wait, the rarer it is
 _PROGRESS_SECONDS = 30.0  # a wait of hours needs no line more often, unless something changes
 _TOLD_SECONDS = 10.0  # a shorter wait need not be counted
 _NAMED = 3  # of the jobs ahead
@@ -198,7 +199,7 @@ def _await_begin(stack: DeployedStack, name: str, again: str) -> Status:
         if standing.text != said or answered - told > _PROGRESS_SECONDS:
             told, said, waited = answered, standing.text, answered - began
             tell(said + (f" (waited {_duration(waited)})" if waited > _TOLD_SECONDS else ""))
-        time.sleep(_POLL_SECONDS)
+        time.sleep(min(max(_POLL_SECONDS, (answered - began) / 30), _MOST_POLL_SECONDS))
 
 
 def _raise_if_hopeless(stack: DeployedStack, status: Status, standing: Standing) -> None:

@@ -101,7 +101,7 @@ def test_ctrl_c_while_the_cluster_comes_up_leaves_nothing(emulated: Emulated) ->
 
     client.send_signal(signal.SIGINT)
 
-    _, said = client.communicate(timeout=120)
+    _, said = client.communicate(timeout=900)
     assert client.returncode == 130, said
     assert [job["metadata"]["name"] for job in emulated.api.list(RAY, "RayJob", NAMESPACE)] == before
     # A Ray that was being started when its cluster went is ended when it is up.
@@ -111,7 +111,7 @@ def test_ctrl_c_while_the_cluster_comes_up_leaves_nothing(emulated: Emulated) ->
 def _run(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "workloads", *words]
     return subprocess.run(
-        command, env=_environment(found), cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=False
+        command, env=_environment(found), cwd=CHECKOUT, capture_output=True, text=True, timeout=900, check=False
     )
 
 
