@@ -306,7 +306,7 @@ def test_every_expression_has_the_types_of_what_it_judges(ray: Ray) -> None:
         return [policy.get("status", {}).get("typeChecking") for policy in found]
 
     eventually(lambda: None not in checked(), seconds=30)
-    assert checked() == [{}, {}]
+    assert checked() and not any(checked())
 
 
 def test_ray_s_autoscaler_scales_up_and_down_as_that_account(ray: Ray) -> None:
