@@ -32,7 +32,7 @@ pytestmark = pytest.mark.emulated
 RAY = "ray.io/v1"
 NODES = {"gpu": 2, "cpu": 1}
 # What outlives the stack on purpose: resource types, which are GKE's own or left by Helm, and a release's namespace.
-TYPES = ("ray.io", "kueue.x-k8s.io", "networking.gke.io", "cloud.google.com")
+TYPES = ("ray.io", "networking.gke.io", "autoscaling.x-k8s.io", "cloud.google.com")
 LEFT = {
     f"v1 {left}"
     for operator in ("kuberay-system", "kueue-system")
