@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError
+from emulator.kubernetes.api import Api, Body, KindNotServedError
+from emulator.kubernetes.chart import create
 from emulator.machine.state import CHECKOUT, EmulatorError
 from emulator.programs.go_modules import module_directory
 
@@ -96,7 +97,8 @@ def _install(api: Api, files: list[Path], conversion: Body | None = None) -> Non
             body["spec"].pop("conversion", None)
             if conversion:
                 body["spec"]["conversion"] = conversion
-            _create(api, body)
+            # Not by server-side apply, which would track the owner of ten thousand schema fields, for seconds each.
+            create(api, body)
             definitions.append(body)
     for body in definitions:
         _wait_until_served(api, body)
@@ -104,15 +106,6 @@ def _install(api: Api, files: list[Path], conversion: Body | None = None) -> Non
 
 def _bodies(file: Path) -> list[Body]:
     return list(filter(None, yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)))
-
-
-def _create(api: Api, body: Body) -> None:
-    # A plain POST: server-side apply would track the owner of some ten thousand schema fields, for seconds each.
-    try:
-        api.create(body)
-    except ApiError as error:
-        if error.reason != "AlreadyExists":
-            raise
 
 
 def _wait_until_served(api: Api, definition: Body) -> None:
