@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from emulator import closed_pipe, demo, lifecycle
+from emulator import build, closed_pipe, demo, lifecycle
 from emulator.engine.commands import Result
 from emulator.google.cloud import Cloud
 from emulator.google.collection import last
@@ -97,6 +97,7 @@ def _parser(plain: bool = False) -> argparse.ArgumentParser:
             metavar="NAME",
             help="google: Google's published provider, from your own Pulumi's plugins; else the emulator's own",
         )
+    add("build", _build, "build the programs that the emulated cloud needs, once per user; `up` does so, too")
     add("preview", _preview, "show what `up` would do; the emulated cloud must run")
     add("refresh", _refresh, "read every resource's real state into the stack's; the emulated cloud must run")
     add("destroy", _destroy, "delete the stack's resources as `pulumi destroy` would; the emulated cloud stays")
@@ -125,6 +126,13 @@ def _up(state: State, given: argparse.Namespace) -> int:
         _summary("up", result)
         _say(f"Ray's dashboard: {lifecycle.dashboard(result.outputs)}")
         _say(f"look around with: {lifecycle.EVAL}")
+    return 0
+
+
+def _build(state: State, given: argparse.Namespace) -> int:
+    with state.lock("python -m emulator build"):
+        build.provide(state, _say)
+    _say(f"the programs are in {cache_directory() / 'bin'}")
     return 0
 
 

@@ -57,14 +57,15 @@ class Program:
 
     name: str
     tool: str
-    """Folder below `tools/` whose go.mod and go.sum pin it."""
+    """Folder below `tools/` whose go.mod and go.sum pin it; programs of one folder share what Go compiles for them."""
     package: str
     ldflags: str = _STRIP
     tags: str = ""
 
     def flags(self) -> list[str]:
         tags = ["-tags", self.tags] if self.tags else []
-        return ["-buildvcs=false", "-trimpath", *tags, "-ldflags", self.ldflags]
+        # What the linker strips need not be compiled, which takes an eighth of the time.
+        return ["-buildvcs=false", "-trimpath", "-gcflags=all=-dwarf=false", *tags, "-ldflags", self.ldflags]
 
     def key(self) -> str:
         """Hash of the pins, the flags and the compiler."""
@@ -80,14 +81,14 @@ class Program:
 
 
 PROGRAMS = (
-    Program("etcd", "etcd", "go.etcd.io/etcd/server/v3"),
+    Program("etcd", "kubernetes", "go.etcd.io/etcd/server/v3"),
     Program("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", _KUBERNETES),
     Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager", _KUBERNETES),
     Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", _KUBERNETES),
     Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", _KUBERNETES),
-    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    Program("kwok", "kubernetes", "sigs.k8s.io/kwok/cmd/kwok"),
     Program("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
-    Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue"),
+    Program("kueue", "kubernetes", "sigs.k8s.io/kueue/cmd/kueue"),
     Program("pulumi", "pulumi", "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", _PULUMI, "osusergo,grpcnotrace"),
 )
 

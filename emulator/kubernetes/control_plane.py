@@ -26,7 +26,7 @@ AUTH_PLUGIN = "gke-gcloud-auth-plugin"
 ADDRESS_FILE = "control-plane.json"
 """In the emulator's folder: `endpoint` and `ca` (base64), which the emulated clusters give as their own."""
 
-STAGES_MODULE = ("kwok", "sigs.k8s.io/kwok")
+STAGES_MODULE = ("kubernetes", "sigs.k8s.io/kwok")
 """Folder below `tools/` that pins it, and the module with kwok's stages."""
 
 _READY_SECONDS = 240

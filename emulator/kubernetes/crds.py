@@ -17,8 +17,8 @@ from emulator.programs.go_modules import module_directory
 
 NETWORKING = ("gke-networking", "github.com/GoogleCloudPlatform/gke-networking-api")
 KUBERAY = ("kuberay", "github.com/ray-project/kuberay/ray-operator")
-KUEUE = ("kueue", "sigs.k8s.io/kueue")
-AUTOSCALER = ("kueue", "k8s.io/autoscaler/cluster-autoscaler/apis")
+KUEUE = ("kubernetes", "sigs.k8s.io/kueue")
+AUTOSCALER = ("kubernetes", "k8s.io/autoscaler/cluster-autoscaler/apis")
 MODULES = (NETWORKING, KUBERAY, KUEUE, AUTOSCALER)
 """Folder below `tools/` that pins it, and the module with the definitions."""
 

@@ -148,7 +148,7 @@ def _deployment(release: Body) -> Body:
 
 CHART = Chart(
     name=NAME,
-    tool="kueue",
+    tool="kubernetes",
     module="sigs.k8s.io/kueue",
     values=frozenset({"controllerManager", "managerConfig"}),
     deployment=_deployment,

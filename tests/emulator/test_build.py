@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from emulator import __main__ as command_line
 from emulator import build
 from emulator.build import PROGRAMS, Program
 from emulator.kubernetes import crds
@@ -44,7 +45,7 @@ def state(tmp_path: Path) -> State:
 def test_a_program_is_known_by_its_pins_package_and_flags_and_by_nothing_of_the_checkout() -> None:
     others = [
         dataclasses.replace(ETCD, package="go.etcd.io/etcd/etcdctl/v3"),
-        dataclasses.replace(ETCD, tool="kwok"),
+        dataclasses.replace(ETCD, tool="kuberay"),
         dataclasses.replace(ETCD, ldflags="-s"),
         dataclasses.replace(ETCD, tags="netgo"),
     ]
@@ -84,7 +85,9 @@ def test_too_little_room_is_said_before_anything_is_built(
 def test_a_build_that_fails_is_reported_in_the_compilers_words_and_leaves_nothing(
     cache: Path, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "PROGRAMS", (Program("nothing", "etcd", "go.etcd.io/etcd/server/v3/no/such/package"),))
+    monkeypatch.setattr(
+        build, "PROGRAMS", (Program("nothing", "kubernetes", "go.etcd.io/etcd/server/v3/no/such/package"),)
+    )
 
     with pytest.raises(EmulatorError, match=r"(?s)building nothing failed.*no/such/package"):
         build.provide(state, print)
@@ -118,13 +121,28 @@ def test_an_installed_pulumi_is_used_if_it_is_new_enough(
     assert link.readlink() != link, "the emulator's own link, first on PATH, is not an installed pulumi"
 
 
+def test_they_can_be_built_before_anything_is_started(
+    cache: Path, state: State, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "PROGRAMS", (ETCD,))
+    monkeypatch.setattr(State, "of_checkout", lambda: state)
+    ETCD.built().parent.mkdir(parents=True)
+    ETCD.built().touch()
+
+    assert command_line.main(["build"]) == 0
+
+    assert state.path("bin", "etcd").readlink() == ETCD.built()
+    assert str(cache / "bin") in capsys.readouterr().out
+    assert state.processes() == []
+
+
 def test_modules_that_are_read_at_run_time_are_fetched_with_the_programs_and_said_so(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[tuple[str, str]] = []
     lines: list[str] = []
     monkeypatch.setattr(build, "PROGRAMS", ())
-    monkeypatch.setattr(build, "is_downloaded", lambda tool, _module: tool != "kueue")
+    monkeypatch.setattr(build, "is_downloaded", lambda _tool, module: module not in {crds.KUEUE[1], crds.AUTOSCALER[1]})
     monkeypatch.setattr(build, "module_directory", lambda *module: fetched.append(module))
 
     build.provide(state, lines.append)
