@@ -77,11 +77,14 @@ down:  ## end what `make demo` started; runs, data and results stay
 # Two processes whose tests start servers take up to 14 GB.
 SERVERS = $(shell awk '/^MemAvailable/ { print ($$2 < 14e6 ? 1 : 2) }' /proc/meminfo)
 
-# First those that any number of processes can run side by side, then those that start servers (tests/conftest.py
-# groups them, which takes the pytest that pyproject.toml names).
+# First what tests of all kinds need, as a compiler beside them would take their time; then those that any number of
+# processes can run side by side; then those that start servers (tests/conftest.py groups them, which takes the pytest
+# that pyproject.toml names); last those beside which Ray would not keep the times that it gives itself.
 test: room $(STAMP) lint image-check  ## every test
+	@$(PY) -m emulator build
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal
-	@$(PY) -m pytest -m "emulated or ray" --numprocesses $(SERVERS) --dist loadgroup --durations 15
+	@$(PY) -m pytest -m "(emulated or ray) and not alone" --numprocesses $(SERVERS) --dist loadgroup --durations 15
+	@$(PY) -m pytest -m alone
 
 test-fast: $(STAMP)  ## the tests for daily work, two minutes
 	@$(PY) -m pytest -m "not emulated and not ray and not thorough" --numprocesses auto --dist worksteal
