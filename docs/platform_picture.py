@@ -119,7 +119,7 @@ BOXES = (
         (
             "Ray head: 0 CPUs, resource 'driver'",
             "Ray autoscaler v2",
-            "KubeRay operator",
+            "KubeRay operator, Kueue",
             "disruption budget, default-deny",
             "NetworkPolicy",
         ),
@@ -134,7 +134,7 @@ BOXES = (
         "GPU pools: a3-ultragpu-8g, 0 nodes at rest",
         (
             "one pool per ladder entry, tried in this order:",
-            "reservation  >  flex-start  >  Spot",
+            "reservation  >  flex-start  >  Spot;  queued: all of a job's nodes or none",
         ),
         GREEN,
     ),

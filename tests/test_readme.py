@@ -7,12 +7,14 @@ import re
 import shlex
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from docs import platform_picture, terminal_picture
 from emulator import demo
 from oasis_stack.command_line.offline import Deployment
+from oasis_stack.facts.capacity_rules import Mode
 from tests.support.pages import PAGES, ROOT, section
 
 OF_THE_SEEDS = {
@@ -204,6 +206,7 @@ def test_the_picture_shows_what_the_program_builds(full: Deployment) -> None:
     machines = {pool.inputs["nodeConfig"]["machineType"] for pool in pools if pool.name.startswith("gpu")}
     assert machines == {"a3-ultragpu-8g"}
     assert "a3-ultragpu-8g, 0 nodes at rest" in text
+    assert {*re.findall(r"[\w-]+", text.lower())} & {*get_args(Mode)} == {*get_args(Mode)} - {"on-demand"}
     mtus = {network.inputs["mtu"] for network in full.of_type("gcp:compute/network:Network")}
     assert mtus == {8896}
     assert text.count("MTU 8896") == 3
