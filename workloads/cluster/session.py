@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -41,6 +42,9 @@ _LISTENER_SECONDS = 10.0
 """A head that is up answers within a round trip of its network, or of a port-forward."""
 
 _STARTING = "starting Ray on this machine, which takes 5 to 20 s"
+_STARTS = 2
+_TOO_LATE = "node timed out during startup"
+"""Words of the error of a node that is not up after 30 s, which cannot be set (ray 2.60, _private/node.py)."""
 
 _PYTHON_KEPT = {"working_dir", "py_modules", "excludes", "env_vars", "config", "worker_process_setup_hook"}
 """Fields of a job's runtime environment that leave its workers the Python that this process has."""
@@ -126,11 +130,11 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         }
     try:
         try:
-            with interruption.handlers_kept(), _groups_of_their_own():
-                ray.init(log_to_driver=log_to_driver, logging_level=logging.WARNING, runtime_env=environment, **where)
+            with interruption.handlers_kept():
+                _init(log_to_driver=log_to_driver, logging_level=logging.WARNING, runtime_env=environment, **where)
         except SystemExit as ended:  # how Ray's own handler answers SIGTERM
             raise KeyboardInterrupt from ended
-        except Exception as error:  # of many kinds: a node that is not up within Ray's 30 s is a plain one
+        except Exception as error:  # of many kinds
             raise _unreachable(place, error) from error
         progress.wait_over()
         yield
@@ -138,19 +142,44 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
         _shut_down(directory)
 
 
+def _init(**options: Any) -> None:
+    """`ray.init`, once more where a node of its own was too late: the next one finds files and modules in memory."""
+    import ray
+
+    for left in reversed(range(_STARTS)):
+        with _groups_of_their_own() as started:
+            try:
+                ray.init(**options)
+                return
+            except Exception as error:
+                if not left or _TOO_LATE not in str(error):
+                    raise
+                for process in started:
+                    process.kill()
+                    process.wait()
+                progress.wait("Ray was not up within the 30 s that it gives itself; starting it once more")
+
+
 @contextmanager
-def _groups_of_their_own() -> Iterator[None]:
+def _groups_of_their_own() -> Iterator[list[subprocess.Popen[Any]]]:
     """Ray's servers leave the process group of this driver, which alone answers a signal to the whole group: `timeout`
-    and a shell's `kill %1` send one, and a driver whose servers have ended waits for them for a minute and dies."""
+    and a shell's `kill %1` send one, and a driver whose servers have ended waits for them for a minute and dies.
+
+    Yields:
+        Ray's servers, as they start.
+    """
     from ray._private import services
+
+    started: list[subprocess.Popen[Any]] = []
 
     class Popen(services.ConsolePopen):
         def __init__(self, *args: Any, **given: Any) -> None:
             super().__init__(*args, process_group=0, **given)
+            started.append(self)
 
     before, services.ConsolePopen = services.ConsolePopen, Popen
     try:
-        yield
+        yield started
     finally:
         services.ConsolePopen = before
 

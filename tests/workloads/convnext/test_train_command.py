@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private import services
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
@@ -129,6 +130,24 @@ def test_a_ray_that_is_not_up_in_time_is_told_in_one_message(
             pass
     assert caught.value.problem == said.format(address)
     assert remedy in caught.value.remedy
+
+
+def test_a_ray_of_its_own_that_a_busy_machine_starts_too_late_is_ended_and_started_once_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def late(**_options: object) -> None:
+        assert all(server.poll() is not None for server in servers)
+        servers.append(services.ConsolePopen(["sleep", "600"]))
+        if len(servers) == 1:
+            raise Exception("The current node timed out during startup. This could")  # ray 2.60, _private/node.py
+
+    monkeypatch.setattr("ray.init", late)
+    with session.connect(session.Place(address=None, environment=None)):
+        servers[1].kill()
+    assert len(servers) == 2
+    assert "Ray was not up within the 30 s that it gives itself; starting it once more" in capsys.readouterr().out
 
 
 def test_a_data_name_is_below_the_mount_and_a_path_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
