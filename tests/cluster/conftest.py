@@ -35,7 +35,7 @@ class Cluster:
     variables: dict[str, str]
     """Environment of a client: a kubectl that knows this cluster, and where the emulated Google is."""
 
-    def run(self, *arguments: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """`python -m workloads` as a user on this machine."""
         return subprocess.run(
             [sys.executable, "-m", "workloads", *arguments],

@@ -182,7 +182,7 @@ def test_a_detached_job_is_attached_to_and_stopped_by_its_id(cluster: Cluster) -
     attached = cluster.start("jobs", "attach", job)
     read_until(attached, "tick 3")
     attached.send_signal(signal.SIGINT)
-    output, _ = attached.communicate(timeout=30)
+    output, _ = attached.communicate(timeout=400)
     assert attached.returncode == 130 and f"job {job} goes on" in output
     assert cluster.run("jobs", "stop", job).returncode == 0
     log = cluster.run("jobs", "logs", job).stdout.splitlines()

@@ -115,7 +115,7 @@ def test_pods_get_nodes_in_the_order_of_their_class_and_idle_nodes_go(gke: Contr
     for name in ("a", "b", "c"):
         api.delete(programs.gpu_pod(name))
 
-    eventually(lambda: len(_nodes(gke)) == 1, seconds=30 + gke_nodes.IDLE_SECONDS)
+    eventually(lambda: len(_nodes(gke)) == 1)
     eventually(lambda: instance_groups.sizes(gke.cloud, flex) == {"us-central1-b": 0})
 
 
@@ -196,7 +196,7 @@ def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_whi
     began = time.monotonic()
     gke.api.delete(service)
     eventually(lambda: gke.api.get("v1", "Service", "lb", "default") is None)
-    eventually(lambda: not gke.cloud.list("compute/firewall"), seconds=10 + gke_services.CLEANUP_SECONDS)
+    eventually(lambda: not gke.cloud.list("compute/firewall"))
     assert time.monotonic() - began >= gke_services.CLEANUP_SECONDS, "it outlives its Service"
 
 
@@ -234,7 +234,7 @@ def test_a_worker_that_fits_no_node_waits_for_ever_and_one_without_capacity_is_t
 def test_when_the_first_pool_is_sold_out_the_next_one_is_asked_and_the_first_again_after_its_backoff(
     gke: ControlPlane,
 ) -> None:
-    eventually(lambda: len(_nodes(gke)) == 1, seconds=30)
+    eventually(lambda: len(_nodes(gke)) == 1)
     sold_out = {"call": "gke.grow.flex", "effect": "fail", "times": 1, "message": "GCE out of resources"}
     (gke.cloud.directory / "faults.json").write_text(json.dumps([sold_out]))
     try:
@@ -257,7 +257,7 @@ def _pools(found: ControlPlane) -> list[str]:
 
 def test_google_gives_no_more_than_it_has_takes_spot_nodes_back_and_ends_flex_start_ones(gke: ControlPlane) -> None:
     limits = gke.cloud.directory / "limits.json"
-    eventually(lambda: _pools(gke) == ["system"], seconds=30)
+    eventually(lambda: _pools(gke) == ["system"])
     limits.write_text(json.dumps({"capacity": {"us-central1-b/flex-start": 0}}))
     try:
         gke.api.create(programs.gpu_pod("taken-back"))
@@ -292,7 +292,7 @@ def test_a_provisioning_request_gets_all_of_its_nodes_or_none_in_googles_states(
     }
     programs.add_pool(gke.cloud, "queued", config, {"totalMaxNodeCount": 2}, [], queuedProvisioning={"enabled": True})
     eventually(lambda: _served(gke, PROVISIONING, "ProvisioningRequest"))
-    eventually(lambda: _pools(gke) == ["system"], seconds=30)
+    eventually(lambda: _pools(gke) == ["system"])
     try:
         two_sets, too_large, fits = _request(gke, "two-sets", 1, 1), _request(gke, "large", 3), _request(gke, "fits", 2)
         eventually(lambda: _said(gke, two_sets) == {"Failed": ("True", "MultiplePodSetsUnsupported")})
@@ -315,7 +315,7 @@ def test_a_provisioning_request_gets_all_of_its_nodes_or_none_in_googles_states(
         provided["BookingExpired"] = ("True", "BookingExpired")
         eventually(lambda: _said(gke, fits) == provided)
         eventually(lambda: _said(gke, too_large)["Failed"] == ("True", size_reached))
-        eventually(lambda: _pools(gke) == ["system"], seconds=30)
+        eventually(lambda: _pools(gke) == ["system"])
         gke.cloud.turn(7 * 86400)
         eventually(lambda: _said(gke, fits).get("CapacityRevoked") == ("True", "CapacityRevoked"))
     finally:

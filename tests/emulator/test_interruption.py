@@ -261,7 +261,7 @@ def test_an_installation_that_was_cut_off_is_started_over_by_the_next_make(tmp_p
         return len(list((checkout / ".venv").glob("lib/python*/site-packages/slow/*.py")))
 
     with subprocess.Popen(command, cwd=checkout, env=environment, start_new_session=True) as first:
-        eventually(lambda: installed() > files // 10, seconds=60)
+        eventually(lambda: installed() > files // 10)
         os.killpg(first.pid, signal.SIGINT)
     assert first.returncode != 0
     assert installed() < files
@@ -281,7 +281,7 @@ def test_an_installation_that_was_cut_off_is_started_over_by_the_next_make(tmp_p
         waiting = subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True)
         read_until(waiting, "another make installs into .venv: waiting for it", 60)
         (checkout / ".venv" / ".installed").touch()
-    said, _ = waiting.communicate(timeout=60)
+    said, _ = waiting.communicate(timeout=PATIENCE_SECONDS)
     assert (waiting.returncode, said) == (0, "")
 
 

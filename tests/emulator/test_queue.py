@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from emulator import lifecycle
-from emulator.gke import nodes as gke_nodes
 from emulator.kubernetes.api import Body
 from emulator.machine.state import CHECKOUT
 from tests.emulator.conftest import Emulated
@@ -39,13 +38,13 @@ ONE_NODE = {"capacity": {"us-central1-b/flex-start": 1}}
 @pytest.fixture(autouse=True)
 def nothing_stays(emulated: Emulated) -> Iterator[None]:
     """Each test has the queue and its nodes for itself, and leaves nothing there."""
-    eventually(lambda: not _nodes(emulated), seconds=60 + gke_nodes.IDLE_SECONDS)
+    eventually(lambda: not _nodes(emulated))
     yield
     _limits(emulated).unlink(missing_ok=True)
     for kind in ((RAY, "RayJob"), ("batch/v1", "Job")):
         for found in emulated.api.list(*kind, NAMESPACE):
             emulated.api.delete(found, "Foreground")
-    eventually(lambda: emulated.api.list(KUEUE, "Workload") == [], seconds=60)
+    eventually(lambda: emulated.api.list(KUEUE, "Workload") == [])
     eventually(lambda: emulated.api.list(REQUESTS, "ProvisioningRequest") == [])
 
 
@@ -66,7 +65,7 @@ def test_two_nodes_come_together_or_not_at_all_and_the_job_runs_on_its_own_ray(
     assert waiting.split()[0] in _run(emulated, "jobs", "logs", waiting.split()[0]).stderr
 
     _limits(emulated).unlink()
-    eventually(lambda: _placed(emulated) == 2, seconds=60)
+    eventually(lambda: _placed(emulated) == 2)
     first, second = sorted(datetime.fromisoformat(born) for born in _nodes(emulated).values())
     assert second - first <= timedelta(seconds=10), "the nodes did not come at once"
     out, told = client.communicate(timeout=PATIENCE_SECONDS)
@@ -76,7 +75,7 @@ def test_two_nodes_come_together_or_not_at_all_and_the_job_runs_on_its_own_ray(
     assert re.search(r"^3 nodes at 127\.0\.0\.1:", out, re.MULTILINE), out
     assert f":{emulated.state.port('ray-gcs')}" not in out  # not the stack's own
     assert not _staged(emulated)
-    eventually(lambda: not _nodes(emulated), seconds=60 + gke_nodes.IDLE_SECONDS)
+    eventually(lambda: not _nodes(emulated))
 
 
 def test_a_plain_job_gets_both_nodes_or_none_and_the_next_job_waits_behind_it_whoever_is_there(
@@ -114,7 +113,7 @@ def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:
     assert _staged(emulated)
 
     client.send_signal(signal.SIGINT)
-    _, told = client.communicate(timeout=60)
+    _, told = client.communicate(timeout=PATIENCE_SECONDS)
 
     assert client.returncode == 130, told
     assert _jobs(emulated) == []
@@ -122,7 +121,7 @@ def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:
 
 
 def _the_request(found: Emulated) -> Body:
-    eventually(lambda: found.api.list(REQUESTS, "ProvisioningRequest", NAMESPACE), seconds=60)
+    eventually(lambda: found.api.list(REQUESTS, "ProvisioningRequest", NAMESPACE))
     [request] = found.api.list(REQUESTS, "ProvisioningRequest", NAMESPACE)
     return request
 

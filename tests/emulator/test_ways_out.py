@@ -268,7 +268,7 @@ class Ray:
 def _soon(found: Callable[[], object], expected: object) -> None:
     """Policies and roles hold a moment after they were written."""
     with suppress(AssertionError):
-        eventually(lambda: found() == expected, seconds=10)
+        eventually(lambda: found() == expected)
     assert found() == expected
 
 
@@ -305,7 +305,7 @@ def test_every_expression_has_the_types_of_what_it_judges(ray: Ray) -> None:
         found = ray.admin.list("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy")
         return [policy.get("status", {}).get("typeChecking") for policy in found]
 
-    eventually(lambda: None not in checked(), seconds=30)
+    eventually(lambda: None not in checked())
     assert checked() and not any(checked())
 
 

@@ -177,7 +177,7 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("a checkpoint")
     _submit(emulated, *JOB.split())
-    eventually(lambda: running(JOB), seconds=90)
+    eventually(lambda: running(JOB))
 
     state.path("limits.json").unlink()
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
@@ -240,7 +240,7 @@ def _scale_workers(found: Emulated) -> None:
     for group in groups:
         group["replicas"] = NODES[group["groupName"]]
     found.api.merge(cluster, {"spec": {"workerGroupSpecs": groups}})
-    eventually(lambda: len(_workers(found)) >= NODES["gpu"], seconds=60)
+    eventually(lambda: len(_workers(found)) >= NODES["gpu"])
     eventually(lambda: len(found.api.list("v1", "Node")) > sum(NODES.values()))
     eventually(lambda: sum(_nodes_by_role(found).values()) > sum(NODES.values()))
 
@@ -313,7 +313,7 @@ def _kept(found: Emulated) -> set[str]:
 def _submit(found: Emulated, *command: str) -> None:
     workloads = (sys.executable, "-m", "workloads", "submit", "--stack", "local", "--detach", "--")
     environment = {**os.environ, **lifecycle.environment(found.state)}
-    subprocess.run([*workloads, *command], env=environment, cwd=CHECKOUT, check=True, timeout=120)
+    subprocess.run([*workloads, *command], env=environment, cwd=CHECKOUT, check=True, timeout=400)
 
 
 def _bucket(found: Emulated, role: str) -> str:

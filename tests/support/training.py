@@ -117,7 +117,7 @@ def _rank(rank: int, work: Callable[[], Any], meeting: Any, results: Any) -> Non
     if listener:
         for _ in range(2):
             meeting.put(listener.getsockname()[1])
-    process_group.join(rank, 2, "127.0.0.1", meeting.get(timeout=60), listener, timedelta(seconds=60), CPU)
+    process_group.join(rank, 2, "127.0.0.1", meeting.get(timeout=300), listener, timedelta(seconds=300), CPU)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = work()

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Return once it holds; fails with the last answer."""
+def eventually(condition: Callable[[], object], seconds: float = 300) -> None:
+    """Return once it holds; fails with the last answer, after a time that only a machine that is far too busy takes."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"after {seconds:.0f} s the answer is still {answer!r}"

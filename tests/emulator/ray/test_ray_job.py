@@ -105,7 +105,7 @@ def test_ctrl_c_while_the_cluster_comes_up_leaves_nothing(emulated: Emulated) ->
     assert client.returncode == 130, said
     assert [job["metadata"]["name"] for job in emulated.api.list(RAY, "RayJob", NAMESPACE)] == before
     # A Ray that was being started when its cluster went is ended when it is up.
-    eventually(lambda: _left(emulated, cluster) == [], seconds=150)
+    eventually(lambda: _left(emulated, cluster) == [])
 
 
 def _run(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,7 @@ def test_stop_leaves_nothing_of_ray_or_its_jobs_even_if_the_nodes_first_processe
     try:
         ray_nodes.start(state, deployed, {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}, print)
         _submit(url, deployed.token)
-        eventually(lambda: running(JOB), seconds=60)
+        eventually(lambda: running(JOB))
         assert ray_nodes.running_jobs(state) == [JOB]
         nodes = state.processes()
         assert len(nodes) == 3

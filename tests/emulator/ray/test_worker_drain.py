@@ -90,7 +90,7 @@ def head() -> Iterator[Head]:
         options = ["--head", f"--port={port}", "--num-cpus=0", "--resources", json.dumps({"driver": 1})]
         options += ["--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}/head", "--block"]
         with _started([sys.executable, "-P", ray_start.__file__, *options], variables, Path(folder, "head.log")):
-            eventually(lambda: _listens(port), seconds=60)
+            eventually(lambda: _listens(port))
             yield found
 
 
