@@ -34,6 +34,8 @@ from oasis_stack.live_state import (
 UNREACHABLE_MINUTES = 5
 """How long a destroy asks a cluster that does not answer at all."""
 
+WORKLOADS = ObjectKind("kueue.x-k8s.io", "v1beta2", "workloads")
+
 MAKERS = (
     ObjectKind("ray.io", "v1", "raycronjobs"),
     ObjectKind("ray.io", "v1", "rayjobs"),
@@ -41,7 +43,7 @@ MAKERS = (
     ObjectKind("ray.io", "v1", "rayclusters"),
     # Jobs of no queue hold no nodes that anything here waits for; they go with the cluster.
     ObjectKind("batch", "v1", "jobs", "kueue.x-k8s.io/queue-name"),
-    ObjectKind("kueue.x-k8s.io", "v1beta2", "workloads"),
+    WORKLOADS,
     ObjectKind("networking.k8s.io", "v1", "ingresses"),
 )
 """Kinds whose objects hold nodes, queues or load balancers; makers before what they make, so that nothing deleted comes
@@ -133,6 +135,27 @@ class _WorkloadsGone(Waiter):
             "`kubectl get workloads -A`: what stays has a finalizer whose controller must answer. Then run `pulumi "
             "destroy` again: it goes on from here.",
         )
+
+
+class _QueueEmpty(Waiter):
+    def await_departure(self, props: Mapping[str, Any]) -> None:
+        cluster = KubernetesClient(props["kubeconfig"])
+        if not _cluster_gone(cluster) and (live := sorted(_live_workloads(cluster))):
+            raise WaitError(
+                f"the queue is to go, and these jobs are in it or run: {', '.join(live)}. Without Kueue they would "
+                "neither run nor end. Wait for them, or end each with `python -m workloads jobs stop NAME` or "
+                "`kubectl delete`; then run `pulumi up` again. Nothing was changed."
+            )
+
+
+def _live_workloads(cluster: KubernetesClient) -> Iterator[str]:
+    """Jobs that Kueue has in hand, each as `<namespace>/<name>`; a Workload belongs to its job."""
+    for workload in cluster.objects(WORKLOADS):
+        conditions = workload.get("status", {}).get("conditions") or []
+        if not any(one["type"] == "Finished" and one["status"] == "True" for one in conditions):
+            metadata = workload["metadata"]
+            owner = next(iter(metadata.get("ownerReferences") or ()), metadata)
+            yield f"{metadata['namespace']}/{owner['name']}"
 
 
 def _cluster_gone(cluster: KubernetesClient) -> bool:
@@ -262,6 +285,13 @@ class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
     ) -> None:
         props = {"kubeconfig": kubeconfig, "timeout_minutes": timeout_minutes}
         super().__init__(_WorkloadsGone(), name, props, secret_kubeconfig(opts))
+
+
+class QueueEmpty(Resource, module="wait", name="QueueEmpty"):
+    """Refuses to have a queue taken away that has jobs: it goes before its LocalQueue."""
+
+    def __init__(self, name: str, kubeconfig: pulumi.Input[str], opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(_QueueEmpty(), name, {"kubeconfig": kubeconfig}, secret_kubeconfig(opts))
 
 
 class NetworkFree(Resource, module="wait", name="NetworkFree"):

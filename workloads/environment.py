@@ -24,6 +24,12 @@ on GPUs too."""
 MAX_RUN_VARIABLE = "OASIS_MAX_RUN_SECONDS"
 """In GPU workers of a ladder with flex-start: GKE takes such a node so many seconds after its start, whatever runs."""
 
+DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""A worker that is told to end reports itself as preempted and is waited for this long (ray 2.60, _private/node.py)."""
+
+DRAIN_SECONDS, GRACE_SECONDS = 120, 150
+"""Not on Spot: time for a checkpoint of some 10 GB to reach the bucket. Ray drains, then the pod may end."""
+
 SUBMITTED_VARIABLE = "OASIS_SUBMITTED_WITH"
 """In a job of `submit`, the flags with which it is submitted again. The folder it works in is gone after it."""
 

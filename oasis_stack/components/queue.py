@@ -55,7 +55,7 @@ class KueueArgs:
     """Address of the chart itself, `oci://...` or `https://...`."""
     namespace: str
     """Kubernetes namespace whose jobs may be queued. Kueue is asked about those of no other, so that the rest of the
-    cluster works on while it is down."""
+    cluster works on while it is down; in this one no RayJob or RayCluster changes then."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, through which the arrival of ProvisioningRequests is watched."""
 

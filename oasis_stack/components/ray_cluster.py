@@ -40,6 +40,8 @@ DELETE_TIMEOUT = "20m"
 
 WORKLOADS_GONE_MINUTES = 20
 
+ALL_HEADS = 10_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class InternalLoadBalancer:
@@ -146,6 +148,7 @@ class RayCluster(pulumi.ComponentResource):
             names.KUBERAY_NAMESPACE,
             args.control_plane_ranges,
             args.load_balancer.client_ranges if args.load_balancer else (),
+            queued=args.cluster_queue is not None,
         )
         return [
             kubernetes.core.v1.ServiceAccount(name, metadata=self._metadata(names.RAY_ACCOUNT), opts=child),
@@ -156,8 +159,11 @@ class RayCluster(pulumi.ComponentResource):
                 name,
                 metadata=self._metadata(f"{args.cluster_name}-head"),
                 spec=kubernetes.policy.v1.PodDisruptionBudgetSpecArgs(
-                    min_available=1,
-                    selector=kubernetes.meta.v1.LabelSelectorArgs(match_labels=head_labels(args.cluster_name)),
+                    # More than there will be, so that none may go, be it of this cluster or of a RayJob's own. No
+                    # percentage and no `maxUnavailable`: Kubernetes takes these of its own controllers' pods alone
+                    # (its documentation, "Specifying a Disruption Budget for your Application").
+                    min_available=ALL_HEADS,
+                    selector=kubernetes.meta.v1.LabelSelectorArgs(match_labels=network_policy.HEAD),
                 ),
                 opts=child,
             ),
@@ -172,7 +178,7 @@ class RayCluster(pulumi.ComponentResource):
     def _queue(self, name: str, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
         """The queue that jobs name, for as long as there may be any."""
         if args.cluster_queue is not None:
-            yield kubernetes.apiextensions.CustomResource(
+            queue = kubernetes.apiextensions.CustomResource(
                 name,
                 api_version="kueue.x-k8s.io/v1beta2",
                 kind="LocalQueue",
@@ -180,6 +186,8 @@ class RayCluster(pulumi.ComponentResource):
                 spec={"clusterQueue": args.cluster_queue},
                 opts=pulumi.ResourceOptions(parent=self),
             )
+            # On destroy all workloads are gone by then.
+            yield wait.QueueEmpty(name, args.kubeconfig, pulumi.ResourceOptions(parent=self, depends_on=[queue]))
 
     def _admission(self, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
         child = pulumi.ResourceOptions(parent=self)

@@ -73,35 +73,10 @@ def _account(namespace: str, service_account: str) -> Spec:
 def _pods(namespace: str, service_account: str) -> Spec:
     """Pods of the namespace, whoever makes them: Ray's account and no other, its token for the autoscaler alone, and
     nobody root (the Ray image lets its user become that by sudo) but gIB's own image before the pod begins."""
-    without_token = (
-        "[object.spec.containers[0]]",  # Ray's, by whatever name
-        f"object.spec.containers.filter(each, each.name != '{AUTOSCALER}')",
-        INITIAL.format("object.spec"),
-    )
-    mounted = " + ".join(
-        f"{containers}.map(each, each.?volumeMounts.orValue([]).map(mount, mount.name))" for containers in without_token
-    )
     return {
         "matchConstraints": _made(namespace, "", "pods"),
-        "variables": [
-            {
-                "name": "tokens",
-                "expression": "object.spec.?volumes.orValue([]).filter(volume, volume.?projected.?sources.orValue([])"
-                ".exists(source, has(source.serviceAccountToken))).map(volume, volume.name)",
-            }
-        ],
-        "validations": [
-            _account_rule("object.spec", service_account),
-            _rule(
-                f"({mounted}).all(names, !names.exists(name, name in variables.tokens))",
-                NO_TOKEN,
-            ),
-            _rule(
-                "!object.spec.?shareProcessNamespace.orValue(false)",
-                "containers that see each other's processes see each other's tokens: no shareProcessNamespace",
-            ),
-            _root_rule("object.spec"),
-        ],
+        "variables": [_tokens("object.spec")],
+        "validations": _pod_rules("object.spec", service_account),
     }
 
 
@@ -110,12 +85,43 @@ def _jobs(namespace: str, service_account: str) -> Spec:
     template = "object.spec.template.spec"
     return {
         "matchConstraints": _made(namespace, "batch", "jobs"),
+        "variables": [_tokens(template)],
         "validations": [
-            _account_rule(template, service_account),
+            *_pod_rules(template, service_account),
+            # Kubernetes mounts it into the pod, not into the template.
             _rule(f"!{template}.?automountServiceAccountToken.orValue(true)", NO_TOKEN),
-            _root_rule(template),
         ],
     }
+
+
+def _tokens(pod: str) -> dict[str, str]:
+    """The variable `tokens`: names of a pod's volumes that hold a token."""
+    return {
+        "name": "tokens",
+        "expression": f"{pod}.?volumes.orValue([]).filter(volume, volume.?projected.?sources.orValue([])"
+        ".exists(source, has(source.serviceAccountToken))).map(volume, volume.name)",
+    }
+
+
+def _pod_rules(pod: str, service_account: str) -> list[dict[str, str]]:
+    """What every pod keeps, or the template of one."""
+    without_token = (
+        f"[{pod}.containers[0]]",  # Ray's, by whatever name
+        f"{pod}.containers.filter(each, each.name != '{AUTOSCALER}')",
+        INITIAL.format(pod),
+    )
+    mounted = " + ".join(
+        f"{containers}.map(each, each.?volumeMounts.orValue([]).map(mount, mount.name))" for containers in without_token
+    )
+    return [
+        _account_rule(pod, service_account),
+        _rule(f"({mounted}).all(names, !names.exists(name, name in variables.tokens))", NO_TOKEN),
+        _rule(
+            f"!{pod}.?shareProcessNamespace.orValue(false)",
+            "containers that see each other's processes see each other's tokens: no shareProcessNamespace",
+        ),
+        _root_rule(pod),
+    ]
 
 
 NO_TOKEN = f"only the container {AUTOSCALER} has a Kubernetes token: set automountServiceAccountToken to false"

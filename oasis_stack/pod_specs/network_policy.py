@@ -20,6 +20,9 @@ HEAD = {"ray.io/node-type": "head"}
 SUBMITTER = {"matchExpressions": [{"key": "batch.kubernetes.io/job-name", "operator": "Exists"}]}
 """Pods of Kubernetes Jobs, such as a RayJob's submitter, to which KubeRay gives no label of its own."""
 
+QUEUED = {"key": "kueue.x-k8s.io/podset", "operator": "Exists"}
+"""Label that Kueue puts on every pod of a queued job (kubernetes-sigs/kueue v0.19.2, pkg/constants/constants.go)."""
+
 NODE_LOCAL_DNS = "169.254.20.10/32"
 """NodeLocal DNSCache (GKE documentation, "Set up NodeLocal DNSCache")."""
 
@@ -38,9 +41,19 @@ Spec = dict[str, Any]
 
 
 def policies(
-    operator_namespace: str, control_plane_ranges: Sequence[str], dashboard_client_ranges: Sequence[str]
+    operator_namespace: str,
+    control_plane_ranges: Sequence[str],
+    dashboard_client_ranges: Sequence[str],
+    queued: bool = False,
 ) -> dict[str, Any]:
-    """Spec of every policy of the namespace, by name. Allowed is what any one of them allows."""
+    """Spec of every policy of the namespace, by name. Allowed is what any one of them allows.
+
+    Args:
+        operator_namespace: of KubeRay.
+        control_plane_ranges: where the Kubernetes API answers.
+        dashboard_client_ranges: of clients that use the dashboard's load balancer.
+        queued: there is a queue for Jobs.
+    """
     found: dict[str, Any] = {
         "default": _default(),
         "ray-nodes": _ray_nodes(),
@@ -48,8 +61,10 @@ def policies(
         "submitter": _submitter(),
         "submitted-to": _submitted_to(),
         "autoscaler": _autoscaler(control_plane_ranges),
-        "google": _google(),
+        "google": _google({"matchLabels": RAY_NODE}),
     }
+    if queued:
+        found |= {"queued-jobs": _queued_jobs(), "queued-jobs-google": _google({"matchExpressions": [QUEUED]})}
     if dashboard_client_ranges:
         found["dashboard-clients"] = _dashboard_clients(dashboard_client_ranges)
     return found
@@ -90,6 +105,17 @@ def _ray_nodes() -> Spec:
     }
 
 
+def _queued_jobs() -> Spec:
+    """Pods of queued Jobs reach each other on any port, as Ray nodes do; who else is in the namespace is cut off."""
+    no_ray = {"key": next(iter(RAY_NODE)), "operator": "DoesNotExist"}
+    return {
+        "podSelector": {"matchExpressions": [QUEUED, no_ray]},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [{"podSelector": {}}]}],
+        "egress": [{"to": [{"podSelector": {}}]}],
+    }
+
+
 def _operator(namespace: str) -> Spec:
     """The operator asks heads for the state of RayJobs, and of RayServices through their proxy."""
     operator = {
@@ -123,12 +149,12 @@ def _autoscaler(control_plane_ranges: Sequence[str]) -> Spec:
     }
 
 
-def _google() -> Spec:
-    """Ray nodes reach Google's and W&B's APIs, and credentials for them. Plain policies know no host names."""
+def _google(pods: dict[str, Any]) -> Spec:
+    """These pods reach Google's and W&B's APIs, and credentials for them. Plain policies know no host names."""
     metadata = [{"to": [_range(address)], "ports": [_port(port)]} for address, port in METADATA_SERVERS]
     internet = {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(PRIVATE_RANGES)}}
     return {
-        "podSelector": {"matchLabels": RAY_NODE},
+        "podSelector": pods,
         "policyTypes": ["Egress"],
         "egress": [*metadata, {"to": [internet], "ports": [_port(443)]}],
     }

@@ -17,15 +17,12 @@ from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.pod_size import PodSize
 from oasis_stack.pod_specs import gib
 from oasis_stack.pod_specs.mounts import GROUP, USER, Mounts, PodVolumes, pod_volumes
-from workloads.environment import MAX_RUN_VARIABLE
+from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS, MAX_RUN_VARIABLE
 
 HEAD_GRACE_SECONDS = 30
 
 SPOT_DRAIN_SECONDS, SPOT_GRACE_SECONDS = 12, 15
 """A pod on Spot gets 15 s to end, whatever it asks for (GKE documentation, "Spot VMs")."""
-
-DRAIN_SECONDS, GRACE_SECONDS = 120, 150
-"""Elsewhere: time for a checkpoint of some 10 GB to reach the bucket. Ray drains, then the pod may end."""
 
 HEAD_STARTS_PER_CPU = 3
 """Processes that the head may start at once, for each of its CPUs (SkyPilot's figure, sky/provision/instance_setup.py).
@@ -194,8 +191,7 @@ def _container(name: str, context: PodContext, size: PodSize, volumes: PodVolume
 
 
 def _drain(seconds: int) -> dict[str, str]:
-    # A worker that is told to end reports itself as preempted and is waited for this long (ray 2.60, _private/node.py).
-    return {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": str(seconds)}
+    return {"name": DRAIN_VARIABLE, "value": str(seconds)}
 
 
 def _gpu_tolerations(gpu: GpuGroup) -> list[dict[str, Any]]:

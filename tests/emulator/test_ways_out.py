@@ -373,19 +373,27 @@ def test_a_rayjob_with_such_a_template_gets_no_pod_from_whomever_it_comes(ray: R
         ray.admin.delete(_RAY_JOB)
 
 
+TOKEN: dict[str, Any] = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
         ("serviceAccountName", "default", "set serviceAccountName"),
         ("automountServiceAccountToken", True, "set automountServiceAccountToken to false"),
         ("securityContext", {}, "set runAsNonRoot to true"),
+        ("shareProcessNamespace", True, "no shareProcessNamespace"),
+        ("volumes", [TOKEN], "has a Kubernetes token"),
     ],
 )
 def test_a_job_whose_pods_would_be_refused_is_refused_itself(ray: Ray, field: str, value: object, words: str) -> None:
     page = (CHECKOUT / "docs" / "capacity.md").read_text(encoding="utf-8")
     job = yaml.safe_load(page.partition("```yaml")[2].partition("```")[0])
     assert ray.admin.apply(job, "test", dry_run=True)["kind"] == "Job"
-    job["spec"]["template"]["spec"][field] = value
+    pod = job["spec"]["template"]["spec"]
+    pod[field] = value
+    if field == "volumes":
+        pod["containers"][0]["volumeMounts"] = [{"name": TOKEN["name"], "mountPath": "/token"}]
 
     def refusal() -> str:
         try:

@@ -319,6 +319,7 @@ def test_destroy_goes_in_an_order_that_works(pair: tuple[tuple[str, str], tuple[
 
 KUEUE = ("kubernetes:helm.sh/v3:Release", "kueue")
 LOCAL_QUEUE = ("kubernetes:kueue.x-k8s.io/v1beta2:LocalQueue", "ray")
+QUEUE_EMPTY = ("pulumi-python:dynamic/wait:QueueEmpty", "ray")
 CLUSTER_QUEUE = ("kubernetes:kueue.x-k8s.io/v1beta2:ClusterQueue", "gpu")
 FLAVOR = ("kubernetes:kueue.x-k8s.io/v1beta2:ResourceFlavor", "queued")
 CHECK = ("kubernetes:kueue.x-k8s.io/v1beta2:AdmissionCheck", "queued-provisioning")
@@ -326,7 +327,8 @@ CHECK = ("kubernetes:kueue.x-k8s.io/v1beta2:AdmissionCheck", "queued-provisionin
 # As above. An uninstall of Kueue with a Workload in the cluster hangs, and only the waiter knows users' jobs.
 QUEUE_DELETED_FIRST = [
     (RAY, WORKLOADS_GONE),
-    (WORKLOADS_GONE, LOCAL_QUEUE),
+    (WORKLOADS_GONE, QUEUE_EMPTY),
+    (QUEUE_EMPTY, LOCAL_QUEUE),
     (LOCAL_QUEUE, CLUSTER_QUEUE),
     (LOCAL_QUEUE, ("kubernetes:core/v1:Namespace", "ray")),
     (CLUSTER_QUEUE, FLAVOR),
@@ -397,7 +399,7 @@ def test_a_queue_adds_what_is_for_it_and_changes_nothing_else(full: Deployment) 
     assert {(found.type, found.name) for found in full} <= {(found.type, found.name) for found in queued}
     assert {name for _, name in more} == {
         *("kueue", "queue", "gpu-queued", "network-control-plane", "system", "queued", "queued-provisioning", "gpu"),
-        "ray",  # the LocalQueue
+        *("ray", "queued-jobs", "queued-jobs-google"),  # the LocalQueue with what keeps it, and its jobs' policies
     }
     assert not {found.name for found in full if re.search(r"[Kk]ueue|Queue", found.type + found.name)}
     # The standing cluster's workers and the order of the ladder are the others' alone.

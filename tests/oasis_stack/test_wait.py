@@ -289,6 +289,24 @@ def test_a_destroy_empties_the_queue_and_leaves_jobs_that_are_in_none(world: Wor
     assert jobs == [plain] and polls == 3
 
 
+def test_a_queue_with_jobs_stays_with_them_until_they_are_over(world: World) -> None:
+    job = {"kind": "RayJob", "name": "train", "uid": "1"}
+    over = {"conditions": [{"type": "Finished", "status": "True"}]}
+    done = {**_named("rayjob-done"), "status": over}
+    live = {**_named("rayjob-train"), "status": {"conditions": None}}
+    live["metadata"]["ownerReferences"] = [job]
+    items = [done, live]
+    world.answers["/apis/kueue.x-k8s.io/v1beta2/workloads"] = lambda _: (200, {"items": items})
+    props = {"kubeconfig": world.kubeconfig}
+
+    with pytest.raises(WaitError, match=r"jobs are in it or run: team/train\. .*jobs stop NAME.*pulumi up"):
+        wait._QueueEmpty().delete("id", props)
+    assert not [path for method, path in world.asked if method == "DELETE"]
+
+    items.remove(live)
+    wait._QueueEmpty().delete("id", props)
+
+
 def test_a_workload_that_will_not_go_is_named_with_what_to_do(world: World) -> None:
     stuck = _named("tune", deletionTimestamp="2026-01-01T00:00:00Z")
     world.answers["/apis/ray.io/v1/rayjobs"] = (200, {"items": [stuck]})

@@ -241,7 +241,7 @@ DESTROYED_BEFORE = (
     ("wait.WorkloadsGone", "ServiceAccount", "Namespace"),
     ("wait.WorkloadsGone", "ValidatingAdmissionPolicy"),
     ("RayCluster", "ComputeClass", "container.NodePool"),
-    ("wait.WorkloadsGone", "LocalQueue", "ClusterQueue", "ResourceFlavor"),
+    ("wait.WorkloadsGone", "wait.QueueEmpty", "LocalQueue", "ClusterQueue", "ResourceFlavor"),
     ("ClusterQueue", "AdmissionCheck", "ProvisioningRequestConfig"),
     ("RayCluster", "Network", "GKENetworkParamSet", "container.NodePool"),
     ("container.NodePool", "container.Cluster", "wait.NetworkFree", "compute.RouterNat", "compute.Router"),

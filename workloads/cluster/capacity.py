@@ -108,8 +108,15 @@ def hold(
         remove_placement_group(group)
 
 
-def check_maximum(nodes: int, maximum: int, kind: str, setting: str) -> None:
+def check_maximum(nodes: int, maximum: int, kind: str, setting: str, queued: int = 0) -> None:
     """Refuse at once what the stack's own limits rule out.
+
+    Args:
+        nodes: asked for.
+        maximum: that there can be here.
+        kind: of node, for the message.
+        setting: that decides it.
+        queued: nodes that a job of the stack's queue may have.
 
     Raises:
         InfeasibleError: more nodes asked for than the stack can ever have.
@@ -117,7 +124,10 @@ def check_maximum(nodes: int, maximum: int, kind: str, setting: str) -> None:
     if nodes > maximum:
         raise InfeasibleError(
             f"{counted(nodes, f'{kind} node')} asked for; this stack has at most {maximum}.",
-            f"Ask for at most {maximum} with --nodes, or raise {setting} in the stack's settings and run `pulumi up`.",
+            f"Submit it with `--queue --nodes {nodes}`, where it may have up to {queued}."
+            if nodes <= queued
+            else f"Ask for at most {maximum} with --nodes, or raise {setting} in the stack's settings and run `pulumi "
+            "up`.",
         )
 
 

@@ -139,7 +139,8 @@ def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
 
 def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
     """Stop the job if it runs, and have a cluster of its own removed in any case."""
-    if alone and (alone.held or alone.phase != "Running"):
+    # KubeRay calls a queued job running before it has submitted it.
+    if alone and (alone.held or (alone.queue and not alone.job) or alone.phase != "Running"):
         if alone.over:
             print(f"{name} had ended already")
         elif alone.queue:

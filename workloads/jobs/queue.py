@@ -45,6 +45,10 @@ _TOLD_SECONDS = 10.0  # a shorter wait need not be counted
 _NAMED = 3  # of the jobs ahead
 
 _NO_QUEUE = re.compile(r"Queue \S+ doesn't exist")
+_NOT_GIVEN = "AdmissionCheck"
+_TOO_OFTEN = "maximum number of re-queuing retries"
+"""Kueue's reason of an eviction after a request that failed, and its words where pods were not ready too often
+(apis/kueue/v1beta2/workload_types.go; pkg/controller/core/workload_controller.go)."""
 _FREE = re.compile(r"insufficient unused quota for nvidia\.com/gpu in flavor \S+, (\d+) more needed")
 
 Body = Mapping[str, Any]
@@ -54,7 +58,7 @@ Body = Mapping[str, Any]
 class Standing:
     """How it stands with a job that has not begun."""
 
-    state: Literal["waits", "admitted", "no queue", "given up"]
+    state: Literal["waits", "admitted", "no queue", "given up", "not ready"]
     text: str
 
 
@@ -101,8 +105,11 @@ def judge(workload: Body, everyone: Iterable[Body]) -> Standing:
     evicted = conditions.get("Evicted", {})
     if rejected or workload["spec"].get("active") is False:
         said = str((rejected[0] if rejected else evicted).get("message") or "no reason is given")
-        return Standing("given up", said)
+        return Standing("not ready" if _TOO_OFTEN in said else "given up", said)
     nodes = counted(_nodes(workload), "node")
+    if evicted.get("status") == "True" and evicted.get("reason") == _NOT_GIVEN:
+        said = str(evicted.get("message", "")).rpartition(" state: ")[2]
+        return Standing("waits", f"Google did not give {nodes}, and is asked again{said and f': {said}'}")
     if evicted.get("status") == "True":
         again = _turn(workload, everyone) if not _is(workload, "QuotaReserved") else ""
         return Standing(
@@ -162,24 +169,30 @@ def through(
             left as it is.
         WorkloadFailedError: it failed before it began, or somebody else removed it.
     """
+    begun = False
     while True:
-        status = _await_begin(stack, name, again)
+        status = _await_begin(stack, name, again, begun)
+        begun = True
         code = _follow(stack, status, results, again, interrupted)
         if code is not None:
             tidy(stack, status)
             return code
-        tell(f"Kueue took the nodes of job {name} back; it waits in the queue again, and begins anew")
+        tell(f"Kueue took the nodes of job {name} back")
 
 
-def _await_begin(stack: DeployedStack, name: str, again: str) -> Status:
-    """Wait until KubeRay has submitted the job, with a line at each change."""
+def _await_begin(stack: DeployedStack, name: str, again: str, begun: bool) -> Status:
+    """Wait until KubeRay has submitted the job, with a line at each change; `begun` says that it has run before."""
     began = answered = time.monotonic()
     told, said = -_PROGRESS_SECONDS, ""
+    known: Status | None = None
     while True:
         try:
             status = ray_job.find(stack, name)
             if status is None:
+                if known:
+                    tidy(stack, known)
                 raise WorkloadFailedError(f"RayJob {name} was deleted while it was waited for.", "Submit it again.")
+            known = status
             if status.job and not status.held and status.phase in ("Running", *OVER):
                 return status
             standing = look(stack, status)
@@ -195,26 +208,37 @@ def _await_begin(stack: DeployedStack, name: str, again: str) -> Status:
         if status.over:
             tidy(stack, status)
             raise ray_job.failure(stack, status)
-        _raise_if_hopeless(stack, status, standing)
+        _raise_if_hopeless(stack, status, standing, begun)
         if standing.text != said or answered - told > _PROGRESS_SECONDS:
             told, said, waited = answered, standing.text, answered - began
             tell(said + (f" (waited {_duration(waited)})" if waited > _TOLD_SECONDS else ""))
         time.sleep(min(max(_POLL_SECONDS, (answered - began) / 30), _MOST_POLL_SECONDS))
 
 
-def _raise_if_hopeless(stack: DeployedStack, status: Status, standing: Standing) -> None:
+def _raise_if_hopeless(stack: DeployedStack, status: Status, standing: Standing, begun: bool) -> None:
+    if standing.state in ("waits", "admitted"):
+        return
+    take_out(stack, status)
     if standing.state == "no queue":
-        take_out(stack, status)
         raise PlaceError(
             f"Kueue does not take job {status.name}: {standing.text}.",
             "Run `pulumi up`, which makes the queue that the stack's outputs name; or submit without --queue.",
         )
-    if standing.state == "given up":
-        take_out(stack, status)
-        raise CapacityError(
-            f"The nodes of job {status.name} were not to be had: {standing.text}",
-            "Submit it again later or with fewer --nodes, or without --queue, where other kinds of capacity are tried.",
+    if standing.state == "not ready":
+        raise WorkloadFailedError(
+            f"Job {status.name} had its nodes several times, and each time not all of its pods ran within half an hour:"
+            f" {standing.text}",
+            "Look at the image and its mounts: `kubectl get events -n " + stack.environment.ray_namespace + "`.",
         )
+    if begun:
+        raise CapacityError(
+            f"Job {status.name} ran until its nodes were taken from it: {standing.text}",
+            "Submit it again; with the same --run, a training goes on from its last checkpoint.",
+        )
+    raise CapacityError(
+        f"The nodes of job {status.name} were not to be had: {standing.text}",
+        "Submit it again later or with fewer --nodes, or without --queue, where other kinds of capacity are tried.",
+    )
 
 
 def _follow(
@@ -228,8 +252,6 @@ def _follow(
     stopped = False
     try:
         own = OwnCluster(stack.of_cluster(status.cluster), stack, status.name)
-        if not status.over:
-            ray_job.protect_head(own.stack)
         with reach(own.stack, young=True) as dashboard:
             follower = Follower(Jobs(dashboard, lambda: _put_back(stack, status)), status.name)
             try:
@@ -272,8 +294,6 @@ def _asked(checks: Iterable[Body], nodes: str) -> str:
     """What Google says to the request for all nodes at once."""
     open_ones = [check for check in checks if check["state"] != "Ready"]
     said = "; ".join(message for check in open_ones if (message := str(check.get("message") or "")))
-    if any(check["state"] == "Retry" for check in open_ones):
-        return f"Google did not give {nodes}, and is asked again{said and f': {said}'}"
     return f"it is its turn: Google is asked for {nodes} at once{f': {said}' if said else ', and has not answered yet'}"
 
 

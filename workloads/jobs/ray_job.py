@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from workloads.cluster.stack import DeployedStack
-from workloads.environment import MAX_RUN_VARIABLE
+from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS, MAX_RUN_VARIABLE, variable
 from workloads.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -241,13 +241,21 @@ def _fixed(spec: dict[str, Any], nodes: int, run_seconds: int) -> dict[str, Any]
     }
     others = [one for one in pod.get("tolerations") or () if one.get("key") != _COMPUTE_CLASS]
     pod["tolerations"] = [*others, _QUEUED_NODE]
-    for container in pod["containers"]:
-        known = [one for one in container.get("env") or () if one["name"] != MAX_RUN_VARIABLE]
-        container["env"] = [*known, {"name": MAX_RUN_VARIABLE, "value": str(run_seconds)}]
+    # Nor are they Spot nodes, whatever else the stack has.
+    pod["terminationGracePeriodSeconds"] = GRACE_SECONDS
+    _set(pod, {MAX_RUN_VARIABLE: run_seconds, DRAIN_VARIABLE: DRAIN_SECONDS})
     cluster["workerGroupSpecs"] = [group]
     for template in (cluster["headGroupSpec"]["template"], group["template"]):
+        _set(template["spec"], {variable("gpu_max_nodes"): nodes})  # of the job, whatever the stack's ladder has
         _write_requests(template["spec"])
     return cluster
+
+
+def _set(pod: dict[str, Any], values: Mapping[str, int]) -> None:
+    """Give each container these variables."""
+    for container in pod["containers"]:
+        known = [one for one in container.get("env") or () if one["name"] not in values]
+        container["env"] = [*known, *({"name": name, "value": str(value)} for name, value in values.items())]
 
 
 def _takes_gpus(pod: dict[str, Any]) -> bool:
@@ -310,7 +318,6 @@ def own_cluster(stack: DeployedStack, name: str, command: str, deadline_seconds:
         stack.ask("create", "--filename", "-", given=json.dumps(body))
         tell(f"RayJob {name} made; waiting for its own cluster")
         own = await_cluster(stack, name, deadline_seconds)
-        protect_head(own.stack)
         yield own
     except BaseException:
         if not (own and own.begun) and not _may_have_begun(stack, name):
@@ -422,31 +429,6 @@ def _until_gone(stack: DeployedStack) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def protect_head(stack: DeployedStack) -> None:
-    """A disruption budget as the stack's own head has: an upgrade of its node does not take the job along.
-
-    It belongs to the RayCluster, and goes with it.
-    """
-    cluster = stack.environment.ray_cluster_name
-    try:
-        owner = stack.get("raycluster", cluster)["metadata"]["uid"]
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": {
-                "name": f"{cluster}-head",
-                "ownerReferences": [{"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": cluster, "uid": owner}],
-            },
-            "spec": {
-                "minAvailable": 1,
-                "selector": {"matchLabels": {"ray.io/cluster": cluster, "ray.io/node-type": "head"}},
-            },
-        }
-        stack.ask("apply", "--filename", "-", given=json.dumps(body))
-    except WorkloadError as error:
-        tell(f"the job's head has no disruption budget: {error.problem}")
 
 
 def status_of(body: dict[str, Any]) -> Status:

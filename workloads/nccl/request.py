@@ -124,7 +124,8 @@ def _layout(args: argparse.Namespace, place: Place) -> Layout:
     if gpus and ranks > gpus:
         raise UsageError(f"{ranks} ranks were asked for on nodes of {gpus} GPUs.", f"Give at most {gpus}.")
     if place.environment and gpus:
-        check_maximum(nodes, place.environment.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
+        limits = place.environment
+        check_maximum(nodes, limits.gpu_max_nodes, "GPU", "oasis:gpu.capacity", limits.gpu_queue_nodes)
     return Layout(nodes=nodes, ranks_per_node=ranks, gpus_per_node=ranks if nccl else 0)
 
 

@@ -76,9 +76,7 @@ def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emula
     ours, its = (_container(emulated, each) for each in ("oasis", cluster))
     assert ours["image"] == its["image"]
     assert {"/data", "/bucket", "/scratch", "/dev/shm"} <= _mounted(ours) == _mounted(its)
-    budget = emulated.api.get("policy/v1", "PodDisruptionBudget", f"{cluster}-head", NAMESPACE)
-    assert budget is not None
-    eventually(lambda: _protected(emulated, cluster) == 1)
+    eventually(lambda: _protected(emulated) == (2, 0))  # heads, and those that may be disturbed
     assert name in _run(emulated, "jobs", "list").stdout
 
     stopped = _run(emulated, "jobs", "stop", name)
@@ -161,9 +159,9 @@ def _mounted(container: Body) -> set[str]:
     return {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
-def _protected(found: Emulated, cluster: str) -> int:
-    budget = found.api.get("policy/v1", "PodDisruptionBudget", f"{cluster}-head", NAMESPACE) or {}
-    return budget.get("status", {}).get("currentHealthy", 0)
+def _protected(found: Emulated) -> tuple[int, int]:
+    [budget] = found.api.list("policy/v1", "PodDisruptionBudget", NAMESPACE)
+    return budget["status"].get("currentHealthy", 0), budget["status"].get("disruptionsAllowed", 0)
 
 
 def _left(found: Emulated, cluster: str) -> list[str]:
@@ -171,8 +169,7 @@ def _left(found: Emulated, cluster: str) -> list[str]:
     selector = f"ray.io/cluster={cluster}"
     kinds = (("v1", "Pod"), ("v1", "Service"), ("v1", "Secret"))
     objects = [kind for version, kind in kinds if found.api.list(version, kind, NAMESPACE, labelSelector=selector)]
-    budgets = found.api.list("policy/v1", "PodDisruptionBudget", NAMESPACE)
     forwards = found.api.list("kwok.x-k8s.io/v1alpha1", "PortForward", NAMESPACE)
-    named = [item["metadata"]["name"] for item in (*budgets, *forwards)]
+    named = [item["metadata"]["name"] for item in forwards]
     rays = [folder.name for folder in (found.state.directory / job_clusters.FOLDER).glob("*")]
     return [*objects, *(name for name in named if cluster in name), *(name for name in rays if name == cluster)]

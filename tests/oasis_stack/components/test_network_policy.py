@@ -35,6 +35,9 @@ def ray_node(node_type: str, cluster: str = "oasis", namespace: str = RAY) -> Po
 HEAD, WORKER = ray_node("head"), ray_node("worker")
 OPERATOR = Pod(namespace="kuberay-system", labels={"app.kubernetes.io/name": "kuberay-operator"})
 SUBMITTER = Pod(namespace=RAY, labels={"batch.kubernetes.io/job-name": "train-x"})
+QUEUED = {"kueue.x-k8s.io/podset": "main"}
+QUEUED_JOB = Pod(namespace=RAY, labels={**SUBMITTER.labels, **QUEUED})
+QUEUED_HEAD = Pod(namespace=RAY, labels={**HEAD.labels, **QUEUED})
 STRANGER = Pod(namespace=RAY, labels={"app": "shell"})
 OTHER_TEAM = Pod(namespace="default", labels={"app": "web"})
 FALSE_OPERATOR = Pod(namespace="default", labels={"app.kubernetes.io/name": "kuberay-operator"})
@@ -69,6 +72,7 @@ ALLOWED: list[Flow] = [
     Flow("a worker writes a checkpoint", WORKER, Outside(address="142.250.74.91"), 443),
     Flow("the head logs to W&B", HEAD, Outside(address="35.186.228.49"), 443),
     Flow("a colleague opens the dashboard through its load balancer", Outside(address="10.64.3.7"), HEAD, 8265),
+    Flow("the pods of a queued job find each other", QUEUED_JOB, QUEUED_JOB, 29500),
 ]
 DENIED: list[Flow] = [
     Flow("another namespace opens the dashboard", OTHER_TEAM, HEAD, 8265),
@@ -108,11 +112,19 @@ DENIED: list[Flow] = [
     Flow("a stranger opens the dashboard through the load balancer", Outside(address="10.200.0.1"), HEAD, 8265),
     Flow("a colleague reaches GCS through a load balancer", Outside(address="10.64.3.7"), HEAD, 6379),
     Flow("the internet opens the dashboard", Outside(address="203.0.113.9"), HEAD, 8265),
+    Flow("a submitter reaches a queued head's GCS", SUBMITTER, QUEUED_HEAD, 6379),
+    Flow("a queued job reaches an unknown pod", QUEUED_JOB, STRANGER, 80),
+    Flow("a queued job is reached from outside", Outside(address="10.64.3.7"), QUEUED_JOB, 29500),
+    Flow("a queued job reaches a worker", QUEUED_JOB, WORKER, 10002),
 ]
+for flows in (ALLOWED, DENIED):  # Google is to queued jobs what it is to workers
+    outside = [flow for flow in flows if flow.source is WORKER and isinstance(flow.target, Outside)]
+    flows += [flow._replace(name=flow.name + ", a queued job too", source=QUEUED_JOB) for flow in outside]
 
 
 def rendered() -> dict[str, Any]:
-    return network_policy.policies("kuberay-system", ["10.64.128.0/28", "10.64.160.0/20"], ["10.64.0.0/16"])
+    ranges = ["10.64.128.0/28", "10.64.160.0/20"]
+    return network_policy.policies("kuberay-system", ranges, ["10.64.0.0/16"], queued=True)
 
 
 def objects(specs: dict[str, Any]) -> list[dict[str, Any]]:

@@ -502,11 +502,11 @@ def test_the_load_balancer_is_internal_and_shows_policies_its_clients(other: Dep
     assert "dashboard-clients" in policies
 
 
-def test_the_budget_protects_the_head_and_nothing_else(full: Deployment) -> None:
+def test_the_budget_protects_every_head_those_of_jobs_too_and_nothing_else(full: Deployment) -> None:
     budget = full.only("kubernetes:policy/v1:PodDisruptionBudget").inputs["spec"]
 
-    assert budget["minAvailable"] == 1
-    assert budget["selector"]["matchLabels"] == {"ray.io/cluster": "oasis", "ray.io/node-type": "head"}
+    assert budget["minAvailable"] > 1000, "as many heads as there may be"
+    assert budget["selector"]["matchLabels"] == {"ray.io/node-type": "head"}
 
 
 def test_on_destroy_our_cluster_goes_first_then_users_workloads_then_what_they_lived_in(other: Deployment) -> None:

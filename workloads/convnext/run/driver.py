@@ -136,7 +136,8 @@ def _await_capacity(run: Run) -> None:
     if not run.gpus_per_node:
         with capacity.hold([run.bundle] * run.least_workers, run.timeout, progress.note, run.strategy):
             return
-    capacity.check_maximum(run.nodes(run.workers), run.gpu_max_nodes, "GPU", "oasis:gpu.capacity")
+    nodes = run.nodes(run.workers)
+    capacity.check_maximum(nodes, run.gpu_max_nodes, "GPU", "oasis:gpu.capacity", run.gpu_queue_nodes)
     gpus = min(run.least_workers, run.gpus_per_node)
     with capacity.hold([{"GPU": gpus, "CPU": gpus}] * run.nodes(run.least_workers), run.timeout, progress.note):
         return

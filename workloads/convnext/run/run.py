@@ -42,6 +42,8 @@ class Run:
     """Longest wait for capacity, seconds: before the first step, and each time that workers are lost."""
     collective_timeout: float = COLLECTIVE_TIMEOUT_SECONDS
     """Seconds after which a rank that waits in a collective gives the others up, and all start again."""
+    gpu_queue_nodes: int = 0
+    """GPU nodes that a job of the stack's queue may have."""
     promise: ClusterEnvironment | None = None
     """The stack whose promise of RDMA is checked before training; None is no check."""
 

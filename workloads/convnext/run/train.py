@@ -178,6 +178,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
         least_workers=least,
         gpus_per_node=gpus,
         gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
+        gpu_queue_nodes=cluster.gpu_queue_nodes if cluster else 0,
         timeout=args.timeout,
     )
     return dataclasses.replace(run, promise=_promise(args.require_fabric, cluster, run.nodes(most)))
