@@ -83,7 +83,8 @@ SERVERS = $(shell awk '/^MemAvailable/ { print ($$2 < 14e6 ? 1 : 2) }' /proc/mem
 test: room $(STAMP) lint image-check  ## every test
 	@$(PY) -m emulator build
 	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal --durations 10
-	@$(PY) -m pytest -m "(emulated or ray) and not alone" --numprocesses $(SERVERS) --dist loadgroup --durations 10
+	@$(PY) -m pytest -m "(emulated or ray) and not alone" --numprocesses $(SERVERS) --dist loadgroup --no-loadscope-reorder \
+	    --durations 10
 	@$(PY) -m pytest -m alone
 
 test-fast: $(STAMP)  ## the tests for daily work, two minutes

@@ -35,6 +35,11 @@ def pytest_itemcollected(item: pytest.Function) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Begin with the longest group, lest the others end while it goes on alone."""
+    items.sort(key=lambda item: "emulated" not in item.fixturenames)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> Generator[None]:
     """End shared servers with the last test in a row that uses them: idle ones take half a core from all others."""
