@@ -144,7 +144,7 @@ class _QueueEmpty(Waiter):
             raise WaitError(
                 f"the queue is to go, and these jobs are in it or run: {', '.join(live)}. Without Kueue they would "
                 "neither run nor end. Wait for them, or end each with `python -m workloads jobs stop NAME` or "
-                "`kubectl delete`; then run `pulumi up` again. Nothing was changed."
+                "`kubectl delete`; then run `pulumi up` again. Until then the queue and its nodes stay."
             )
 
 

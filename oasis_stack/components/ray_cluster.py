@@ -150,7 +150,7 @@ class RayCluster(pulumi.ComponentResource):
             args.load_balancer.client_ranges if args.load_balancer else (),
             queued=args.cluster_queue is not None,
         )
-        return [
+        found = [
             kubernetes.core.v1.ServiceAccount(name, metadata=self._metadata(names.RAY_ACCOUNT), opts=child),
             kubernetes.core.v1.ConfigMap(
                 name, metadata=self._metadata(CONFIG_MAP), data=dict(args.environment), opts=child
@@ -172,11 +172,11 @@ class RayCluster(pulumi.ComponentResource):
                 for policy, spec in policies.items()
             ),
             *self._admission(args),
-            *self._queue(name, args),
         ]
+        return [*found, *self._queue(name, args, found)]
 
-    def _queue(self, name: str, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
-        """The queue that jobs name, for as long as there may be any."""
+    def _queue(self, name: str, args: RayClusterArgs, found: Sequence[pulumi.Resource]) -> Iterator[pulumi.Resource]:
+        """The queue that jobs name, and what keeps it, with all that its jobs find here, for as long as it has any."""
         if args.cluster_queue is not None:
             queue = kubernetes.apiextensions.CustomResource(
                 name,
@@ -186,8 +186,8 @@ class RayCluster(pulumi.ComponentResource):
                 spec={"clusterQueue": args.cluster_queue},
                 opts=pulumi.ResourceOptions(parent=self),
             )
-            # On destroy all workloads are gone by then.
-            yield wait.QueueEmpty(name, args.kubeconfig, pulumi.ResourceOptions(parent=self, depends_on=[queue]))
+            opts = pulumi.ResourceOptions(parent=self, depends_on=[*found, queue])
+            yield wait.QueueEmpty(name, args.kubeconfig, opts)
 
     def _admission(self, args: RayClusterArgs) -> Iterator[pulumi.Resource]:
         child = pulumi.ResourceOptions(parent=self)

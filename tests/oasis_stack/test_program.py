@@ -329,6 +329,7 @@ QUEUE_DELETED_FIRST = [
     (RAY, WORKLOADS_GONE),
     (WORKLOADS_GONE, QUEUE_EMPTY),
     (QUEUE_EMPTY, LOCAL_QUEUE),
+    (QUEUE_EMPTY, ("kubernetes:networking.k8s.io/v1:NetworkPolicy", "queued-jobs")),
     (LOCAL_QUEUE, CLUSTER_QUEUE),
     (LOCAL_QUEUE, ("kubernetes:core/v1:Namespace", "ray")),
     (CLUSTER_QUEUE, FLAVOR),
