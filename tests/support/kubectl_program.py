@@ -136,8 +136,6 @@ def main() -> None:
         job = {**json.load(sys.stdin), "status": {"jobDeploymentStatus": ""}}
         job["metadata"]["uid"] = f"uid of {job['metadata']['name']}"
         write(job)
-    elif "apply" in words:
-        (folder / "applied.json").write_text(sys.stdin.read())
     elif "patch" in words:
         job = read(words[words.index("rayjob") + 1])
         assert job is not None
