@@ -38,6 +38,8 @@ _STARTS = 3
 """Ray gives parts of itself times to answer in that cannot be set, and that a machine does not keep which is busy with
 something else, such as another demo; the next start finds files and compiled modules in memory."""
 
+_GRACE_SECONDS = 5.0
+
 _NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each node would offer the whole machine's
 _OBJECT_STORE = 128 * _MIB
 _WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
@@ -125,14 +127,44 @@ def start(
     variables = _variables(mounts or state.directory, deployed, environ)
     deadline = time.monotonic() + timeout_seconds
     report(f"starting Ray's head on {url} and {len(WORKERS)} workers, which takes 10 to 30 s")
-    for left in reversed(range(_STARTS)):
+    stop(state)
+    _refuse_taken(urlsplit(url).port or 80, url)
+    gcs = state.port(_GCS)
+
+    def spawn(name: str) -> None:
+        is_head = name == HEAD
+        command = _head_command(state, url, gcs) if is_head else _worker_command(state, name, gcs, worker_cpus)
+        state.spawn(name, _without_users_ray(variables, command), env=variables)
+
+    try:
+        for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
+            spawn(name)
+        _until_up(state, spawn, lambda: _await_nodes(state, names, url, deployed.token, deadline, report), report)
+    except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
+        stop(state)
+        raise
+
+
+def _until_up(
+    state: State, spawn: Callable[[str], None], wait: Callable[[], None], report: Callable[[str], None]
+) -> None:
+    """Wait for the nodes, and start once more what ends meanwhile: a worker by itself, with the head all of them."""
+    left = _STARTS
+    while True:
         try:
-            _start(state, url, deployed.token, variables, worker_cpus, deadline, report)
-            break
+            return wait()
         except _EndedError as error:
-            if not left or time.monotonic() > deadline:
+            left -= 1
+            if not left:
                 raise
-            report(f"{error.name} ended while it started; starting Ray once more")
+            ended = error.name
+        report(f"{ended} ended while it started; starting {'Ray' if ended == HEAD else 'it'} once more")
+        if ended == HEAD:
+            stop(state)
+        else:
+            _end(state, [ended], _GRACE_SECONDS)
+        for name in (HEAD, *WORKERS) if ended == HEAD else [ended]:
+            spawn(name)
 
 
 def _is_up(state: State, names: Sequence[str], url: str, token: str) -> bool:
@@ -146,30 +178,6 @@ def _is_up(state: State, names: Sequence[str], url: str, token: str) -> bool:
     return True
 
 
-def _start(
-    state: State,
-    url: str,
-    token: str,
-    variables: Mapping[str, str],
-    worker_cpus: int,
-    deadline: float,
-    report: Callable[[str], None],
-) -> None:
-    stop(state)
-    names = (HEAD, *WORKERS)
-    try:
-        gcs = state.port(_GCS)
-        _refuse_taken(urlsplit(url).port or 80, url)
-        for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
-            is_head = name == HEAD
-            command = _head_command(state, url, gcs) if is_head else _worker_command(state, name, gcs, worker_cpus)
-            state.spawn(name, _without_users_ray(variables, command), env=variables)
-        _await_nodes(state, names, url, token, deadline, report)
-    except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
-        stop(state)
-        raise
-
-
 def running_jobs(state: State) -> list[str]:
     """Commands of the jobs that run; Ray gives each to a shell in a session of its own."""
     leaders = (pid for pid in processes.owned_by(state.directory, **_MARK) if pid in processes.in_session(pid))
@@ -177,17 +185,21 @@ def running_jobs(state: State) -> list[str]:
     return [command for command in commands if not command.startswith(_WATCHER)]
 
 
-def stop(state: State, *, grace_seconds: float = 5.0) -> None:
+def stop(state: State, *, grace_seconds: float = _GRACE_SECONDS) -> None:
     """End every node and what runs on it, jobs included, and remove Ray's session folders."""
-    recorded = [process for name in (*WORKERS, HEAD) if (process := state.recorded(name))]
-    pids = [pid for process in recorded for pid in processes.session_of(process)]
     # Ray's processes overwrite the mark in their environment with titles, and are known by their session. A job's
     # command has a session of its own and keeps the mark, also when the node that started it has died.
-    marked = processes.owned_by(state.directory, **_MARK)
-    processes.end(dict.fromkeys([*pids, *processes.descendants(*pids), *marked]), grace_seconds)
-    for name in (*WORKERS, HEAD):
-        state.stop(name)
+    _end(state, (*WORKERS, HEAD), grace_seconds, processes.owned_by(state.directory, **_MARK))
     shutil.rmtree(session_directory(state.directory), ignore_errors=True)
+
+
+def _end(state: State, names: Sequence[str], grace_seconds: float, others: Iterable[int] = ()) -> None:
+    """End these nodes, with all that is in their sessions, and other processes with them."""
+    recorded = [process for name in names if (process := state.recorded(name))]
+    pids = [pid for process in recorded for pid in processes.session_of(process)]
+    processes.end(dict.fromkeys([*pids, *processes.descendants(*pids), *others]), grace_seconds)
+    for name in names:
+        state.stop(name)
 
 
 def _variables(directory: Path, deployed: DeployedRay, environ: Mapping[str, str]) -> dict[str, str]:

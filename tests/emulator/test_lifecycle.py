@@ -248,6 +248,30 @@ def test_a_ray_whose_head_ends_while_it_starts_is_started_again_a_few_times(
         ray_nodes.stop(state)
 
 
+def test_a_worker_that_ends_while_it_starts_is_started_again_and_no_other_node(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[str] = []
+    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
+    outputs = {name: str(value) for name, value in {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}.items()}
+
+    def worker(_state: State, name: str, *_: object) -> list[str]:
+        starts.append(name)
+        return ["false"] if len(starts) == 1 else ["sleep", "600"]
+
+    monkeypatch.setattr(ray_nodes, "_head_command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(ray_nodes, "_worker_command", worker)
+    monkeypatch.setattr(ray_dashboard, "nodes_alive", lambda *_: 3 if len(starts) == 3 else 0)
+    said: list[str] = []
+    try:
+        ray_nodes.start(state, DeployedRay(environment=outputs, token="t"), {}, said.append)
+        first, other = ray_nodes.WORKERS
+        assert starts == [first, other, first]
+        assert said[1:] == [f"{first} ended while it started; starting it once more"]
+    finally:
+        ray_nodes.stop(state)
+
+
 def test_two_ray_nodes_never_share_a_worker_port(state: State) -> None:
     ranges = [ray_nodes.worker_ports(state, name) for name in (ray_nodes.HEAD, *ray_nodes.WORKERS)]
 
