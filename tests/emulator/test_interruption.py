@@ -76,7 +76,6 @@ def _end(checkout: Path) -> None:
     [
         ("up", "starting the emulated cloud"),
         ("up", "created          Cluster"),
-        ("up", "starting Ray's head"),
         ("demo", "uploaded to gs://"),  # and in the training, below
     ],
 )

@@ -248,6 +248,24 @@ def test_a_ray_whose_head_ends_while_it_starts_is_started_again_a_few_times(
         ray_nodes.stop(state)
 
 
+def test_ctrl_c_while_ray_starts_leaves_none_of_its_nodes(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
+    outputs = {name: str(value) for name, value in {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}.items()}
+    started: list[int] = []
+
+    def press(*_: object) -> int:
+        started.extend(process.pid for process in state.processes())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_nodes, "_head_command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(ray_nodes, "_worker_command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(ray_dashboard, "nodes_alive", press)
+    with pytest.raises(KeyboardInterrupt):
+        ray_nodes.start(state, DeployedRay(environment=outputs, token="t"), {}, print)
+    assert len(started) == 3
+    assert state.processes() == [] and not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
 def test_a_worker_that_ends_while_it_starts_is_started_again_and_no_other_node(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
