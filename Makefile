@@ -18,7 +18,7 @@ CLOUD_STAMP := $(VENV)/.installed-for-the-cloud
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help room demo down test test-fast lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
+.PHONY: help room demo down test test-fast test-long lint image-check plan init image secret up preview restart destroy dashboard pin figures clean
 
 # 141 is the status of one whose reader has left, as that of `make plan | head` does: no error to tell of.
 OR_UNREAD = status=$$?; test $$status = 141 || exit $$status
@@ -79,16 +79,21 @@ SERVERS = $(shell awk '/^MemAvailable/ { print ($$2 < 14e6 ? 1 : 2) }' /proc/mem
 
 # First what tests of all kinds need, as a compiler beside them would take their time; then those that any number of
 # processes can run side by side; then those that start servers (tests/conftest.py groups them, which takes the pytest
-# that pyproject.toml names); last those beside which Ray would not keep the times that it gives itself.
-test: room $(STAMP) lint image-check  ## every test
+# that pyproject.toml names).
+IN_GROUPS = --numprocesses $(SERVERS) --dist loadgroup --no-loadscope-reorder --durations 10
+test: room $(STAMP) lint image-check  ## every test but the long ones
 	@$(PY) -m emulator build
-	@$(PY) -m pytest -m "not emulated and not ray" --numprocesses auto --dist worksteal --durations 10
-	@$(PY) -m pytest -m "(emulated or ray) and not alone" --numprocesses $(SERVERS) --dist loadgroup --no-loadscope-reorder \
-	    --durations 10
+	@$(PY) -m pytest -m "not long and not emulated and not ray" --numprocesses auto --dist worksteal --durations 10
+	@$(PY) -m pytest -m "not long and (emulated or ray)" $(IN_GROUPS)
+
+# Those beside which Ray would not keep the times that it gives itself come last, each by itself.
+test-long: room $(STAMP)  ## the tests that take a minute or more each, half an hour
+	@$(PY) -m emulator build
+	@$(PY) -m pytest -m "long and not alone" $(IN_GROUPS)
 	@$(PY) -m pytest -m alone
 
 test-fast: $(STAMP)  ## the tests for daily work, two minutes
-	@$(PY) -m pytest -m "not emulated and not ray and not thorough" --numprocesses auto --dist worksteal
+	@$(PY) -m pytest -m "not long and not emulated and not ray and not thorough" --numprocesses auto --dist worksteal
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

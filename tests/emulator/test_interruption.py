@@ -75,7 +75,7 @@ def _end(checkout: Path) -> None:
     ("command", "phase"),
     [
         ("up", "starting the emulated cloud"),
-        ("up", "created          Cluster"),
+        pytest.param("up", "created          Cluster", marks=pytest.mark.long),
         ("demo", "uploaded to gs://"),  # and in the training, below
     ],
 )
@@ -171,6 +171,7 @@ def test_a_second_demo_is_refused_while_the_first_is_up_to_be_looked_at(checkout
     assert state.process("kube-apiserver") == up
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_two_demos_side_by_side_share_nothing_and_down_in_the_training_of_one_leaves_the_other(
     checkout: Path, tmp_path: Path

@@ -219,6 +219,7 @@ def kinds(google: OneProcess) -> Counter[str]:
     return Counter(one.kind for one in google.cloud.inventory().other)
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 @SOME
 @given(stacks())

@@ -131,6 +131,7 @@ def compiled_and_eager() -> list[tuple[list[str], list[float], Any]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 def test_two_ranks_whose_model_is_compiled_learn_what_eager_ones_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

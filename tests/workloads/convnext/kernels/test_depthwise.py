@@ -32,7 +32,7 @@ from workloads.storage.folders import locate
     "shapes",
     [
         [(1, 16, 4, 3), (1, 24, 7, 7)],
-        pytest.param([(2, 20, 9, 10), (1, 72, 14, 14)], marks=pytest.mark.thorough),
+        pytest.param([(2, 20, 9, 10), (1, 72, 14, 14)], marks=pytest.mark.long),
     ],
     ids=["one tile", "several tiles and blocks, odd edges"],
 )
