@@ -87,7 +87,7 @@ test: room $(STAMP) lint image-check  ## every test but the long ones
 	@$(PY) -m pytest -m "not long and (emulated or ray)" $(IN_GROUPS)
 
 # Those beside which Ray would not keep the times that it gives itself come last, each by itself.
-test-long: room $(STAMP)  ## the tests that take a minute or more each, half an hour
+test-long: room $(STAMP)  ## the slowest tests, which `make test` leaves out
 	@$(PY) -m emulator build
 	@$(PY) -m pytest -m "long and not alone" $(IN_GROUPS)
 	@$(PY) -m pytest -m alone

@@ -106,7 +106,7 @@ def test_an_end_asked_for_twice_is_answered_at_once_and_leaves_no_process_and_no
         read_until(run, "starting Ray Train for 2 CPU workers")
         started = descendants(run.pid)
         end(run.pid, number)
-        read_until(run, "ending ")
+        read_until(run, "ending ", 60)
         end(run.pid, number)
         said, _ = run.communicate(timeout=400)
 
