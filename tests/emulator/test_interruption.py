@@ -382,7 +382,13 @@ def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str
         said = read_until(process, phase)
         time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-        rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        try:
+            rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            kernel = Path(f"/proc/{process.pid}/wchan").read_text()
+            process.send_signal(signal.SIGABRT)  # it writes where each of its threads is
+            rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
+            pytest.fail(f"it goes on {PATIENCE_SECONDS} s after Ctrl-C, in the kernel in {kernel!r}:\n{said}{rest}")
         return process.returncode, said + rest
     finally:
         process.kill()
@@ -391,7 +397,7 @@ def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str
 
 def _start(checkout: Path, command: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "emulator", command],
+        [sys.executable, "-u", "-X", "faulthandler", "-m", "emulator", command],
         cwd=checkout,
         env=environment,
         stdout=subprocess.PIPE,
