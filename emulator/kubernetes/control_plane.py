@@ -29,14 +29,22 @@ ADDRESS_FILE = "control-plane.json"
 STAGES_MODULE = ("kubernetes", "sigs.k8s.io/kwok")
 """Folder below `tools/` that pins it, and the module with kwok's stages."""
 
+RAY_ANSWERS = "emulator/ray-answers"
+"""Annotation without which a Ray head's pod does not become ready. On Google Cloud the probes that KubeRay gives it ask
+its Ray (ray-operator v1.6.2, controllers/ray/common/pod.go, `initLivenessAndReadinessProbe`)."""
+
 _READY_SECONDS = 240
 # kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once,
 # and KubeRay takes a submitter that ended without a finished Ray job for a failure.
+_POD_READY = "pod/fast/pod-ready.yaml"
 _STAGES = (
     "node/fast/node-initialize.yaml",
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
-    "pod/fast/pod-ready.yaml",
+    _POD_READY,
     "pod/fast/pod-delete.yaml",
+)
+_SILENT_HEAD = (
+    f'.metadata | select(.labels["ray.io/node-type"] == "head" and .annotations["{RAY_ANSWERS}"] == null) | .uid'
 )
 
 
@@ -204,5 +212,7 @@ def _kubeconfig(state: State, directory: Path) -> dict[str, Any]:
 def _write_stages(directory: Path) -> Path:
     source = module_directory(*STAGES_MODULE) / "kustomize" / "stage"
     file = directory / "kwok.yaml"
-    write_atomically(file, "---\n".join((source / name).read_text().rstrip() + "\n" for name in _STAGES))
+    stages = {name: yaml.safe_load((source / name).read_text()) for name in _STAGES}
+    stages[_POD_READY]["spec"]["selector"]["matchExpressions"].append({"key": _SILENT_HEAD, "operator": "DoesNotExist"})
+    write_atomically(file, yaml.safe_dump_all(stages.values()))
     return file

@@ -1,7 +1,8 @@
 """A Ray on loopback for each RayCluster that KubeRay makes for a RayJob, as a standing process.
 
-It starts when the head's pod runs and ends with the RayCluster. Two ways lead to it as to a real one: `kubectl
-port-forward` (kwok's kubelet passes it on) and the operator's requests to the head's Service (`pod_network`).
+It starts when the head's pod has a node, which is ready once it answers, and ends with the RayCluster. Two ways lead to
+it as to a real one: `kubectl port-forward` (kwok's kubelet passes it on) and the operator's requests to the head's
+Service (`pod_network`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class JobClusters:
         self._state, self._api, self._network = state, api, network
 
     def step(self) -> None:
-        """Start what is missing, end what nobody wants any more."""
+        """Start what is missing, end what nobody wants any more, and have the heads ready whose Ray answers."""
+        heads = self._api.list("v1", "Pod", labelSelector="ray.io/node-type=head")  # first: each one's cluster is known
         wanted = {cluster["metadata"]["name"]: cluster for cluster in self._clusters()}
         for running in folders(self._state):
             if running.directory.name not in wanted:
@@ -49,6 +51,11 @@ class JobClusters:
         for name, cluster in wanted.items():
             if not self._network.knows(name):
                 self._start(name, cluster)
+        for pod in heads:
+            name = pod["metadata"]["labels"]["ray.io/cluster"]
+            # Of other clusters there is no Ray, but for the stack's own, which the command that deploys it starts.
+            if name not in wanted or self._network.knows(name):
+                self._let_ready(pod)
 
     def _clusters(self) -> list[Body]:
         found = self._api.list("ray.io/v1", "RayCluster", labelSelector=_BY_RAY_JOB)
@@ -59,8 +66,8 @@ class JobClusters:
         head = f"ray.io/cluster={name},ray.io/node-type=head"
         pods = self._api.list("v1", "Pod", namespace, labelSelector=head)
         secret = self._api.get("v1", "Secret", name, namespace) or {}
-        running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
-        if not running or "auth_token" not in secret.get("data", {}):
+        placed = [pod for pod in pods if pod["spec"].get("nodeName")]
+        if not placed or "auth_token" not in secret.get("data", {}):
             return
         state = State(_parent(self._state) / name)
         ray_nodes.take_part(state, [self._state, *folders(self._state)])
@@ -70,9 +77,13 @@ class JobClusters:
         deployed, google = DeployedRay(environment=stack, token=token), cloud_server.environment(self._state)
         url = f"http://127.0.0.1:{port}"
         ray_nodes.start(state, deployed, google, print, url=url, mounts=self._state.directory)
-        for pod in running:
+        for pod in placed:
             self._forward(pod, port)
         self._network.learn(name, f"{name}-head-svc.{namespace}", port)
+
+    def _let_ready(self, pod: Body) -> None:
+        if control_plane.RAY_ANSWERS not in pod["metadata"].get("annotations", {}):
+            self._api.merge(pod, {"metadata": {"annotations": {control_plane.RAY_ANSWERS: "true"}}})
 
     def _forward(self, pod: Body, port: int) -> None:
         """Forward a port as kwok does for `kubectl port-forward` to this pod."""

@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from emulator import lifecycle
 from emulator.kubernetes.api import Body
-from emulator.machine.state import CHECKOUT
+from emulator.machine.state import CHECKOUT, State
 from emulator.ray import job_clusters
 from tests.emulator.conftest import Emulated
 from tests.support.waiting import eventually
@@ -70,6 +72,7 @@ def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emula
     [job] = emulated.api.list(RAY, "RayJob", NAMESPACE)
     eventually(lambda: _status(emulated, name).get("jobStatus") == "RUNNING")
     cluster = _status(emulated, name)["rayClusterName"]
+    assert _ready_since(_pod(emulated, cluster)) > _started(emulated, cluster), "the head was ready before its Ray"
     assert _pod(emulated, cluster)["spec"]["serviceAccountName"] == "ray"
     assert _with_token(_pod(emulated, "oasis")) == _with_token(_pod(emulated, cluster)) == ["autoscaler"]
     assert {pod["metadata"]["labels"].get("ray.io/is-ray-node") for pod in _pods(emulated)} == {"yes"}  # no submitter
@@ -134,6 +137,18 @@ def _status(found: Emulated, name: str) -> Body:
 def _pod(found: Emulated, cluster: str) -> Body:
     [pod] = found.api.list("v1", "Pod", NAMESPACE, labelSelector=f"ray.io/cluster={cluster},ray.io/node-type=head")
     return pod
+
+
+def _ready_since(pod: Body) -> float:
+    [ready] = [condition for condition in pod["status"]["conditions"] if condition["type"] == "Ready"]
+    assert ready["status"] == "True"
+    return datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
+
+
+def _started(found: Emulated, cluster: str) -> float:
+    """When the first process of a RayJob's Ray began."""
+    processes = State(found.state.path(job_clusters.FOLDER, cluster)).processes()
+    return min(psutil.Process(process.pid).create_time() for process in processes)
 
 
 def _pods(found: Emulated) -> list[Body]:
