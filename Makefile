@@ -39,14 +39,15 @@ set -o pipefail; exec 9<Makefile; if command -v flock >/dev/null && ! flock --no
 	if test $@ -nt $<; then exit 0; fi; \
 	if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi; \
 	test -e $(VENV)/pyvenv.cfg && $(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV); \
-	mkdir -p $(VENV) && touch $(INSTALLING) && { test -x $(PY) || $(PYTHON) -m venv $(VENV); }
+	mkdir -p $(VENV) && touch $(INSTALLING) \
+	    && { test -x $(PY) || { echo "making the Python environment $(VENV)" && $(PYTHON) -m venv $(VENV); }; }
 endef
 # Of pip's lines, those of the wheels that take a while, which are the large ones.
 define install
 { echo "installing the locked Python packages into $(VENV) (once: $(1))" \
 	    && $(PY) -m pip install --require-virtualenv --disable-pip-version-check --progress-bar off --no-compile --require-hashes -r $< \
 	    | sed -nuE -e 's/^ *(Downloading|Using cached) ([^-]+)-([^-]+)-.*\.whl \(([0-9]{3,}(\.[0-9]+)? MB|.* GB)\)$$/  \2 \3, \4/p' \
-	        -e 's/^Installing collected packages.*/  all packages are here; unpacking them takes the rest/p' \
+	        -e 's/^Installing collected packages.*/  all packages are here; unpacking them takes most of the time/p' \
 	    && echo "installed in $$SECONDS s"; }
 endef
 

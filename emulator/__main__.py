@@ -14,8 +14,6 @@ from types import FrameType
 
 from emulator import build, closed_pipe, demo, lifecycle
 from emulator.engine.commands import Result
-from emulator.google.cloud import Cloud
-from emulator.google.collection import last
 from emulator.kubernetes import control_plane
 from emulator.machine.state import CHECKOUT, EmulatorError, State
 from emulator.programs.go_modules import cache_directory
@@ -151,13 +149,9 @@ def _refresh(state: State, given: argparse.Namespace) -> int:
 
 def _destroy(state: State, given: argparse.Namespace) -> int:
     status = _on_running(state, "destroy", lambda: lifecycle.destroy(state, lifecycle.engine(state, _say), _say))
-    if kept := [one for one in Cloud(state.directory).inventory().kept if one.kind in _KEPT]:
-        names = ", ".join(last(one.name) for one in kept)
-        _say(f"kept: {names}. The next `up` takes them back with `adopt: true` in oasis:data, runs and registry")
+    if kept := lifecycle.kept(state):
+        _say(kept)
     return status
-
-
-_KEPT = ("artifactregistry/repository", "storage/bucket")
 
 
 def _pulumi(_: State, given: argparse.Namespace) -> int:

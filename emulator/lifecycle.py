@@ -21,6 +21,8 @@ from emulator import build
 from emulator.engine import plain_pulumi, published_provider
 from emulator.engine.commands import STACK, Engine, Result, first_on_path, merged, refuse_encryption
 from emulator.gcp import tables as gcp_tables
+from emulator.google.cloud import Cloud
+from emulator.google.collection import last
 from emulator.kubernetes import control_plane, helm
 from emulator.machine.belongings import content
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
@@ -168,6 +170,8 @@ def pulumi(state: State, verb: str, given: Sequence[str], report: Report) -> int
         return status
     if verb == "destroy":
         ray_nodes.stop(state)
+        if text := kept(state):
+            report(text)
     if verb == "up" and "kubeconfig" in (outputs := running.outputs()):
         write_atomically(kubeconfig_file(state), str(outputs["kubeconfig"]), mode=0o600)
         start_ray(state, report)
@@ -184,6 +188,17 @@ def destroy(state: State, running: Engine, report: Report) -> Result:
     """`pulumi destroy` of the local stack; its Ray ends first, as the pods of a deleted RayCluster do."""
     ray_nodes.stop(state)
     return running.destroy()
+
+
+def kept(state: State) -> str:
+    """What a destroy has left, and how the next `up` takes it back; empty where it left nothing."""
+    found = [one for one in Cloud(state.directory).inventory().kept if one.kind in _KEPT]
+    names = ", ".join(last(one.name) for one in found)
+    back = f"The next `up` takes them back with the lines at the end of Pulumi.{STACK}.yaml (`adopt: true`)"
+    return names and f"kept: {names}. {back}"
+
+
+_KEPT = ("artifactregistry/repository", "storage/bucket")
 
 
 def take_down(state: State) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ from oasis_stack.command_line.pulumi_stack import Stack
 from oasis_stack.command_line.stack_file import StackFileError
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.settings import from_config, parse
+
+EMULATED_VARIABLE, EMULATED_STACK = "STORAGE_EMULATOR_HOST", "local"
+"""Google's own variable for another Cloud Storage, which tells a shell of `python -m emulator env`; and its stack."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -108,6 +112,8 @@ def main(arguments: Sequence[str] | None = None, directory: Path = stack_file.RO
     if unknown:
         options.refuse(f"unrecognized arguments: {' '.join(unknown)}")
     try:
+        if options.command != "plan":
+            _refuse_other_cloud(options.stack)
         return _run(options, Stack.named(options.stack, directory))
     except (SettingsError, StackFileError) as error:
         print(f"{options.stack}: {error}", file=sys.stderr)
@@ -117,6 +123,19 @@ def main(arguments: Sequence[str] | None = None, directory: Path = stack_file.RO
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _refuse_other_cloud(stack: str) -> None:
+    """Refuse what would ask an emulated cloud about a stack on Google Cloud, and Google about an emulated one.
+
+    Raises:
+        ProgramError: this shell's Google is emulated, and the stack is another than the emulator's.
+    """
+    if EMULATED_VARIABLE in os.environ and stack != EMULATED_STACK:
+        raise ProgramError(
+            f"this shell is of the emulated cloud, whose stack is {EMULATED_STACK}: nothing was done about {stack}. "
+            "For a stack on Google Cloud use a shell without the emulator's `env`."
+        )
 
 
 def _run(options: argparse.Namespace, stack: Stack) -> int:

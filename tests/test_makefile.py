@@ -155,7 +155,7 @@ def test_an_installation_says_what_it_is_at_and_ends_with_pips_status(checkout: 
     first, large, unpacking, last = said.splitlines()[:4]
     assert first == "installing the locked Python packages into .venv (once: 0.4 GB)"
     assert large == "  nvidia_nccl_cu13 2.30.7, 216.0 MB"
-    assert unpacking == "  all packages are here; unpacking them takes the rest"
+    assert unpacking == "  all packages are here; unpacking them takes most of the time"
     assert last.startswith("installed in ") is (status == 0)
 
 

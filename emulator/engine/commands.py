@@ -48,6 +48,15 @@ _TAKEN = (
     'What a killed run made, `make up STACK=local` takes over: eval "$(.venv/bin/python -m emulator env)" first.'
 )
 
+_NOT_KEPT = (
+    "`adopt: true` asks for what an earlier destroy kept, and there is none of it here: `make down` has forgotten it, "
+    "or nothing was destroyed yet. Take it out of the sections oasis:data, runs, registry and wandb of the stack file; "
+    "what is in the buckets is there all the same."
+)
+
+_HINTS = {"Error 409": _TAKEN, "' does not exist": _NOT_KEPT}
+"""What to do, by words of Pulumi's or Google's."""
+
 _CANCEL_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _HEAR_SECONDS = 0.2
@@ -186,8 +195,10 @@ class Engine:
         self._report(f"pulumi {verb} of stack {self._stack}; what stays the same has no line")
         answer = self._ask(request)
         if "error" in answer:
-            hint = f"\n{_TAKEN}" if "Error 409" in answer["error"] else ""
-            raise EmulatorError(f"pulumi {verb} of stack {self._stack} failed:\n{answer['error']}{hint}")
+            hints = [hint for words, hint in _HINTS.items() if words in answer["error"]]
+            raise EmulatorError(
+                "\n".join([f"pulumi {verb} of stack {self._stack} failed:", str(answer["error"]), *hints])
+            )
         return Result(changes=answer["changes"], outputs=answer["outputs"], seconds=time.monotonic() - begun)
 
     def _variables(self) -> dict[str, str]:

@@ -36,7 +36,7 @@ class SettingsError(ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         count = "1 setting needs" if len(problems) == 1 else f"{len(problems)} settings need"
-        super().__init__("\n  - ".join([f"{count} a change; nothing was created:", *map(str, problems)]))
+        super().__init__("\n  - ".join([f"{count} a change; nothing was done:", *map(str, problems)]))
 
 
 def config_key(key: str) -> str:

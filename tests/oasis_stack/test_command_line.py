@@ -305,6 +305,19 @@ def test_before_init_the_missing_project_is_all_that_is_said(fresh: CommandLine)
     assert fresh.programs.calls == []
 
 
+@pytest.mark.parametrize("command", ["init", "preview", "up", "destroy", "image", "restart", "dashboard", "secret"])
+def test_the_shell_of_an_emulated_cloud_does_nothing_about_another_stack(
+    run: CommandLine, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+
+    assert run(command) == 1
+
+    assert "this shell is of the emulated cloud, whose stack is local: nothing was done about dev." in run.complained()
+    assert run.programs.calls == []
+    assert run("plan", "--settings-only") == 0
+
+
 @pytest.mark.parametrize("command", ["preview", "up", "destroy", "image", "restart", "dashboard", "secret"])
 def test_a_passphrase_that_is_missing_is_named_before_pulumi_starts(run: CommandLine, command: str) -> None:
     run.append("encryptionsalt: v1:abc\n")

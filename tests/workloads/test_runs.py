@@ -107,7 +107,7 @@ def test_a_place_with_nothing_in_it_says_so(place: Folder, runs: Command) -> Non
     assert "nothing" in runs.errors
     assert runs.rows("list") == []
     assert runs("show", "a") == 2
-    assert ", nor any other.\nName another place with --storage or --stack." in runs.errors
+    assert ", nor any other.\nName another place with --storage or --stack; runs on this machine are" in runs.errors
 
 
 @ON_BOTH

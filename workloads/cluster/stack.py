@@ -123,9 +123,9 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
         UsageError: there is no such stack, or kubectl points at another cluster than its.
         PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
     """
+    given = _pulumi_outputs(args.stack) if args.stack else None  # first: a name that nobody knows is wrong anywhere
     deployed = _config_map(_kubectl(args), args.stack)
-    if args.stack:
-        given = _pulumi_outputs(args.stack)
+    if given is not None:
         _refuse_other_cluster(args.stack, given, deployed)
         deployed = given
     return ClusterEnvironment.from_mapping(deployed)

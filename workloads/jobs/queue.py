@@ -41,6 +41,7 @@ WORKING_DIR = "working_dir.zip"
 _POLL_SECONDS = 2.0
 _MOST_POLL_SECONDS = 10.0  # each look takes kubectl twice, so the longer the wait, the rarer it is
 _PROGRESS_SECONDS = 30.0  # a wait of hours needs no line more often, unless something changes
+_STARTS_SECONDS = 10.0  # but one of seconds does
 _TOLD_SECONDS = 10.0  # a shorter wait need not be counted
 _NAMED = 3  # of the jobs ahead
 
@@ -209,7 +210,8 @@ def _await_begin(stack: DeployedStack, name: str, again: str, begun: bool) -> St
             tidy(stack, status)
             raise ray_job.failure(stack, status)
         _raise_if_hopeless(stack, status, standing, begun)
-        if standing.text != said or answered - told > _PROGRESS_SECONDS:
+        patience = _STARTS_SECONDS if standing.state == "admitted" else _PROGRESS_SECONDS
+        if standing.text != said or answered - told > patience:
             told, said, waited = answered, standing.text, answered - began
             tell(said + (f" (waited {_duration(waited)})" if waited > _TOLD_SECONDS else ""))
         time.sleep(min(max(_POLL_SECONDS, (answered - began) / 30), _MOST_POLL_SECONDS))

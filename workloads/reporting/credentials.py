@@ -128,7 +128,9 @@ def access(secret: str) -> Key:
             ),
         )
     except google.NotFound as error:
-        raise MissingKeyError(f"{secret} has no version.", "Store the key with `make secret STACK=<stack>`.") from error
+        raise MissingKeyError(
+            f"{secret} has no version.", "To track runs there, store a key with `make secret STACK=<stack>`."
+        ) from error
     except (google.Forbidden, google.Unauthorized) as error:
         raise AuthError(
             f"{secret} may not be read by this account.", "It needs roles/secretmanager.secretAccessor on the secret."

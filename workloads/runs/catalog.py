@@ -148,7 +148,7 @@ def find(place: Folder, name: str) -> KnownRun:
     if run.attempts or run.others:
         return run
     known = [found.name for found in runs(place)]
-    another = "another place with --storage or --stack."
+    another = "another place with --storage or --stack; runs on this machine are in --storage .oasis/runs."
     if not known:
         raise UsageError(f"there is no run {name!r} in {place.uri}, nor any other.", f"Name {another}")
     raise UsageError(

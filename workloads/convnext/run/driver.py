@@ -63,7 +63,7 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
         _await_capacity(run)
         if run.promise is not None:
             _check_fabric(run, run.promise)
-        progress.wait(f"there are places for the workers; starting Ray Train for {run.team}, which takes 5 to 20 s")
+        progress.wait(f"there are places for the workers; starting Ray Train for {run.team}, which takes 5 to 30 s")
         try:
             with _settings(run):
                 result = _trainer(run, callbacks, work).fit()
