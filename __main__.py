@@ -34,7 +34,7 @@ optional = {
     oasis.EncryptionKey: encryption_key,
 }
 apis = [api for part in (*always, *filter(optional.get, optional)) for api in part.APIS]
-services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(project=site.project, apis=apis))
+services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(site=site, apis=apis))
 cloud = pulumi.ResourceOptions(depends_on=[services])
 
 proxied_port = DASHBOARD_PORT if stack.network.proxy_only else None

@@ -1,4 +1,5 @@
-"""The one way to wait for what arrives or goes late: resources whose create or delete polls, bounded, with progress.
+"""The one way to wait for what arrives or goes late: resources whose create or delete polls, bounded, with progress;
+and to refuse what nothing may change or take away.
 
 Pulumi pickles these providers by reference and runs them in a process of its own, also for a later `destroy`: they hold
 no state and no credential, and renaming one here strands the stacks that have it.
@@ -91,6 +92,19 @@ def _one_message() -> Iterator[None]:
     except (WaitError, RequestRefused, NotAnswering) as error:
         sys.tracebacklimit = 0
         raise type(error)(str(error)) from None
+
+
+class _Place(Waiter):
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        with _one_message():
+            for key in ("project", "region", "zone"):
+                if _olds.get(key, _news[key]) != _news[key]:
+                    raise WaitError(
+                        f"this stack stands in {key} {_olds[key]}, and its file now says {_news[key]}: Pulumi would "
+                        "lose its way between the two, and nothing was done. For the new place use a stack of another "
+                        f"name, or run `pulumi destroy` first, with {_olds[key]} in the file again."
+                    )
+        return super().diff(_id, _olds, _news)
 
 
 class _ApisAnswer(Waiter):
@@ -233,6 +247,16 @@ class _ConnectionFree(Waiter):
             f"Look with `gcloud builds worker-pools list --region={region} --project={project}`, remove what is not "
             "this stack's, then run `pulumi destroy` again: it goes on from here.",
         )
+
+
+class Place(Resource, module="wait", name="Place"):
+    """The project, region and zone of a stack, which stay: another of them is refused, by a preview as well. Makes
+    nothing, removes nothing."""
+
+    def __init__(
+        self, name: str, project: str, region: str, zone: str, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(_Place(), name, {"project": project, "region": region, "zone": zone}, opts)
 
 
 class ApisAnswer(Resource, module="wait", name="ApisAnswer"):

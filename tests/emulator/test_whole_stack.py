@@ -20,7 +20,7 @@ from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.cloud import CloudObject
 from emulator.kubernetes.api import Body
 from emulator.machine import processes
-from emulator.machine.state import CHECKOUT
+from emulator.machine.state import CHECKOUT, EmulatorError
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY
 from tests.emulator.conftest import Emulated, objects
 from tests.support.processes import running
@@ -98,6 +98,8 @@ def test_a_preview_says_what_would_be_done_with_which_properties_and_does_nothin
     assert not [line for line in lines if "  updated" in line or "  created" in line or API_KEY in line]
     assert set(changes) == {"same", "update", "create"}
     assert set(emulated.engine().preview().changes) == {"same"}
+    with pytest.raises(EmulatorError, match=r"stands in region us-central1, and its file now says us-east5.*destroy"):
+        emulated.engine({"oasis:region": "us-east5", "oasis:zone": "us-east5-a"}).preview()
 
 
 def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated: Emulated) -> None:

@@ -289,6 +289,15 @@ def test_a_destroy_empties_the_queue_and_leaves_jobs_that_are_in_none(world: Wor
     assert jobs == [plain] and polls == 3
 
 
+@pytest.mark.parametrize("key", ["project", "region", "zone"])
+def test_a_stack_does_not_move(key: str, world: World) -> None:
+    there = {"project": "ours", "region": "us-central1", "zone": "us-central1-b"}
+    assert wait._Place().diff("id", there, {**there, "__provider": "newer"}).changes is False
+
+    with pytest.raises(WaitError, match=rf"stands in {key} {there[key]}, and its file now says elsewhere.*destroy"):
+        wait._Place().diff("id", there, {**there, key: "elsewhere"})
+
+
 def test_a_queue_with_jobs_stays_with_them_until_they_are_over(world: World) -> None:
     job = {"kind": "RayJob", "name": "train", "uid": "1"}
     over = {"conditions": [{"type": "Finished", "status": "True"}]}

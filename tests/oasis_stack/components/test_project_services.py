@@ -21,5 +21,12 @@ def test_each_api_is_enabled_once_after_the_two_that_enabling_needs_have_answere
     assert first.parent == rest.parent == full.only("oasis:index:ProjectServices").urn
 
 
+def test_nothing_is_done_before_it_is_known_that_the_stack_stands_where_it_stood(full: Deployment) -> None:
+    place = full.get("pulumi-python:dynamic/wait:Place", "services")
+    assert place.inputs.items() >= {"project": "some-project", "region": "us-central1", "zone": "us-central1-b"}.items()
+    made = [found for found in full if not found.type.startswith("oasis:index:") and found is not place]
+    assert [found.name for found in made if not full.is_before(place, found)] == []
+
+
 def test_a_destroy_leaves_every_api_on(full: Deployment) -> None:
     assert {service.inputs["disableOnDestroy"] for service in full.of_type(SERVICE)} == {False}
