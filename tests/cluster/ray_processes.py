@@ -31,6 +31,8 @@ class Nodes:
     """Environment of every node, and of a command that is to use this Ray."""
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     """By name; `ray start --block` of each."""
+    options: dict[str, Sequence[str]] = field(default_factory=dict)
+    """By name; with which each was started."""
 
     @property
     def address(self) -> str:
@@ -39,6 +41,7 @@ class Nodes:
 
     def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """`ray start --block` of one more node."""
+        self.options[name] = options
         common = ["--node-ip-address=127.0.0.1", f"--temp-dir={self.folder}/{name}", "--memory=2000000000"]
         command = [sys.executable, "-P", ray_start.__file__, *common, "--object-store-memory=80000000", "--block"]
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -62,10 +65,18 @@ class Nodes:
         return done.stdout.strip()
 
     def wait_for(self, nodes: int) -> None:
-        """Return once Ray has so many nodes, the head among them."""
-        # On a busy machine the head listens long before it is a node that can be connected to.
-        script = "print(sum(node['Alive'] for node in ray.nodes()))"
-        eventually(lambda: self.run(script).stdout.strip() == str(nodes), 180)
+        """Return once Ray has so many nodes, the head among them; a worker that has ended meanwhile is started anew."""
+
+        def there() -> bool:
+            # Ray gives a node 30 s to start (ray 2.60, _private/node.py), which a busy machine does not keep.
+            for name, process in self.workers.items():
+                if process.poll() is not None:
+                    self.workers[name] = self.start(name, *self.options[name])
+            # The head listens long before it is a node that can be connected to.
+            script = "print(sum(node['Alive'] for node in ray.nodes()))"
+            return self.run(script).stdout.strip() == str(nodes)
+
+        eventually(there)
 
 
 @contextlib.contextmanager
