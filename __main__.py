@@ -6,6 +6,7 @@ from oasis_stack import components as oasis
 from oasis_stack import stack_outputs
 from oasis_stack.components.queue import CONTROL_PLANE_PORTS
 from oasis_stack.facts import names
+from oasis_stack.pod_specs import ray_cluster_spec
 from oasis_stack.pod_specs.network_policy import DASHBOARD_PORT
 from oasis_stack.settings import settings
 
@@ -152,7 +153,13 @@ kueue = (
     gpu
     and queued
     and oasis.Kueue(
-        "kueue", oasis.KueueArgs(chart=gpu.queue_chart, namespace=ray.namespace, kubeconfig=cluster.kubeconfig), inside
+        "kueue",
+        oasis.KueueArgs(
+            chart=gpu.queue_chart,
+            namespaces=[share.namespace for share in stack.queue_shares.values()],
+            kubeconfig=cluster.kubeconfig,
+        ),
+        inside,
     )
 )
 queue = (
@@ -162,12 +169,11 @@ queue = (
     and oasis.Queue(
         "queue",
         oasis.QueueArgs(
-            namespace=ray.namespace,
+            shares=stack.queue_shares,
             pool_name=gpu_pools[queued].pool_name,
             machine=gpu.machine,
             entry=queued,
             head=ray.head.size,
-            heads=stack.queued_heads,
         ),
         pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[kueue]),
     )
@@ -176,6 +182,10 @@ queue = (
 buckets = {
     "data": oasis.BucketGrant(bucket=data.bucket_name, roles=(READ, SEE)),
     "runs": oasis.BucketGrant(bucket=runs.bucket_name, roles=(WRITE, SEE)),
+}
+readable = {
+    "secrets": {"wandb": secret.secret_id} if secret else {},
+    "repositories": {"python": registry.python_index_id},
 }
 identity = oasis.WorkloadIdentity(
     "identity",
@@ -186,8 +196,8 @@ identity = oasis.WorkloadIdentity(
         namespace=ray.namespace,
         service_account=names.RAY_ACCOUNT,
         buckets=buckets,
-        secrets={"wandb": secret.secret_id} if secret else {},
-        repositories={"python": registry.python_index_id},
+        folders={},
+        **readable,
     ),
     cloud,
 )
@@ -205,6 +215,60 @@ gpu_workers = gpu and oasis.GpuGroup(
     max_run_seconds=gpu.max_run_seconds,
     device_networks=devices.network_names if devices else [],
 )
+pods = oasis.RayPods(
+    ray_version=ray.version,
+    image=environment["image"],
+    head=ray.head.size,
+    cpu_worker=oasis.PodSize(cpus=ray.cpu_worker.cpus, memory_gib=ray.cpu_worker.memory_gb),
+    cpu_workers_max=ray.cpu_workers_max,
+    gpu=gpu_workers,
+    idle_timeout_seconds=ray.idle_timeout_seconds,
+    data_bucket=data.bucket_name,
+    runs_bucket=runs.bucket_name,
+)
+# A team's pods use the data, and a folder of the runs bucket, which its members use too.
+team_identities = [
+    oasis.WorkloadIdentity(
+        f"identity-{team.name}",
+        oasis.WorkloadIdentityArgs(
+            site=site,
+            project_number=services.number,
+            cluster_name=cluster.cluster_name,
+            namespace=team.name,
+            service_account=names.RAY_ACCOUNT,
+            buckets={"data": buckets["data"], "runs": oasis.BucketGrant(bucket=runs.bucket_name, roles=(SEE,))},
+            folders={
+                "runs": oasis.FolderGrant(
+                    bucket=runs.bucket_name,
+                    folder=names.team_folder(team.name),
+                    roles=(WRITE,),
+                    also=team.members,
+                    bucket_roles=(SEE,),
+                )
+            },
+            **readable,
+        ),
+        cloud,
+    )
+    for team in stack.teams
+]
+teams = [
+    oasis.Team(
+        team.name,
+        oasis.TeamArgs(
+            namespace=team.name,
+            environment=stack_outputs.team_environment(environment, team, share.most_nodes),
+            ray_cluster=ray_cluster_spec.cluster_of(pods, names.team_folder(team.name)),
+            cluster_queue=queue.cluster_queues[names.team_queue(team.name)],
+            members=team.members,
+            kubeconfig=cluster.kubeconfig,
+        ),
+        pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[queue, *team_identities]),
+    )
+    for team in stack.teams
+    for share in [stack.queue_shares[names.team_queue(team.name)]]
+    if queue
+]
 load_balancer = dashboard and oasis.InternalLoadBalancer(
     address=dashboard.address, port=ray.dashboard_port, client_ranges=ray.dashboard_client_ranges
 )
@@ -213,17 +277,9 @@ oasis.RayCluster(
     oasis.RayClusterArgs(
         namespace=ray.namespace,
         cluster_name=ray.cluster_name,
-        ray_version=ray.version,
-        image=environment["image"],
         environment=environment,
-        head=ray.head.size,
-        cpu_worker=oasis.PodSize(cpus=ray.cpu_worker.cpus, memory_gib=ray.cpu_worker.memory_gb),
-        cpu_workers_max=ray.cpu_workers_max,
-        gpu=gpu_workers,
-        cluster_queue=queue.cluster_queue if queue else None,
-        idle_timeout_seconds=ray.idle_timeout_seconds,
-        data_bucket=data.bucket_name,
-        runs_bucket=runs.bucket_name,
+        pods=pods,
+        cluster_queue=queue.cluster_queues[names.CLUSTER_QUEUE] if queue else None,
         control_plane_ranges=[addresses.control_plane, addresses.services],
         load_balancer=load_balancer,
         kubeconfig=cluster.kubeconfig,
@@ -231,7 +287,7 @@ oasis.RayCluster(
     # Pods need their grants, GPU pods nodes; on destroy these and the operators outlive users' Ray objects and jobs.
     pulumi.ResourceOptions(
         providers=[cluster.provider],
-        depends_on=[operator, identity, *gpu_pools.values(), *filter(None, (gpu_class, devices, queue))],
+        depends_on=[operator, identity, *teams, *gpu_pools.values(), *filter(None, (gpu_class, devices, queue))],
     ),
 )
 

@@ -5,12 +5,14 @@ Part of the wiring, so it may read settings; it registers nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pulumi
 
 from oasis_stack import components as oasis
 from oasis_stack.components import ray_cluster
 from oasis_stack.facts import names
-from oasis_stack.settings.schema import Settings
+from oasis_stack.settings.schema import Settings, TeamSettings
 
 
 def cluster_environment(
@@ -59,6 +61,23 @@ def cluster_environment(
     }
 
 
+def team_environment(
+    environment: Mapping[str, pulumi.Input[str]], team: TeamSettings, most_nodes: int
+) -> dict[str, pulumi.Input[str]]:
+    """The same for a team: no long-lived cluster, a folder of the runs bucket, and its part of the queue."""
+    return {
+        **environment,
+        "ray_namespace": team.name,
+        "ray_cluster_name": "",
+        "ray_dashboard_url": "",
+        "ray_dashboard_command": "",
+        "runs_uri": pulumi.Output.concat(environment["runs_uri"], "/", names.team_folder(team.name)),
+        "gpu_max_nodes": "0",
+        "gpu_queue_nodes": str(most_nodes),
+        "cpu_workers_max": "0",
+    }
+
+
 def for_people(
     settings: Settings, *, cluster: oasis.Cluster, registry: oasis.ArtifactRegistry, builds: oasis.ImageBuild | None
 ) -> dict[str, pulumi.Input[str]]:
@@ -66,6 +85,7 @@ def for_people(
     return {
         "kubeconfig": cluster.kubeconfig,
         "get_credentials_command": _get_credentials_command(settings, cluster.cluster_name),
+        "teams": " ".join(team.name for team in settings.teams),
         "gpu_compute_class": settings.gpu.compute_class if settings.gpu else "",
         "docker_index": registry.docker_index,
         "image_build_worker_pool": builds.worker_pool if builds else "",

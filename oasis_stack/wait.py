@@ -154,17 +154,23 @@ class _WorkloadsGone(Waiter):
 class _QueueEmpty(Waiter):
     def await_departure(self, props: Mapping[str, Any]) -> None:
         cluster = KubernetesClient(props["kubeconfig"])
-        if not _cluster_gone(cluster) and (live := sorted(_live_workloads(cluster))):
+        # Absent in a stack that an earlier version made, which had one queue.
+        of = str(props.get("namespace") or "")
+        if not _cluster_gone(cluster) and (live := sorted(_live_workloads(cluster, of))):
             raise WaitError(
-                f"the queue is to go, and these jobs are in it or run: {', '.join(live)}. Without Kueue they would "
-                "neither run nor end. Wait for them, or end each with `python -m workloads jobs stop NAME` or "
-                "`kubectl delete`; then run `pulumi up` again. Until then the queue and its nodes stay."
+                f"{f'team {of}' if of else 'the queue'} is to go, and these jobs are in the queue or run: "
+                f"{', '.join(live)}. Without it they would neither run nor end. Wait for them, or end each with "
+                "`python -m workloads jobs stop NAME` or `kubectl delete`; then run `pulumi up` again. Until then the "
+                "queue and its nodes stay."
             )
 
 
-def _live_workloads(cluster: KubernetesClient) -> Iterator[str]:
-    """Jobs that Kueue has in hand, each as `<namespace>/<name>`; a Workload belongs to its job."""
+def _live_workloads(cluster: KubernetesClient, namespace: str) -> Iterator[str]:
+    """Jobs that Kueue has in hand, each as `<namespace>/<name>`, of one namespace or of all; a Workload belongs to its
+    job."""
     for workload in cluster.objects(WORKLOADS):
+        if namespace not in ("", workload["metadata"]["namespace"]):
+            continue
         conditions = workload.get("status", {}).get("conditions") or []
         if not any(one["type"] == "Finished" and one["status"] == "True" for one in conditions):
             metadata = workload["metadata"]
@@ -314,8 +320,16 @@ class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
 class QueueEmpty(Resource, module="wait", name="QueueEmpty"):
     """Refuses to have a queue taken away that has jobs: it goes before its LocalQueue."""
 
-    def __init__(self, name: str, kubeconfig: pulumi.Input[str], opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(_QueueEmpty(), name, {"kubeconfig": kubeconfig}, secret_kubeconfig(opts))
+    def __init__(
+        self,
+        name: str,
+        kubeconfig: pulumi.Input[str],
+        namespace: str,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        """`namespace` is that whose jobs count; empty: those of all."""
+        props = {"kubeconfig": kubeconfig, "namespace": namespace}
+        super().__init__(_QueueEmpty(), name, props, secret_kubeconfig(opts))
 
 
 class NetworkFree(Resource, module="wait", name="NetworkFree"):

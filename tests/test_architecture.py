@@ -24,7 +24,7 @@ MORE_SIBLINGS = {"oasis_stack/components": 20}
 
 ORDER = {
     "oasis_stack": """
-        facts settings live_state wait pod_specs components stack_outputs command_line __main__
+        facts settings live_state wait pod_specs ray_namespace components stack_outputs command_line __main__
     """,
     "workloads": """
         errors environment run_name closed_pipe emulated interruption tables storage reporting cluster command_parser
@@ -47,7 +47,10 @@ WITHOUT_RAY = """
 """
 """Parts of the workloads that can be read, run and tested without Ray."""
 
-RAY = ("oasis_stack.components.ray_cluster", "oasis_stack.pod_specs.pods", "oasis_stack.pod_specs.ray_cluster_spec")
+RAY = (
+    *("oasis_stack.components.team", "oasis_stack.pod_specs.pods", "oasis_stack.pod_specs.ray_cluster_spec"),
+    "oasis_stack.ray_namespace",
+)
 
 READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line")
 

@@ -14,6 +14,9 @@ from typing import Any
 CONFIG_MAP = "oasis-environment"
 """ConfigMap in the Ray namespace with the stack's outputs, so that kubectl access alone is enough to submit."""
 
+CLUSTER_CONFIG_MAP, CLUSTER_KEY = "oasis-ray-cluster", "spec.json"
+"""ConfigMap in a team's namespace, and its key, with the spec of a RayCluster that those of its jobs are made like."""
+
 VARIABLE_PREFIX = "OASIS_"
 """Environment variable of field `x` is `OASIS_X`."""
 
@@ -63,9 +66,10 @@ class ClusterEnvironment:
     cluster_name: str
     """GKE cluster."""
     ray_namespace: str
-    """Kubernetes namespace of the RayCluster."""
+    """Kubernetes namespace of the RayCluster; of a team, its own."""
     ray_cluster_name: str
-    """RayCluster object; also the name of the Secret with its token (key `auth_token`)."""
+    """RayCluster object; also the name of the Secret with its token (key `auth_token`). Empty in a team's namespace,
+    where each job has a cluster of its own."""
     ray_dashboard_url: str
     """Where the dashboard and the Jobs API answer, once the port-forward (if any) runs."""
     ray_dashboard_command: str
@@ -100,6 +104,11 @@ class ClusterEnvironment:
     """Most pods of the CPU worker group."""
     wandb_secret: str
     """Secret Manager resource `projects/<p>/secrets/<s>` with the W&B key; empty without one. Never the key itself."""
+
+    @property
+    def team(self) -> str:
+        """The team whose facts these are; empty: nobody's in particular."""
+        return "" if self.ray_cluster_name else self.ray_namespace
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> ClusterEnvironment:

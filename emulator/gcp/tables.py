@@ -10,7 +10,15 @@ from emulator.gcp.container_rows import CONTAINER_ROWS
 from emulator.gcp.network_rows import NETWORK_ROWS
 from emulator.gcp.resources.members import Member
 from emulator.gcp.resources.services import EnabledApi, ServiceAgent
-from emulator.gcp.resources.small_services import Account, Bucket, Repository, Secret, SecretVersion, WorkerPool
+from emulator.gcp.resources.small_services import (
+    Account,
+    Bucket,
+    ManagedFolder,
+    Repository,
+    Secret,
+    SecretVersion,
+    WorkerPool,
+)
 from emulator.gcp.row import ResourceType, paths
 from emulator.google.collection import last
 
@@ -136,6 +144,25 @@ ROWS: dict[str, ResourceType] = {
             form="iam",
         ),
         "Terraform Google provider: google_storage_bucket_iam",
+    ),
+    "gcp:storage/managedFolder:ManagedFolder": ResourceType(
+        source="Terraform Google provider: google_storage_managed_folder",
+        resource=ManagedFolder(
+            parent="storage/v1/b/{bucket}/managedFolders",
+            identity="{bucket}/{name}",
+            unsent=frozenset({"forceDestroy"}),
+        ),
+        replaces=paths("bucket name"),
+        defaults={"forceDestroy": False},
+    ),
+    "gcp:storage/managedFolderIamMember:ManagedFolderIamMember": _member(
+        Member(
+            object_input="managedFolder",
+            object_template="b/{bucket:last}/managedFolders/{managedFolder}",
+            path="storage/v1/{object}",
+            form="iam",
+        ),
+        "Terraform Google provider: google_storage_managed_folder_iam",
     ),
     "gcp:secretmanager/secret:Secret": ResourceType(
         source="Terraform Google provider: google_secret_manager_secret",

@@ -43,7 +43,7 @@ ROLES: Mapping[str, str] = {
     "roles/secretmanager.admin": f"secretmanager.* {_READS}",
     "roles/secretmanager.secretAccessor": f"secretmanager.versions.access {_READS}",
     "roles/serviceusage.serviceUsageAdmin": "serviceusage.services.*",
-    "roles/storage.admin": f"storage.buckets.* storage.objects.* {_READS}",
+    "roles/storage.admin": f"storage.buckets.* storage.managedFolders.* storage.objects.* {_READS}",
     "roles/storage.bucketViewer": "storage.buckets.get storage.buckets.list",
 }
 """Patterns of the permissions that a role holds."""

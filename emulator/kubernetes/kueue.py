@@ -56,7 +56,7 @@ def _install(api: Api, state: State, release: Body) -> None:
     crds.install_kueue(api, {"strategy": "Webhook", "webhook": webhook})
     start(state)  # before the webhooks, which refuse what it does not answer
     for body in _webhooks(state, release, data["ca.crt"]):
-        chart.create(api, body)
+        api.apply(body, NAME, force=True)  # which namespaces they are asked about may have changed
 
 
 def _configure(state: State, file: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from emulator.kubernetes.api import Api, KindNotServedError
+from emulator.kubernetes.api import Api, Body, KindNotServedError
 from emulator.machine.state import EmulatorError
 
 CONFIG_MAP = "oasis-environment"
@@ -51,12 +51,17 @@ def find(kubeconfig: Path, *, timeout_seconds: float = 120.0) -> DeployedRay:
         time.sleep(0.5)
 
 
+def promises(api: Api) -> list[Body]:
+    """The ConfigMaps with the stack's outputs: the stack's own, and each team's."""
+    return api.list("v1", "ConfigMap", fieldSelector=f"metadata.name={CONFIG_MAP}")
+
+
 def _look(api: Api) -> tuple[str, DeployedRay | None]:
     """The RayCluster if all of it is there, or else what is missing."""
-    maps = api.list("v1", "ConfigMap", fieldSelector=f"metadata.name={CONFIG_MAP}")
-    if not maps:
+    # A team has such a map too, and no RayCluster that lives on its own.
+    data = next((found["data"] for found in promises(api) if found["data"].get("ray_cluster_name")), None)
+    if data is None:
         return f"ConfigMap {CONFIG_MAP}", None
-    data: dict[str, str] = maps[0].get("data") or {}
     namespace, name = data["ray_namespace"], data["ray_cluster_name"]
     try:
         cluster = api.get("ray.io/v1", "RayCluster", name, namespace)

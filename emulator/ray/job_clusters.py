@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from emulator.kubernetes import control_plane, pod_network
@@ -43,14 +44,19 @@ class JobClusters:
     def step(self) -> None:
         """Start what is missing, end what nobody wants any more, and have the heads ready whose Ray answers."""
         heads = self._api.list("v1", "Pod", labelSelector="ray.io/node-type=head")  # first: each one's cluster is known
-        wanted = {cluster["metadata"]["name"]: cluster for cluster in self._clusters()}
+        promised = {found["metadata"]["namespace"]: found["data"] for found in deployed_ray.promises(self._api)}
+        wanted = {
+            cluster["metadata"]["name"]: cluster
+            for cluster in self._clusters()
+            if cluster["metadata"]["namespace"] in promised
+        }
         for running in folders(self._state):
             if running.directory.name not in wanted:
                 self._network.forget(running.directory.name)
                 end(running)
         for name, cluster in wanted.items():
             if not self._network.knows(name):
-                self._start(name, cluster)
+                self._start(name, cluster, promised[cluster["metadata"]["namespace"]])
         for pod in heads:
             name = pod["metadata"]["labels"]["ray.io/cluster"]
             # Of other clusters there is no Ray, but for the stack's own, which the command that deploys it starts.
@@ -61,7 +67,7 @@ class JobClusters:
         found = self._api.list("ray.io/v1", "RayCluster", labelSelector=_BY_RAY_JOB)
         return [cluster for cluster in found if "deletionTimestamp" not in cluster["metadata"]]
 
-    def _start(self, name: str, cluster: Body) -> None:
+    def _start(self, name: str, cluster: Body, promised: Mapping[str, str]) -> None:
         namespace = cluster["metadata"]["namespace"]
         head = f"ray.io/cluster={name},ray.io/node-type=head"
         pods = self._api.list("v1", "Pod", namespace, labelSelector=head)
@@ -73,8 +79,7 @@ class JobClusters:
         ray_nodes.take_part(state, [self._state, *folders(self._state)])
         port = state.port("ray-dashboard")
         token = base64.b64decode(secret["data"]["auth_token"]).decode()
-        stack = deployed_ray.find(control_plane.kubeconfig_file(self._state)).environment
-        deployed, google = DeployedRay(environment=stack, token=token), cloud_server.environment(self._state)
+        deployed, google = DeployedRay(environment=promised, token=token), cloud_server.environment(self._state)
         url = f"http://127.0.0.1:{port}"
         ray_nodes.start(state, deployed, google, print, url=url, mounts=self._state.directory)
         for pod in placed:

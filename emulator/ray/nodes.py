@@ -294,7 +294,9 @@ def _part(state: State) -> int:
 
 
 def _bucket_directory(directory: Path, uri: str) -> Path:
-    return directory / "buckets" / urlsplit(uri).netloc
+    """Of a bucket, or of a folder in it."""
+    place = urlsplit(uri)
+    return directory / "buckets" / place.netloc / place.path.strip("/")
 
 
 def _refuse_taken(port: int, url: str) -> None:

@@ -6,13 +6,14 @@ everyone else's grant of that role.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack.facts import names
 from oasis_stack.facts.site import Site
 
 
@@ -25,6 +26,23 @@ class BucketGrant:
     roles: tuple[str, ...]
     """Roles such as `roles/storage.objectUser`. Ray's storage also reads the bucket itself (`storage.buckets.get`,
     in `roles/storage.bucketViewer`) and fails without it before it reads any object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderGrant:
+    """Roles on one folder of a bucket, which is made for it: on all objects whose names begin with its path (Cloud
+    Storage documentation, "Managed folders")."""
+
+    bucket: pulumi.Input[str]
+    """Bucket name; one without uniform bucket-level access has no such folders."""
+    folder: str
+    """Path of the folder, without a slash at either end."""
+    roles: tuple[str, ...]
+    """Roles such as `roles/storage.objectUser`."""
+    also: Sequence[str]
+    """Further principals with the same roles, and with `bucket_roles`: people who put files there for their jobs."""
+    bucket_roles: tuple[str, ...]
+    """Roles on the bucket itself for those: what a client asks of it before it reads an object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +61,8 @@ class WorkloadIdentityArgs:
     """Kubernetes service account; any other in the namespace has no access."""
     buckets: Mapping[str, BucketGrant]
     """Bucket grants by a short name, which becomes part of the grants' logical names."""
+    folders: Mapping[str, FolderGrant]
+    """Grants on folders of buckets, by a short name."""
     secrets: Mapping[str, pulumi.Input[str]]
     """Secrets whose values it may read, as `projects/<p>/secrets/<s>`, by a short name."""
     repositories: Mapping[str, pulumi.Input[str]]
@@ -50,7 +70,8 @@ class WorkloadIdentityArgs:
 
 
 class WorkloadIdentity(pulumi.ComponentResource):
-    """Registers member grants on buckets, secrets and repositories for one Kubernetes service account."""
+    """Registers member grants on buckets, their folders, secrets and repositories for one Kubernetes service
+    account."""
 
     APIS: ClassVar[tuple[str, ...]] = ("iam.googleapis.com", "iamcredentials.googleapis.com")
 
@@ -71,6 +92,8 @@ class WorkloadIdentity(pulumi.ComponentResource):
                     member=self.principal,
                     opts=child,
                 )
+        for short, grant in args.folders.items():
+            self._grant_folder(f"{name}-{short}", grant)
         for short, secret in args.secrets.items():
             gcp.secretmanager.SecretIamMember(
                 f"{name}-{short}",
@@ -91,6 +114,36 @@ class WorkloadIdentity(pulumi.ComponentResource):
                 opts=child,
             )
         self.register_outputs({"principal": self.principal})
+
+    def _grant_folder(self, name: str, grant: FolderGrant) -> None:
+        child = pulumi.ResourceOptions(parent=self)
+        folder = gcp.storage.ManagedFolder(
+            f"{name}-folder",
+            bucket=grant.bucket,
+            name=f"{grant.folder}/",
+            # Without objects it could go by itself; with them they stay, and the grants alone go with it.
+            force_destroy=True,
+            opts=child,
+        )
+        for role in grant.roles:
+            for suffix, member in (("", self.principal), *((f"-{names.digest(one)}", one) for one in grant.also)):
+                gcp.storage.ManagedFolderIamMember(
+                    f"{name}-folder-{role.rpartition('.')[2]}{suffix}",
+                    bucket=grant.bucket,
+                    managed_folder=folder.name,
+                    role=role,
+                    member=member,
+                    opts=child,
+                )
+        for role in grant.bucket_roles:
+            for member in grant.also:
+                gcp.storage.BucketIAMMember(
+                    f"{name}-{role.rpartition('.')[2]}-{names.digest(member)}",
+                    bucket=grant.bucket,
+                    role=role,
+                    member=member,
+                    opts=child,
+                )
 
 
 def principal(project: str, project_number: str, namespace: str, service_account: str) -> str:

@@ -194,3 +194,40 @@ def range_name(role: str, block: str) -> str:
     """Name of a secondary range, which tells its addresses apart: a cluster is replaced for another name, and only so
     does a plan show that other addresses mean another cluster."""
     return f"{role}-{hashlib.sha256(block.encode()).hexdigest()[:7]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternalAddressArgs:
+    """Arguments of a reserved address."""
+
+    site: Site
+    """Where the stack stands."""
+    subnet_id: pulumi.Input[str]
+    """Subnet whose range the address is taken from; the load balancer must be in the same one."""
+
+
+class InternalAddress(pulumi.ComponentResource):
+    """Registers one reserved internal address."""
+
+    APIS: ClassVar[tuple[str, ...]] = ("compute.googleapis.com",)
+
+    address: pulumi.Output[str]
+
+    def __init__(self, name: str, args: InternalAddressArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("oasis:index:InternalAddress", name, None, opts)
+        reserved = gcp.compute.Address(
+            name,
+            project=args.site.project,
+            region=args.site.region,
+            subnetwork=args.subnet_id,
+            address_type="INTERNAL",
+            purpose="GCE_ENDPOINT",
+            labels=dict(args.site.labels),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                # It is released some time after the load balancer is gone.
+                custom_timeouts=pulumi.CustomTimeouts(create="20m", update="20m", delete="20m"),
+            ),
+        )
+        self.address = reserved.address
+        self.register_outputs({"address": self.address})

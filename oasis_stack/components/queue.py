@@ -8,6 +8,7 @@ Workload. So queues are empty before Kueue goes: an uninstall with live Workload
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from oasis_stack.facts import names
 from oasis_stack.facts.capacity_rules import CapacityEntry
 from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.pod_size import PodSize, whole_node_pod
+from oasis_stack.facts.queue_share import QueueShare
 
 API = "kueue.x-k8s.io"
 API_VERSION = f"{API}/v1beta2"
@@ -53,9 +55,9 @@ class KueueArgs:
 
     chart: str
     """Address of the chart itself, `oci://...` or `https://...`."""
-    namespace: str
-    """Kubernetes namespace whose jobs may be queued. Kueue is asked about those of no other, so that the rest of the
-    cluster works on while it is down; in this one no RayJob or RayCluster changes then."""
+    namespaces: Sequence[str]
+    """Kubernetes namespaces whose jobs may be queued. Kueue is asked about those of no other, so that the rest of the
+    cluster works on while it is down; in these no RayJob or RayCluster changes then."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, through which the arrival of ProvisioningRequests is watched."""
 
@@ -79,7 +81,7 @@ class Kueue(pulumi.ComponentResource):
             version=names.KUEUE_VERSION,
             namespace=names.KUEUE_NAMESPACE,
             create_namespace=True,
-            values=chart_values(args.namespace),
+            values=chart_values(args.namespaces),
             atomic=True,
             timeout=TIMEOUT_SECONDS,
             # Kueue looks once, as it starts: without the type it never asks for nodes, and no queued job would run
@@ -90,7 +92,7 @@ class Kueue(pulumi.ComponentResource):
         self.register_outputs({"release_name": self.release_name})
 
 
-def chart_values(namespace: str) -> dict[str, Any]:
+def chart_values(namespaces: Sequence[str]) -> dict[str, Any]:
     """Values of the chart, where they are not its defaults."""
     return {
         "controllerManager": {
@@ -107,11 +109,11 @@ def chart_values(namespace: str) -> dict[str, Any]:
                 "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}},
             },
         },
-        "managerConfig": {"controllerManagerConfigYaml": yaml.safe_dump(configuration(namespace), sort_keys=False)},
+        "managerConfig": {"controllerManagerConfigYaml": yaml.safe_dump(configuration(namespaces), sort_keys=False)},
     }
 
 
-def configuration(namespace: str) -> dict[str, Any]:
+def configuration(namespaces: Sequence[str]) -> dict[str, Any]:
     """Kueue's own configuration, whole: the chart merges nothing into it (kubernetes-sigs/kueue v0.19.2,
     apis/config/v1beta2/configuration_types.go)."""
     return {
@@ -125,7 +127,7 @@ def configuration(namespace: str) -> dict[str, Any]:
         "clientConnection": {"qps": 50, "burst": 100},
         # What does not name a queue, the long-lived RayCluster above all, runs as if there were no Kueue.
         "manageJobsWithoutQueueName": False,
-        "managedJobsNamespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "managedJobsNamespaceSelector": _within(namespaces),
         # A job of which some pods never become ready would keep its nodes, and the queue, for ever. A slow pull of its
         # image ends it too. Kueue 0.19 does the same unasked and tries without end, so it is said here.
         "waitForPodsReady": {
@@ -139,12 +141,20 @@ def configuration(namespace: str) -> dict[str, Any]:
     }
 
 
+def _within(namespaces: Sequence[str]) -> dict[str, Any]:
+    """Selector of namespaces by their names."""
+    return {
+        "matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*namespaces]}],
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueArgs:
     """Arguments of the queue."""
 
-    namespace: str
-    """Kubernetes namespace whose jobs may be queued; those of any other are never admitted."""
+    shares: Mapping[str, QueueShare]
+    """Shares by the name of their ClusterQueue; together they are the pool's nodes, and the heads that the system pool
+    holds beside what always runs there. With more heads GPU nodes wait for one."""
     pool_name: pulumi.Input[str]
     """GKE node pool with queued provisioning; another one, and requests are never met."""
     machine: Machine
@@ -153,16 +163,15 @@ class QueueArgs:
     """How many nodes that pool may have, and for how long; the pool's own, or requests are refused by GKE."""
     head: PodSize
     """Size of the head of a queued Ray job; of a larger one, fewer fit than are let go."""
-    heads: int
-    """Heads that the system pool holds beside what always runs there; with more, GPU nodes wait for one."""
 
 
 class Queue(pulumi.ComponentResource):
-    """Registers Kueue's ClusterQueue with its two kinds of nodes, and the check that asks GKE for GPU nodes."""
+    """Registers Kueue's ClusterQueues with their two kinds of nodes and, of several, the priority of each; and the
+    check that asks GKE for GPU nodes."""
 
     APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
 
-    cluster_queue: pulumi.Output[str]
+    cluster_queues: Mapping[str, pulumi.Output[str]]
 
     def __init__(self, name: str, args: QueueArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:Queue", name, None, opts)
@@ -172,10 +181,29 @@ class Queue(pulumi.ComponentResource):
         ]
         requests = self._object("ProvisioningRequestConfig", names.QUEUED_PROVISIONING, requests_spec(args.entry))
         check = self._object("AdmissionCheck", names.QUEUED_PROVISIONING, CHECK_SPEC, requests)
-        queue = self._object("ClusterQueue", names.CLUSTER_QUEUE, cluster_queue_spec(args), *flavors, check)
-        # An output of the object, not a constant: what names the queue is made after it and goes before it.
-        self.cluster_queue = queue.urn.apply(lambda _: names.CLUSTER_QUEUE)
-        self.register_outputs({"cluster_queue": self.cluster_queue})
+        # Outputs of the objects, not constants: what names a queue is made after it and goes before it.
+        self.cluster_queues = {
+            found: self._queue(args, found, share, *flavors, check).urn.apply(lambda _, found=found: found)
+            for found, share in args.shares.items()
+        }
+        self.register_outputs({"cluster_queues": self.cluster_queues})
+
+    def _queue(self, args: QueueArgs, name: str, share: QueueShare, *after: pulumi.Resource) -> pulumi.Resource:
+        queue = self._object("ClusterQueue", name, cluster_queue_spec(args, share), *after)
+        if share.priority is not None:
+            # The package's class for such objects knows those with a spec alone.
+            pulumi.CustomResource(
+                f"kubernetes:{API_VERSION}:WorkloadPriorityClass",
+                name,
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": "WorkloadPriorityClass",
+                    "metadata": {"name": share.namespace},
+                    "value": share.priority,
+                },
+                pulumi.ResourceOptions(parent=self),
+            )
+        return queue
 
     def _object(self, kind: str, name: str, spec: dict[str, Any], *after: pulumi.Resource) -> pulumi.Resource:
         return kubernetes.apiextensions.CustomResource(
@@ -226,17 +254,30 @@ CHECK_SPEC: dict[str, Any] = {
 }
 
 
-def cluster_queue_spec(args: QueueArgs) -> dict[str, Any]:
-    """What all queued jobs may have at once. Heads find their quota on system nodes first; GPUs there are none."""
-    node = whole_node_pod(args.machine)
+def cluster_queue_spec(args: QueueArgs, share: QueueShare) -> dict[str, Any]:
+    """What the jobs of a namespace may have at once. Heads find their quota on system nodes first; GPUs there are none.
+
+    With other namespaces beside it: what it does not use is lent. It takes its own back from whoever borrowed it, and
+    what it must borrow itself from those of lower priority that have borrowed, too.
+    """
+    node, shared = whole_node_pod(args.machine), len(args.shares) > 1
+    borrowed = share.most_nodes - share.nodes if shared else None
+    together: dict[str, Any] = {
+        "cohortName": names.CLUSTER_QUEUE,
+        "preemption": {"reclaimWithinCohort": "Any", "borrowWithinCohort": {"policy": "LowerPriority"}},
+    }
     return {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": args.namespace}},
+        **(together if shared else {}),
+        "namespaceSelector": _within([share.namespace]),
         "resourceGroups": [
             {
                 "coveredResources": ["cpu", "memory", GPU],
                 "flavors": [
-                    {"name": names.SYSTEM_FLAVOR, "resources": _quotas(args.head, args.heads, 0)},
-                    {"name": names.QUEUED_FLAVOR, "resources": _quotas(node, args.entry.max_nodes, args.machine.gpus)},
+                    {"name": names.SYSTEM_FLAVOR, "resources": _quotas(args.head, share.heads, 0)},
+                    {
+                        "name": names.QUEUED_FLAVOR,
+                        "resources": _quotas(node, share.nodes, args.machine.gpus, borrowed),
+                    },
                 ],
             }
         ],
@@ -246,7 +287,18 @@ def cluster_queue_spec(args: QueueArgs) -> dict[str, Any]:
     }
 
 
-def _quotas(pod: PodSize, pods: int, gpus: int) -> list[dict[str, str]]:
-    """Quotas for so many pods of that size with so many GPUs each."""
-    amounts = {"cpu": str(pod.cpus * pods), "memory": f"{pod.memory_gib * pods}Gi", GPU: str(gpus * pods)}
-    return [{"name": resource, "nominalQuota": amount} for resource, amount in amounts.items()]
+def _quotas(pod: PodSize, pods: int, gpus: int, borrowed: int | None = None) -> list[dict[str, str]]:
+    """Quotas for so many pods of that size with so many GPUs each, and for so many more that are borrowed at most."""
+
+    def amounts(pods: int) -> dict[str, str]:
+        return {"cpu": str(pod.cpus * pods), "memory": f"{pod.memory_gib * pods}Gi", GPU: str(gpus * pods)}
+
+    limits = {} if borrowed is None else amounts(borrowed)
+    return [
+        {
+            "name": resource,
+            "nominalQuota": amount,
+            **({"borrowingLimit": limits[resource]} if resource in limits else {}),
+        }
+        for resource, amount in amounts(pods).items()
+    ]

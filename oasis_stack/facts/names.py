@@ -41,6 +41,9 @@ RAY_NAMESPACE_PATTERN = re.compile(
 )
 """Namespaces that a stack may make, and delete with all that is in them: not Kubernetes', GKE's or the operators'."""
 
+TEAM_PATTERN = re.compile(r"(?=[a-z])" + RAY_NAMESPACE_PATTERN.pattern.replace("{0,61}", "{0,28}"))
+"""Teams are namespaces, too: 30 characters, so that names made of them keep within Kubernetes' 63."""
+
 KUBERAY_VERSION = "1.6.2"
 """The operator's Helm chart and image; token authentication of a RayCluster needs 1.5.1 or later."""
 
@@ -85,6 +88,16 @@ def bucket(project: str, name: str, purpose: str) -> str:
     """
     owner = digest(project) if "goog" in project else project
     return f"{owner}-{name}-{purpose}"
+
+
+def team_folder(team: str) -> str:
+    """A team's folder in the runs bucket."""
+    return f"teams/{team}"
+
+
+def team_queue(team: str) -> str:
+    """A team's ClusterQueue, beside `CLUSTER_QUEUE`."""
+    return f"team-{team}"
 
 
 def repository(name: str, purpose: str) -> str:

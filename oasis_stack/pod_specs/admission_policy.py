@@ -19,12 +19,40 @@ INITIAL = "{}.?initContainers.orValue([])"
 Spec = dict[str, Any]
 
 
-def policies(namespace: str, service_account: str) -> dict[str, Any]:
+def policies(namespace: str, service_account: str, prefix: str) -> dict[str, Any]:
     """Spec of every ValidatingAdmissionPolicy, by name. CEL's two-variable comprehensions need Kubernetes 1.33."""
     return {
-        "oasis-ray-account": _account(namespace, service_account),
-        "oasis-ray-pods": _pods(namespace, service_account),
-        "oasis-ray-jobs": _jobs(namespace, service_account),
+        f"{prefix}-account": _account(namespace, service_account),
+        f"{prefix}-pods": _pods(namespace, service_account),
+        f"{prefix}-jobs": _jobs(namespace, service_account),
+    }
+
+
+def queued_jobs(namespace: str, operator: str, queue: str, priority: str) -> Spec:
+    """Jobs of a namespace are in its queue and of its priority, or there are none: nodes go by quota alone.
+
+    Args:
+        namespace: whose jobs.
+        operator: account of KubeRay, whose own Jobs only hand a command to a Ray cluster that is queued already.
+        queue: Kueue's LocalQueue.
+        priority: Kueue's WorkloadPriorityClass.
+    """
+    rules = [
+        {**rule, "operations": ["CREATE", "UPDATE"]}
+        for group, resources in (("ray.io", "rayjobs"), ("batch", "jobs"))
+        for rule in _made(namespace, group, resources)["resourceRules"]
+    ]
+    labels = {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/priority-class": priority}
+    return {
+        "matchConstraints": {**_made(namespace, "", ""), "resourceRules": rules},
+        "matchConditions": [{"name": "people", "expression": f"request.userInfo.username != '{operator}'"}],
+        "validations": [
+            _rule(
+                f"object.metadata.?labels[?'{key}'].orValue('') == '{value}'",
+                f"jobs of {namespace} wait in its queue: set the label {key} to {value}",
+            )
+            for key, value in labels.items()
+        ],
     }
 
 

@@ -40,6 +40,8 @@ class Mounts:
     """Bucket that jobs read; a bucket that the service account may not read leaves the pod in creation."""
     runs_bucket: pulumi.Input[str]
     """Bucket for results and logs; as above, for reading and writing."""
+    runs_folder: str
+    """Folder of it that is mounted; empty: all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def pod_volumes(mounts: Mounts, size: PodSize, local_ssds: int, training: bool) 
         data["csi"]["volumeAttributes"]["gcsfuseMetadataPrefetchOnMount"] = "true"
     volumes = [
         data,
-        _bucket("runs", mounts.runs_bucket, RUNS_OPTIONS),
+        _bucket("runs", mounts.runs_bucket, RUNS_OPTIONS + (mounts.runs_folder and f",only-dir={mounts.runs_folder}")),
         # The driver takes the volume of this name for its file cache. Above the cache's own limit: at the volume's, the
         # kubelet would evict the pod.
         {"name": "gke-gcsfuse-cache", "emptyDir": {"sizeLimit": f"{cache_gib * 5 // 4}Gi"}},

@@ -50,7 +50,7 @@ def policies(
 
     Args:
         operator_namespace: of KubeRay.
-        control_plane_ranges: where the Kubernetes API answers.
+        control_plane_ranges: where the Kubernetes API answers; none where no head has an autoscaler.
         dashboard_client_ranges: of clients that use the dashboard's load balancer.
         queued: there is a queue for Jobs.
     """
@@ -60,9 +60,10 @@ def policies(
         "operator": _operator(operator_namespace),
         "submitter": _submitter(),
         "submitted-to": _submitted_to(),
-        "autoscaler": _autoscaler(control_plane_ranges),
         "google": _google({"matchLabels": RAY_NODE}),
     }
+    if control_plane_ranges:
+        found["autoscaler"] = _autoscaler(control_plane_ranges)
     if queued:
         found |= {"queued-jobs": _queued_jobs(), "queued-jobs-google": _google({"matchExpressions": [QUEUED]})}
     if dashboard_client_ranges:

@@ -6,9 +6,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-from oasis_stack.pod_specs.pods import API_MOUNT, CONTAINER_SECURITY
+import pulumi
+
+from oasis_stack.facts import names
+from oasis_stack.facts.pod_size import PodSize
+from oasis_stack.pod_specs.mounts import Mounts
+from oasis_stack.pod_specs.pods import (
+    API_MOUNT,
+    CONTAINER_SECURITY,
+    GpuGroup,
+    PodContext,
+    cpu_worker_template,
+    gpu_worker_template,
+    head_template,
+)
+from workloads.environment import (
+    CONFIG_MAP,
+    DATA_MOUNT,
+    GIB_DIRECTORY,
+    RUNS_MOUNT,
+    SCRATCH_MOUNT,
+    ClusterEnvironment,
+    variable,
+)
 
 AUTOSCALED = {"pulumi.com/patchForce": "true"}
 """Annotation with which an update wins the list of worker groups back from Ray's autoscaler, and does not fail.
@@ -37,6 +60,59 @@ RAY_ENVIRONMENT = {
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
 }
 """Settings that Ray reads in a job's driver and hands on to its workers (ray 2.60, train/v2/_internal/constants.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayPods:
+    """What the pods of every Ray cluster of the stack are, be it the long-lived one or a team's."""
+
+    ray_version: str
+    """Ray in the image; another one here, and KubeRay starts Ray with options it does not know."""
+    image: pulumi.Input[str]
+    """Container image of every Ray pod."""
+    head: PodSize
+    """Size of the head; one that runs out of memory takes all jobs with it."""
+    cpu_worker: PodSize
+    """Size of a CPU worker; more than a node of the CPU pool has free, and none ever starts."""
+    cpu_workers_max: int
+    """Most CPU workers; 0 builds no such group."""
+    gpu: GpuGroup | None
+    """The GPU worker group; None in a stack without GPUs."""
+    idle_timeout_seconds: int
+    """How long a worker without work stays; short gives up nodes that are hard to get back, long pays for them."""
+    data_bucket: pulumi.Input[str]
+    """Bucket mounted read-only for data."""
+    runs_bucket: pulumi.Input[str]
+    """Bucket mounted for results and logs."""
+
+
+def cluster_of(pods: RayPods, runs_folder: str = "") -> dict[str, Any]:
+    """Spec of a RayCluster of these pods; `runs_folder` of the runs bucket is mounted, or all of it."""
+    context = PodContext(
+        image=pods.image,
+        service_account=names.RAY_ACCOUNT,
+        environment=pod_environment(
+            CONFIG_MAP, {variable(field.name): field.name for field in fields(ClusterEnvironment)}
+        ),
+        mounts=Mounts(
+            data=DATA_MOUNT,
+            runs=RUNS_MOUNT,
+            scratch=SCRATCH_MOUNT,
+            gib=GIB_DIRECTORY,
+            data_bucket=pods.data_bucket,
+            runs_bucket=pods.runs_bucket,
+            runs_folder=runs_folder,
+        ),
+    )
+    groups = []
+    if pods.cpu_workers_max:
+        template = cpu_worker_template(context, pods.cpu_worker, names.CPU_POOL_LABELS)
+        groups.append(worker_group("cpu", pods.cpu_workers_max, template))
+    if pods.gpu is not None:
+        groups.append(worker_group("gpu", pods.gpu.max_nodes, gpu_worker_template(context, pods.gpu)))
+    # Never on Spot or flex-start: a job does not survive its head.
+    head = head_template(context, pods.head, names.SYSTEM_POOL_LABELS)
+    return ray_cluster_spec(pods.ray_version, pods.idle_timeout_seconds, head, groups)
 
 
 def pod_environment(config_map: str, variables: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -200,6 +200,59 @@ def _queued_heads(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def _teams(settings: Settings) -> Iterator[Problem]:
+    queue = settings.gpu.queue if settings.gpu else None
+    if settings.teams and queue is None:
+        yield Problem(
+            key="teams",
+            value=[team.name for team in settings.teams],
+            allowed="none without an entry of mode queued in oasis:gpu.capacity, which teams share",
+            remedy="add such an entry, or remove the teams",
+        )
+    if queue is None:
+        return
+    known = {settings.ray.namespace: "oasis:ray.namespace"}
+    for index, team in enumerate(settings.teams):
+        key = f"teams[{index}]"
+        if team.name in known:
+            yield Problem(
+                key=f"{key}.name",
+                value=team.name,
+                allowed=f"a name of its own: {known[team.name]} has this one",
+                remedy="rename one of them",
+            )
+        known.setdefault(team.name, f"oasis:{key}.name")
+        if team.max_gpu_nodes is not None and not team.gpu_nodes <= team.max_gpu_nodes <= queue.max_nodes:
+            yield Problem(
+                key=f"{key}.max_gpu_nodes",
+                value=team.max_gpu_nodes,
+                allowed=f"from its gpu_nodes, {team.gpu_nodes}, to max_nodes of the queued entry, {queue.max_nodes}",
+                remedy="correct it, or leave it out: it is then the whole queue",
+            )
+    yield from _shared_nodes(settings, queue.max_nodes)
+
+
+def _shared_nodes(settings: Settings, nodes: int) -> Iterator[Problem]:
+    """What belongs to teams exists: nodes of the queue, and places for as many heads."""
+    taken = sum(team.gpu_nodes for team in settings.teams)
+    shares = ", ".join(f"{team.name} {team.gpu_nodes}" for team in settings.teams)
+    if taken > nodes:
+        yield Problem(
+            key="teams",
+            value=shares,
+            allowed=f"gpu_nodes of {nodes} together, the max_nodes of the queued entry in oasis:gpu.capacity",
+            remedy="lower some, or raise max_nodes there",
+        )
+    elif taken > max(settings.queued_heads, 0):
+        yield Problem(
+            key="teams",
+            value=shares,
+            allowed=f"gpu_nodes of {max(settings.queued_heads, 0)} together: each may be a job's, with a head of its "
+            "own on the system pool",
+            remedy="raise oasis:cluster.system_pool.max_nodes or its machine_type, or lower some gpu_nodes",
+        )
+
+
 def _cpu_workers(settings: Settings) -> Iterator[Problem]:
     ray, pool = settings.ray, settings.cluster.cpu_pool
     if ray.cpu_workers_max > pool.max_nodes:
@@ -325,6 +378,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("cluster.system_pool", "cluster.cpu_pool"), _pools),
     (("cluster.system_pool", "ray.head"), _head),
     (("cluster.system_pool", "ray.head", "gpu.capacity"), _queued_heads),
+    (("teams", "ray.namespace", "cluster.system_pool", "ray.head", "gpu.capacity"), _teams),
     (("ray.cpu_workers_max", "ray.cpu_worker", "cluster.cpu_pool"), _cpu_workers),
     (("ray.dashboard_access", "ray.dashboard_client_ranges"), _dashboard),
     (("ray.version", "ray.image"), _image),

@@ -18,6 +18,7 @@ from oasis_stack.facts.address_plan import AddressPlan
 from oasis_stack.facts.capacity_rules import CapacityEntry
 from oasis_stack.facts.machine import BUILD_MACHINES, GENERAL_PURPOSE, MACHINES, Machine, PoolSize, general_purpose
 from oasis_stack.facts.pod_size import PodSize
+from oasis_stack.facts.queue_share import QueueShare
 from oasis_stack.facts.retention import BucketRetention, RepositoryRetention, Retention
 from oasis_stack.facts.site import Site
 
@@ -325,6 +326,39 @@ class RaySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeamSettings:
+    """People who share the stack's queue with others, and nothing else."""
+
+    name: Annotated[
+        str,
+        Matching(
+            names.TEAM_PATTERN,
+            "1 to 30 of a-z, 0-9 and -, a letter first, no - at the end; "
+            f"not default, {names.KUBERAY_NAMESPACE}, {names.KUEUE_NAMESPACE}, kube-*, gke-* or gmp-*",
+        ),
+    ]
+    """Also the Kubernetes namespace, made and deleted with the stack."""
+    gpu_nodes: Annotated[int, Between(1, 1000)]
+    """Nodes of the queue that are theirs: lent to others while they do not need them, and taken back when they do."""
+    max_gpu_nodes: Annotated[int, Between(1, 1000)] | None = None
+    """Most nodes that they may have at once, borrowed ones included. Default: all of the queue's."""
+    priority: Annotated[int, Between(-1000, 1000)] = 0
+    """Who borrows first, and from whom: a team that must borrow takes what teams of lower priority have borrowed."""
+    members: tuple[
+        Annotated[
+            str,
+            Matching(
+                r"(user|group|serviceAccount):[^@\s:]+@[^@\s:]+",
+                "user:, group: or serviceAccount: and an address, as user:ann@example.com",
+            ),
+        ],
+        ...,
+    ] = ()
+    """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. GKE knows
+    only groups within gke-security-groups@ of their domain."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BucketSettings(BucketRetention):
     """One bucket."""
 
@@ -412,6 +446,8 @@ class Settings:
     gpu: GpuSettings | None = None
     """Leave it out for a stack without GPUs."""
     ray: RaySettings = field(default_factory=RaySettings)
+    teams: tuple[TeamSettings, ...] = ()
+    """Teams that share the queue, each with a namespace of its own; it takes a queued entry. None by default."""
     data: BucketSettings = field(default_factory=BucketSettings)
     """Bucket of the training data."""
     runs: BucketSettings = field(default_factory=BucketSettings)
@@ -434,6 +470,32 @@ class Settings:
         """Heads of queued jobs that the system pool holds beside the standing cluster's own."""
         pool = self.cluster.system_pool
         return pod_size.heads_on(general_purpose(pool.machine_type), pool.max_nodes, self.ray.head.size) - 1
+
+    @property
+    def queue_shares(self) -> dict[str, QueueShare]:
+        """Parts of the queue by their ClusterQueue: the teams', and what they leave; empty without a queue."""
+        queue = self.gpu.queue if self.gpu else None
+        if queue is None:
+            return {}
+        taken = sum(team.gpu_nodes for team in self.teams)
+        rest = QueueShare(
+            namespace=self.ray.namespace,
+            nodes=queue.max_nodes - taken,
+            heads=self.queued_heads - taken,
+            most_nodes=queue.max_nodes,
+            priority=None,
+        )
+        teams = {
+            names.team_queue(team.name): QueueShare(
+                namespace=team.name,
+                nodes=team.gpu_nodes,
+                heads=team.gpu_nodes,
+                most_nodes=team.max_gpu_nodes or queue.max_nodes,
+                priority=team.priority,
+            )
+            for team in self.teams
+        }
+        return {names.CLUSTER_QUEUE: rest, **teams}
 
     def address_plan(self) -> AddressPlan:
         """Every range of the stack.

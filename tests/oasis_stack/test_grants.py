@@ -80,6 +80,9 @@ def everything() -> Deployment:
     config = changed("oasis:cluster", {"secrets_encryption_key": key}, changed("oasis:build.peered", True))
     config = changed("oasis:network.proxy_only", True, config)
     config = changed("oasis:registry", {"docker_hub": HUB_LOGIN}, config)
+    queued = {"mode": "queued", "max_nodes": 2}
+    team = {"name": "vision", "gpu_nodes": 1, "members": ["group:vision@example.com"]}
+    config = changed("oasis:teams", [team], changed("oasis:gpu.capacity[3]", queued, config))
     balanced = {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.200.0.0/16"]}
     return deploy_stack(changed("oasis:ray", balanced, config))
 
@@ -114,7 +117,9 @@ def granted(deployed: Deployment) -> list[Grant]:
 def _subject(grant: Registered) -> str:
     member = grant.inputs["member"]
     if member.startswith("principal://"):
-        return "workload"
+        return "workload" if "/ns/ray/" in member else "team's workload"
+    if member.startswith("group:"):
+        return "team's member"
     account = member.removeprefix("serviceAccount:")
     known = {
         "oasis-nodes@": "node account",
@@ -127,6 +132,8 @@ def _subject(grant: Registered) -> str:
 
 def _place(grant: Registered) -> str:
     inputs = grant.inputs
+    if "managedFolder" in inputs:
+        return "team's folder of the runs bucket"
     if "bucket" in inputs:
         return f"{inputs['bucket'].rpartition('-')[2]} bucket"
     if "repository" in inputs:

@@ -44,7 +44,7 @@ from workloads.environment import MAX_RUN_VARIABLE, ClusterEnvironment
 EXPORTS = {
     *(field.name for field in fields(ClusterEnvironment)),
     *("kubeconfig", "get_credentials_command", "gpu_compute_class", "docker_index"),
-    *("image_build_worker_pool", "image_builder", "image_build_bucket"),
+    *("image_build_worker_pool", "image_builder", "image_build_bucket", "teams"),
 }
 
 # Arguments whose change means a new cluster, or a new network under it: `ForceNew` in

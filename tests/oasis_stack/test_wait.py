@@ -308,9 +308,12 @@ def test_a_queue_with_jobs_stays_with_them_until_they_are_over(world: World) -> 
     world.answers["/apis/kueue.x-k8s.io/v1beta2/workloads"] = lambda _: (200, {"items": items})
     props = {"kubeconfig": world.kubeconfig}
 
-    with pytest.raises(WaitError, match=r"jobs are in it or run: team/train\. .*jobs stop NAME.*pulumi up"):
+    with pytest.raises(WaitError, match=r"jobs are in the queue or run: team/train\. .*jobs stop NAME"):
         wait._QueueEmpty().delete("id", props)
     assert not [path for method, path in world.asked if method == "DELETE"]
+    with pytest.raises(WaitError, match=r"^team team is to go, and these jobs are in the queue or run: team/train\."):
+        wait._QueueEmpty().delete("id", {**props, "namespace": "team"})
+    wait._QueueEmpty().delete("id", {**props, "namespace": "another"})
 
     items.remove(live)
     wait._QueueEmpty().delete("id", props)

@@ -26,6 +26,9 @@ SUBNET = ("gcp:compute/subnetwork:Subnetwork", "network-nodes")
 GPU_POOL = "gcp:container/nodePool:NodePool"
 BUCKET = "gcp:storage/bucket:Bucket"
 
+TEAM = ("kubernetes:kueue.x-k8s.io/v1beta2:ClusterQueue", "team-vision")
+TEAM_GPUS = "spec.resourceGroups[0].flavors[1].resources[2]"
+
 KMS_KEY = "projects/keys-project/locations/us-east4/keyRings/ring/cryptoKeys/secrets"
 HUB_TOKEN = "projects/keys-project/secrets/docker-hub/versions/3"
 IMAGE = "us-east4-docker.pkg.dev/my-project/mine-docker/ray@sha256:" + "0a" * 32
@@ -139,6 +142,14 @@ EXAMPLES: dict[str, Example] = {
     "ray.cpu_worker.memory_gb": Example(45, RAY, _request(CPU_GROUP, "memory"), "45Gi"),
     "ray.head.cpus": Example(12, RAY, _request("spec.headGroupSpec", "cpu"), "12"),
     "ray.head.memory_gb": Example(57, RAY, _request("spec.headGroupSpec", "memory"), "57Gi"),
+    "teams[0].name": Example("vision", ("kubernetes:core/v1:Namespace", "vision"), "metadata.name", "vision"),
+    "teams[0].gpu_nodes": Example(2, TEAM, f"{TEAM_GPUS}.nominalQuota", "16"),
+    "teams[0].max_gpu_nodes": Example(3, TEAM, f"{TEAM_GPUS}.borrowingLimit", "8"),
+    "teams[0].priority": Example(7, ("kubernetes:kueue.x-k8s.io/v1beta2:WorkloadPriorityClass", TEAM[1]), "value", 7),
+    "teams[0].members": Example(
+        *(["group:vision@example.com"], ("kubernetes:rbac.authorization.k8s.io/v1:RoleBinding", "vision")),
+        *("subjects[0].name", "vision@example.com"),
+    ),
     "data.keep": Example(False, (BUCKET, "data"), "@retain_on_delete", False),
     "data.adopt": Example(True, (BUCKET, "data"), "@import_id", "my-project/my-project-mine-data"),
     "data.soft_delete_days": Example(0, (BUCKET, "data"), "softDeletePolicy.retentionDurationSeconds", 0),

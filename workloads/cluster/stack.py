@@ -1,7 +1,7 @@
 """Finds a deployed stack from outside: its outputs, and the token of its Ray, which only Kubernetes has.
 
 With Pulumi's state at hand the outputs come from `pulumi stack output`; with kubectl alone, from the ConfigMap that
-holds the same values.
+holds the same values. A team has such a ConfigMap of its own, and a Ray with a token for each of its jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeployedStack:
     environment: ClusterEnvironment
     """The stack's outputs."""
     token: str
-    """Token of its Ray."""
+    """Token of its Ray; empty for a team."""
     kubectl: tuple[str, ...]
     """`kubectl` with the context to use."""
 
@@ -79,11 +79,12 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which stack")
     group.add_argument("--stack", metavar="NAME", help="Pulumi stack; without it, kubectl's cluster is asked")
     group.add_argument("--context", metavar="NAME", help="kubectl context (the current one)")
+    group.add_argument("--team", metavar="NAME", help="the jobs of a team of the stack, in its own namespace")
 
 
 def flags(args: argparse.Namespace) -> str:
     """The same arguments as text, to repeat them in another command."""
-    given = (("--stack", args.stack), ("--context", args.context))
+    given = (("--stack", args.stack), ("--context", args.context), ("--team", args.team))
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given if value)
 
 
@@ -97,7 +98,8 @@ def find(args: argparse.Namespace) -> DeployedStack:
     """
     environment = outputs(args)
     kubectl = _kubectl(args)
-    return DeployedStack(environment=environment, token=_token(kubectl, environment), kubectl=kubectl)
+    token = "" if environment.team else _token(kubectl, environment)
+    return DeployedStack(environment=environment, token=token, kubectl=kubectl)
 
 
 def without_token(*flags: str) -> DeployedStack:
@@ -123,16 +125,19 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
         UsageError: there is no such stack, or kubectl points at another cluster than its.
         PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
     """
+    kubectl = _kubectl(args)
     given = _pulumi_outputs(args.stack) if args.stack else None  # first: a name that nobody knows is wrong anywhere
-    deployed = _config_map(_kubectl(args), args.stack)
+    deployed = _of_team(kubectl, args.team) if args.team else _config_map(kubectl, args.stack)
     if given is not None:
-        _refuse_other_cluster(args.stack, given, deployed)
-        deployed = given
+        _refuse_other_cluster(args.stack, given, deployed, _IDENTITY[:2] if args.team else _IDENTITY)
+        deployed = deployed if args.team else given
     return ClusterEnvironment.from_mapping(deployed)
 
 
 def origin(args: argparse.Namespace) -> str:
     """The source of `outputs`, in a few words."""
+    if args.team:
+        return f"team {args.team}'s ConfigMap {CONFIG_MAP}"
     return f"stack {args.stack}" if args.stack else f"the stack's ConfigMap {CONFIG_MAP}"
 
 
@@ -175,7 +180,8 @@ def _pulumi_outputs(stack: str) -> dict[str, Any]:
 def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
     of_that_name = ("--field-selector", f"metadata.name={CONFIG_MAP}")
     text = _run([*kubectl, "get", "configmaps", "--all-namespaces", *of_that_name, "-o", "json"], _KUBECTL)
-    found: list[Any] = json.loads(text)["items"]
+    known: list[Any] = json.loads(text)["items"]
+    found = [one for one in known if (one.get("data") or {}).get("ray_cluster_name")]  # not those of teams
     if len(found) == 1:
         return found[0].get("data") or {}
     what = f"{len(found)} ConfigMaps" if found else "no ConfigMap"
@@ -186,8 +192,22 @@ def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
     )
 
 
-def _refuse_other_cluster(stack: str, given: Mapping[str, Any], deployed: Mapping[str, str]) -> None:
-    for name in _IDENTITY:
+def _of_team(kubectl: Sequence[str], team: str) -> dict[str, str]:
+    asked = ("get", "configmap", CONFIG_MAP, "--ignore-not-found", "-o", "json")
+    found = _run([*kubectl, "--namespace", team, *asked], _KUBECTL).strip()
+    data: dict[str, str] = (json.loads(found).get("data") if found else None) or {}
+    if not data or data.get("ray_cluster_name"):
+        raise UsageError(
+            f"kubectl's cluster has no team {team}.",
+            "Name one of oasis:teams (`pulumi stack output teams`), or leave --team out for the stack's own jobs.",
+        )
+    return data
+
+
+def _refuse_other_cluster(
+    stack: str, given: Mapping[str, Any], deployed: Mapping[str, str], identity: Sequence[str]
+) -> None:
+    for name in identity:
         if given.get(name) != deployed.get(name):
             raise UsageError(
                 f"Stack {stack} has {name} {given.get(name)!r}, kubectl's cluster has {deployed.get(name)!r}.",

@@ -68,7 +68,13 @@ def run_jobs(args: argparse.Namespace) -> int:
         show(_all(deployed))
         return EXIT_OK
     name = _newest(deployed) if args.id == "last" else args.id
-    return ACTIONS[args.action][1](deployed, name, _ray_job(deployed, name), args)
+    alone = _ray_job(deployed, name)
+    if deployed.environment.team and alone is None:
+        raise UsageError(
+            f"Team {deployed.environment.team} has no job {name}.",
+            f"`python -m workloads jobs list{stack.flags(args)}` lists those that it has.",
+        )
+    return ACTIONS[args.action][1](deployed, name, alone, args)
 
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +85,11 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 def run_status(args: argparse.Namespace) -> int:
     """Print the screen; returns the exit code."""
     deployed = stack.find(args)
+    if team := deployed.environment.team:
+        print(f"team {team}: up to {counted(deployed.environment.gpu_queue_nodes, 'GPU node')} by its queue")
+        print()
+        show(rows(deployed, None)[:_RECENT])
+        return EXIT_OK
     with reach(deployed) as dashboard:
         print(head_line(deployed, dashboard.address()))
         print()
@@ -93,10 +104,11 @@ def run_status(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def rows(deployed: DeployedStack, jobs: Jobs) -> list[JobRow]:
-    """Every job of a stack, newest first: those on its cluster and those with their own."""
+def rows(deployed: DeployedStack, jobs: Jobs | None) -> list[JobRow]:
+    """Every job of a stack, newest first: those on its cluster, if it has one, and those with their own."""
     # Drivers that connected by hand are no jobs of this kind.
-    submitted = [job for job in jobs.ask(lambda client: client.list_jobs()) if job.submission_id]
+    known = jobs.ask(lambda client: client.list_jobs()) if jobs else []
+    submitted = [job for job in known if job.submission_id]
     found = [*map(_shared_row, submitted), *map(_own_row, ray_job.listed(deployed))]
     return sorted(found, key=lambda row: row.began, reverse=True)
 
@@ -232,6 +244,8 @@ def node_rows(data: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def _all(deployed: DeployedStack) -> list[JobRow]:
+    if deployed.environment.team:
+        return rows(deployed, None)
     with reach(deployed) as dashboard:
         return rows(deployed, Jobs(dashboard))
 

@@ -65,6 +65,12 @@ def refuse_arguments(args: argparse.Namespace) -> None:
             f"--nodes is {args.nodes}, without --queue: only a job of the queue has a number of nodes of its own.",
             "Add --queue; or write it after `--`, if it is the command's.",
         )
+    if args.team and not args.queue:
+        raise UsageError(
+            f"Team {args.team} has no Ray of its own that always runs: each of its jobs has one, and waits for it in "
+            "the team's queue.",
+            "Add --queue, and --nodes for more than one GPU node; or leave --team out for the stack's own Ray.",
+        )
     if not args.queue:
         return
     if args.ray_job:

@@ -19,7 +19,15 @@ from typing import Any
 import yaml
 
 from workloads.cluster.stack import DeployedStack
-from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS, MAX_RUN_VARIABLE, variable
+from workloads.environment import (
+    CLUSTER_CONFIG_MAP,
+    CLUSTER_KEY,
+    DRAIN_SECONDS,
+    DRAIN_VARIABLE,
+    GRACE_SECONDS,
+    MAX_RUN_VARIABLE,
+    variable,
+)
 from workloads.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -53,6 +61,9 @@ OVER = ("Complete", "Failed", "ValidationFailed")
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """By it Kueue knows which jobs are its own, and in which LocalQueue each waits."""
+
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+"""By it Kueue knows how urgent a job is (kubernetes-sigs/kueue v0.19.2, pkg/controller/constants/constants.go)."""
 
 _COMPUTE_CLASS = "cloud.google.com/compute-class"
 _GPU = "nvidia.com/gpu"
@@ -126,12 +137,14 @@ def listed(stack: DeployedStack) -> list[Status]:
 
 
 def spec_of_cluster(stack: DeployedStack) -> dict[str, Any]:
-    """Spec of the stack's RayCluster, as the API server has it.
+    """Spec of the stack's RayCluster, as the API server has it; for a team, what is kept for it.
 
     Raises:
         PlaceError: there is none, or kubectl fails.
         AuthError: it may not be read.
     """
+    if stack.environment.team:
+        return json.loads(stack.get("configmap", CLUSTER_CONFIG_MAP)["data"][CLUSTER_KEY])
     return stack.get("raycluster", stack.environment.ray_cluster_name)["spec"]
 
 
@@ -182,7 +195,7 @@ def queued_manifest(job: Job, stack: DeployedStack, spec: dict[str, Any], nodes:
         "metadata": {
             "name": job.name,
             "namespace": stack.environment.ray_namespace,
-            "labels": {QUEUE_LABEL: stack.environment.gpu_queue},
+            "labels": {QUEUE_LABEL: stack.environment.gpu_queue, **_priority(stack.environment.team)},
         },
         "spec": {
             "submissionMode": "HTTPMode",
@@ -197,6 +210,11 @@ def queued_manifest(job: Job, stack: DeployedStack, spec: dict[str, Any], nodes:
             "rayClusterSpec": _fixed(spec, nodes, stack.environment.gpu_queue_run_seconds),
         },
     }
+
+
+def _priority(team: str) -> dict[str, str]:
+    """Label that gives a job its team's priority, which has the team's name."""
+    return {PRIORITY_LABEL: team} if team else {}
 
 
 def _another(spec: dict[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def run_runs(args: argparse.Namespace) -> int:
 
 def _place(args: argparse.Namespace) -> Folder:
     if args.storage:
-        if args.stack or args.context:
+        if args.stack or args.context or args.team:
             raise UsageError("--storage and a stack name two places.", "Give one of them.")
         place = locate(args.storage)
         if not place.exists():
@@ -93,7 +93,7 @@ def _place(args: argparse.Namespace) -> Folder:
                 "which the first `train` makes.",
             )
         return place
-    if variable("project") in os.environ and not (args.stack or args.context):
+    if variable("project") in os.environ and not (args.stack or args.context or args.team):
         return locate(ClusterEnvironment.from_env().runs_uri)
     try:
         return locate(stack.outputs(args).runs_uri)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 from emulator.gcp.resources.google_client import Body, GoogleClient
 from emulator.gcp.resources.resource import fill
@@ -82,8 +83,13 @@ class Member:
                         raise
             time.sleep(0.1 * attempt)  # somebody else wrote it meanwhile
 
+    def _at(self, name: str) -> str:
+        """Path of an object's policy. A managed folder's name is a path of its own, and escaped."""
+        place, managed, folder = name.partition("/managedFolders/")
+        return self.path.format(object=f"{place}{managed}{quote(folder, safe='')}")
+
     def _policy(self, google: GoogleClient, name: str) -> Body:
-        path = self.path.format(object=name)
+        path = self._at(name)
         match self.form:
             case "iam":
                 return google.call("GET", f"{path}/iam", query={"optionsRequestedPolicyVersion": "3"})
@@ -93,7 +99,7 @@ class Member:
                 return google.call("GET", f"{path}:getIamPolicy")
 
     def _write(self, google: GoogleClient, name: str, policy: Body) -> None:
-        path = self.path.format(object=name)
+        path = self._at(name)
         if self.form == "iam":
             google.call("PUT", f"{path}/iam", policy)
         else:

@@ -159,6 +159,35 @@ class Bucket(Resource):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ManagedFolder(Resource):
+    """`gcp:storage/managedFolder:ManagedFolder`, whose name is a path."""
+
+    def path(self, identity: str) -> str:
+        """Path of the folder, its own escaped."""
+        bucket, _, folder = identity.partition("/")
+        return f"storage/v1/b/{bucket}/managedFolders/{quote(folder, safe='')}"
+
+    def create(self, google: GoogleClient, inputs: Mapping[str, Any]) -> str:
+        """Make the folder; returns its id."""
+        body = {"bucket": inputs["bucket"], "name": inputs["name"]}
+        google.call("POST", f"storage/v1/b/{inputs['bucket']}/managedFolders", body)
+        return f"{inputs['bucket']}/{inputs['name']}"
+
+    def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Nothing of what can change is Google's."""
+
+    def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
+        """Let the folder go; objects in it stay."""
+        force = str(bool(outputs.get("forceDestroy"))).lower()
+        google.call("DELETE", self.path(identity), query={"allowNonEmpty": force})
+
+    def places(self, identity: str) -> Body:
+        """The bucket, and the folder in it."""
+        bucket, _, folder = identity.partition("/")
+        return {"bucket": bucket, "name": folder}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Secret(Resource):
     """`gcp:secretmanager/secret:Secret`."""
 

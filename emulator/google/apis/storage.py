@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from emulator.google import policies
 from emulator.google.cloud import CloudObject, Use, timestamp
@@ -16,7 +17,22 @@ from emulator.google.storage import ObjectStore
 _DAY = 86400
 
 
-class Buckets(Collection):
+class _InBuckets(Collection):
+    """What all of it has in common."""
+
+    def project(self, call: Call) -> str:
+        """That of the bucket, whose name does not say it."""
+        found = call.cloud.find("storage/bucket", call.names.get("bucket", ""))
+        return project_id(call.cloud, found.body["projectNumber"]) if found else super().project(call)
+
+    def do_get_iam_policy(self, call: Call) -> Body:
+        return {"kind": "storage#policy", **super().do_get_iam_policy(call)}
+
+    def do_set_iam_policy(self, call: Call) -> Body:
+        return {"kind": "storage#policy", **super().do_set_iam_policy(call)}
+
+
+class Buckets(_InBuckets):
     """`b/<bucket>`, whose name has no project in it."""
 
     kind = "storage/bucket"
@@ -92,19 +108,6 @@ class Buckets(Collection):
         call.cloud.delete(self.kind, found.name)
         return {}
 
-    def do_get_iam_policy(self, call: Call) -> Body:
-        return {"kind": "storage#policy", **super().do_get_iam_policy(call)}
-
-    def do_set_iam_policy(self, call: Call) -> Body:
-        part = Use(kind=self.kind, name=self.found(call).name, relation="part-of")
-        policy = policies.put(call.cloud, self.full_name(call), call.body, part)
-        return {"kind": "storage#policy", **policy}
-
-    def project(self, call: Call) -> str:
-        """That of the bucket, whose name does not say it."""
-        found = call.cloud.find(self.kind, call.names.get("bucket", ""))
-        return project_id(call.cloud, found.body["projectNumber"]) if found else super().project(call)
-
     def full_name(self, call: Call) -> str:
         return policies.full_name(call.method.document.host, call.names.get("bucket", ""))
 
@@ -115,4 +118,59 @@ class Buckets(Collection):
         return found
 
 
-COLLECTIONS = {"storage.buckets": Buckets()}
+class ManagedFolders(_InBuckets):
+    """`b/<bucket>/managedFolders/<folder>/`: prefixes of objects' names on which roles can be held."""
+
+    kind = "storage/managedFolder"
+
+    def do_insert(self, call: Call) -> Body:
+        return self.create(call, f"{call.names['bucket']}/{call.body.get('name', '')}", dict(call.body))
+
+    def admit(self, call: Call, name: str, body: Mapping[str, Any], before: CloudObject | None) -> None:
+        bucket = call.cloud.get("storage/bucket", call.names["bucket"]).body
+        # "Managed folders": these two, and no more than 15 levels.
+        if not bucket.get("iamConfiguration", {}).get("uniformBucketLevelAccess", {}).get("enabled"):
+            raise RefusedCall(400, "Managed folders need uniform bucket-level access.", "invalid")
+        require("([^/]+/){1,15}", str(body.get("name", "")), "name", "a path of at most 15 folders that ends with /")
+
+    def filled(self, call: Call, name: str, body: Body) -> Body:
+        now = timestamp(call.cloud.now())
+        return {
+            "kind": "storage#managedFolder",
+            "id": name,
+            "bucket": call.names["bucket"],
+            "metageneration": "1",
+            "createTime": now,
+            "updateTime": now,
+        }
+
+    def uses(self, call: Call, body: Mapping[str, Any]) -> Iterable[Use]:
+        return [Use(kind="storage/bucket", name=call.names["bucket"], relation="part-of")]
+
+    def shown(self, call: Call, found: CloudObject) -> Body:
+        bucket, _, folder = found.name.partition("/")
+        link = f"https://www.googleapis.com/storage/v1/b/{bucket}/managedFolders/{quote(folder, safe='')}"
+        return {**found.body, "selfLink": link}
+
+    def do_list(self, call: Call) -> Body:
+        found = call.cloud.list(self.kind, f"{call.names['bucket']}/{call.query.get('prefix', '')}")
+        return {"kind": "storage#managedFolders", "items": [self.shown(call, one) for one in found]}
+
+    def admit_removal(self, call: Call, found: CloudObject) -> None:
+        bucket, _, folder = found.name.partition("/")
+        held = set(ObjectStore(call.cloud).names(bucket, folder)) - {folder}
+        # Reference of `managedFolders.delete`, allowNonEmpty; the objects stay in any case.
+        if held and call.query.get("allowNonEmpty") != "true":
+            raise RefusedCall(409, "The managed folder you tried to delete is not empty.", "conflict")
+
+    def full_name(self, call: Call) -> str:
+        place = call.names["bucket"]
+        if "managedFolder" in call.names:
+            place += f"/managedFolders/{call.names['managedFolder']}"
+        return policies.full_name(call.method.document.host, place)
+
+    def found(self, call: Call) -> CloudObject:
+        return call.cloud.get(self.kind, f"{call.names['bucket']}/{call.names['managedFolder']}")
+
+
+COLLECTIONS = {"storage.buckets": Buckets(), "storage.managedFolders": ManagedFolders()}

@@ -84,6 +84,7 @@ class Google:
         for secret in ("key", "empty"):
             self.post(SECRETS, {"replication": {"automatic": {}}}, secretId=secret)
         self.post(BUCKETS, {"name": "a-bucket", "location": "us-central1"}, project=PROJECT)
+        self.bucket("uniform", iamConfiguration={"uniformBucketLevelAccess": {"enabled": True}})
         self.cluster("oasis")
         self.cluster("plain", networkConfig={})
 
@@ -119,6 +120,16 @@ class Google:
 
     def bucket(self, name: str = "another-bucket", **body: Any) -> Any:
         return self.post(BUCKETS, {"name": name, "location": "us-central1", **body}, project=PROJECT)
+
+    def folder(self, bucket: str, name: str = "teams/vision/") -> Any:
+        return self.post(f"{BUCKETS}/{bucket}/managedFolders", {"bucket": bucket, "name": name})
+
+    def full_folder(self) -> Any:
+        self.folder("uniform")
+        content = self.objects().temporary()
+        content.write_bytes(b"ok")
+        self.objects().put("uniform", "teams/vision/a.txt", content)
+        return self.ask("DELETE", f"{BUCKETS}/uniform/managedFolders/teams%2Fvision%2F", {})
 
     def grant(self, member: str, **policy: Any) -> Any:
         bindings = [{"role": "roles/viewer", "members": [member]}]
@@ -394,6 +405,12 @@ OTHERS: Asked = {
     ),
     "a bucket that does not exist": lambda g: g.ask("GET", f"{BUCKETS}/nothing", {}),
     "a bucket deleted with objects in it": lambda g: (g.put("a.txt"), g.ask("DELETE", f"{BUCKETS}/a-bucket", {})),
+    "a managed folder in a bucket without uniform access": lambda g: g.folder("a-bucket"),
+    "a managed folder whose name is no path that ends with a slash": (
+        lambda g: g.folder("uniform", "teams"),
+        lambda g: g.folder("uniform", "a/" * 16),
+    ),
+    "a managed folder deleted with objects below it, unless the call allows that": lambda g: g.full_folder(),
     "an object that does not exist": lambda g: g.objects().get("a-bucket", "nothing"),
     "an object written on a condition that does not hold": lambda g: Preconditions(generation=7).check(None),
     "a repository upstream of a virtual one that does not exist": lambda g: g.post(

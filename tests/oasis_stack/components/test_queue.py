@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -31,13 +32,16 @@ def flavor(deployed: Deployment, name: str) -> dict[str, Any]:
     return at(deployed.get(f"{KINDS}:ResourceFlavor", name), "spec")
 
 
-def quotas(deployed: Deployment) -> dict[str, dict[str, str]]:
-    (group,) = at(deployed.only(f"{KINDS}:ClusterQueue"), "spec.resourceGroups")
-    assert group["coveredResources"] == ["cpu", "memory", GPU]
-    return {
-        found["name"]: {quota["name"]: quota["nominalQuota"] for quota in found["resources"]}
-        for found in group["flavors"]
-    }
+def quotas(deployed: Deployment) -> dict[str, Counter[str]]:
+    """Of all queues together, as amounts without units."""
+    found: dict[str, Counter[str]] = {}
+    for queue in deployed.of_type(f"{KINDS}:ClusterQueue"):
+        (group,) = at(queue, "spec.resourceGroups")
+        assert group["coveredResources"] == ["cpu", "memory", GPU]
+        for flavor in group["flavors"]:
+            amounts = {one["name"]: int(one["nominalQuota"].removesuffix("Gi")) for one in flavor["resources"]}
+            found.setdefault(flavor["name"], Counter()).update(amounts)
+    return found
 
 
 def configuration(deployed: Deployment) -> dict[str, Any]:
@@ -84,7 +88,9 @@ def test_kueue_takes_in_what_names_a_queue_and_nothing_else(queued: Deployment) 
     assert at(local, "metadata.namespace") == "ray"
     queue = queued.only(f"{KINDS}:ClusterQueue")
     assert at(local, "spec.clusterQueue") == at(queue, "metadata.name")
-    assert at(queue, "spec.namespaceSelector") == {"matchLabels": {"kubernetes.io/metadata.name": "ray"}}
+    (namespaces,) = at(queue, "spec.namespaceSelector.matchExpressions")
+    assert namespaces == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["ray"]}
+    assert found["managedJobsNamespaceSelector"] == at(queue, "spec.namespaceSelector")
 
 
 def test_every_resource_that_pods_ask_for_has_a_quota_or_needs_none(queued: Deployment) -> None:
@@ -115,7 +121,7 @@ def test_a_head_gets_no_gpu_node_however_full_the_system_pool_is(queued: Deploym
     assert all(taint["effect"] == "NoSchedule" and taint["key"] not in tolerated for taint in gpu["nodeTaints"])
     assert "tolerations" not in gpu
     assert flavor(queued, "system") == {"nodeLabels": head["nodeSelector"]}
-    assert quotas(queued)["system"][GPU] == "0"
+    assert quotas(queued)["system"][GPU] == 0
 
 
 def test_the_quota_of_gpu_nodes_is_the_whole_pool(queued: Deployment) -> None:
@@ -123,9 +129,9 @@ def test_the_quota_of_gpu_nodes_is_the_whole_pool(queued: Deployment) -> None:
     _, worker = templates(queued)
     asked = requests(worker)
     assert quotas(queued)["queued"] == {
-        "cpu": str(int(asked["cpu"]) * nodes),
-        "memory": f"{int(asked['memory'].removesuffix('Gi')) * nodes}Gi",
-        GPU: str(int(asked[GPU]) * nodes),
+        "cpu": int(asked["cpu"]) * nodes,
+        "memory": int(asked["memory"].removesuffix("Gi")) * nodes,
+        GPU: int(asked[GPU]) * nodes,
     }
     assert queued.exports["gpu_queue_nodes"] == str(nodes) == "5"
 
@@ -138,9 +144,9 @@ def test_the_quota_of_heads_is_what_the_system_pool_holds_beside_the_standing_on
     head, _ = templates(deployed)
     cpus, memory = int(requests(head)["cpu"]), int(requests(head)["memory"].removesuffix("Gi"))
     quota = quotas(deployed)["system"]
-    heads = int(quota["cpu"]) // cpus
+    heads = quota["cpu"] // cpus
     assert heads >= 1
-    assert (quota["cpu"], quota["memory"]) == (str(heads * cpus), f"{heads * memory}Gi")
+    assert (quota["cpu"], quota["memory"]) == (heads * cpus, heads * memory)
     # All of them, with their sidecars and the system's own pods, fit on the nodes of the pool.
     pool = deployed.get(*SYSTEM_POOL)
     machine = general_purpose(at(pool, "nodeConfig.machineType"))

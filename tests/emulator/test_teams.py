@@ -1,0 +1,194 @@
+"""Teams on the whole platform: what each may do, how lent nodes come back, and that no team goes with jobs in hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from emulator import lifecycle
+from emulator.kubernetes.api import Body
+from emulator.machine.state import CHECKOUT, EmulatorError
+from tests.emulator.conftest import Emulated
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.emulated
+
+RAY, KUEUE = "ray.io/v1", "kueue.x-k8s.io/v1beta2"
+ANN, BOB, GROUP = "ann@example.com", "bob@example.com", "speech@example.com"
+TEAMS = {
+    "oasis:teams": [
+        {"name": "vision", "gpu_nodes": 1, "members": [f"user:{ANN}"]},
+        {"name": "speech", "gpu_nodes": 1, "members": [f"group:{GROUP}"]},
+    ]
+}
+WHERE = "import os; print('here', os.environ['OASIS_RAY_NAMESPACE'], os.environ['OASIS_RUNS_URI'])"
+
+MAY = {
+    ("create", "ray.io", "rayjobs"): True,
+    ("delete", "ray.io", "rayjobs"): True,
+    ("create", "batch", "jobs"): True,
+    ("get", "", "pods/log"): True,
+    ("create", "", "pods/portforward"): True,
+    ("list", "kueue.x-k8s.io", "workloads"): True,
+    ("get", "", "secrets"): True,  # tokens of its own jobs' clusters; there are no others
+    ("list", "", "secrets"): False,
+    ("create", "", "pods"): False,
+    ("create", "", "pods/exec"): False,
+    ("create", "ray.io", "rayclusters"): False,
+    ("patch", "ray.io", "rayclusters"): False,
+    ("create", "kueue.x-k8s.io", "localqueues"): False,
+    ("patch", "kueue.x-k8s.io", "workloads"): False,
+    ("create", "rbac.authorization.k8s.io", "rolebindings"): False,
+    ("patch", "", "configmaps"): False,
+    ("create", "", "serviceaccounts/token"): False,
+    ("delete", "networking.k8s.io", "networkpolicies"): False,
+}
+"""What a member may do in the team's namespace: verb, API group, resource."""
+
+CLUSTER_WIDE = (
+    ("patch", "kueue.x-k8s.io", "clusterqueues"),
+    ("create", "kueue.x-k8s.io", "workloadpriorityclasses"),
+    ("delete", "admissionregistration.k8s.io", "validatingadmissionpolicies"),
+    ("list", "", "nodes"),
+)
+
+
+@pytest.fixture(scope="module")
+def teams(emulated: Emulated) -> Iterator[Emulated]:
+    """The platform with two teams, which go again."""
+    emulated.engine(TEAMS).up()
+    yield emulated
+    for namespace in ("vision", "speech"):
+        for kind in ((RAY, "RayJob"), ("batch/v1", "Job")):
+            for found in emulated.api.list(*kind, namespace):
+                emulated.api.delete(found, "Foreground")
+    eventually(lambda: emulated.api.list(KUEUE, "Workload") == [])
+    emulated.engine().up()
+    assert not [found for found in emulated.api.list("v1", "Namespace") if found["metadata"]["name"] == "vision"]
+
+
+def test_a_member_may_use_the_team_s_namespace_and_no_other(teams: Emulated) -> None:
+    people = {"vision": (ANN, []), "speech": (BOB, [GROUP])}
+    for home, (user, groups) in people.items():
+        for namespace in ("vision", "speech", "ray", "kueue-system", "default"):
+            for (verb, group, resource), may in MAY.items():
+                allowed = _allowed(teams, user, groups, verb, group, resource, namespace)
+                assert allowed == (may and namespace == home), (user, verb, resource, namespace)
+        assert not any(_allowed(teams, user, groups, *asked) for asked in CLUSTER_WIDE)
+    assert not _allowed(teams, BOB, [], "create", "ray.io", "rayjobs", "speech")  # not of the group
+
+
+@pytest.mark.parametrize(
+    ("labels", "spec", "refused_by"),
+    [
+        ({}, {}, ""),
+        ({"kueue.x-k8s.io/queue-name": None}, {}, "jobs of vision wait in its queue"),
+        ({"kueue.x-k8s.io/queue-name": "another"}, {}, "jobs of vision wait in its queue"),
+        ({"kueue.x-k8s.io/priority-class": "speech"}, {}, "set the label kueue.x-k8s.io/priority-class to vision"),
+        ({"kueue.x-k8s.io/priority-class": None}, {}, "set the label kueue.x-k8s.io/priority-class to vision"),
+        ({}, {"serviceAccountName": "default"}, "pods here run as service account ray"),
+        ({}, {"automountServiceAccountToken": True}, "has a Kubernetes token"),
+    ],
+)
+def test_a_member_s_job_waits_in_the_team_s_own_queue_or_is_refused(
+    teams: Emulated, labels: dict[str, str | None], spec: dict[str, Any], refused_by: str
+) -> None:
+    job = _job("vision", "asked", 1)
+    changed = {**job["metadata"]["labels"], **labels}
+    job["metadata"]["labels"] = {key: value for key, value in changed.items() if value}
+    job["spec"]["template"]["spec"] |= spec
+    asked = ("kubectl", "--as", ANN, "create", "--dry-run=server", "-f", "-")
+
+    done = subprocess.run(asked, env=_environment(teams), input=json.dumps(job), capture_output=True, text=True)
+
+    assert (done.returncode == 0) == (refused_by == ""), done.stderr
+    assert refused_by in done.stderr
+
+
+def test_lent_nodes_come_back_to_their_team_and_the_job_that_had_them_runs_again(teams: Emulated) -> None:
+    borrower, owner = _job("vision", "borrower", 2), _job("speech", "owner", 1)
+    teams.api.create(borrower)
+    eventually(lambda: _running(teams, "vision") == 2)  # one node of its own, one of the others'
+
+    teams.api.create(owner)
+
+    eventually(lambda: _running(teams, "speech") == 1)
+    assert _running(teams, "vision") == 0
+    [workload] = teams.api.list(KUEUE, "Workload", "vision")
+    [evicted] = [one for one in workload["status"]["conditions"] if one["type"] == "Evicted"]
+    assert evicted["reason"] == "Preempted"
+    with pytest.raises(EmulatorError, match=r"team \w+ is to go, and these jobs are in the queue or run: \w+/"):
+        teams.engine().up()
+    assert _running(teams, "speech") == 1
+
+    teams.api.delete(owner, "Foreground")
+    eventually(lambda: _running(teams, "vision") == 2)
+    teams.engine(TEAMS).up()
+    teams.api.delete(borrower, "Foreground")
+    eventually(lambda: teams.api.list(KUEUE, "Workload") == [])
+
+
+def test_a_team_s_job_has_a_ray_of_its_own_and_its_folder_of_the_bucket(teams: Emulated) -> None:
+    job = ("submit", "--team", "vision", "--queue", "--", "python3", "-c", WHERE)
+    done = _workloads(teams, *job)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    [bucket] = [one.name for one in teams.cloud.list("storage/bucket") if one.name.endswith("-runs")]
+    assert f"here vision gs://{bucket}/teams/vision" in done.stdout
+    name = _workloads(teams, "jobs", "list", "--team", "vision").stdout.split("\n")[1].split()[0]
+    assert name not in _workloads(teams, "jobs", "list").stdout
+    assert _workloads(teams, "jobs", "attach", name, "--team", "vision").returncode == 0
+    assert "up to 2 GPU nodes" in _workloads(teams, "status", "--team", "vision").stdout
+    for words, said in (
+        (("submit", "--team", "vision", "--", "true"), "Add --queue"),
+        (("submit", "--team", "vison", "--queue", "--", "true"), "has no team vison"),
+        (("submit", "--team", "ray", "--queue", "--", "true"), "has no team ray"),
+        (("submit", "--team", "vision", "--queue", "--nodes", "3", "--", "true"), "can have 2 nodes together"),
+        (("jobs", "stop", "nothing", "--team", "vision"), "Team vision has no job nothing"),
+    ):
+        refused = _workloads(teams, *words)
+        assert refused.returncode != 0 and said in refused.stderr, refused.stderr
+
+
+def _allowed(
+    found: Emulated, user: str, groups: list[str], verb: str, group: str, resource: str, namespace: str = ""
+) -> bool:
+    """The API server's own answer, by roles, to whether somebody may do something."""
+    kind, _, below = resource.partition("/")
+    asked = {"verb": verb, "group": group, "resource": kind, "subresource": below, "namespace": namespace}
+    spec = {"user": user, "groups": [*groups, "system:authenticated"], "resourceAttributes": asked}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = found.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=body)
+    return bool(answer["status"]["allowed"])
+
+
+def _job(team: str, name: str, nodes: int) -> Body:
+    """The documentation's Job, of a team."""
+    page = (CHECKOUT / "docs" / "capacity.md").read_text()
+    job = yaml.safe_load(page.partition("```yaml")[2].partition("```")[0])
+    labels = {**job["metadata"]["labels"], "kueue.x-k8s.io/priority-class": team}
+    job["metadata"] |= {"name": name, "namespace": team, "labels": labels}
+    job["spec"] |= {"parallelism": nodes, "completions": nodes}
+    return job
+
+
+def _running(found: Emulated, namespace: str) -> int:
+    return len(found.api.list("v1", "Pod", namespace, fieldSelector="status.phase=Running"))
+
+
+def _workloads(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "workloads", *words]
+    return subprocess.run(
+        command, env=_environment(found), cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=900
+    )
+
+
+def _environment(found: Emulated) -> dict[str, str]:
+    return {**os.environ, **lifecycle.environment(found.state)}
