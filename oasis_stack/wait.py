@@ -151,18 +151,33 @@ class _WorkloadsGone(Waiter):
         )
 
 
+class _QueuedNamespaces(Waiter):
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        with _one_message():
+            for namespace in sorted({*_olds["namespaces"]} - {*_news["namespaces"]}):
+                _refuse_with_jobs(KubernetesClient(_news["kubeconfig"]), namespace)
+        return UpdateResult(outs=_news)
+
+
 class _QueueEmpty(Waiter):
     def await_departure(self, props: Mapping[str, Any]) -> None:
-        cluster = KubernetesClient(props["kubeconfig"])
-        # Absent in a stack that an earlier version made, which had one queue.
-        of = str(props.get("namespace") or "")
-        if not _cluster_gone(cluster) and (live := sorted(_live_workloads(cluster, of))):
-            raise WaitError(
-                f"{f'team {of}' if of else 'the queue'} is to go, and these jobs are in the queue or run: "
-                f"{', '.join(live)}. Without it they would neither run nor end. Wait for them, or end each with "
-                "`python -m workloads jobs stop NAME` or `kubectl delete`; then run `pulumi up` again. Until then the "
-                "queue and its nodes stay."
-            )
+        # No namespace is named in a stack that an earlier version made, which had one queue.
+        _refuse_with_jobs(KubernetesClient(props["kubeconfig"]), str(props.get("namespace") or ""))
+
+
+def _refuse_with_jobs(cluster: KubernetesClient, namespace: str) -> None:
+    """Refuse to have a queue taken away that has jobs: that of a team's namespace; empty: all.
+
+    Raises:
+        WaitError: it has; says which, and what to do.
+    """
+    if not _cluster_gone(cluster) and (live := sorted(_live_workloads(cluster, namespace))):
+        raise WaitError(
+            f"{f'team {namespace}' if namespace else 'the queue'} is to go, and these jobs are in the queue or run: "
+            f"{', '.join(live)}. Without it they would neither run nor end. Wait for them, or end each with "
+            "`python -m workloads jobs stop NAME` or `kubectl delete`; then run `pulumi up` again. Until then the "
+            "queue and its nodes stay."
+        )
 
 
 def _live_workloads(cluster: KubernetesClient, namespace: str) -> Iterator[str]:
@@ -315,6 +330,21 @@ class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
     ) -> None:
         props = {"kubeconfig": kubeconfig, "timeout_minutes": timeout_minutes}
         super().__init__(_WorkloadsGone(), name, props, secret_kubeconfig(opts))
+
+
+class QueuedNamespaces(Resource, module="wait", name="QueuedNamespaces"):
+    """Exists while jobs of the given namespaces may be queued, and refuses to have one taken from the list that has
+    jobs: what follows it in an update, Kueue's own configuration above all, has not changed by then."""
+
+    def __init__(
+        self,
+        name: str,
+        kubeconfig: pulumi.Input[str],
+        namespaces: Sequence[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        props = {"kubeconfig": kubeconfig, "namespaces": list(namespaces)}
+        super().__init__(_QueuedNamespaces(), name, props, secret_kubeconfig(opts))
 
 
 class QueueEmpty(Resource, module="wait", name="QueueEmpty"):

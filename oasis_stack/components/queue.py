@@ -59,7 +59,8 @@ class KueueArgs:
     """Kubernetes namespaces whose jobs may be queued. Kueue is asked about those of no other, so that the rest of the
     cluster works on while it is down; in these no RayJob or RayCluster changes then."""
     kubeconfig: pulumi.Input[str]
-    """Kubeconfig of the cluster, as JSON, through which the arrival of ProvisioningRequests is watched."""
+    """Kubeconfig of the cluster, as JSON, through which the arrival of ProvisioningRequests is watched, and jobs are
+    looked for before Kueue leaves a namespace alone."""
 
 
 class Kueue(pulumi.ComponentResource):
@@ -74,6 +75,8 @@ class Kueue(pulumi.ComponentResource):
         served = wait.CustomResourcesServed(
             name, args.kubeconfig, [REQUESTS], SERVED_MINUTES, pulumi.ResourceOptions(parent=self)
         )
+        # A team that is taken away while it has jobs is refused before Kueue is told to leave them alone.
+        namespaces = wait.QueuedNamespaces(name, args.kubeconfig, args.namespaces, pulumi.ResourceOptions(parent=self))
         release = kubernetes.helm.v3.Release(
             name,
             name="kueue",
@@ -86,7 +89,7 @@ class Kueue(pulumi.ComponentResource):
             timeout=TIMEOUT_SECONDS,
             # Kueue looks once, as it starts: without the type it never asks for nodes, and no queued job would run
             # (kubernetes-sigs/kueue v0.19.2, cmd/kueue/main.go).
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[served]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[served, namespaces]),
         )
         self.release_name = release.name.apply(str)
         self.register_outputs({"release_name": self.release_name})

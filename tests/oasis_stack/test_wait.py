@@ -314,6 +314,10 @@ def test_a_queue_with_jobs_stays_with_them_until_they_are_over(world: World) -> 
     with pytest.raises(WaitError, match=r"^team team is to go, and these jobs are in the queue or run: team/train\."):
         wait._QueueEmpty().delete("id", {**props, "namespace": "team"})
     wait._QueueEmpty().delete("id", {**props, "namespace": "another"})
+    three = {**props, "namespaces": ["ray", "team", "another"]}
+    with pytest.raises(WaitError, match=r"^team team is to go"):
+        wait._QueuedNamespaces().update("id", three, {**props, "namespaces": ["ray", "another"]})
+    wait._QueuedNamespaces().update("id", three, {**props, "namespaces": ["ray", "team"]})
 
     items.remove(live)
     wait._QueueEmpty().delete("id", props)
