@@ -69,7 +69,7 @@ def started(state: State, report: Report, provider: str = "") -> Iterator[Engine
             _prepare(state, report)
         report("starting the emulated cloud" if fresh else "the emulated cloud is running already")
         cloud_server.spawn(state)  # beside the control plane, which it needs nothing of
-        control_plane.start(state)
+        control_plane.start(state, heads_wait=True)
         cloud_server.start(state)
         if state.process("gke") is None:
             state.spawn(

@@ -30,8 +30,8 @@ STAGES_MODULE = ("kubernetes", "sigs.k8s.io/kwok")
 """Folder below `tools/` that pins it, and the module with kwok's stages."""
 
 RAY_ANSWERS = "emulator/ray-answers"
-"""Annotation without which a Ray head's pod does not become ready. On Google Cloud the probes that KubeRay gives it ask
-its Ray (ray-operator v1.6.2, controllers/ray/common/pod.go, `initLivenessAndReadinessProbe`)."""
+"""Annotation that a Ray head's pod gets once its Ray answers, to become ready. On Google Cloud the probes that KubeRay
+gives it ask its Ray (ray-operator v1.6.2, controllers/ray/common/pod.go, `initLivenessAndReadinessProbe`)."""
 
 _READY_SECONDS = 240
 # kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once,
@@ -48,8 +48,12 @@ _SILENT_HEAD = (
 )
 
 
-def start(state: State) -> None:
+def start(state: State, *, heads_wait: bool = False) -> None:
     """Start what is not running and wait until the API server answers.
+
+    Args:
+        state: the emulator's folder.
+        heads_wait: a Ray head's pod is ready only once it has `RAY_ANSWERS`; without it, at once, as other pods.
 
     Raises:
         EmulatorError: a program ended or did not become ready; names its log.
@@ -71,7 +75,8 @@ def start(state: State) -> None:
     _spawn(state, "kube-scheduler", controllers)
     crds.install_port_forward(connect(state), module_directory(*STAGES_MODULE))
     # kwok would read and write ~/.kwok
-    _spawn(state, "kwok", [kubeconfig, *_kwok(state, directory)], environment={"HOME": str(directory)})
+    kwok = [kubeconfig, *_kwok(state, _write_stages(directory, heads_wait))]
+    _spawn(state, "kwok", kwok, environment={"HOME": str(directory)})
 
 
 def endpoint(state: State) -> str:
@@ -143,10 +148,10 @@ def _api_server(state: State, directory: Path) -> list[str]:
     ]
 
 
-def _kwok(state: State, directory: Path) -> list[str]:
+def _kwok(state: State, stages: Path) -> list[str]:
     port = state.port("kwok")
     return [
-        f"--config={_write_stages(directory)}",
+        f"--config={stages}",
         "--manage-all-nodes=true",
         "--node-lease-duration-seconds=40",
         f"--server-address=127.0.0.1:{port}",
@@ -209,10 +214,12 @@ def _kubeconfig(state: State, directory: Path) -> dict[str, Any]:
     }
 
 
-def _write_stages(directory: Path) -> Path:
+def _write_stages(directory: Path, heads_wait: bool) -> Path:
     source = module_directory(*STAGES_MODULE) / "kustomize" / "stage"
     file = directory / "kwok.yaml"
     stages = {name: yaml.safe_load((source / name).read_text()) for name in _STAGES}
-    stages[_POD_READY]["spec"]["selector"]["matchExpressions"].append({"key": _SILENT_HEAD, "operator": "DoesNotExist"})
+    if heads_wait:
+        conditions = stages[_POD_READY]["spec"]["selector"]["matchExpressions"]
+        conditions.append({"key": _SILENT_HEAD, "operator": "DoesNotExist"})
     write_atomically(file, yaml.safe_dump_all(stages.values()))
     return file

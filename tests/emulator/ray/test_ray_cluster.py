@@ -22,6 +22,7 @@ from oasis_stack.facts import names
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.pod_size import PodSize
 from oasis_stack.pod_specs.pods import GpuGroup
+from oasis_stack.pod_specs.ray_cluster_spec import RayPods
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
 from tests.support.waiting import eventually
@@ -86,24 +87,26 @@ def register(
     args = RayClusterArgs(
         namespace="ray",
         cluster_name="oasis",
-        ray_version="2.60.0",
-        image="rayproject/ray:2.60.0-py312-cu128",
         environment={field.name: f"<{field.name}>" for field in dataclasses.fields(ClusterEnvironment)},
-        head=PodSize(cpus=4, memory_gib=16),
-        cpu_worker=PodSize(cpus=6, memory_gib=24),
-        cpu_workers_max=3,
-        gpu=GpuGroup(
-            compute_class="h200",
-            machine=shape,
-            max_nodes=gpu_nodes,
-            spot=False,
-            max_run_seconds=None,
-            device_networks=networks,
+        pods=RayPods(
+            ray_version="2.60.0",
+            image="rayproject/ray:2.60.0-py312-cu128",
+            head=PodSize(cpus=4, memory_gib=16),
+            cpu_worker=PodSize(cpus=6, memory_gib=24),
+            cpu_workers_max=3,
+            gpu=GpuGroup(
+                compute_class="h200",
+                machine=shape,
+                max_nodes=gpu_nodes,
+                spot=False,
+                max_run_seconds=None,
+                device_networks=networks,
+            ),
+            idle_timeout_seconds=idle_timeout_seconds,
+            data_bucket="data-bucket",
+            runs_bucket="runs-bucket",
         ),
         cluster_queue=None,
-        idle_timeout_seconds=idle_timeout_seconds,
-        data_bucket="data-bucket",
-        runs_bucket="runs-bucket",
         control_plane_ranges=["10.64.128.0/28", "10.96.0.0/20"],
         load_balancer=None,
         kubeconfig=kubeconfig,
