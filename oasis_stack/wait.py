@@ -36,14 +36,19 @@ UNREACHABLE_MINUTES = 5
 """How long a destroy asks a cluster that does not answer at all."""
 
 WORKLOADS = ObjectKind("kueue.x-k8s.io", "v1beta2", "workloads")
+RAY_JOBS = ObjectKind("ray.io", "v1", "rayjobs")
+QUEUED_JOBS = ObjectKind("batch", "v1", "jobs", "kueue.x-k8s.io/queue-name")
+
+RAY_JOBS_OVER = ("Complete", "Failed", "ValidationFailed")
+"""KubeRay's words for a RayJob that does not change any more (ray-project/kuberay v1.6.2, ray-operator/apis/ray/v1)."""
 
 MAKERS = (
     ObjectKind("ray.io", "v1", "raycronjobs"),
-    ObjectKind("ray.io", "v1", "rayjobs"),
+    RAY_JOBS,
     ObjectKind("ray.io", "v1", "rayservices"),
     ObjectKind("ray.io", "v1", "rayclusters"),
     # Jobs of no queue hold no nodes that anything here waits for; they go with the cluster.
-    ObjectKind("batch", "v1", "jobs", "kueue.x-k8s.io/queue-name"),
+    QUEUED_JOBS,
     WORKLOADS,
     ObjectKind("networking.k8s.io", "v1", "ingresses"),
 )
@@ -166,15 +171,20 @@ class _QueueEmpty(Waiter):
 
 
 def _refuse_with_jobs(cluster: KubernetesClient, namespace: str) -> None:
-    """Refuse to have a queue taken away that has jobs: that of a team's namespace; empty: all.
+    """Refuse to have a queue taken away that has jobs: that of a namespace; empty: all.
 
     Raises:
         WaitError: it has; says which, and what to do.
     """
-    if not _cluster_gone(cluster) and (live := sorted(_live_workloads(cluster, namespace))):
+    if _cluster_gone(cluster):
+        return
+    live = set(_live_workloads(cluster, namespace))
+    if namespace:  # it goes as a whole, and with it what Kueue does not know yet, or no more
+        live |= set(_live_jobs(cluster, namespace))
+    if live:
         raise WaitError(
-            f"{f'team {namespace}' if namespace else 'the queue'} is to go, and these jobs are in the queue or run: "
-            f"{', '.join(live)}. Without it they would neither run nor end. Wait for them, or end each with "
+            f"the queue{namespace and f' of {namespace}'} is to go, and these jobs are in it or run: "
+            f"{', '.join(sorted(live))}. Without it they would neither run nor end. Wait for them, or end each with "
             "`python -m workloads jobs stop NAME` or `kubectl delete`; then run `pulumi up` again. Until then the "
             "queue and its nodes stay."
         )
@@ -191,6 +201,19 @@ def _live_workloads(cluster: KubernetesClient, namespace: str) -> Iterator[str]:
             metadata = workload["metadata"]
             owner = next(iter(metadata.get("ownerReferences") or ()), metadata)
             yield f"{metadata['namespace']}/{owner['name']}"
+
+
+def _live_jobs(cluster: KubernetesClient, namespace: str) -> Iterator[str]:
+    """Jobs of a namespace that are not over, each as `<namespace>/<name>`."""
+    for kind in (RAY_JOBS, QUEUED_JOBS):
+        for job in cluster.objects(kind):
+            status = job.get("status") or {}
+            ended = status.get("jobDeploymentStatus") in RAY_JOBS_OVER or any(
+                one["type"] in ("Complete", "Failed") and one["status"] == "True"
+                for one in status.get("conditions") or ()
+            )
+            if job["metadata"]["namespace"] == namespace and not ended:
+                yield f"{namespace}/{job['metadata']['name']}"
 
 
 def _cluster_gone(cluster: KubernetesClient) -> bool:

@@ -18,8 +18,14 @@ from oasis_stack.pod_specs import admission_policy
 from oasis_stack.ray_namespace import RayNamespace, admission, metadata
 from workloads.environment import CLUSTER_CONFIG_MAP, CLUSTER_KEY
 
-OPERATOR = f"system:serviceaccount:{names.KUBERAY_NAMESPACE}:kuberay-operator"
-"""Account of KubeRay (ray-operator v1.6.2, helm-chart/kuberay-operator/values.yaml)."""
+CONTROLLERS = (
+    f"system:serviceaccount:{names.KUBERAY_NAMESPACE}:kuberay-operator",
+    f"system:serviceaccount:{names.KUEUE_NAMESPACE}:kueue-controller-manager",
+    "system:serviceaccount:kube-system:generic-garbage-collector",
+)
+"""Accounts that make or change jobs of others (ray-operator v1.6.2, helm-chart/kuberay-operator/values.yaml;
+kubernetes-sigs/kueue v0.19.2, charts/kueue/templates/manager/manager.yaml; Kubernetes documentation, "Using RBAC
+Authorization", controller roles). A garbage collector that may not take a finalizer off keeps what owns the job."""
 
 _ALL = ("get", "list", "watch", "create", "update", "patch", "delete")
 _READ = ("get", "list", "watch")
@@ -50,7 +56,7 @@ class TeamArgs:
     cluster_queue: pulumi.Input[str]
     """The team's ClusterQueue; another one, and it has another's nodes."""
     members: Sequence[str]
-    """Google identities, `user:`, `group:` or `serviceAccount:` and an address, that may use the namespace."""
+    """Google identities, `user:` or `serviceAccount:` and an address, that may use the namespace."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, by which an `up` that removes the team looks for its jobs."""
 
@@ -69,7 +75,7 @@ class Team(pulumi.ComponentResource):
         ours = RayNamespace(
             parent=self,
             title=name,
-            prefix=f"{name}-",
+            prefix=f"{name}.",
             policies=policies,
             namespace=args.namespace,
             environment=args.environment,
@@ -80,12 +86,12 @@ class Team(pulumi.ComponentResource):
         )
         namespace = ours.namespace_itself()
         within = self.team_namespace = namespace.metadata.apply(lambda metadata: str(metadata.name))
-        queued = admission_policy.queued_jobs(args.namespace, OPERATOR, names.LOCAL_QUEUE, args.namespace)
+        queued = admission_policy.queued_jobs(args.namespace, CONTROLLERS, names.LOCAL_QUEUE, args.namespace)
         found = [
             *ours.surroundings(within),
             *admission(self, {f"{policies}-queue": queued}),
             kubernetes.core.v1.ConfigMap(
-                f"{name}-ray-cluster",
+                f"{name}.ray-cluster",
                 metadata=metadata(within, CLUSTER_CONFIG_MAP),
                 data={CLUSTER_KEY: pulumi.Output.json_dumps(args.ray_cluster)},
                 opts=child,
@@ -100,26 +106,27 @@ class Team(pulumi.ComponentResource):
             ],
             opts=child,
         )
+        held = [*found, role]
         if args.members:
-            kubernetes.rbac.v1.RoleBinding(
-                name,
-                metadata=metadata(within, "members"),
-                role_ref=kubernetes.rbac.v1.RoleRefArgs(
-                    api_group="rbac.authorization.k8s.io", kind="Role", name="members"
-                ),
-                subjects=[_subject(member) for member in args.members],
-                # Whoever may submit must find what holds a job.
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[*found, role]),
-            )
-        for _ in ours.queue(within, args.kubeconfig, found, args.namespace):
-            pass
+            held += [
+                kubernetes.rbac.v1.RoleBinding(
+                    name,
+                    metadata=metadata(within, "members"),
+                    role_ref=kubernetes.rbac.v1.RoleRefArgs(
+                        api_group="rbac.authorization.k8s.io", kind="Role", name="members"
+                    ),
+                    subjects=[_subject(member) for member in args.members],
+                    # Whoever may submit must find what holds a job.
+                    opts=pulumi.ResourceOptions(parent=self, depends_on=[*found, role]),
+                )
+            ]
+        # Members can end their jobs for as long as these keep the team.
+        list(ours.queue(within, args.kubeconfig, held, args.namespace))
         self.register_outputs({"team_namespace": self.team_namespace})
 
 
 def _subject(member: str) -> kubernetes.rbac.v1.SubjectArgs:
     """A Google identity as GKE knows it (Google Kubernetes Engine documentation, "Authorize actions in clusters using
     role-based access control"): by its address, service accounts as users."""
-    kind, _, address = member.partition(":")
-    return kubernetes.rbac.v1.SubjectArgs(
-        api_group="rbac.authorization.k8s.io", kind="Group" if kind == "group" else "User", name=address
-    )
+    address = member.partition(":")[2]
+    return kubernetes.rbac.v1.SubjectArgs(api_group="rbac.authorization.k8s.io", kind="User", name=address)

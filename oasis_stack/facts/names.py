@@ -51,8 +51,9 @@ KUEUE_VERSION = "0.19.2"
 """Kueue's Helm chart and image; `kueue.x-k8s.io/v1beta2`, which all objects here are, needs 0.15 or later."""
 
 LOCAL_QUEUE = "gpu"
-"""Kueue's LocalQueue in the Ray namespace, which a job names to be queued. Not `default`: Kueue would take in every job
-of the namespace that names none (kubernetes-sigs/kueue v0.19.2, pkg/controller/jobframework/defaults.go)."""
+"""Kueue's LocalQueue in the Ray namespace, and in each team's, which a job names to be queued. Not `default`: Kueue
+would take in every job of the namespace that names none (kubernetes-sigs/kueue v0.19.2,
+pkg/controller/jobframework/defaults.go)."""
 
 CLUSTER_QUEUE = "gpu"
 """Kueue's ClusterQueue, which holds the quotas of all queued jobs."""

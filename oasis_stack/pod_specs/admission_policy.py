@@ -6,12 +6,16 @@ role that KubeRay writes (ray-operator v1.6.2, controllers/ray/common/rbac.go), 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from oasis_stack.pod_specs import gib
 
 AUTOSCALER = "autoscaler"
 """Container that KubeRay adds to a head (ray-operator v1.6.2, controllers/ray/common/pod.go)."""
+
+ELASTIC = "kueue.x-k8s.io/elastic-job"
+"""Annotation by which Kueue lets a job change its size (kubernetes-sigs/kueue v0.19.2, pkg/workloadslicing)."""
 
 INITIAL = "{}.?initContainers.orValue([])"
 """Init containers of the pod at that place."""
@@ -28,12 +32,13 @@ def policies(namespace: str, service_account: str, prefix: str) -> dict[str, Any
     }
 
 
-def queued_jobs(namespace: str, operator: str, queue: str, priority: str) -> Spec:
+def queued_jobs(namespace: str, controllers: Sequence[str], queue: str, priority: str) -> Spec:
     """Jobs of a namespace are in its queue and of its priority, or there are none: nodes go by quota alone.
 
     Args:
         namespace: whose jobs.
-        operator: account of KubeRay, whose own Jobs only hand a command to a Ray cluster that is queued already.
+        controllers: accounts that are free of it: KubeRay makes Jobs that only hand a command to a Ray cluster, and
+            Kueue and Kubernetes' garbage collector change these.
         queue: Kueue's LocalQueue.
         priority: Kueue's WorkloadPriorityClass.
     """
@@ -45,13 +50,28 @@ def queued_jobs(namespace: str, operator: str, queue: str, priority: str) -> Spe
     labels = {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/priority-class": priority}
     return {
         "matchConstraints": {**_made(namespace, "", ""), "resourceRules": rules},
-        "matchConditions": [{"name": "people", "expression": f"request.userInfo.username != '{operator}'"}],
+        "matchConditions": [
+            {"name": "people", "expression": f"!(request.userInfo.username in {list(controllers)})"},
+        ],
         "validations": [
+            *(
+                _rule(
+                    f"object.metadata.?labels[?'{key}'].orValue('') == '{value}'",
+                    f"jobs of {namespace} wait in its queue: set the label {key} to {value}",
+                )
+                for key, value in labels.items()
+            ),
+            # Kueue leaves what another queued job owns alone, whoever says so (kubernetes-sigs/kueue v0.19.2,
+            # pkg/controller/jobframework/reconciler.go, FindAncestorJobManagedByKueue).
             _rule(
-                f"object.metadata.?labels[?'{key}'].orValue('') == '{value}'",
-                f"jobs of {namespace} wait in its queue: set the label {key} to {value}",
-            )
-            for key, value in labels.items()
+                "!object.metadata.?ownerReferences.orValue([]).exists(owner, owner.?controller.orValue(false))",
+                "a job is nobody's part: take the owner that is a controller out of metadata.ownerReferences",
+            ),
+            # It would grow by itself, and no quota be asked for the pods of its Ray cluster.
+            _rule(
+                f"!('{ELASTIC}' in object.metadata.?annotations.orValue({{}}))",
+                f"a queued job has a fixed size: take out the annotation {ELASTIC}",
+            ),
         ],
     }
 

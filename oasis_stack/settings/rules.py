@@ -233,23 +233,23 @@ def _teams(settings: Settings) -> Iterator[Problem]:
 
 
 def _shared_nodes(settings: Settings, nodes: int) -> Iterator[Problem]:
-    """What belongs to teams exists: nodes of the queue, and places for as many heads."""
-    taken = sum(team.gpu_nodes for team in settings.teams)
+    """What belongs to teams exists: nodes of the queue, and a place for a head with each."""
     shares = ", ".join(f"{team.name} {team.gpu_nodes}" for team in settings.teams)
-    if taken > nodes:
+    if sum(team.gpu_nodes for team in settings.teams) > nodes:
         yield Problem(
             key="teams",
             value=shares,
             allowed=f"gpu_nodes of {nodes} together, the max_nodes of the queued entry in oasis:gpu.capacity",
             remedy="lower some, or raise max_nodes there",
         )
-    elif taken > max(settings.queued_heads, 0):
+    if settings.teams and settings.queued_heads < nodes:
+        pool = settings.cluster.system_pool
         yield Problem(
-            key="teams",
-            value=shares,
-            allowed=f"gpu_nodes of {max(settings.queued_heads, 0)} together: each may be a job's, with a head of its "
-            "own on the system pool",
-            remedy="raise oasis:cluster.system_pool.max_nodes or its machine_type, or lower some gpu_nodes",
+            key="cluster.system_pool.max_nodes",
+            value=pool.max_nodes,
+            allowed=f"with teams, enough for {nodes + 1} heads on nodes of {pool.machine_type}: each of the queue's "
+            f"{nodes} nodes may be a job's, with a head of its own, beside the head that always runs",
+            remedy="raise it, which costs nothing until heads need the nodes, or choose a larger machine_type",
         )
 
 

@@ -348,14 +348,14 @@ class TeamSettings:
         Annotated[
             str,
             Matching(
-                r"(user|group|serviceAccount):[^@\s:]+@[^@\s:]+",
-                "user:, group: or serviceAccount: and an address, as user:ann@example.com",
+                r"(user|serviceAccount):[^@\s:]+@[^@\s:]+",
+                "user: or serviceAccount: and an address, as user:ann@example.com; no group (GKE knows none)",
             ),
         ],
         ...,
     ] = ()
-    """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. GKE knows
-    only groups within gke-security-groups@ of their domain."""
+    """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. Groups
+    are not among them: GKE resolves them only in a cluster that names a security group, which this one does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,11 +21,11 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.emulated
 
 RAY, KUEUE = "ray.io/v1", "kueue.x-k8s.io/v1beta2"
-ANN, BOB, GROUP = "ann@example.com", "bob@example.com", "speech@example.com"
+ANN, BOB = "ann@example.com", "bob@example.com"
 TEAMS = {
     "oasis:teams": [
         {"name": "vision", "gpu_nodes": 1, "members": [f"user:{ANN}"]},
-        {"name": "speech", "gpu_nodes": 1, "members": [f"group:{GROUP}"]},
+        {"name": "speech", "gpu_nodes": 1, "members": [f"user:{BOB}"]},
     ]
 }
 WHERE = "import os; print('here', os.environ['OASIS_RAY_NAMESPACE'], os.environ['OASIS_RUNS_URI'])"
@@ -75,41 +75,63 @@ def teams(emulated: Emulated) -> Iterator[Emulated]:
 
 
 def test_a_member_may_use_the_team_s_namespace_and_no_other(teams: Emulated) -> None:
-    people = {"vision": (ANN, []), "speech": (BOB, [GROUP])}
-    for home, (user, groups) in people.items():
+    for home, user in (("vision", ANN), ("speech", BOB), ("", "eve@example.com")):
         for namespace in ("vision", "speech", "ray", "kueue-system", "default"):
             for (verb, group, resource), may in MAY.items():
-                allowed = _allowed(teams, user, groups, verb, group, resource, namespace)
+                allowed = _allowed(teams, user, verb, group, resource, namespace)
                 assert allowed == (may and namespace == home), (user, verb, resource, namespace)
-        assert not any(_allowed(teams, user, groups, *asked) for asked in CLUSTER_WIDE)
-    assert not _allowed(teams, BOB, [], "create", "ray.io", "rayjobs", "speech")  # not of the group
+        assert not any(_allowed(teams, user, *asked) for asked in CLUSTER_WIDE)
+
+
+QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "first", "uid": "1", "controller": True}
 
 
 @pytest.mark.parametrize(
-    ("labels", "spec", "refused_by"),
+    ("labels", "metadata", "refused_by"),
     [
         ({}, {}, ""),
-        ({"kueue.x-k8s.io/queue-name": None}, {}, "jobs of vision wait in its queue"),
-        ({"kueue.x-k8s.io/queue-name": "another"}, {}, "jobs of vision wait in its queue"),
-        ({"kueue.x-k8s.io/priority-class": "speech"}, {}, "set the label kueue.x-k8s.io/priority-class to vision"),
-        ({"kueue.x-k8s.io/priority-class": None}, {}, "set the label kueue.x-k8s.io/priority-class to vision"),
-        ({}, {"serviceAccountName": "default"}, "pods here run as service account ray"),
-        ({}, {"automountServiceAccountToken": True}, "has a Kubernetes token"),
+        ({QUEUE: None}, {}, "jobs of vision wait in its queue"),
+        ({QUEUE: "another"}, {}, "jobs of vision wait in its queue"),
+        ({PRIORITY: "speech"}, {}, f"set the label {PRIORITY} to vision"),
+        ({PRIORITY: None}, {}, f"set the label {PRIORITY} to vision"),
+        ({}, {"ownerReferences": [OWNER]}, "a job is nobody's part"),
+        ({}, {"annotations": {"kueue.x-k8s.io/elastic-job": "true"}}, "a queued job has a fixed size"),
     ],
 )
+@pytest.mark.parametrize("kind", ["Job", "RayJob"])
 def test_a_member_s_job_waits_in_the_team_s_own_queue_or_is_refused(
-    teams: Emulated, labels: dict[str, str | None], spec: dict[str, Any], refused_by: str
+    teams: Emulated, kind: str, labels: dict[str, str | None], metadata: dict[str, Any], refused_by: str
 ) -> None:
-    job = _job("vision", "asked", 1)
+    job = _job("vision", "asked", 1) if kind == "Job" else _ray_job("vision", "asked")
     changed = {**job["metadata"]["labels"], **labels}
-    job["metadata"]["labels"] = {key: value for key, value in changed.items() if value}
-    job["spec"]["template"]["spec"] |= spec
-    asked = ("kubectl", "--as", ANN, "create", "--dry-run=server", "-f", "-")
+    job["metadata"] |= {"labels": {key: value for key, value in changed.items() if value}, **metadata}
 
-    done = subprocess.run(asked, env=_environment(teams), input=json.dumps(job), capture_output=True, text=True)
+    done = _as_ann(teams, job, "create", "--dry-run=server")
 
     assert (done.returncode == 0) == (refused_by == ""), done.stderr
     assert refused_by in done.stderr
+
+
+def test_what_holds_a_team_holds_changes_too_and_is_written_for_what_it_judges(teams: Emulated) -> None:
+    job = _job("vision", "changed", 2)
+    teams.api.create(job)
+    del job["metadata"]["labels"][QUEUE]
+    assert "jobs of vision wait in its queue" in _as_ann(teams, job, "replace").stderr
+    teams.api.delete(job, "Foreground")
+
+    def judged() -> list[Body]:
+        policies = teams.api.list("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy")
+        ours = [found for found in policies if found["metadata"]["name"].startswith("oasis-team-")]
+        return [found["status"]["typeChecking"] for found in ours if "typeChecking" in found.get("status", {})]
+
+    eventually(lambda: len(judged()) == 4 * len(TEAMS["oasis:teams"]))
+    assert not any(judged())  # no expression has a type that what it judges has not
+
+
+def _as_ann(found: Emulated, body: Body, *words: str) -> subprocess.CompletedProcess[str]:
+    asked = ("kubectl", "--as", ANN, *words, "-f", "-")
+    return subprocess.run(asked, env=_environment(found), input=json.dumps(body), capture_output=True, text=True)
 
 
 def test_lent_nodes_come_back_to_their_team_and_the_job_that_had_them_runs_again(teams: Emulated) -> None:
@@ -124,7 +146,7 @@ def test_lent_nodes_come_back_to_their_team_and_the_job_that_had_them_runs_again
     [workload] = teams.api.list(KUEUE, "Workload", "vision")
     [evicted] = [one for one in workload["status"]["conditions"] if one["type"] == "Evicted"]
     assert evicted["reason"] == "Preempted"
-    with pytest.raises(EmulatorError, match=r"team speech is to go, and these jobs are in the queue or run: speech/"):
+    with pytest.raises(EmulatorError, match=r"the queue of speech is to go, and these jobs are in it or run: speech/"):
         teams.engine().up()
     assert set(teams.engine(TEAMS).up().changes) == {"same"}  # nothing was taken from anybody
 
@@ -157,13 +179,11 @@ def test_a_team_s_job_has_a_ray_of_its_own_and_its_folder_of_the_bucket(teams: E
         assert refused.returncode != 0 and said in refused.stderr, refused.stderr
 
 
-def _allowed(
-    found: Emulated, user: str, groups: list[str], verb: str, group: str, resource: str, namespace: str = ""
-) -> bool:
+def _allowed(found: Emulated, user: str, verb: str, group: str, resource: str, namespace: str = "") -> bool:
     """The API server's own answer, by roles, to whether somebody may do something."""
     kind, _, below = resource.partition("/")
     asked = {"verb": verb, "group": group, "resource": kind, "subresource": below, "namespace": namespace}
-    spec = {"user": user, "groups": [*groups, "system:authenticated"], "resourceAttributes": asked}
+    spec = {"user": user, "groups": ["system:authenticated"], "resourceAttributes": asked}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     answer = found.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=body)
     return bool(answer["status"]["allowed"])
@@ -177,6 +197,16 @@ def _job(team: str, name: str, nodes: int) -> Body:
     job["metadata"] |= {"name": name, "namespace": team, "labels": labels}
     job["spec"] |= {"parallelism": nodes, "completions": nodes}
     return job
+
+
+def _ray_job(team: str, name: str) -> Body:
+    pods = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "i"}]}}}
+    return {
+        "apiVersion": RAY,
+        "kind": "RayJob",
+        "metadata": {"name": name, "namespace": team, "labels": {QUEUE: "gpu", PRIORITY: team}},
+        "spec": {"entrypoint": "true", "suspend": True, "rayClusterSpec": {"headGroupSpec": pods}},
+    }
 
 
 def _running(found: Emulated, namespace: str) -> int:

@@ -81,7 +81,7 @@ def everything() -> Deployment:
     config = changed("oasis:network.proxy_only", True, config)
     config = changed("oasis:registry", {"docker_hub": HUB_LOGIN}, config)
     queued = {"mode": "queued", "max_nodes": 2}
-    team = {"name": "vision", "gpu_nodes": 1, "members": ["group:vision@example.com"]}
+    team = {"name": "vision", "gpu_nodes": 1, "members": ["user:vision@example.com"]}
     config = changed("oasis:teams", [team], changed("oasis:gpu.capacity[3]", queued, config))
     balanced = {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.200.0.0/16"]}
     return deploy_stack(changed("oasis:ray", balanced, config))
@@ -118,7 +118,7 @@ def _subject(grant: Registered) -> str:
     member = grant.inputs["member"]
     if member.startswith("principal://"):
         return "workload" if "/ns/ray/" in member else "team's workload"
-    if member.startswith("group:"):
+    if member.startswith("user:"):
         return "team's member"
     account = member.removeprefix("serviceAccount:")
     known = {

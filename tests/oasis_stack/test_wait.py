@@ -298,6 +298,9 @@ def test_a_stack_does_not_move(key: str, world: World) -> None:
         wait._Place().diff("id", there, {**there, key: "elsewhere"})
 
 
+_COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+
 def test_a_queue_with_jobs_stays_with_them_until_they_are_over(world: World) -> None:
     job = {"kind": "RayJob", "name": "train", "uid": "1"}
     over = {"conditions": [{"type": "Finished", "status": "True"}]}
@@ -308,19 +311,28 @@ def test_a_queue_with_jobs_stays_with_them_until_they_are_over(world: World) -> 
     world.answers["/apis/kueue.x-k8s.io/v1beta2/workloads"] = lambda _: (200, {"items": items})
     props = {"kubeconfig": world.kubeconfig}
 
-    with pytest.raises(WaitError, match=r"jobs are in the queue or run: team/train\. .*jobs stop NAME"):
+    with pytest.raises(WaitError, match=r"^the queue is to go, and these jobs are in it or run: team/train\."):
         wait._QueueEmpty().delete("id", props)
     assert not [path for method, path in world.asked if method == "DELETE"]
-    with pytest.raises(WaitError, match=r"^team team is to go, and these jobs are in the queue or run: team/train\."):
+    with pytest.raises(WaitError, match=r"^the queue of team is to go, and these jobs are in it or run: team/train\."):
         wait._QueueEmpty().delete("id", {**props, "namespace": "team"})
     wait._QueueEmpty().delete("id", {**props, "namespace": "another"})
     three = {**props, "namespaces": ["ray", "team", "another"]}
-    with pytest.raises(WaitError, match=r"^team team is to go"):
+    with pytest.raises(WaitError, match=r"^the queue of team is to go"):
         wait._QueuedNamespaces().update("id", three, {**props, "namespaces": ["ray", "another"]})
     wait._QueuedNamespaces().update("id", three, {**props, "namespaces": ["ray", "team"]})
 
     items.remove(live)
     wait._QueueEmpty().delete("id", props)
+    # A namespace goes as a whole, and so with what Kueue does not know of.
+    of_team = {**props, "namespace": "team"}
+    for kind, over in (("ray.io/v1/rayjobs", {"jobDeploymentStatus": "Failed"}), ("batch/v1/jobs", _COMPLETE)):
+        unknown = _named("unknown")
+        world.answers[f"/apis/{kind}"] = lambda _, job=unknown: (200, {"items": [job]})
+        with pytest.raises(WaitError, match=r"in it or run: team/unknown\."):
+            wait._QueueEmpty().delete("id", of_team)
+        unknown["status"] = over
+        wait._QueueEmpty().delete("id", of_team)
 
 
 def test_a_workload_that_will_not_go_is_named_with_what_to_do(world: World) -> None:

@@ -147,7 +147,7 @@ EXAMPLES: dict[str, Example] = {
     "teams[0].max_gpu_nodes": Example(3, TEAM, f"{TEAM_GPUS}.borrowingLimit", "8"),
     "teams[0].priority": Example(7, ("kubernetes:kueue.x-k8s.io/v1beta2:WorkloadPriorityClass", TEAM[1]), "value", 7),
     "teams[0].members": Example(
-        *(["group:vision@example.com"], ("kubernetes:rbac.authorization.k8s.io/v1:RoleBinding", "vision")),
+        *(["user:vision@example.com"], ("kubernetes:rbac.authorization.k8s.io/v1:RoleBinding", "vision")),
         *("subjects[0].name", "vision@example.com"),
     ),
     "data.keep": Example(False, (BUCKET, "data"), "@retain_on_delete", False),

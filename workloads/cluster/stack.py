@@ -194,7 +194,11 @@ def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
 
 def _of_team(kubectl: Sequence[str], team: str) -> dict[str, str]:
     asked = ("get", "configmap", CONFIG_MAP, "--ignore-not-found", "-o", "json")
-    found = _run([*kubectl, "--namespace", team, *asked], _KUBECTL).strip()
+    try:
+        found = _run([*kubectl, "--namespace", team, *asked], _KUBECTL).strip()
+    except AuthError as error:
+        remedy = f"Check the name; whoever runs `pulumi up` makes you a member in oasis:teams, if {team} is your team."
+        raise AuthError(error.problem, remedy) from None
     data: dict[str, str] = (json.loads(found).get("data") if found else None) or {}
     if not data or data.get("ray_cluster_name"):
         raise UsageError(

@@ -110,7 +110,7 @@ def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environmen
         raise InfeasibleError(
             f"--nodes is {nodes}; the jobs of the queue {environment.gpu_queue} can have "
             f"{counted(environment.gpu_queue_nodes, 'node')} together.",
-            "Ask for fewer, or raise the number in the queued entry of oasis:gpu.capacity and run `pulumi up`.",
+            f"Ask for fewer, or raise {_most(environment.team)} and run `pulumi up`.",
         )
     if ours and command[0] == "train":
         _check_workers(_value(command, "--workers"), nodes, nodes * environment.gpus_per_node)
@@ -121,6 +121,11 @@ def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environmen
                 f"bench measures {asked} nodes, and the job would have {counted(nodes, 'node')} of its own.",
                 f"Give --nodes {asked} before the `--` as well.",
             )
+
+
+def _most(team: str) -> str:
+    """The setting that says how many nodes jobs may have together."""
+    return f"max_gpu_nodes of {team} in oasis:teams" if team else "max_nodes in the queued entry of oasis:gpu.capacity"
 
 
 def run(request: Request, deployed: DeployedStack, interrupted: Callable[[Follower], int]) -> int:
