@@ -268,7 +268,7 @@ def check_destroy_order(stack: Deployment, _: Settings) -> None:
             assert max(of(first)) < min(of(then)), (first, then)
     network = stack.get("gcp:compute/network:Network", "network")
     after = {resource_tree.kind(found) for number in steps[step[network.urn] + 1 :] for found in number}
-    assert after <= {"wait.ApisAnswer", "projects.Service"}
+    assert after <= {"wait.ApisAnswer", "wait.Place", "projects.Service"}
 
 
 CHECKS = (
