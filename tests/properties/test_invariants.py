@@ -140,7 +140,7 @@ def check_queue(stack: Deployment, chosen: Settings) -> None:
     """A queue is there with its pool and not without, leads to that pool alone, and holds what the pools hold."""
     rung = chosen.gpu.queue if chosen.gpu else None
     queues = stack.of_type(f"{KUEUE}:ClusterQueue")
-    assert len(queues) == len(stack.of_type(f"{KUEUE}:LocalQueue")) == bool(rung)
+    assert len(queues) == len(stack.of_type(f"{KUEUE}:LocalQueue")) == bool(rung) * (1 + len(chosen.teams))
     pools = [found for found in stack.of_type(NODE_POOL) if at(found, "queuedProvisioning.enabled")]
     assert [pool.name for pool in pools] == ([rung.pool_name] if rung else [])
     assert bool(rung) == ("network-control-plane" in {found.name for found in stack})
@@ -150,16 +150,15 @@ def check_queue(stack: Deployment, chosen: Settings) -> None:
         assert not at(pool, "nodeConfig.labels") and not at(pool, "nodeConfig.taints")
         asked = at(stack.only(f"{KUEUE}:ProvisioningRequestConfig"), "spec.parameters.maxRunDurationSeconds")
         assert at(pool, "nodeConfig.maxRunDuration") == f"{asked}s"
-    (group,) = at(queues[0], "spec.resourceGroups")
-    quotas = {
-        flavor["name"]: {quota["name"]: quota["nominalQuota"] for quota in flavor["resources"]}
-        for flavor in group["flavors"]
-    }
-    assert {name: found["nvidia.com/gpu"] for name, found in quotas.items()} == {
-        "system": "0",
-        "queued": str(rung.max_nodes * chosen.gpu.machine.gpus),
-    }
-    assert int(quotas["system"]["cpu"]) == chosen.ray.head.cpus * chosen.queued_heads > 0
+    quotas: dict[str, Counter[str]] = {}
+    for queue in queues:
+        (group,) = at(queue, "spec.resourceGroups")
+        for flavor in group["flavors"]:
+            amounts = {one["name"]: int(one["nominalQuota"].removesuffix("Gi")) for one in flavor["resources"]}
+            quotas.setdefault(flavor["name"], Counter()).update(amounts)
+    gpus = {name: found["nvidia.com/gpu"] for name, found in quotas.items()}
+    assert gpus == {"system": 0, "queued": rung.max_nodes * chosen.gpu.machine.gpus}
+    assert quotas["system"]["cpu"] == chosen.ray.head.cpus * chosen.queued_heads > 0
 
 
 def check_roce(stack: Deployment, chosen: Settings) -> None:
@@ -205,22 +204,24 @@ def check_graph(stack: Deployment, _: Settings) -> None:
 
 
 def check_grants(stack: Deployment, chosen: Settings) -> None:
-    """Only known roles, none authoritative, on the project only for nodes, and to one Kubernetes account."""
+    """Only known roles, none authoritative, on the project only for nodes, and to one Kubernetes account a team."""
     grants = [
         found for found in stack if re.search(r"iam(Member|Binding|Policy):|IAM(Member|Binding|Policy)|Iam", found.type)
     ]
     assert grants
-    account = f"ns/{chosen.ray.namespace}/sa/ray"
+    namespaces = [chosen.ray.namespace, *(team.name for team in chosen.teams)]
+    accounts = tuple(f"ns/{namespace}/sa/ray" for namespace in namespaces)
     for found in grants:
         assert re.search(r"I(AM|am)Member$", found.type), found.type
         assert found.inputs["role"] in ROLES, found.name
         on_project = found.type == "gcp:projects/iAMMember:IAMMember"
         assert not on_project or found.inputs["role"] in NODE_ROLES.values()
         member = str(found.inputs["member"])
-        assert member.endswith(account) if member.startswith("principal:") else member.startswith("serviceAccount:")
+        assert member.endswith(accounts) if member.startswith("principal:") else member.startswith("serviceAccount:")
     ray = stack.only("kubernetes:ray.io/v1:RayCluster")
-    for found in (ray, stack.only("kubernetes:core/v1:ServiceAccount")):
-        assert at(found, "metadata.namespace") == chosen.ray.namespace
+    assert at(ray, "metadata.namespace") == chosen.ray.namespace
+    held = [at(found, "metadata.namespace") for found in stack.of_type("kubernetes:core/v1:ServiceAccount")]
+    assert sorted(held) == sorted(namespaces)
     assert at(ray, "spec.headGroupSpec.template.spec.serviceAccountName") == "ray"
 
 

@@ -28,6 +28,17 @@ def ladders(draw: some.DrawFn, machine: Machine) -> list[dict[str, Any]]:
 
 
 @some.composite
+def teams(draw: some.DrawFn, queue: dict[str, Any]) -> dict[str, Any]:
+    """Sections of a stack whose queue is divided among teams, of which each node may have a head."""
+    left = queue["max_nodes"] = draw(some.integers(1, 6))
+    found: list[dict[str, Any]] = []
+    while left and draw(some.booleans()):
+        found.append({"name": f"team-{len(found)}", "gpu_nodes": draw(some.integers(1, left))})
+        left -= found[-1]["gpu_nodes"]
+    return {"oasis:teams": found, "oasis:cluster": {"system_pool": {"max_nodes": queue["max_nodes"] + 1}}}
+
+
+@some.composite
 def stacks(draw: some.DrawFn) -> dict[str, Any]:
     """Legal stack files."""
     # The one with RDMA as often as the others together: most that can go wrong is there.
@@ -63,4 +74,8 @@ def stacks(draw: some.DrawFn) -> dict[str, Any]:
         ),
     }
     left_out = draw(some.sets(some.sampled_from(sorted(optional)), max_size=3))
-    return config | {key: value for key, value in optional.items() if key not in left_out}
+    config |= {key: value for key, value in optional.items() if key not in left_out}
+    ladder = config.get("oasis:gpu", {}).get("capacity", ())
+    for queue in (entry for entry in ladder if entry["mode"] == "queued" and draw(some.booleans())):
+        config |= draw(teams(queue))
+    return config
