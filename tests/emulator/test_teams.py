@@ -84,7 +84,6 @@ def test_a_member_may_use_the_team_s_namespace_and_no_other(teams: Emulated) -> 
 
 
 QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
-OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "first", "uid": "1", "controller": True}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,6 @@ OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "first", "uid": "1", "
         ({QUEUE: "another"}, {}, "jobs of vision wait in its queue"),
         ({PRIORITY: "speech"}, {}, f"set the label {PRIORITY} to vision"),
         ({PRIORITY: None}, {}, f"set the label {PRIORITY} to vision"),
-        ({}, {"ownerReferences": [OWNER]}, "a job is nobody's part"),
         ({}, {"annotations": {"kueue.x-k8s.io/elastic-job": "true"}}, "a queued job has a fixed size"),
     ],
 )
@@ -113,13 +111,19 @@ def test_a_member_s_job_waits_in_the_team_s_own_queue_or_is_refused(
     assert refused_by in done.stderr
 
 
-def test_what_holds_a_team_holds_changes_too_and_is_written_for_what_it_judges(teams: Emulated) -> None:
-    job = _job("vision", "changed", 2)
-    teams.api.create(job)
-    del job["metadata"]["labels"][QUEUE]
-    assert "jobs of vision wait in its queue" in _as_ann(teams, job, "replace").stderr
-    teams.api.delete(job, "Foreground")
+def test_a_member_s_job_is_no_part_of_another_and_does_not_leave_the_queue(teams: Emulated) -> None:
+    first = _job("vision", "first", 3)  # more nodes than there are: it waits
+    owner = {"kind": "Job", "name": "first", "uid": teams.api.create(first)["metadata"]["uid"], "controller": True}
+    for job in (_job("vision", "second", 1), _ray_job("vision", "second")):
+        job["metadata"]["ownerReferences"] = [{"apiVersion": "batch/v1", **owner}]
+        assert "a job is nobody's part" in _as_ann(teams, job, "create", "--dry-run=server").stderr
+    patch = json.dumps({"metadata": {"labels": {QUEUE: None}}})
+    changed = _as_ann(teams, first, "patch", "--type", "merge", "--patch", patch)
+    assert "jobs of vision wait in its queue" in changed.stderr
+    teams.api.delete(first, "Foreground")
 
+
+def test_what_holds_a_team_is_written_for_what_it_judges(teams: Emulated) -> None:
     def judged() -> list[Body]:
         policies = teams.api.list("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy")
         ours = [found for found in policies if found["metadata"]["name"].startswith("oasis-team-")]
@@ -205,7 +209,12 @@ def _ray_job(team: str, name: str) -> Body:
         "apiVersion": RAY,
         "kind": "RayJob",
         "metadata": {"name": name, "namespace": team, "labels": {QUEUE: "gpu", PRIORITY: team}},
-        "spec": {"entrypoint": "true", "suspend": True, "rayClusterSpec": {"headGroupSpec": pods}},
+        "spec": {
+            "entrypoint": "true",
+            "suspend": True,
+            "shutdownAfterJobFinishes": True,
+            "rayClusterSpec": {"headGroupSpec": pods},
+        },
     }
 
 
