@@ -56,7 +56,9 @@ class CapacityEntry:
     @property
     def pool_name(self) -> str:
         """Logical name of this rung's node pool."""
-        return names.pool(self.mode, self.reservation)
+        hours = self.max_run_duration_hours
+        own_end = hours if self.mode == "flex-start" and hours != MAX_RUN_HOURS else None
+        return names.pool(self.mode, self.reservation, own_end)
 
     @property
     def max_run_seconds(self) -> int | None:
@@ -140,7 +142,8 @@ def problems(machine: Machine, zone: str, entries: Sequence[CapacityEntry]) -> l
                 Problem(
                     key=f"{key}.mode",
                     value=entry.mode,
-                    allowed="each mode once, and each reservation once",
+                    allowed="each mode once, but flex-start once for each max_run_duration_hours, and reservation "
+                    "once for each reservation",
                     remedy=f"merge it with gpu.capacity[{first}] by raising that entry's max_nodes",
                 )
             )

@@ -123,13 +123,14 @@ def service_account(name: str, purpose: str) -> str:
     return account
 
 
-def pool(mode: str, reservation: str | None) -> str:
-    """Logical name of a GPU node pool. Reservations are told apart by name, so reordering the ladder replaces nothing.
+def pool(mode: str, reservation: str | None, hours: int | None) -> str:
+    """Logical name of a GPU node pool. Reservations are told apart by name and nodes with an end of their own by its
+    `hours`, so reordering the ladder replaces nothing.
 
     At most 32 characters: Pulumi adds 8, and GKE allows 40.
     """
     if reservation is None:
-        return f"gpu-{mode}"
+        return f"gpu-{mode}" if hours is None else f"gpu-{mode}-{hours}h"
     short = reservation.rsplit("/", 1)[-1]
     full = f"gpu-{mode}-{short}"
     return full if len(full) <= 32 and short == reservation else f"gpu-{mode}-{digest(reservation)}"

@@ -15,8 +15,12 @@ from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.errors import InUseError
 from emulator.kubernetes.api import ApiError, Body, KindNotServedError
 from emulator.machine.state import CHECKOUT
+from oasis_stack.components.compute_class import compute_class_spec
+from oasis_stack.settings.settings import from_config, parse
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
+from tests.support.legal_stacks import ladders_of_rungs
+from tests.support.stacks import changed
 from tests.support.waiting import eventually
 from workloads.jobs import pending
 
@@ -76,6 +80,17 @@ def test_a_compute_class_that_gke_refuses_is_refused(gke: ControlPlane, rule: Bo
 
     with pytest.raises(ApiError, match=words):
         gke.api.apply(body, "test")
+
+
+def test_the_class_of_every_ladder_is_taken(gke: ControlPlane) -> None:
+    for rungs in ladders_of_rungs():
+        settings = parse(from_config(changed("oasis:gpu.capacity", list(rungs))))
+        assert settings.gpu
+        names = [entry.pool_name for entry in settings.gpu.class_entries]
+        if names:  # a queued entry alone has none
+            body = {**CLASS, "metadata": {"name": "any"}, "spec": compute_class_spec(names, 15)}
+            taken = gke.api.apply(body, "test", dry_run=True)
+            assert [rule["nodepools"] for rule in taken["spec"]["priorities"]] == [[name] for name in names]
 
 
 def test_pods_get_nodes_in_the_order_of_their_class_and_idle_nodes_go(gke: ControlPlane) -> None:

@@ -122,6 +122,25 @@ def test_blocks_and_sub_blocks_of_a_reservation_are_pools_of_their_own() -> None
     assert len({one.pool_name for one in ladder}) == len(ladder)
 
 
+def test_flex_start_stands_once_for_each_of_its_durations_and_no_order_renames_a_pool() -> None:
+    ladder = [entry("flex-start", hours) for hours in (168, 24, 6)]
+
+    assert problems(H200, H200.zones[0], ladder) == []
+    assert [pool_rules(H200, one).max_run_duration for one in ladder] == ["604800s", "86400s", "21600s"]
+    assert [one.pool_name for one in ladder] == ["gpu-flex-start", "gpu-flex-start-24h", "gpu-flex-start-6h"]
+    (twice,) = problems(H200, H200.zones[0], [*ladder, ladder[1]])
+    assert (twice.key, twice.remedy) == (
+        "gpu.capacity[3].mode",
+        "merge it with gpu.capacity[1] by raising that entry's max_nodes",
+    )
+
+
+def test_no_region_offers_h200_nodes_in_two_zones() -> None:
+    regions = [zone.rpartition("-")[0] for zone in H200.zones]
+
+    assert len(set(regions)) == len(regions), "docs/capacity.md says why a stack has one zone"
+
+
 def test_a_mode_stands_once_in_a_ladder_and_each_reservation_once() -> None:
     other = replace(LEGAL["reservation"], reservation="projects/owner-project/reservations/theirs")
 

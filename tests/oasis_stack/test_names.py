@@ -45,8 +45,8 @@ def test_pool_names_leave_room_for_pulumis_suffix_and_tell_reservations_apart() 
         *("r" * length for length in range(1, 64)),
         *(f"projects/{own}/reservations/r" for own in ("a", "b")),
     ]
-    found = [names.pool("reservation", reservation) for reservation in reservations]
+    found = [names.pool("reservation", reservation, None) for reservation in reservations]
 
     assert len(set(found)) == len(found)
     assert all(re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(name) <= 40 - 8 for name in found)
-    assert [names.pool(mode, None) for mode in ("flex-start", "spot")] == ["gpu-flex-start", "gpu-spot"]
+    assert [names.pool(mode, None, None) for mode in ("flex-start", "spot")] == ["gpu-flex-start", "gpu-spot"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as some
@@ -9,18 +11,40 @@ from hypothesis import strategies as some
 from oasis_stack.facts import capacity_rules
 from oasis_stack.facts.machine import MACHINES, Machine
 
+RUNGS: tuple[dict[str, Any], ...] = (
+    {"mode": "reservation", "reservation": "ours", "max_nodes": 2, "compact_placement": True},
+    {"mode": "reservation", "reservation": "projects/owner-project/reservations/theirs", "max_nodes": 2},
+    {"mode": "reservation", "reservation": "ours/reservationBlocks/b/reservationSubBlocks/s", "max_nodes": 2},
+    {"mode": "flex-start", "max_nodes": 2},
+    {"mode": "flex-start", "max_nodes": 2, "max_run_duration_hours": 6, "compact_placement": True},
+    {"mode": "spot", "max_nodes": 2},
+    {"mode": "queued", "max_nodes": 2},
+)
+"""Ways to buy H200 nodes, of which each may stand beside each."""
+
+
+def ladders_of_rungs() -> Iterator[tuple[dict[str, Any], ...]]:
+    """Each choice of one to four of `RUNGS`: 98 ladders, which any order leaves legal."""
+    for count in range(1, 5):
+        yield from itertools.combinations(RUNGS, count)
+
 
 @some.composite
 def ladders(draw: some.DrawFn, machine: Machine) -> list[dict[str, Any]]:
     """Legal ladders of a machine."""
     modes = [mode for mode in capacity_rules.MODES if machine.on_demand or mode != "on-demand"]
     entries = []
-    for mode in draw(some.lists(some.sampled_from(modes), min_size=1, unique=True)):
+    rungs = draw(some.lists(some.sampled_from(modes), min_size=1, unique=True))
+    hours = some.lists(some.integers(1, capacity_rules.MAX_RUN_HOURS - 1), max_size=2, unique=True)
+    shorter = draw(hours) if "flex-start" in rungs else []
+    for mode, ends in [*((mode, None) for mode in rungs), *(("flex-start", hours) for hours in shorter)]:
         entry: dict[str, Any] = {"mode": mode, "max_nodes": draw(some.integers(1, 40))}
         if mode == "reservation":
             entry["reservation"] = draw(some.from_regex(r"[a-z][a-z0-9-]{0,60}[a-z0-9]", fullmatch=True))
-        if mode in capacity_rules.MODES_WITH_END and draw(some.booleans()):
-            entry["max_run_duration_hours"] = draw(some.integers(1, 168))
+        if ends is not None:
+            entry["max_run_duration_hours"] = ends
+        elif mode == "queued" and draw(some.booleans()):
+            entry["max_run_duration_hours"] = draw(some.integers(1, capacity_rules.MAX_RUN_HOURS))
         if mode != "queued" and (mode != "flex-start" or machine.flex_start_compact):
             entry["compact_placement"] = draw(some.booleans())
         entries.append(entry)

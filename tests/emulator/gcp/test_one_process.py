@@ -40,7 +40,7 @@ TOGETHER: list[set[str]] = [
 
 LADDER = {
     "gpu.capacity[].max_nodes": ("oasis:gpu.capacity[0].max_nodes", 3),
-    "gpu.capacity[].max_run_duration_hours": ("oasis:gpu.capacity[1].max_run_duration_hours", 25),
+    "gpu.capacity[].max_run_duration_hours": ("oasis:gpu.capacity[3].max_run_duration_hours", 25),
     "gpu.capacity[].compact_placement": ("oasis:gpu.capacity[0].compact_placement", False),
     "gpu.capacity[].reservation": ("oasis:gpu.capacity[0].reservation", "another"),
 }
