@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-import yaml
 
 from emulator import lifecycle
 from emulator.kubernetes.api import Body
 from emulator.machine.state import CHECKOUT
 from tests.emulator.conftest import Emulated
+from tests.support.queued_jobs import documented_job
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.emulated
@@ -82,7 +82,7 @@ def test_a_plain_job_gets_both_nodes_or_none_and_the_next_job_waits_behind_it_wh
     emulated: Emulated,
 ) -> None:
     _limits(emulated).write_text(json.dumps(ONE_NODE))
-    job = _plain_job()
+    job = documented_job()
     emulated.api.create(job)
     eventually(lambda: "GCE out of resources" in _waits_for(emulated))
     assert (_nodes(emulated), _placed(emulated, "job-name=gang")) == ({}, 0)
@@ -162,12 +162,6 @@ def _status(found: Emulated, name: str) -> Body:
 def _staged(found: Emulated) -> list[str]:
     """Working directories of queued jobs in the runs bucket."""
     return [str(file) for file in found.state.directory.glob("buckets/*-runs/.queued/**/*") if file.is_file()]
-
-
-def _plain_job() -> Body:
-    """The one of the documentation."""
-    page = (CHECKOUT / "docs" / "capacity.md").read_text()
-    return yaml.safe_load(page.partition("```yaml")[2].partition("```")[0])
 
 
 def _start(found: Emulated, *words: str) -> subprocess.Popen[str]:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from emulator import lifecycle
 from emulator.kubernetes.api import Body
 from emulator.machine.state import CHECKOUT, EmulatorError
 from tests.emulator.conftest import Emulated
+from tests.support.queued_jobs import PRIORITY, QUEUE, documented_job, queued_ray_job
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.emulated
@@ -83,9 +83,6 @@ def test_a_member_may_use_the_team_s_namespace_and_no_other(teams: Emulated) -> 
         assert not any(_allowed(teams, user, *asked) for asked in CLUSTER_WIDE)
 
 
-QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
-
-
 @pytest.mark.parametrize(
     ("labels", "metadata", "refused_by"),
     [
@@ -101,7 +98,7 @@ QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 def test_a_member_s_job_waits_in_the_team_s_own_queue_or_is_refused(
     teams: Emulated, kind: str, labels: dict[str, str | None], metadata: dict[str, Any], refused_by: str
 ) -> None:
-    job = _job("vision", "asked", 1) if kind == "Job" else _ray_job("vision", "asked")
+    job = documented_job("asked", 1, "vision") if kind == "Job" else queued_ray_job("asked", "vision")
     changed = {**job["metadata"]["labels"], **labels}
     job["metadata"] |= {"labels": {key: value for key, value in changed.items() if value}, **metadata}
 
@@ -112,9 +109,9 @@ def test_a_member_s_job_waits_in_the_team_s_own_queue_or_is_refused(
 
 
 def test_a_member_s_job_is_no_part_of_another_and_does_not_leave_the_queue(teams: Emulated) -> None:
-    first = _job("vision", "first", 3)  # more nodes than there are: it waits
+    first = documented_job("first", 3, "vision")  # more nodes than there are: it waits
     owner = {"kind": "Job", "name": "first", "uid": teams.api.create(first)["metadata"]["uid"], "controller": True}
-    for job in (_job("vision", "second", 1), _ray_job("vision", "second")):
+    for job in (documented_job("second", 1, "vision"), queued_ray_job("second", "vision")):
         job["metadata"]["ownerReferences"] = [{"apiVersion": "batch/v1", **owner}]
         assert "a job is nobody's part" in _as_ann(teams, job, "create", "--dry-run=server").stderr
     patch = json.dumps({"metadata": {"labels": {QUEUE: None}}})
@@ -139,7 +136,7 @@ def _as_ann(found: Emulated, body: Body, *words: str) -> subprocess.CompletedPro
 
 
 def test_lent_nodes_come_back_to_their_team_and_the_job_that_had_them_runs_again(teams: Emulated) -> None:
-    borrower, owner = _job("vision", "borrower", 2), _job("speech", "owner", 1)
+    borrower, owner = documented_job("borrower", 2, "vision"), documented_job("owner", 1, "speech")
     teams.api.create(borrower)
     eventually(lambda: _running(teams, "vision") == 2)  # one node of its own, one of the others'
 
@@ -191,31 +188,6 @@ def _allowed(found: Emulated, user: str, verb: str, group: str, resource: str, n
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     answer = found.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=body)
     return bool(answer["status"]["allowed"])
-
-
-def _job(team: str, name: str, nodes: int) -> Body:
-    """The documentation's Job, of a team."""
-    page = (CHECKOUT / "docs" / "capacity.md").read_text()
-    job = yaml.safe_load(page.partition("```yaml")[2].partition("```")[0])
-    labels = {**job["metadata"]["labels"], "kueue.x-k8s.io/priority-class": team}
-    job["metadata"] |= {"name": name, "namespace": team, "labels": labels}
-    job["spec"] |= {"parallelism": nodes, "completions": nodes}
-    return job
-
-
-def _ray_job(team: str, name: str) -> Body:
-    pods = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "i"}]}}}
-    return {
-        "apiVersion": RAY,
-        "kind": "RayJob",
-        "metadata": {"name": name, "namespace": team, "labels": {QUEUE: "gpu", PRIORITY: team}},
-        "spec": {
-            "entrypoint": "true",
-            "suspend": True,
-            "shutdownAfterJobFinishes": True,
-            "rayClusterSpec": {"headGroupSpec": pods},
-        },
-    }
 
 
 def _running(found: Emulated, namespace: str) -> int:

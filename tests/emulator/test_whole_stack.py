@@ -24,6 +24,7 @@ from emulator.machine.state import CHECKOUT, EmulatorError
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY
 from tests.emulator.conftest import Emulated, objects
 from tests.support.processes import running
+from tests.support.queued_jobs import documented_job
 from tests.support.waiting import eventually
 from workloads.doctor import listeners
 
@@ -47,7 +48,7 @@ KEPT = {
     *(f"{REPOSITORIES}/oasis-{name}" for name in ("docker", "python")),
     *(f"storage/bucket oasis-local-oasis-{role}" for role in ("data", "runs")),
 }
-JOB = f"sleep {10**6 + os.getpid()}"
+JOB, TEAM_JOB = (f"sleep {number * 10**6 + os.getpid()}" for number in (1, 2))
 KMS_KEY = "projects/oasis-local/locations/us-central1/keyRings/oasis/cryptoKeys/kubernetes"
 OPTIONAL = {
     "oasis:network": {"proxy_only": True},
@@ -55,7 +56,7 @@ OPTIONAL = {
     "oasis:ray": {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.128.0.0/20"]},
 }
 API_KEY = "0123456789abcdef0123456789abcdef01234567"
-PEERED = {"oasis:build": {"peered": True}}
+PEERED = {"oasis:build": {"peered": True}, "oasis:teams": [{"name": "vision", "gpu_nodes": 1}]}
 ADOPT = {**PEERED, **{f"oasis:{section}": {"adopt": True} for section in ("data", "runs", "registry")}}
 
 
@@ -165,7 +166,7 @@ def test_the_users_own_tools_work_and_the_checkout_stays_clean(emulated: Emulate
     assert _tree() == before, "a stack file was written"
 
 
-def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later_up_adopts_what_was_kept(
+def test_with_peered_builds_and_a_team_one_destroy_leaves_nothing_whatever_runs_and_a_later_up_adopts_what_was_kept(
     emulated: Emulated,
 ) -> None:
     api, cloud, state = emulated.api, emulated.cloud, emulated.state
@@ -175,18 +176,18 @@ def test_with_peered_builds_one_destroy_leaves_nothing_whatever_runs_and_a_later
     _run(emulated, "kubectl", "create", "-f", "-", given=json.dumps(by_hand))
     eventually(lambda: _pods(emulated, "default"))
     _fill_the_queue(emulated)
-    kept = state.path("buckets", _bucket(emulated, "runs"), "kept.txt")
+    kept = state.path("buckets", _bucket(emulated, "runs"), "teams", "vision", "kept.txt")
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("a checkpoint")
-    _submit(emulated, *JOB.split())
-    eventually(lambda: running(JOB))
+    _submit(emulated, "--", *JOB.split())
+    eventually(lambda: running(JOB) and running(TEAM_JOB))
 
     state.path("limits.json").unlink()
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
 
     assert set(with_what_ran.changes) == {"delete", "kept"}
     assert with_what_ran.changes["kept"] == len(KEPT)
-    assert not running(JOB)
+    assert not running(JOB) and not running(TEAM_JOB)
     assert [(found.kind, found.name) for found in cloud.inventory().other] == []
     assert _kept(emulated) == KEPT
     eventually(lambda: not api.list("v1", "Node"))
@@ -248,18 +249,17 @@ def _scale_workers(found: Emulated) -> None:
 
 
 def _fill_the_queue(found: Emulated) -> None:
-    """A queued job that runs, one that waits for its node, one that waits for quota, one that no queue takes."""
+    """The team's job that runs, then one that waits for its node, one that waits for quota, one that no queue takes."""
     found.state.path("limits.json").write_text(json.dumps({"capacity": {"us-central1-b/flex-start": NODES["gpu"] + 1}}))
+    _submit(found, "--queue", "--team", "vision", "--", *TEAM_JOB.split())
+    eventually(lambda: found.api.list("v1", "Pod", "vision", labelSelector="ray.io/node-type=worker"))
     waits: dict[str, Callable[[], object]] = {
-        "runs": lambda: found.api.list(
-            "v1", "Pod", "ray", labelSelector="job-name=runs", fieldSelector="status.phase=Running"
-        ),
         "has-no-node": lambda: _says(found, "has-no-node", "Pending"),
         "has-no-quota": lambda: _says(found, "has-no-quota", "insufficient unused quota"),
         "has-no-queue": lambda: _says(found, "has-no-queue", "doesn't exist"),
     }
     for name, condition in waits.items():
-        found.api.create(_queued_job(name, "nope" if name == "has-no-queue" else "gpu"))
+        found.api.create(documented_job(name, 1, queue="nope" if name == "has-no-queue" else "gpu"))
         eventually(condition)
 
 
@@ -271,15 +271,6 @@ def _says(found: Emulated, job: str, words: str) -> bool:
         for one in workloads
         if one["metadata"]["name"].startswith(f"job-{job}-") and "status" in one
     )
-
-
-def _queued_job(name: str, queue: str) -> Body:
-    """The documentation's Job, with one pod."""
-    page = (CHECKOUT / "docs" / "capacity.md").read_text()
-    job = yaml.safe_load(page.partition("```yaml")[2].partition("```")[0])
-    job["metadata"] |= {"name": name, "labels": {"kueue.x-k8s.io/queue-name": queue}}
-    job["spec"] |= {"parallelism": 1, "completions": 1}
-    return job
 
 
 def _nodes_by_role(found: Emulated) -> dict[str, int]:
@@ -313,7 +304,7 @@ def _kept(found: Emulated) -> set[str]:
 
 
 def _submit(found: Emulated, *command: str) -> None:
-    workloads = (sys.executable, "-m", "workloads", "submit", "--stack", "local", "--detach", "--")
+    workloads = (sys.executable, "-m", "workloads", "submit", "--stack", "local", "--detach")
     environment = {**os.environ, **lifecycle.environment(found.state)}
     subprocess.run([*workloads, *command], env=environment, cwd=CHECKOUT, check=True, timeout=400)
 
