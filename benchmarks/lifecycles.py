@@ -1,19 +1,21 @@
 """Whether any legal stack is refused, and how often a stack must be destroyed: `python -m benchmarks.lifecycles`.
 
 Everything in one process, on the emulated Google (`tests/emulator/one_process.py`). `--stacks` random legal stack files
-are made, read back, and taken away. Then the default stack, with builds inside the VPC, is destroyed `--schedules`
-times, while Google removes what it made by itself (firewall rules, the control plane's subnet and address, a worker
-pool's side of the peering) after random times up to 15 and up to 20 minutes: as the program does it, and beside it
-without waits, each refused deletion tried three times, as scripts do, or once, as `terraform destroy` does. Then among
-`--neighbours` sets of objects of others with similar names, ten sets at a time, of which none may go or be waited for.
-Last, `--interruptions` times, that stack is made and removed while two random calls that change something end badly:
-the answer is lost, or the engine is killed before Google has the call, or before the engine has the answer.
+are made, read back, and taken away; then, in `--zones` zones each, stacks with every ladder of up to four of seven ways
+to buy nodes. Then the default stack, with builds inside the VPC, is destroyed `--schedules` times, while Google removes
+what it made by itself (firewall rules, the control plane's subnet and address, a worker pool's side of the peering)
+after random times up to 15 and up to 20 minutes: as the program does it, and beside it without waits, each refused
+deletion tried three times, as scripts do, or once, as `terraform destroy` does. Then among `--neighbours` sets of
+objects of others with similar names, ten sets at a time, of which none may go or be waited for. Last, `--interruptions`
+times, that stack is made and removed while two random calls that change something end badly: the answer is lost, or the
+engine is killed before Google has the call, or before the engine has the answer.
 
 A part whose number is 0 is left out, and its last figures stay.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -34,9 +36,10 @@ from benchmarks.harness import command
 from benchmarks.harness.figures import Record, conditions, median_and_range, read, say, today
 from emulator.gcp.resources import google_client
 from emulator.google import operations
+from oasis_stack.facts.machine import MACHINES
 from tests.emulator.one_process import Cut, OneProcess, resumed
 from tests.emulator.provider_client import Failed
-from tests.support.legal_stacks import stacks
+from tests.support.legal_stacks import ladders_of_rungs, stacks
 from tests.support.stacks import FULL, changed
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -59,6 +62,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--stacks", type=int, default=1000, metavar="N", help="random stacks (1000)")
+    parser.add_argument("--zones", type=int, default=3, metavar="N", help="zones, each with all 98 ladders (3)")
     parser.add_argument("--schedules", type=int, default=500, metavar="N", help="destroys per limit (500)")
     parser.add_argument("--neighbours", type=int, default=10_000, metavar="N", help="sets of others' objects (10000)")
     parser.add_argument("--interruptions", type=int, default=1000, metavar="N", help="lives with two of them (1000)")
@@ -69,6 +73,7 @@ def main(given: Sequence[str] | None = None) -> int:
     found: Record = {"conditions": conditions()}
     parts = {
         "legal stacks": (legal_stacks, chosen.stacks),
+        "ladders": (ladders, chosen.zones),
         "destroys": (destroyed, chosen.schedules),
         "neighbours": (among_neighbours, chosen.neighbours),
         "double interruptions": (interrupted, chosen.interruptions),
@@ -83,7 +88,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def legal_stacks(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
     """(how many were refused; what was refused, differed or stayed)"""
-    wrong, seconds = list[str](), list[float]()
+    seconds, wrong = list[float](), list[str]()
 
     @seeded(seed)
     @settings(
@@ -96,16 +101,7 @@ def legal_stacks(folder: Path, count: int, seed: int) -> tuple[Record, list[str]
     @given(stacks())
     def live(config: dict[str, Any]) -> None:
         begun = time.monotonic()
-        here = folder / "stack"
-        try:
-            google = OneProcess(here, config)
-            deployment = google.up()
-            wrong.extend(f"{config}: differs: {one}" for one in google.again(deployment).items())
-            google.destroy()
-            wrong.extend(f"{config}: left: {one.name}" for one in google.cloud.inventory().other)
-        except Failed as error:
-            wrong.append(f"{config}: {error}")
-        shutil.rmtree(here)
+        wrong.extend(_lived(folder / "stack", config))
         seconds.append(time.monotonic() - begun)
         if len(seconds) % 50 == 0:
             say(f"{len(seconds)} of {count} stacks")
@@ -113,6 +109,34 @@ def legal_stacks(folder: Path, count: int, seed: int) -> tuple[Record, list[str]
     live()
     found = {"date": today(), "tried": len(seconds), "refused": len(wrong), "seconds each": median_and_range(seconds)}
     return found, wrong
+
+
+def ladders(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
+    """(how many were refused; what was refused, differed or stayed)"""
+    chance = random.Random(seed)
+    zones = MACHINES["a3-ultragpu-8g"].zones[:count]
+    tried, wrong = 0, list[str]()
+    for zone, rungs in itertools.product(zones, ladders_of_rungs()):
+        place = {"oasis:region": zone.rpartition("-")[0], "oasis:zone": zone}
+        capacity = chance.sample(rungs, len(rungs))
+        wrong += _lived(folder / "stack", changed("oasis:gpu.capacity", capacity, {**FULL, **place}))
+        tried += 1
+        if tried % 50 == 0:
+            say(f"{tried} ladders")
+    return {"date": today(), "zones": len(zones), "tried": tried, "refused": len(wrong)}, wrong
+
+
+def _lived(here: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Make a stack, read it back, and take it away again; what was refused, differed or stayed."""
+    try:
+        google = OneProcess(here, config)
+        deployment = google.up()
+        yield from (f"{config}: differs: {one}" for one in google.again(deployment).items())
+        google.destroy()
+        yield from (f"{config}: left: {one.name}" for one in google.cloud.inventory().other)
+    except Failed as error:
+        yield f"{config}: {error}"
+    shutil.rmtree(here)
 
 
 def destroyed(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
