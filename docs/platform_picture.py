@@ -135,6 +135,7 @@ BOXES = (
         (
             "one pool per ladder entry, tried in this order:",
             "reservation  >  flex-start  >  Spot;  queued: all of a job's nodes or none",
+            "teams share the queue: nodes of their own, lent while unused",
         ),
         GREEN,
     ),
@@ -142,7 +143,7 @@ BOXES = (
         67,
         55,
         50,
-        20,
+        19,
         "Ray GPU worker = one whole node",
         (
             "8 x H200 141 GB,  32 local SSDs as /scratch",
@@ -193,7 +194,7 @@ BOXES = (
         (
             "data bucket: read by jobs",
             "runs bucket: checkpoints, results",
-            "(hierarchical namespace)",
+            "(hierarchical namespace, a folder per team)",
             "kept on destroy, adopted by up",
         ),
         VIOLET,
