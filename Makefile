@@ -147,6 +147,7 @@ figures: $(STAMP)  ## measure what docs/figures.md reports; results go to benchm
 	@$(PY) -m benchmarks.scaling
 	@$(PY) -m benchmarks.tracking
 	@$(PY) -m benchmarks.lifecycles
+	@$(PY) -m benchmarks.gangs
 	@$(PY) -m benchmarks.interruptions --lives 20
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml

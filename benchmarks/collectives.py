@@ -40,7 +40,7 @@ CONTROLS = {"slow": "control", "node": "even", "rail": "even"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the trials that are missing, print the figures and keep them; returns 1 if a figure is not as it must be."""
     parser = command.parser(RESULTS, __doc__)
-    parser.add_argument("parts", nargs="*", type=_part, metavar="PART", help=f"of {', '.join(PARTS)} (all)")
+    command.add_parts(parser, PARTS)
     for option, count, told in (
         ("--pairs", 80, "pairs of ours and the bare loop, per size"),
         ("--kills", 20, "runs with a rank killed"),
@@ -54,12 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command.conclude(given.results, found, found["wrong"])
 
 
-def _part(name: str) -> str:
-    if name not in PARTS:
-        raise argparse.ArgumentTypeError(f"no such part: {name}; there are {', '.join(PARTS)}")
-    return name
-
-
 def measure(given: argparse.Namespace) -> None:
     """Run what is missing; the trials that need a Ray of one node share one, and so do those that need two nodes."""
     counts = {"overhead": len(SIZES), "kills": given.kills, "slow": given.slow, "control": given.slow}
@@ -70,13 +64,13 @@ def measure(given: argparse.Namespace) -> None:
     if not missing:
         return
     place = session.prepare()  # before anything that imports Ray
-    from benchmarks import collective_trials, two_nodes
+    from benchmarks.collective_trials import trials, two_nodes
 
     with tempfile.TemporaryDirectory(prefix="oasis-collectives-") as name:
         folder = Path(name)
         for parts, connected in (
             (WITHOUT_RAY, contextlib.nullcontext),
-            (ON_ONE_NODE, lambda: session.connect(place, cpus=collective_trials.CPUS)),
+            (ON_ONE_NODE, lambda: session.connect(place, cpus=trials.CPUS)),
             (ON_TWO_NODES, lambda: two_nodes.connected(place, folder)),
         ):
             if here := [trial for trial in missing if trial[0] in parts]:
@@ -87,19 +81,19 @@ def measure(given: argparse.Namespace) -> None:
 
 def run(given: argparse.Namespace, trial: Trial, folder: Path) -> Record:
     """One trial, on the Ray that it needs, with a folder for what it writes."""
-    from benchmarks import collective_trials, two_nodes
+    from benchmarks.collective_trials import trials, two_nodes
 
     part, number = trial
     chance = chance_of(given.seed, trial)
     match part:
         case "overhead":
-            return collective_trials.overhead(SIZES[number], given.pairs)
+            return trials.overhead(SIZES[number], given.pairs)
         case "kills":
-            return collective_trials.killed(folder, collective_trials.undisturbed(folder), chance)
+            return trials.killed(folder, trials.undisturbed(folder), chance)
         case "slow":
-            return collective_trials.slowed(chance.randrange(collective_trials.SLOW_RANKS))
+            return trials.slowed(chance.randrange(trials.SLOW_RANKS))
         case "control":
-            return collective_trials.slowed(None)
+            return trials.slowed(None)
         case "gate":
             return two_nodes.gated()
         case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,6 +37,18 @@ def add_results(to: argparse.ArgumentParser, results: Path) -> None:
     told = f"file that keeps the figures (benchmarks/{results.name})"
     # A subcommand's own default would replace what was given before the subcommand.
     to.add_argument("--results", type=Path, default=argparse.SUPPRESS, metavar="FILE", help=told)
+
+
+def add_parts(to: argparse.ArgumentParser, parts: Collection[str]) -> None:
+    """Add the positional arguments `parts`: which parts of a benchmark are wanted; none given, all."""
+
+    def part(name: str) -> str:
+        # argparse's own `choices` would refuse to be given none.
+        if name not in parts:
+            raise argparse.ArgumentTypeError(f"no such part: {name}; there are {', '.join(parts)}")
+        return name
+
+    to.add_argument("parts", nargs="*", type=part, metavar="PART", help=f"of {', '.join(parts)} (all)")
 
 
 def conclude(results: Path, found: Record, wrong: Sequence[object] = ()) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import ray
 import torch.distributed as dist
 
-from benchmarks.collective_trials import measured
+from benchmarks.collective_trials.trials import measured
 from emulator.machine.state import State
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay

@@ -1,0 +1,1 @@
+"""The trials of `benchmarks.collectives`."""

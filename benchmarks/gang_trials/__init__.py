@@ -1,0 +1,1 @@
+"""The trials of `benchmarks.gangs`, on an emulated platform of their own."""

@@ -1,0 +1,77 @@
+"""Destroys of the whole stack while jobs of a team and of nobody run, or wait for nodes, for quota, or for a queue that
+is not there."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+from benchmarks.gang_trials.stage import KUEUE, Stage, holds
+from benchmarks.harness import figures
+from benchmarks.harness.figures import median_and_range, say, today
+from emulator import lifecycle
+from emulator.google.cloud import Cloud
+from emulator.machine.state import EmulatorError
+from tests.support.queued_jobs import documented_job, queued_ray_job
+
+SETTINGS = {"oasis:teams": [{"name": "vision", "gpu_nodes": 1}]}
+
+MOST_JOBS, MOST_SECONDS = 6, 10.0
+"""Jobs of a destroy, and how long they have until it begins."""
+
+
+def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[str]]:
+    """(what the jobs were at when a destroy began, and how long it took; what failed or stayed)"""
+    cloud, engine = Cloud(stage.state.directory), lifecycle.engine(stage.state, lambda _line: None, SETTINGS)
+    met, seconds, wrong = Counter[str](), list[float](), list[str]()
+    for number in range(count):
+        if number:
+            lifecycle.deploy(stage.state, engine, lambda _line: None)
+        chance = random.Random(f"{seed} {number}")
+        _make_jobs(stage, chance)
+        met += states(stage)
+        begun = time.monotonic()
+        try:
+            lifecycle.destroy(stage.state, engine, lambda _line: None)
+        except EmulatorError as error:
+            wrong.append(f"destroy {number}: {error}")
+            break
+        seconds.append(time.monotonic() - begun)
+        inventory = cloud.inventory()
+        wrong += [f"destroy {number} left {one.kind} {one.name}" for one in inventory.other]
+        for one in inventory.kept:  # the next stack begins without
+            if not one.kind.startswith("serviceusage/") and cloud.find(one.kind, one.name):
+                cloud.delete(one.kind, one.name)
+        say(f"{number + 1} of {count} destroys, the last in {seconds[-1]:.0f} s")
+    found = {"date": today(), "destroys": len(seconds), "left or failed": len(wrong), "jobs": dict(met)}
+    return {**found, "seconds each": median_and_range(seconds) if seconds else {}}, wrong
+
+
+def _make_jobs(stage: Stage, chance: random.Random) -> None:
+    stage.hold(chance.choice((None, 0, 1, 2)))
+    for number in range(chance.randint(1, MOST_JOBS)):
+        name, team = f"job-{number}", chance.choice(("", "vision"))
+        if chance.random() < 0.3:
+            stage.api.create(queued_ray_job(name, team))
+        else:
+            # Nobody else's policy lets a job name another queue.
+            queue = "gpu" if team else chance.choice(("gpu", "gpu", "nowhere"))
+            stage.api.create(documented_job(name, chance.choice((1, 1, 2)), team, queue))
+    time.sleep(chance.uniform(0, MOST_SECONDS))
+
+
+def states(stage: Stage) -> Counter[str]:
+    """How many jobs run, have their nodes, wait for them, wait for quota, or are unknown to Kueue."""
+    found = Counter[str]()
+    workloads = stage.api.list(KUEUE, "Workload")
+    for workload in workloads:
+        if holds(workload, "PodsReady"):
+            found["running"] += 1
+        elif holds(workload, "Admitted"):
+            found["admitted"] += 1
+        else:
+            found["waiting for nodes" if holds(workload, "QuotaReserved") else "waiting for quota"] += 1
+    jobs = [*stage.api.list("batch/v1", "Job"), *stage.api.list("ray.io/v1", "RayJob")]
+    found["unknown to Kueue"] += max(0, len(jobs) - len(workloads))
+    return found

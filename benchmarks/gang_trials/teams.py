@@ -1,0 +1,157 @@
+"""Jobs of three teams over a queue of four nodes: who runs, who waits, and from whom lent nodes are taken back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from benchmarks.gang_trials.stage import Event, Stage, conditions, holds
+from benchmarks.harness import figures
+from benchmarks.harness.figures import median_and_range, say, today
+from emulator.kubernetes.api import Body
+from tests.support.queued_jobs import documented_job
+
+NODES = 4
+OWN = {"vision": 2, "speech": 1, "robots": 1}
+PRIORITY = {"vision": 0, "speech": 10, "robots": 0}
+SETTINGS = {
+    "oasis:gpu": {"capacity": [{"mode": "queued", "max_nodes": NODES}]},
+    "oasis:cluster": {"system_pool": {"max_nodes": NODES + 1}},
+    "oasis:teams": [{"name": team, "gpu_nodes": own, "priority": PRIORITY[team]} for team, own in OWN.items()],
+}
+
+WATCHED = ("workloads",)
+
+ARRIVING_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job to come."""
+
+    name: str
+    team: str
+    nodes: int
+    arrives: float
+    """Seconds after the first."""
+    lasts: float
+    """Seconds that its pods run, from when all do."""
+
+
+def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[str]]:
+    """(how long they took, what was taken back from whom; what does not respect quota, priority or order)"""
+    chance = random.Random(seed)
+    coming = sorted((_work(number, chance) for number in range(count)), key=lambda work: work.arrives)
+    work, running, ended = {one.name: one for one in coming}, dict[str, float](), set[str]()
+    begun, told = time.monotonic(), 0
+    while len(ended) < count:
+        now = time.monotonic()
+        while coming and coming[0].arrives <= now - begun:
+            one = coming.pop(0)
+            stage.api.create(documented_job(one.name, one.nodes, one.team))
+        _run_on(stage, work, running, now)
+        for job in stage.api.list("batch/v1", "Job"):
+            if holds(job, "Complete") and job["metadata"]["name"] not in ended:
+                ended.add(job["metadata"]["name"])
+        if len(ended) >= told + 10:
+            told = len(ended)
+            say(f"{told} of {count} jobs are done after {now - begun:.0f} s")
+        time.sleep(0.2)
+    seconds = time.monotonic() - begun
+    seen = Seen(work)
+    for event in stage.record.events():
+        seen.tell(event)
+    return {
+        "date": today(),
+        "jobs": count,
+        "nodes": NODES,
+        "seconds": round(seconds),
+        "taken back": dict(seen.preempted),
+        "seconds from arrival to its nodes' quota": {
+            team: median_and_range([waited for name, waited in seen.waited.items() if work[name].team == team])
+            for team in OWN
+        },
+        "against quota, priority or order": len(seen.wrong),
+    }, seen.wrong
+
+
+def _work(number: int, chance: random.Random) -> Work:
+    return Work(
+        name=f"job-{number}",
+        team=chance.choice(list(OWN)),
+        nodes=chance.choices((1, 2, 3), weights=(6, 3, 1))[0],
+        arrives=chance.uniform(0, ARRIVING_SECONDS) if number else 0.0,
+        lasts=chance.uniform(1, 4),
+    )
+
+
+def _run_on(stage: Stage, work: dict[str, Work], running: dict[str, float], now: float) -> None:
+    """End the pods of each job all of whose pods have run for its time; a job that lost them begins again."""
+    pods = dict[str, list[Body]]()
+    for pod in stage.api.list("v1", "Pod", labelSelector="job-name", fieldSelector="status.phase=Running"):
+        if "deletionTimestamp" not in pod["metadata"]:
+            pods.setdefault(pod["metadata"]["labels"]["job-name"], []).append(pod)
+    for name, one in work.items():
+        if len(pods.get(name, [])) < one.nodes:
+            running.pop(name, None)
+        elif now - running.setdefault(name, now) >= one.lasts:
+            for pod in pods[name]:
+                stage.succeed(pod)
+
+
+@dataclass
+class Seen:
+    """What the Workloads' changes show, one after the other."""
+
+    work: dict[str, Work]
+    wrong: list[str] = field(default_factory=list)
+    preempted: Counter[str] = field(default_factory=Counter[str])
+    waited: dict[str, float] = field(default_factory=dict)
+    _held: dict[str, Work] = field(default_factory=dict)
+    """By Workload, the jobs that have quota now."""
+    _waiting: dict[str, tuple[Work, int, float]] = field(default_factory=dict)
+    """By Workload, those that never had any: with the revision and the second in which they came."""
+
+    def tell(self, event: Event) -> None:
+        """Judge one change."""
+        owners = event.body["metadata"].get("ownerReferences") or []
+        one = self.work.get(owners[0]["name"]) if owners else None
+        if one is None:
+            return
+        workload = event.body["metadata"]["name"]
+        quota = event.type != "DELETED" and holds(event.body, "QuotaReserved") and not holds(event.body, "Finished")
+        if event.type == "ADDED" and not quota:
+            self._waiting[workload] = (one, event.revision, event.seconds)
+        if not quota:
+            if self._held.pop(workload, None) and not holds(event.body, "Finished"):
+                self._lost(one, event)
+        elif workload not in self._held:
+            self._held[workload] = one
+            self._got(workload, one, event)
+
+    def _used(self, team: str = "") -> int:
+        return sum(one.nodes for one in self._held.values() if team in ("", one.team))
+
+    def _got(self, workload: str, one: Work, event: Event) -> None:
+        if self._used() > NODES:
+            self.wrong.append(f"{one.name} makes {self._used()} nodes of {NODES}")
+        waiting = self._waiting.pop(workload, None)
+        if waiting is None:
+            return
+        self.waited[one.name] = event.seconds - waiting[2]
+        for other, revision, _ in self._waiting.values():
+            if (other.team, other.nodes) == (one.team, one.nodes) and revision < waiting[1]:
+                self.wrong.append(f"{one.name} overtook {other.name}, which is as large and of the same team")
+
+    def _lost(self, one: Work, event: Event) -> None:
+        told = {said["type"]: said for said in conditions(event.body) if said["status"] == "True"}
+        if told.get("Evicted", {}).get("reason") != "Preempted":
+            return
+        reason, message = told["Preempted"]["reason"], told["Preempted"]["message"]
+        self.preempted[f"{one.team}: {reason}"] += 1
+        if self._used(one.team) + one.nodes <= OWN[one.team]:
+            self.wrong.append(f"{one.name} lost its nodes, and {one.team} had borrowed none: {message}")
+        if reason == "InCohortReclaimWhileBorrowing" and one.team == "speech":
+            self.wrong.append(f"{one.name} lost its nodes to a borrower of no higher priority")
