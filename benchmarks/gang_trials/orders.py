@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from benchmarks.gang_trials.stage import KUEUE, REQUEST_LABEL, REQUESTS, Event, Stage, conditions, holds
 from benchmarks.harness import figures
-from benchmarks.harness.figures import median_and_range, say, today
+from benchmarks.harness.figures import say, spread, today
 from emulator.gke.provisioning import BOOKING_EXPIRED, CAPACITY_REVOKED, Told
 from emulator.kubernetes.api import ApiError, Body
 from tests.support.queued_jobs import documented_job
@@ -48,13 +48,16 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
         steps[step] += _take(stage, step, chance)
         time.sleep(chance.uniform(0, 0.2))
     wrong, waits = judged(stage.record.events())
+    if len(waits) < ends["finished"]:
+        wrong.append(f"the record has {len(waits)} placed gangs, and {ends['finished']} finished")
     found = {
         "date": today(),
         "gangs": count,
         "steps": dict(steps),
         "ends": dict(ends),
+        "placed, and their record judged": len(waits),
         "placed by halves": len(wrong),
-        "seconds from the first node to the last pod": median_and_range(waits) if waits else {},
+        "seconds from the first node to the last pod": spread(waits),
     }
     return found, wrong
 

@@ -68,15 +68,11 @@ class Record:
         return sorted(self._events)
 
     def _read(self, program: subprocess.Popen[str]) -> None:
-        lines: list[str] = []
         for line in program.stdout or ():
-            lines.append(line)
-            if line.rstrip("\n") == "}":
-                told = json.loads("".join(lines))
-                body = told["object"]
-                revision = int(body["metadata"]["resourceVersion"])
-                self._events.append(Event(revision, time.monotonic(), told["type"], body["kind"], body))
-                lines.clear()
+            told = json.loads(line)
+            body = told["object"]
+            revision = int(body["metadata"]["resourceVersion"])
+            self._events.append(Event(revision, time.monotonic(), told["type"], body["kind"], body))
 
 
 @dataclass(frozen=True)

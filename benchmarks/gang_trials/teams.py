@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.gang_trials.stage import Event, Stage, conditions, holds
 from benchmarks.harness import figures
-from benchmarks.harness.figures import median_and_range, say, today
+from benchmarks.harness.figures import say, spread, today
 from emulator.kubernetes.api import Body
 from tests.support.queued_jobs import documented_job
 
@@ -63,6 +63,8 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
     seen = Seen(work)
     for event in stage.record.events():
         seen.tell(event)
+    if len(seen.waited) < count:
+        seen.wrong.append(f"the record has {len(seen.waited)} jobs that got quota, and {count} are done")
     return {
         "date": today(),
         "jobs": count,
@@ -70,8 +72,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
         "seconds": round(seconds),
         "taken back": dict(seen.preempted),
         "seconds from arrival to its nodes' quota": {
-            team: median_and_range([waited for name, waited in seen.waited.items() if work[name].team == team])
-            for team in OWN
+            team: spread([waited for name, waited in seen.waited.items() if work[name].team == team]) for team in OWN
         },
         "against quota, priority or order": len(seen.wrong),
     }, seen.wrong
