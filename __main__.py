@@ -91,6 +91,7 @@ control_plane = oasis.ControlPlane(
     minimum_version=gke.minimum_version,
     maintenance_exclusion=gke.maintenance_exclusion and gke.maintenance_exclusion.period,
     secrets_encryption_key=encryption_key,
+    security_group=gke.security_group,
 )
 cluster = oasis.Cluster(
     "cluster",

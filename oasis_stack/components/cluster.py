@@ -137,6 +137,7 @@ class Cluster(pulumi.ComponentResource):
             workload_identity_config={"workload_pool": f"{args.site.project}.svc.id.goog"},
             enable_shielded_nodes=True,
             database_encryption=control_plane.secrets_encryption(args.control_plane.secrets_encryption_key),
+            authenticator_groups_config=control_plane.groups(args.control_plane.security_group),
             # Said outright: with Cloud DNS, a default that may come, name servers are no pods (`network_policy`).
             dns_config={"cluster_dns": "KUBE_DNS"},
             addons_config={"gcs_fuse_csi_driver_config": {"enabled": True}},

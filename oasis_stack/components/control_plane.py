@@ -45,6 +45,8 @@ class ControlPlane:
     until the support of the cluster's version ends."""
     secrets_encryption_key: EncryptionKey | None
     """Cloud KMS key for Kubernetes Secrets; None: Google's own encryption."""
+    security_group: str | None
+    """Google group whose member groups Kubernetes knows; None: it knows none."""
 
 
 def authorized(plane: ControlPlane) -> gcp.container.ClusterMasterAuthorizedNetworksConfigArgsDict | None:
@@ -74,6 +76,12 @@ def private_cluster(plane: ControlPlane) -> gcp.container.ClusterPrivateClusterC
 def secrets_encryption(key: EncryptionKey | None) -> gcp.container.ClusterDatabaseEncryptionArgsDict:
     """Encryption of Kubernetes Secrets in the control plane's store."""
     return {"state": "DECRYPTED"} if key is None else {"state": "ENCRYPTED", "key_name": key.name}
+
+
+def groups(security_group: str | None) -> gcp.container.ClusterAuthenticatorGroupsConfigArgsDict | None:
+    """Where GKE looks for the groups that Kubernetes is asked about. Without an argument the provider leaves it as it
+    is (hashicorp/terraform-provider-google, resource_container_cluster.go: optional and computed)."""
+    return None if security_group is None else {"security_group": security_group}
 
 
 def endpoints(endpoint: Endpoint) -> gcp.container.ClusterControlPlaneEndpointsConfigArgsDict:

@@ -56,7 +56,7 @@ class TeamArgs:
     cluster_queue: pulumi.Input[str]
     """The team's ClusterQueue; another one, and it has another's nodes."""
     members: Sequence[str]
-    """Google identities, `user:` or `serviceAccount:` and an address, that may use the namespace."""
+    """Google identities, `user:`, `group:` or `serviceAccount:` and an address, that may use the namespace."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, by which an `up` that removes the team looks for its jobs."""
 
@@ -127,6 +127,7 @@ class Team(pulumi.ComponentResource):
 
 def _subject(member: str) -> kubernetes.rbac.v1.SubjectArgs:
     """A Google identity as GKE knows it (Google Kubernetes Engine documentation, "Authorize actions in clusters using
-    role-based access control"): by its address, service accounts as users."""
-    address = member.partition(":")[2]
-    return kubernetes.rbac.v1.SubjectArgs(api_group="rbac.authorization.k8s.io", kind="User", name=address)
+    role-based access control", "Configure Google Groups for RBAC"): by its address, service accounts as users."""
+    kind, _, address = member.partition(":")
+    group = "Group" if kind == "group" else "User"
+    return kubernetes.rbac.v1.SubjectArgs(api_group="rbac.authorization.k8s.io", kind=group, name=address)

@@ -229,6 +229,14 @@ def _teams(settings: Settings) -> Iterator[Problem]:
                 allowed=f"from its gpu_nodes, {team.gpu_nodes}, to max_nodes of the queued entry, {queue.max_nodes}",
                 remedy="correct it, or leave it out: it is then the whole queue",
             )
+        for number, member in enumerate(team.members):
+            if member.startswith("group:") and not settings.cluster.security_group:
+                yield Problem(
+                    key=f"{key}.members[{number}]",
+                    value=member,
+                    allowed="no group without oasis:cluster.security_group, in which GKE looks for it",
+                    remedy="name that group there and make this one its member, or name people",
+                )
     yield from _shared_nodes(settings, queue.max_nodes)
 
 
@@ -378,7 +386,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("cluster.system_pool", "cluster.cpu_pool"), _pools),
     (("cluster.system_pool", "ray.head"), _head),
     (("cluster.system_pool", "ray.head", "gpu.capacity"), _queued_heads),
-    (("teams", "ray.namespace", "cluster.system_pool", "ray.head", "gpu.capacity"), _teams),
+    (("teams", "ray.namespace", "cluster", "ray.head", "gpu.capacity"), _teams),
     (("ray.cpu_workers_max", "ray.cpu_worker", "cluster.cpu_pool"), _cpu_workers),
     (("ray.dashboard_access", "ray.dashboard_client_ranges"), _dashboard),
     (("ray.version", "ray.image"), _image),

@@ -182,6 +182,15 @@ class ClusterSettings:
     ) = None
     """Cloud KMS key, in the stack's region, that encrypts Kubernetes Secrets in the control plane's store, beyond
     Google's own encryption."""
+    security_group: (
+        Annotated[
+            str,
+            Matching(r"gke-security-groups@[^@\s:]+", "gke-security-groups@ and a domain: GKE takes no other name"),
+        ]
+        | None
+    ) = None
+    """Google group that has, as members, the groups of people that Kubernetes is to know; a team's `group:` members are
+    nobody without it. Once named it can be changed, not removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,14 +357,14 @@ class TeamSettings:
         Annotated[
             str,
             Matching(
-                r"(user|serviceAccount):[^@\s:]+@[^@\s:]+",
-                "user: or serviceAccount: and an address, as user:ann@example.com; no group (GKE knows none)",
+                r"(user|group|serviceAccount):[^@\s:]+@[^@\s:]+",
+                "user:, group: or serviceAccount: and an address, as user:ann@example.com",
             ),
         ],
         ...,
     ] = ()
-    """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. Groups
-    are not among them: GKE resolves them only in a cluster that names a security group, which this one does not."""
+    """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. Of groups
+    GKE knows those that are in `cluster.security_group`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,13 @@ pytestmark = pytest.mark.emulated
 
 RAY, KUEUE = "ray.io/v1", "kueue.x-k8s.io/v1beta2"
 ANN, BOB = "ann@example.com", "bob@example.com"
+PAINTERS, EVERYBODY = "painters@example.com", "system:authenticated"
 TEAMS = {
+    "oasis:cluster": {"security_group": "gke-security-groups@example.com"},
     "oasis:teams": [
-        {"name": "vision", "gpu_nodes": 1, "members": [f"user:{ANN}"]},
+        {"name": "vision", "gpu_nodes": 1, "members": [f"user:{ANN}", f"group:{PAINTERS}"]},
         {"name": "speech", "gpu_nodes": 1, "members": [f"user:{BOB}"]},
-    ]
+    ],
 }
 WHERE = "import os; print('here', os.environ['OASIS_RAY_NAMESPACE'], os.environ['OASIS_RUNS_URI'])"
 
@@ -81,6 +83,8 @@ def test_a_member_may_use_the_team_s_namespace_and_no_other(teams: Emulated) -> 
                 allowed = _allowed(teams, user, verb, group, resource, namespace)
                 assert allowed == (may and namespace == home), (user, verb, resource, namespace)
         assert not any(_allowed(teams, user, *asked) for asked in CLUSTER_WIDE)
+    asked = ("eve@example.com", "create", "batch", "jobs", "vision")
+    assert _allowed(teams, *asked, of=PAINTERS) and not _allowed(teams, *asked)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +184,13 @@ def test_a_team_s_job_has_a_ray_of_its_own_and_its_folder_of_the_bucket(teams: E
         assert refused.returncode != 0 and said in refused.stderr, refused.stderr
 
 
-def _allowed(found: Emulated, user: str, verb: str, group: str, resource: str, namespace: str = "") -> bool:
-    """The API server's own answer, by roles, to whether somebody may do something."""
+def _allowed(
+    found: Emulated, user: str, verb: str, group: str, resource: str, namespace: str = "", of: str = EVERYBODY
+) -> bool:
+    """The API server's own answer, by roles, to whether somebody of a group may do something."""
     kind, _, below = resource.partition("/")
     asked = {"verb": verb, "group": group, "resource": kind, "subresource": below, "namespace": namespace}
-    spec = {"user": user, "groups": ["system:authenticated"], "resourceAttributes": asked}
+    spec = {"user": user, "groups": [of], "resourceAttributes": asked}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     answer = found.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=body)
     return bool(answer["status"]["allowed"])

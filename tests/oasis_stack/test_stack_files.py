@@ -47,6 +47,7 @@ def test_the_dev_stack_shows_every_setting_but_those_that_are_written_into_it() 
         "oasis:gpu.queue_chart",
         "oasis:cluster.authorized_networks",
         "oasis:cluster.secrets_encryption_key",
+        "oasis:cluster.security_group",
         "oasis:cluster.maintenance_exclusion.end",
         "oasis:ray.dashboard_client_ranges",
         "oasis:ray.operator_repository",

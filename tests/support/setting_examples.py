@@ -95,6 +95,10 @@ EXAMPLES: dict[str, Example] = {
     "cluster.cpu_pool.max_nodes": Example(13, CPU_POOL, "autoscaling.totalMaxNodeCount", 13),
     "cluster.deletion_protection": Example(True, CLUSTER, "deletionProtection", True),
     "cluster.secrets_encryption_key": Example(KMS_KEY, CLUSTER, "databaseEncryption.keyName", KMS_KEY),
+    "cluster.security_group": Example(
+        *("gke-security-groups@example.com", CLUSTER, "authenticatorGroupsConfig.securityGroup"),
+        "gke-security-groups@example.com",
+    ),
     "gpu.capacity[0].mode": Example(
         *("reservation", (GPU_POOL, "gpu-reservation-theirs"), "nodeConfig.reservationAffinity.consumeReservationType"),
         "SPECIFIC_RESERVATION",
@@ -103,7 +107,7 @@ EXAMPLES: dict[str, Example] = {
         *(7, (GPU_POOL, "gpu-reservation-theirs"), "autoscaling.totalMaxNodeCount", 7)
     ),
     "gpu.capacity[0].max_run_duration_hours": Example(
-        *(24, (GPU_POOL, "gpu-flex-start"), "nodeConfig.maxRunDuration", "86400s")
+        *(24, (GPU_POOL, "gpu-flex-start-24h"), "nodeConfig.maxRunDuration", "86400s")
     ),
     "gpu.capacity[0].reservation": Example(
         *("theirs", (GPU_POOL, "gpu-reservation-theirs"), "nodeConfig.reservationAffinity.values[0]", "theirs")

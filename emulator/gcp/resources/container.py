@@ -127,6 +127,8 @@ class Cluster(_OfGke):
         sent["privateClusterConfig"] = {key: private[key] for key in own if key in private}
         sent["controlPlaneEndpointsConfig"] = _endpoints(inputs)
         sent.setdefault("databaseEncryption", {"state": "DECRYPTED"})
+        if "authenticatorGroupsConfig" in sent:
+            sent["authenticatorGroupsConfig"] = {**sent["authenticatorGroupsConfig"], "enabled": True}
         if "ipAllocationPolicy" in sent:
             sent["ipAllocationPolicy"] = {**sent["ipAllocationPolicy"], "useIpAliases": True}
         if "defaultMaxPodsPerNode" in inputs:

@@ -184,6 +184,10 @@ def test_members_are_known_to_kubernetes_by_their_addresses(two: Deployment) -> 
         ("User", "ci@p.iam.gserviceaccount.com"),
     ]
     assert [found.name for found in two.of_type(ROLE_BINDING)] == ["vision"]  # nobody is a member of the other one
+    known = changed("oasis:cluster.security_group", "gke-security-groups@example.com", with_teams(TEAMS[1]))
+    grouped = deploy_stack(changed("oasis:teams[0].members", ["group:speech@example.com"], known))
+    (subject,) = at(grouped.get(ROLE_BINDING, "speech"), "subjects")
+    assert (subject["kind"], subject["name"]) == ("Group", "speech@example.com")
 
 
 @pytest.mark.parametrize(
@@ -238,8 +242,8 @@ def test_two_teams_whose_names_continue_each_other_are_two() -> None:
         ([{"name": "a", "gpu_nodes": 4}, {"name": "b", "gpu_nodes": 3}], "gpu_nodes of 6 together, the max_nodes of"),
         ([{"name": "a", "gpu_nodes": 1, "members": ["ann@example.com"]}], "oasis:teams[0].members[0] is 'ann@example"),
         (
-            [{"name": "a", "gpu_nodes": 1, "members": ["group:a@b.c"]}],
-            "user:ann@example.com; no group (GKE knows none)",
+            [{"name": "a", "gpu_nodes": 1, "members": ["user:ann@example.com", "group:a@b.c"]}],
+            "oasis:teams[0].members[1] is 'group:a@b.c'; allowed: no group without oasis:cluster.security_group",
         ),
     ],
 )
