@@ -2,8 +2,8 @@
 
 The real Kueue on the emulated platform, each part on one of its own. `orders`: gangs of two nodes, while Google gives
 nodes, refuses, ends a booking or takes nodes back in a random order; none may be placed by halves, which is judged by
-the API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota,
-priority and order. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `scale`:
+the API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota
+and priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `scale`:
 500 jobs of two pods each, made at once, over queues of different sizes, and what each step takes. Times are those of
 this machine, and of an emulated Google that brings nodes within a second.
 """

@@ -47,7 +47,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
         [step] = chance.choices(list(STEPS), weights=list(STEPS.values()))
         steps[step] += _take(stage, step, chance)
         time.sleep(chance.uniform(0, 0.2))
-    wrong, waits = judged(stage.record.events())
+    wrong, waits, late = judged(stage.record.events())
     if len(waits) < ends["finished"]:
         wrong.append(f"the record has {len(waits)} placed gangs, and {ends['finished']} finished")
     found = {
@@ -57,6 +57,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
         "ends": dict(ends),
         "placed, and their record judged": len(waits),
         "placed by halves": len(wrong),
+        "seconds that a pod lived whose nodes were taken back before it was made": spread(late),
         "seconds from the first node to the last pod": spread(waits),
     }
     return found, wrong
@@ -130,14 +131,19 @@ def _finish_one(stage: Stage, chance: random.Random) -> int:
     return 1
 
 
-def judged(events: list[Event]) -> tuple[list[str], list[float]]:
+def judged(events: list[Event]) -> tuple[list[str], list[float], list[float]]:
     """(each pod of a gang that was made before all of the gang's nodes were there, or placed on others; seconds from
-    the first node of a request to the last of its pods on a node)"""
-    nodes = dict[str, str]()
+    the first node of a request to the last of its pods on a node; seconds that those pods lived that were made after
+    Google had taken the nodes back, of which Kueue had not heard)"""
+    nodes, revoked, too_late, late = dict[str, str](), set[str](), dict[str, float](), list[float]()
     born, placed, wrong = dict[str, float](), defaultdict[str, dict[str, float]](dict), list[str]()
     for event in events:
         name = event.body["metadata"]["name"]
-        if event.kind == "Node":
+        if event.kind == "ProvisioningRequest" and holds(event.body, "CapacityRevoked"):
+            revoked.add(event.body["status"]["provisioningClassDetails"]["ResizeRequestName"])
+        elif event.kind == "Pod" and event.type == "DELETED" and name in too_late:
+            late.append(event.seconds - too_late.pop(name))
+        elif event.kind == "Node":
             request = event.body["metadata"]["labels"].get(REQUEST_LABEL)
             if event.type == "DELETED":
                 nodes.pop(name, None)
@@ -147,11 +153,14 @@ def judged(events: list[Event]) -> tuple[list[str], list[float]]:
         elif event.kind == "Pod" and event.type != "DELETED" and "job-name" in event.body["metadata"].get("labels", {}):
             request = event.body["spec"].get("nodeSelector", {}).get(REQUEST_LABEL, "none")
             there, host = list(nodes.values()).count(request), event.body["spec"].get("nodeName")
-            if event.type == "ADDED" and there != GANG:
+            if event.type == "ADDED" and request in revoked:
+                too_late[name] = event.seconds
+            elif event.type == "ADDED" and there != GANG:
                 wrong.append(f"{name} was made while {there} nodes of {request} were there")
             if host and name not in placed[request]:
                 placed[request][name] = event.seconds
                 if host in nodes and nodes[host] != request:
                     wrong.append(f"{name}, which is for {request}, went to a node of {nodes[host]}")
     whole = [request for request, pods in placed.items() if len(pods) >= GANG and request in born]
-    return wrong, [sorted(placed[request].values())[GANG - 1] - born[request] for request in whole]
+    wrong += [f"{name}, which was made too late, is still there" for name in too_late]
+    return wrong, [sorted(placed[request].values())[GANG - 1] - born[request] for request in whole], late
