@@ -158,7 +158,8 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     values = from_config(stack_file.config(stack.file))
     settings = parse(values)
     if options.command == "plan":
-        _say("\n".join([plan.report(settings, values), *plan.notes(settings, datetime.now(UTC))]))
+        now = datetime.now(UTC)
+        _say("\n".join([plan.report(settings, values, now.date()), *plan.notes(settings, now)]))
         if not options.settings_only:
             # The program's SDKs, which take seconds to import and serve no other command.
             from oasis_stack.command_line import offline, resource_tree

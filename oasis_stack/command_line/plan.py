@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import date, datetime
 from ipaddress import IPv4Network
 from typing import Any
 
-from oasis_stack.facts import capacity_rules
+from oasis_stack.facts import capacity_rules, prices
+from oasis_stack.facts.machine import general_purpose
 from oasis_stack.facts.problem import config_key
 from oasis_stack.settings.schema import GpuSettings, Settings
 
 
-def report(settings: Settings, values: Mapping[str, object]) -> str:
-    """Settings with where each comes from, addresses, ladder. `values` is what the stack file holds."""
+def report(settings: Settings, values: Mapping[str, object], today: date) -> str:
+    """Settings with where each comes from, addresses, ladder, prices. `values` is what the stack file holds."""
     parts = ["Settings", *_table(effective(settings, values)), "", "Addresses", *_table(_addresses(settings)), ""]
     if settings.gpu is None:
-        return "\n".join([*parts, "No GPUs: the stack has no gpu section."])
-    return "\n".join([*parts, *_ladder(settings.gpu), "", *_quotas(settings)])
+        return "\n".join([*parts, "No GPUs: the stack has no gpu section.", "", *_prices(settings, today)])
+    return "\n".join([*parts, *_ladder(settings.gpu), "", *_quotas(settings), "", *_prices(settings, today)])
 
 
 def notes(settings: Settings, now: datetime) -> Iterator[str]:
@@ -110,6 +111,55 @@ def _quotas(settings: Settings) -> Iterator[str]:
             "(reservation and on-demand)"
         )
     yield f"  GPUS-ALL-REGIONS-per-project: {gpu.max_nodes * gpu.machine.gpus}"
+
+
+def _prices(settings: Settings, today: date) -> Iterator[str]:
+    """What the stack costs by the hour and the day at rest, at most, and for each node with GPUs."""
+    always = [_Item("control plane", 1, 1, prices.CONTROL_PLANE), _Item("Cloud NAT", 1, 1, prices.NAT)]
+    if settings.ray.balanced:
+        always.append(_Item("internal load balancer", 1, 1, prices.LOAD_BALANCER))
+    for name, pool in (("system", settings.cluster.system_pool), ("CPU", settings.cluster.cpu_pool)):
+        price = prices.node(general_purpose(pool.machine_type))
+        always.append(_Item(f"{name} pool, {pool.machine_type}", pool.min_nodes, pool.max_nodes, price))
+    gpu = settings.gpu
+    rungs = [
+        _Item(entry.pool_name, 0, entry.max_nodes, prices.gpu_node(gpu.machine, entry.mode, settings.region))
+        for entry in (gpu.capacity if gpu else ())
+    ]
+    items = [*always, *rungs]
+    rest, most = (sum(item.usd(count) for item in items) for count in ("least", "most"))
+    unknown = [item.name for item in items if item.price is None]
+    yield f"Prices in USD, by the hour and the day: list prices of {prices.REGION}, before tax and discounts"
+    rows = [("at rest", _amounts(rest), "what is always on")]
+    for item in rungs:
+        if item.price is not None:
+            rows.append((f"{item.name}, a node", _amounts(item.price.usd), item.price.remark))
+    rows.append(("at most", _amounts(most), "every pool at its max_nodes"))
+    yield from _table(rows)
+    if unknown:
+        yield f"  Not in these sums, as no price was found: {', '.join(unknown)}"
+    read = [item.price.read for item in items if item.price is not None]
+    ages = f"{(today - max(read)).days} to {(today - min(read)).days} days ago"
+    yield f"  Read between {min(read)} and {max(read)}, {ages}; docs/cloud.md names them one by one."
+    yield "  Storage, logs and traffic come on top."
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """Something that is paid for by the hour, from so many to so many of it."""
+
+    name: str
+    least: int
+    most: int
+    price: prices.Price | None
+
+    def usd(self, count: str) -> float:
+        """An hour of the least or the most of it; 0 where the price is not known."""
+        return getattr(self, count) * (self.price.usd if self.price else 0.0)
+
+
+def _amounts(usd: float) -> str:
+    return f"{usd:9,.2f} {24 * usd:11,.2f}"
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:
