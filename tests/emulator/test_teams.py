@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -173,15 +174,17 @@ def test_a_team_s_job_has_a_ray_of_its_own_and_its_folder_of_the_bucket(teams: E
     assert name not in _workloads(teams, "jobs", "list").stdout
     assert _workloads(teams, "jobs", "attach", name, "--team", "vision").returncode == 0
     assert "up to 2 GPU nodes" in _workloads(teams, "status", "--team", "vision").stdout
-    for words, said in (
-        (("submit", "--team", "vision", "--", "true"), "Add --queue"),
-        (("submit", "--team", "vison", "--queue", "--", "true"), "has no team vison"),
-        (("submit", "--team", "ray", "--queue", "--", "true"), "has no team ray"),
-        (("submit", "--team", "vision", "--queue", "--nodes", "3", "--", "true"), "can have 2 nodes together"),
-        (("jobs", "stop", "nothing", "--team", "vision"), "Team vision has no job nothing"),
-    ):
-        refused = _workloads(teams, *words)
-        assert refused.returncode != 0 and said in refused.stderr, refused.stderr
+    refused = {
+        ("submit", "--team", "vision", "--", "true"): "Add --queue",
+        ("submit", "--team", "vison", "--queue", "--", "true"): "has no team vison",
+        ("submit", "--team", "ray", "--queue", "--", "true"): "has no team ray",
+        ("submit", "--team", "vision", "--queue", "--nodes", "3", "--", "true"): "can have 2 nodes together",
+        ("jobs", "stop", "nothing", "--team", "vision"): "Team vision has no job nothing",
+    }
+    with ThreadPoolExecutor() as at_once:  # each waits for kubectl more than it works
+        found = at_once.map(lambda words: _workloads(teams, *words), refused)
+        for done, said in zip(found, refused.values(), strict=True):
+            assert done.returncode != 0 and said in done.stderr, done.stderr
 
 
 def _allowed(
