@@ -122,10 +122,14 @@ def _prices(settings: Settings, today: date) -> Iterator[str]:
         price = prices.node(general_purpose(pool.machine_type))
         always.append(_Item(f"{name} pool, {pool.machine_type}", pool.min_nodes, pool.max_nodes, price))
     gpu = settings.gpu
-    rungs = [
-        _Item(entry.pool_name, 0, entry.max_nodes, prices.gpu_node(gpu.machine, entry.mode, settings.region))
-        for entry in (gpu.capacity if gpu else ())
-    ]
+    rungs = (
+        [
+            _Item(entry.pool_name, 0, entry.max_nodes, prices.gpu_node(gpu.machine, entry.mode, settings.region))
+            for entry in gpu.capacity
+        ]
+        if gpu
+        else []
+    )
     items = [*always, *rungs]
     rest, most = (sum(item.usd(count) for item in items) for count in ("least", "most"))
     unknown = [item.name for item in items if item.price is None]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from oasis_stack.command_line import plan
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts import prices
-from oasis_stack.facts.capacity_rules import MODES
+from oasis_stack.facts.capacity_rules import Mode
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.settings.settings import from_config, parse
 from tests.support.stacks import FULL, changed
@@ -70,7 +70,7 @@ def test_the_age_of_the_prices_is_always_said() -> None:
 
 def test_the_page_lists_each_price_that_is_known_of_an_h200_node() -> None:
     machine = MACHINES["a3-ultragpu-8g"]
-    known = {mode: prices.gpu_node(machine, mode, prices.REGION) for mode in MODES}
+    known = {mode: prices.gpu_node(machine, mode, prices.REGION) for mode in get_args(Mode)}
     assert [mode for mode, price in known.items() if price is None] == ["on-demand"]  # which Google does not sell
     for mode, price in known.items():
         rows = re.findall(rf"^\| one `a3-ultragpu-8g` node, {mode} \|.*?\|(.*?)\|", PAGE, re.MULTILINE | re.IGNORECASE)
