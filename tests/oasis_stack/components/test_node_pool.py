@@ -56,14 +56,14 @@ def test_flex_start_ends_after_its_hours_is_not_repaired_and_takes_no_reservatio
 
 
 def test_queued_nodes_come_by_request_and_by_no_compute_class(other: Deployment) -> None:
-    queued, flex = other.get(POOL, "gpu-queued"), other.get(POOL, FLEX)
+    queued, flex = other.get(POOL, "gpu-queued"), other.get(POOL, f"{FLEX}-24h")
     assert queued.inputs["queuedProvisioning"] == {"enabled": True}
     assert [pool.name for pool in other.of_type(POOL) if "queuedProvisioning" in pool.inputs] == ["gpu-queued"]
     # GKE would grow a pool of the class by the pod, and its pods would take nodes that a job waits for.
     assert not {"labels", "taints"} & set(node(other, "gpu-queued"))
     same = {"flexStart", "spot", "reservationAffinity", "guestAccelerators", "ephemeralStorageLocalSsdConfig"}
     for key in same:
-        assert node(other, "gpu-queued").get(key) == node(other, FLEX).get(key), key
+        assert node(other, "gpu-queued").get(key) == node(other, f"{FLEX}-24h").get(key), key
     assert node(other, "gpu-queued")["maxRunDuration"] == "172800s"
     for key in ("management", "networkConfig"):
         assert queued.inputs[key] == flex.inputs[key]
