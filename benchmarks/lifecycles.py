@@ -88,7 +88,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def legal_stacks(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
     """(how many were refused; what was refused, differed or stayed)"""
-    seconds, wrong = list[float](), list[str]()
+    seconds, lived = list[float](), list[list[str]]()
 
     @seeded(seed)
     @settings(
@@ -101,29 +101,31 @@ def legal_stacks(folder: Path, count: int, seed: int) -> tuple[Record, list[str]
     @given(stacks())
     def live(config: dict[str, Any]) -> None:
         begun = time.monotonic()
-        wrong.extend(_lived(folder / "stack", config))
+        lived.append(list(_lived(folder / "stack", config)))
         seconds.append(time.monotonic() - begun)
         if len(seconds) % 50 == 0:
             say(f"{len(seconds)} of {count} stacks")
 
     live()
-    found = {"date": today(), "tried": len(seconds), "refused": len(wrong), "seconds each": median_and_range(seconds)}
-    return found, wrong
+    return {**_refused(lived), "seconds each": median_and_range(seconds)}, [*itertools.chain(*lived)]
 
 
 def ladders(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
     """(how many were refused; what was refused, differed or stayed)"""
     chance = random.Random(seed)
     zones = MACHINES["a3-ultragpu-8g"].zones[:count]
-    tried, wrong = 0, list[str]()
+    lived: list[list[str]] = []
     for zone, rungs in itertools.product(zones, ladders_of_rungs()):
         place = {"oasis:region": zone.rpartition("-")[0], "oasis:zone": zone}
         capacity = chance.sample(rungs, len(rungs))
-        wrong += _lived(folder / "stack", changed("oasis:gpu.capacity", capacity, {**FULL, **place}))
-        tried += 1
-        if tried % 50 == 0:
-            say(f"{tried} ladders")
-    return {"date": today(), "zones": len(zones), "tried": tried, "refused": len(wrong)}, wrong
+        lived.append(list(_lived(folder / "stack", changed("oasis:gpu.capacity", capacity, {**FULL, **place}))))
+        if len(lived) % 50 == 0:
+            say(f"{len(lived)} ladders")
+    return {**_refused(lived), "zones": len(zones)}, [*itertools.chain(*lived)]
+
+
+def _refused(lived: Sequence[Sequence[str]]) -> Record:
+    return {"date": today(), "tried": len(lived), "refused": sum(map(bool, lived))}
 
 
 def _lived(here: Path, config: dict[str, Any]) -> Iterator[str]:

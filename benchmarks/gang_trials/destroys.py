@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 
-from benchmarks.gang_trials.stage import KUEUE, Stage, holds
+from benchmarks.gang_trials.stage import KUEUE, Stage, conditions, holds
 from benchmarks.harness import figures
 from benchmarks.harness.figures import median_and_range, say, today
 from emulator import lifecycle
@@ -62,16 +62,16 @@ def _make_jobs(stage: Stage, chance: random.Random) -> None:
 
 
 def states(stage: Stage) -> Counter[str]:
-    """How many jobs run, have their nodes, wait for them, wait for quota, or are unknown to Kueue."""
+    """How many jobs run, were let go, wait for nodes, for quota, or for a queue that is not there."""
     found = Counter[str]()
-    workloads = stage.api.list(KUEUE, "Workload")
-    for workload in workloads:
+    for workload in stage.api.list(KUEUE, "Workload"):
         if holds(workload, "PodsReady"):
             found["running"] += 1
         elif holds(workload, "Admitted"):
-            found["admitted"] += 1
+            found["let go"] += 1
+        elif holds(workload, "QuotaReserved"):
+            found["waiting for nodes"] += 1
         else:
-            found["waiting for nodes" if holds(workload, "QuotaReserved") else "waiting for quota"] += 1
-    jobs = [*stage.api.list("batch/v1", "Job"), *stage.api.list("ray.io/v1", "RayJob")]
-    found["unknown to Kueue"] += max(0, len(jobs) - len(workloads))
+            unknown = any("doesn't exist" in said["message"] for said in conditions(workload))
+            found["waiting for no queue" if unknown else "waiting for quota"] += 1
     return found

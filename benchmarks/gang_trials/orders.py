@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from benchmarks.gang_trials.stage import KUEUE, REQUEST_LABEL, REQUESTS, Event, Stage, conditions, holds
@@ -132,35 +133,67 @@ def _finish_one(stage: Stage, chance: random.Random) -> int:
 
 
 def judged(events: list[Event]) -> tuple[list[str], list[float], list[float]]:
-    """(each pod of a gang that was made before all of the gang's nodes were there, or placed on others; seconds from
-    the first node of a request to the last of its pods on a node; seconds that those pods lived that were made after
-    Google had taken the nodes back, of which Kueue had not heard)"""
-    nodes, revoked, too_late, late = dict[str, str](), set[str](), dict[str, float](), list[float]()
-    born, placed, wrong = dict[str, float](), defaultdict[str, dict[str, float]](dict), list[str]()
+    """(each pod of a gang that was made before all of the gang's nodes were there, or placed on another's, and each
+    gang of which a part alone was placed; seconds from the first node of a request to the last of its pods on a node;
+    seconds that those pods lived that were made after Google had taken the nodes back, of which Kueue had not heard)"""
+    seen = _Seen()
     for event in events:
-        name = event.body["metadata"]["name"]
+        seen.tell(event)
+    wrong = [*seen.wrong, *(f"{name}, whose nodes had been taken back, is still there" for name in seen.too_late)]
+    waits = list[float]()
+    for request, pods in seen.placed.items():
+        if len(pods) >= GANG and request in seen.born:
+            waits.append(max(0.0, sorted(pods.values())[GANG - 1] - seen.born[request]))
+        elif len(pods) < GANG and request not in seen.revoked:
+            wrong.append(f"of {request} {len(pods)} of {GANG} pods were placed")
+    return wrong, waits, seen.late
+
+
+@dataclass
+class _Seen:
+    """What the events show, one after the other."""
+
+    wrong: list[str] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    too_late: dict[str, float] = field(default_factory=dict)
+    """Pods that are there though their nodes were taken back before they were made: since when."""
+    revoked: set[str] = field(default_factory=set)
+    born: dict[str, float] = field(default_factory=dict)
+    """When the first node of a request came."""
+    placed: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By request, when each of its pods got a node."""
+    _nodes: dict[str, str] = field(default_factory=dict)
+    """Nodes that are there, and the request for which each came; empty: none."""
+
+    def tell(self, event: Event) -> None:
+        """Judge one change."""
         if event.kind == "ProvisioningRequest" and holds(event.body, "CapacityRevoked"):
-            revoked.add(event.body["status"]["provisioningClassDetails"]["ResizeRequestName"])
-        elif event.kind == "Pod" and event.type == "DELETED" and name in too_late:
-            late.append(event.seconds - too_late.pop(name))
+            self.revoked.add(event.body["status"]["provisioningClassDetails"]["ResizeRequestName"])
         elif event.kind == "Node":
-            request = event.body["metadata"]["labels"].get(REQUEST_LABEL)
-            if event.type == "DELETED":
-                nodes.pop(name, None)
-            elif request:
-                nodes[name] = request
-                born.setdefault(request, event.seconds)
-        elif event.kind == "Pod" and event.type != "DELETED" and "job-name" in event.body["metadata"].get("labels", {}):
-            request = event.body["spec"].get("nodeSelector", {}).get(REQUEST_LABEL, "none")
-            there, host = list(nodes.values()).count(request), event.body["spec"].get("nodeName")
-            if event.type == "ADDED" and request in revoked:
-                too_late[name] = event.seconds
-            elif event.type == "ADDED" and there != GANG:
-                wrong.append(f"{name} was made while {there} nodes of {request} were there")
-            if host and name not in placed[request]:
-                placed[request][name] = event.seconds
-                if host in nodes and nodes[host] != request:
-                    wrong.append(f"{name}, which is for {request}, went to a node of {nodes[host]}")
-    whole = [request for request, pods in placed.items() if len(pods) >= GANG and request in born]
-    wrong += [f"{name}, which was made too late, is still there" for name in too_late]
-    return wrong, [sorted(placed[request].values())[GANG - 1] - born[request] for request in whole], late
+            self._tell_of_node(event, event.body["metadata"]["name"])
+        elif event.kind == "Pod" and "job-name" in event.body["metadata"].get("labels", {}):
+            self._tell_of_pod(event, event.body["metadata"]["name"])
+
+    def _tell_of_node(self, event: Event, name: str) -> None:
+        request = event.body["metadata"]["labels"].get(REQUEST_LABEL, "")
+        if event.type == "DELETED":
+            self._nodes.pop(name, None)
+            return
+        self._nodes[name] = request
+        self.born.setdefault(request, event.seconds)
+
+    def _tell_of_pod(self, event: Event, name: str) -> None:
+        if event.type == "DELETED":
+            if name in self.too_late:
+                self.late.append(event.seconds - self.too_late.pop(name))
+            return
+        request = event.body["spec"].get("nodeSelector", {}).get(REQUEST_LABEL, "none")
+        there, host = list(self._nodes.values()).count(request), event.body["spec"].get("nodeName")
+        if event.type == "ADDED" and request in self.revoked:
+            self.too_late[name] = event.seconds
+        elif event.type == "ADDED" and there != GANG:
+            self.wrong.append(f"{name} was made while {there} nodes of {request} were there")
+        if host and name not in self.placed[request]:
+            self.placed[request][name] = event.seconds
+            if self._nodes.get(host, request) != request:
+                self.wrong.append(f"{name}, which is for {request}, went to a node of {self._nodes[host] or 'no gang'}")

@@ -25,6 +25,10 @@ REQUEST_LABEL = "autoscaling.gke.io/provisioning-request"
 """Of nodes that came by a request, and in the selector of the pods for which they came."""
 
 
+QUIET_SECONDS = 2.0
+"""Without an event, after which none is on its way."""
+
+
 class Event(NamedTuple):
     """One change of one object."""
 
@@ -64,7 +68,17 @@ class Record:
             thread.join()
 
     def events(self) -> list[Event]:
-        """All so far, in the order in which they happened."""
+        """All so far, in the order in which they happened, once nothing has happened for a moment.
+
+        Raises:
+            RuntimeError: the API server has ended a watch, as it does after half an hour and more, so that some lack.
+        """
+        known = -1
+        while known != len(self._events):
+            known = len(self._events)
+            time.sleep(QUIET_SECONDS)
+        if not all(thread.is_alive() for thread in self._threads):
+            raise RuntimeError("a watch ended, and what happened since is not known: take fewer jobs")
         return sorted(self._events)
 
     def _read(self, program: subprocess.Popen[str]) -> None:

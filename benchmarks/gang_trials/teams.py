@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ WATCHED = ("workloads",)
 ARRIVING_SECONDS = 60.0
 
 
+MOST_SECONDS = 1800.0
+"""Until jobs that are not done are called wrong; a job that Kueue has given up never is."""
+
+
 @dataclass(frozen=True)
 class Work:
     """A job to come."""
@@ -49,6 +54,8 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
     begun, told = time.monotonic(), 0
     while len(ended) < count:
         now = time.monotonic()
+        if now - begun > MOST_SECONDS:
+            return {"date": today()}, [f"{count - len(ended)} jobs are not done after {MOST_SECONDS:.0f} s"]
         while coming and coming[0].arrives <= now - begun:
             one = coming.pop(0)
             stage.api.create(documented_job(one.name, one.nodes, one.team))
@@ -112,6 +119,8 @@ class Seen:
     wrong: list[str] = field(default_factory=list)
     preempted: Counter[str] = field(default_factory=Counter[str])
     waited: dict[str, float] = field(default_factory=dict)
+    _uids: dict[str, Work] = field(default_factory=dict)
+    """By the UID of its Workload, each job."""
     _held: dict[str, Work] = field(default_factory=dict)
     """By Workload, the jobs that have quota now."""
     overtaken: list[float] = field(default_factory=list)
@@ -127,6 +136,7 @@ class Seen:
         if one is None:
             return
         workload = event.body["metadata"]["name"]
+        self._uids[event.body["metadata"]["uid"]] = one
         quota = event.type != "DELETED" and holds(event.body, "QuotaReserved") and not holds(event.body, "Finished")
         if event.type == "ADDED" and not quota:
             born = datetime.fromisoformat(event.body["metadata"]["creationTimestamp"])
@@ -143,7 +153,7 @@ class Seen:
 
     def _got(self, workload: str, one: Work, event: Event) -> None:
         if self._used() > NODES:
-            self.wrong.append(f"{one.name} makes {self._used()} nodes of {NODES}")
+            self.wrong.append(f"{one.name} brings the total to {self._used()} nodes of {NODES}")
         waiting = self._waiting.pop(workload, None)
         if waiting is None:
             return
@@ -162,5 +172,15 @@ class Seen:
         self.preempted[f"{one.team}: {reason}"] += 1
         if self._used(one.team) + one.nodes <= OWN[one.team]:
             self.wrong.append(f"{one.name} lost its nodes, and {one.team} had borrowed none: {message}")
-        if reason == "InCohortReclaimWhileBorrowing" and one.team == "speech":
-            self.wrong.append(f"{one.name} lost its nodes to a borrower of no higher priority")
+        [taker] = _TAKER.findall(message) or [""]
+        other = self._uids.get(taker)
+        if other is None:
+            self.wrong.append(f"{one.name} lost its nodes to nobody that is known: {message}")
+        elif reason == "InCohortReclaimWhileBorrowing" and PRIORITY[other.team] <= PRIORITY[one.team]:
+            self.wrong.append(f"{one.name} lost its nodes to {other.name}, a borrower of no higher priority")
+        elif reason not in ("InCohortReclaimWhileBorrowing", "InCohortReclamation"):
+            self.wrong.append(f"{one.name} lost its nodes for another reason: {message}")
+
+
+_TAKER = re.compile(r"\(UID: ([^,)]+)")
+"""The Workload for which another lost its quota (kubernetes-sigs/kueue v0.19.2, pkg/scheduler/preemption)."""

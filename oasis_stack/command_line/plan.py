@@ -9,7 +9,8 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from oasis_stack.facts import capacity_rules, prices
-from oasis_stack.facts.machine import general_purpose
+from oasis_stack.facts.capacity_rules import CapacityEntry
+from oasis_stack.facts.machine import Machine, general_purpose
 from oasis_stack.facts.problem import config_key
 from oasis_stack.settings.schema import GpuSettings, Settings
 
@@ -122,35 +123,33 @@ def _prices(settings: Settings, today: date) -> Iterator[str]:
         price = prices.node(general_purpose(pool.machine_type))
         always.append(_Item(f"{name} pool, {pool.machine_type}", pool.min_nodes, pool.max_nodes, price))
     gpu = settings.gpu
-    rungs = (
-        [
-            _Item(entry.pool_name, 0, entry.max_nodes, prices.gpu_node(gpu.machine, entry.mode, settings.region))
-            for entry in gpu.capacity
-        ]
-        if gpu
-        else []
-    )
-    items = [*always, *rungs]
+    rungs = [_rung(gpu.machine, entry, settings.region) for entry in gpu.capacity] if gpu else []
+    items = [item for item in (*always, *rungs) if item.most]
     rest, most = (sum(item.usd(count) for item in items) for count in ("least", "most"))
-    unknown = [item.name for item in items if item.price is None]
-    yield f"Prices in USD, by the hour and the day: list prices of {prices.REGION}, before tax and discounts"
-    rows = [("at rest", _amounts(rest), "what is always on")]
-    for item in rungs:
-        if item.price is not None:
-            rows.append((f"{item.name}, a node", _amounts(item.price.usd), item.price.remark))
+    reserved = ", reservations included" if any(rung.least for rung in rungs) else ""
+    rows = [("at rest", _amounts(rest), f"what is always paid for{reserved}")]
+    rows += [(f"{rung.name}, a node", _amounts(rung.price.usd), rung.price.remark) for rung in rungs if rung.price]
     rows.append(("at most", _amounts(most), "every pool at its max_nodes"))
+    yield f"Prices in USD, by the hour and the day: list prices of {prices.REGION}, before tax and discounts"
     yield from _table(rows)
-    if unknown:
+    if unknown := [item.name for item in items if item.price is None]:
         yield f"  Not in these sums, as no price was found: {', '.join(unknown)}"
     read = [item.price.read for item in items if item.price is not None]
-    ages = f"{(today - max(read)).days} to {(today - min(read)).days} days ago"
-    yield f"  Read between {min(read)} and {max(read)}, {ages}; docs/cloud.md names them one by one."
-    yield "  Storage, logs and traffic come on top."
+    yield (
+        f"  Read from {min(read)} to {max(read)}, the oldest {(today - min(read)).days} days ago "
+        "(oasis_stack/facts/prices.py has each)."
+    )
+    yield "  Disks, storage, builds, logs, metrics and traffic come on top."
+
+
+def _rung(machine: Machine, entry: CapacityEntry, region: str) -> _Item:
+    reserved = entry.max_nodes if entry.mode == "reservation" else 0  # paid for whether it is used or not
+    return _Item(entry.pool_name, reserved, entry.max_nodes, prices.gpu_node(machine, entry.mode, region))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Item:
-    """Something that is paid for by the hour, from so many to so many of it."""
+    """Something that is paid for by the hour, with its least and greatest count."""
 
     name: str
     least: int

@@ -144,7 +144,8 @@ def problems(machine: Machine, zone: str, entries: Sequence[CapacityEntry]) -> l
                     value=entry.mode,
                     allowed="each mode once, but flex-start once for each max_run_duration_hours, and reservation "
                     "once for each reservation",
-                    remedy=f"merge it with gpu.capacity[{first}] by raising that entry's max_nodes",
+                    remedy=f"merge it with gpu.capacity[{first}] by raising that entry's max_nodes"
+                    + (", or give it another max_run_duration_hours" if entry.mode == "flex-start" else ""),
                 )
             )
     return found

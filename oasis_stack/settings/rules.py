@@ -234,7 +234,7 @@ def _teams(settings: Settings) -> Iterator[Problem]:
                 yield Problem(
                     key=f"{key}.members[{number}]",
                     value=member,
-                    allowed="no group without oasis:cluster.security_group, in which GKE looks for it",
+                    allowed="a group only with oasis:cluster.security_group: GKE knows no group outside that one",
                     remedy="name that group there and make this one its member, or name people",
                 )
     yield from _shared_nodes(settings, queue.max_nodes)
@@ -386,7 +386,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("cluster.system_pool", "cluster.cpu_pool"), _pools),
     (("cluster.system_pool", "ray.head"), _head),
     (("cluster.system_pool", "ray.head", "gpu.capacity"), _queued_heads),
-    (("teams", "ray.namespace", "cluster", "ray.head", "gpu.capacity"), _teams),
+    (("teams", "ray.namespace", "cluster.system_pool", "cluster.security_group", "ray.head", "gpu.capacity"), _teams),
     (("ray.cpu_workers_max", "ray.cpu_worker", "cluster.cpu_pool"), _cpu_workers),
     (("ray.dashboard_access", "ray.dashboard_client_ranges"), _dashboard),
     (("ray.version", "ray.image"), _image),

@@ -243,7 +243,7 @@ class GpuSettings:
 
     @property
     def max_run_seconds(self) -> int | None:
-        """Life of the flex-start rung's nodes; None where no rung of the ComputeClass has an end."""
+        """Shortest life of the flex-start rungs' nodes; None where no rung of the ComputeClass has an end."""
         return min((entry.max_run_seconds for entry in self.class_entries if entry.max_run_seconds), default=None)
 
     @property
@@ -363,8 +363,8 @@ class TeamSettings:
         ],
         ...,
     ] = ()
-    """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. Of groups
-    GKE knows those that are in `cluster.security_group`."""
+    """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. GKE
+    knows only groups that are in `cluster.security_group`."""
 
 
 @dataclass(frozen=True, kw_only=True)

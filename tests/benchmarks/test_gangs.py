@@ -30,14 +30,20 @@ def _event(revision: int, kind: str, name: str, **body: Any) -> Event:
 
 @pytest.mark.parametrize(
     ("nodes", "host", "words"),
-    [(2, "node-0", []), (1, "node-0", ["was made while 1 nodes"]), (2, "other", ["went to a node of s"])],
+    [
+        (2, "node-0", []),
+        (1, "node-0", ["was made while 1 nodes"]),
+        (2, "other", ["went to a node of s"]),
+        (2, "plain", ["went to a node of no gang"]),
+    ],
 )
-def test_pods_of_a_gang_without_all_of_its_nodes_and_on_others_are_found(
+def test_gangs_placed_by_halves_without_all_of_their_nodes_and_on_others_are_found(
     revisions: Iterator[int], nodes: int, host: str, words: list[str]
 ) -> None:
     given = [f"node-{number}" for number in range(nodes)]
     events = [_event(next(revisions), "Node", name, labels={REQUEST_LABEL: "r"}) for name in given]
     events.append(_event(next(revisions), "Node", "other", labels={REQUEST_LABEL: "s"}))
+    events.append(_event(next(revisions), "Node", "plain"))
     spec = {"nodeSelector": {REQUEST_LABEL: "r"}}
     events.append(_event(next(revisions), "Pod", "p", labels={"job-name": "j"}, spec=spec))
     bound = {**spec, "nodeName": host}
@@ -45,31 +51,45 @@ def test_pods_of_a_gang_without_all_of_its_nodes_and_on_others_are_found(
 
     wrong, _, _ = orders.judged(events)
 
-    assert len(wrong) == len(words) and all(said in found for said, found in zip(words, wrong, strict=True))
+    expected = [*words, "of r 1 of 2 pods were placed"]
+    assert len(wrong) == len(expected) and all(said in found for said, found in zip(expected, wrong, strict=True))
+    bound = {**spec, "nodeName": "node-0"}
+    events.append(_event(next(revisions), "Pod", "q", type="MODIFIED", labels={"job-name": "j"}, spec=bound))
+    assert len(orders.judged(events)[0]) == len(words)
 
 
 def test_what_does_not_respect_quota_is_found_and_who_is_overtaken(
     revisions: Iterator[int],
 ) -> None:
-    def told(job: str, *conditions: tuple[str, str], first: bool = False) -> None:
-        stated = [{"type": kind, "status": "True", "reason": reason, "message": "m"} for kind, reason in conditions]
+    def told(job: str, *conditions: tuple[str, str, str], first: bool = False) -> None:
+        stated = [{"type": kind, "status": "True", "reason": why, "message": said} for kind, why, said in conditions]
         at = f"2026-11-28T00:00:{list(WORK).index(job):02}Z"
-        owner = {"ownerReferences": [{"name": job}], "creationTimestamp": at}
-        how = "ADDED" if first else "MODIFIED"
-        seen.tell(
-            _event(next(revisions), "Workload", f"job-{job}", type=how, metadata=owner, status={"conditions": stated})
-        )
+        metadata = {"ownerReferences": [{"name": job}], "creationTimestamp": at, "uid": f"uid-{job}"}
+        how, status = "ADDED" if first else "MODIFIED", {"conditions": stated}
+        seen.tell(_event(next(revisions), "Workload", f"job-{job}", type=how, metadata=metadata, status=status))
+
+    def lost(job: str, to: str, reason: str) -> list[str]:
+        before = len(seen.wrong)
+        told(job, ("Evicted", "Preempted", ""), ("Preempted", reason, f"for a workload (UID: uid-{to}, JobUID: u)"))
+        return seen.wrong[before:]
 
     seen = Seen(WORK)
     for job in WORK:
         told(job, first=True)
-    told("b", ("QuotaReserved", ""))
+    told("b", ("QuotaReserved", "", ""))
     assert (seen.overtaken, seen.wrong) == ([1.0], [])  # a is a second older
-    told("c", ("QuotaReserved", ""))
-    told("d", ("QuotaReserved", ""))
-    assert seen.wrong == ["d makes 5 nodes of 4"]
-    told("b", ("Evicted", "Preempted"), ("Preempted", "InCohortReclamation"))
-    assert seen.wrong[1:] == ["b lost its nodes, and vision had borrowed none: m"]
-    told("c", ("Evicted", "Preempted"), ("Preempted", "InCohortReclamation"))
-    assert len(seen.wrong) == 2  # it had borrowed two
-    assert dict(seen.preempted) == {"vision: InCohortReclamation": 1, "speech: InCohortReclamation": 1}
+    told("c", ("QuotaReserved", "", ""))
+    told("d", ("QuotaReserved", "", ""))
+    assert seen.wrong == ["d brings the total to 5 nodes of 4"]
+    [own] = lost("b", "c", "InCohortReclamation")
+    assert "vision had borrowed none" in own
+    assert lost("c", "a", "InCohortReclamation") == []  # it had borrowed two
+    told("c", ("QuotaReserved", "", ""))
+    assert lost("c", "a", "InCohortReclaimWhileBorrowing") == [
+        "c lost its nodes to a, a borrower of no higher priority"
+    ]
+    told("c", ("QuotaReserved", "", ""))
+    assert "for another reason" in lost("c", "a", "Other")[0]
+    told("c", ("QuotaReserved", "", ""))
+    assert "nobody that is known" in lost("c", "z", "InCohortReclamation")[0]
+    assert seen.preempted["speech: InCohortReclamation"] == 2

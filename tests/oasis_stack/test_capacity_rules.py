@@ -131,7 +131,7 @@ def test_flex_start_stands_once_for_each_of_its_durations_and_no_order_renames_a
     (twice,) = problems(H200, H200.zones[0], [*ladder, ladder[1]])
     assert (twice.key, twice.remedy) == (
         "gpu.capacity[3].mode",
-        "merge it with gpu.capacity[1] by raising that entry's max_nodes",
+        "merge it with gpu.capacity[1] by raising that entry's max_nodes, or give it another max_run_duration_hours",
     )
 
 

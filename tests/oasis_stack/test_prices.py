@@ -19,9 +19,11 @@ from tests.support.stacks import FULL, changed
 PAGE = (ROOT / "docs" / "cloud.md").read_text()
 REST = 0.10 + 0.01 + 0.268
 """Control plane, NAT and one e2-standard-8."""
+RESERVED = 2 * 84.81
 POOLS = 2 * 0.268 + 4 * 0.268
 """Two more system nodes, and four of the CPU pool."""
 ELSEWHERE = {"oasis:region": "us-east5", "oasis:zone": "us-east5-a"}
+NO_CPU_WORKERS = {"oasis:ray": {"cpu_workers_max": 0}}
 L4 = {"machine_type": "g2-standard-12", "capacity": [{"mode": "on-demand", "max_nodes": 3}]}
 
 
@@ -36,14 +38,17 @@ def lines(config: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("config", "rest", "most"),
     [
-        (FULL, REST, REST + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40),
+        (FULL, REST + RESERVED, REST + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40),
         (changed("oasis:gpu", None), REST, REST + POOLS),
         (changed("oasis:gpu.capacity", [{"mode": "queued", "max_nodes": 1}]), REST, REST + POOLS + 42.40),
         (changed("oasis:gpu", L4), REST, REST + POOLS + 3 * 1.0),
-        (changed("oasis:cluster.system_pool.min_nodes", 3), 0.11 + 3 * 0.268, 0.11 + 7 * 0.268 + 442.02),
+        (
+            changed("oasis:cluster.system_pool.min_nodes", 3),
+            *(0.11 + 3 * 0.268 + RESERVED, 0.11 + 7 * 0.268 + 442.02),
+        ),
         (
             changed("oasis:ray.dashboard_access", "internal-load-balancer"),
-            *(REST + 0.025, REST + 0.025 + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40),
+            *(REST + 0.025 + RESERVED, REST + 0.025 + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40),
         ),
     ],
 )
@@ -61,11 +66,13 @@ def test_what_has_no_known_price_is_named_and_in_no_sum() -> None:
     found = lines({**FULL, **ELSEWHERE})
     assert found["Not in these sums, as no price was found: gpu-spot"]
     assert "gpu-spot, a node" not in found
+    no_such_pool = {"oasis:cluster": {"cpu_pool": {"machine_type": "n2d-standard-8", "max_nodes": 0}}}
+    assert not [line for line in lines({**FULL, **no_such_pool, **NO_CPU_WORKERS}) if line.startswith("Not in")]
     assert "of us-east4" in lines({**FULL, "oasis:region": "us-east4", "oasis:zone": "us-east4-b"})["gpu-spot, a node"]
 
 
 def test_the_age_of_the_prices_is_always_said() -> None:
-    assert any(line.startswith("Read between 2026-09-17 and 2026-10-13, 46 to 72 days ago") for line in lines(FULL))
+    assert any(line.startswith("Read from 2026-09-17 to 2026-10-13, the oldest 72 days ago") for line in lines(FULL))
 
 
 def test_the_page_lists_each_price_that_is_known_of_an_h200_node() -> None:

@@ -243,7 +243,7 @@ def test_two_teams_whose_names_continue_each_other_are_two() -> None:
         ([{"name": "a", "gpu_nodes": 1, "members": ["ann@example.com"]}], "oasis:teams[0].members[0] is 'ann@example"),
         (
             [{"name": "a", "gpu_nodes": 1, "members": ["user:ann@example.com", "group:a@b.c"]}],
-            "oasis:teams[0].members[1] is 'group:a@b.c'; allowed: no group without oasis:cluster.security_group",
+            "oasis:teams[0].members[1] is 'group:a@b.c'; allowed: a group only with oasis:cluster.security_group",
         ),
     ],
 )
