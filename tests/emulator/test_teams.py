@@ -153,7 +153,7 @@ def test_lent_nodes_come_back_to_their_team_and_the_job_that_had_them_runs_again
     [evicted] = [one for one in workload["status"]["conditions"] if one["type"] == "Evicted"]
     assert evicted["reason"] == "Preempted"
     with pytest.raises(EmulatorError, match=r"the queue of speech is to go, and these jobs are in it or run: speech/"):
-        teams.engine().up()
+        teams.engine({"oasis:cluster": TEAMS["oasis:cluster"]}).up()
     assert set(teams.engine(TEAMS).up().changes) == {"same"}  # nothing was taken from anybody
 
     teams.api.delete(owner, "Foreground")
