@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class Nodes:
     """Of the head."""
     variables: dict[str, str]
     """Environment of every node, and of a command that is to use this Ray."""
+    head: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """`ray start --block` of the head, and of those before it that ended too early."""
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     """By name; `ray start --block` of each."""
     options: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -47,16 +49,21 @@ class Nodes:
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen([*command, *options], env=self.variables, stdout=log, stderr=subprocess.STDOUT)
 
+    def start_head(self, *options: str) -> None:
+        """Start the head, and return once it listens."""
+        self.head.append(self.start("head", *options))
+        eventually(lambda: _listens(self.port))
+
     def command(self, *words: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """`python` with these words, run to its end as a command that is to use this Ray."""
         return subprocess.run(
             [sys.executable, *words], cwd=CHECKOUT, env=self.variables, capture_output=True, text=True, timeout=timeout
         )
 
-    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """Runs a script that is connected to this Ray."""
         connect = f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n"
-        return self.command("-c", connect + script)
+        return self.command("-c", connect + script, timeout=timeout)
 
     def python(self, script: str) -> str:
         """What such a script prints."""
@@ -65,16 +72,22 @@ class Nodes:
         return done.stdout.strip()
 
     def wait_for(self, nodes: int) -> None:
-        """Return once Ray has so many nodes, the head among them; a worker that has ended meanwhile is started anew."""
+        """Return once Ray has so many nodes, the head among them; one that has ended meanwhile is started anew."""
 
         def there() -> bool:
             # Ray gives a node 30 s to start (ray 2.60, _private/node.py), which a busy machine does not keep.
+            if self.head[-1].poll() is not None:
+                _end(self.workers.values())
+                self.start_head(*self.options["head"])
             for name, process in self.workers.items():
                 if process.poll() is not None:
                     self.workers[name] = self.start(name, *self.options[name])
             # The head listens long before it is a node that can be connected to.
             script = "print(sum(node['Alive'] for node in ray.nodes()))"
-            return self.run(script).stdout.strip() == str(nodes)
+            try:
+                return self.run(script, timeout=90).stdout.strip() == str(nodes)
+            except subprocess.TimeoutExpired:  # a client whose head has ended waits for it without end
+                return False
 
         eventually(there)
 
@@ -101,17 +114,20 @@ def headed(
             "PYTHONPATH": str(CHECKOUT),
         }
         found = Nodes(Path(folder), port, own | everywhere | dict(variables))
-        head = found.start(
-            "head", "--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *options(found)
-        )
         try:
-            eventually(lambda: _listens(port))
+            found.start_head("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *options(found))
             yield found
         finally:
-            started = [process.pid for process in (*found.workers.values(), head)]
-            processes.end(dict.fromkeys([*started, *processes.descendants(*started)]), 2)
-            for process in (*found.workers.values(), head):
-                process.wait()
+            _end((*found.workers.values(), *found.head))
+
+
+def _end(nodes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End nodes with all that they started."""
+    nodes = list(nodes)
+    running = [process.pid for process in nodes if process.poll() is None]
+    processes.end(dict.fromkeys([*running, *processes.descendants(*running)]), 2)
+    for process in nodes:
+        process.wait()
 
 
 def _listens(port: int) -> bool:
