@@ -3,9 +3,9 @@
 The real Kueue on the emulated platform, each part on one of its own. `orders`: gangs of two nodes, while Google gives
 nodes, refuses, ends a booking or takes nodes back in a random order; none may be placed by halves, which is judged by
 the API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota
-and priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a
-queue. Times are those of this machine, and of an emulated Google that brings nodes within a second. Each part is
-written as soon as it is done.
+and priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. Times are
+those of this machine, and of an emulated Google that brings nodes within a second. Each part is written as soon as it
+is done.
 """
 
 from __future__ import annotations
