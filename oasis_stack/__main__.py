@@ -156,9 +156,9 @@ def _run(options: argparse.Namespace, stack: Stack) -> int:
 def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     # These read the whole stack file first, so that a wrong setting ends the command before anything is called.
     values = from_config(stack_file.config(stack.file))
-    settings = parse(values)
+    now = datetime.now(UTC)
+    settings = parse(values, now.date() if options.command in ("plan", "preview", "up") else None)
     if options.command == "plan":
-        now = datetime.now(UTC)
         _say("\n".join([plan.report(settings, values, now.date()), *plan.notes(settings, now)]))
         if not options.settings_only:
             # The program's SDKs, which take seconds to import and serve no other command.
@@ -173,7 +173,7 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
         # Pulumi's Kubernetes provider signs in by the plugin; without it a run would stop half way.
         external_program.require("pulumi", "gke-gcloud-auth-plugin")
         stack.environment()
-    for note in plan.notes(settings, datetime.now(UTC)) if options.command in ("preview", "up") else ():
+    for note in plan.notes(settings, now) if options.command in ("preview", "up") else ():
         _say(note)
     if options.command in ("destroy", "destroy-plan"):
         _say("\n  ".join(["Ends with the stack:", *cluster_access.reachable(stack)]))

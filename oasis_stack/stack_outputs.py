@@ -12,6 +12,7 @@ import pulumi
 from oasis_stack import components as oasis
 from oasis_stack.components import ray_cluster
 from oasis_stack.facts import names
+from oasis_stack.settings import cost
 from oasis_stack.settings.schema import Settings, TeamSettings
 
 
@@ -82,10 +83,13 @@ def for_people(
     settings: Settings, *, cluster: oasis.Cluster, registry: oasis.ArtifactRegistry, builds: oasis.ImageBuild | None
 ) -> dict[str, pulumi.Input[str]]:
     """Further outputs, for people and `make`."""
+    price = cost.hourly_cost(settings)
     return {
         "kubeconfig": cluster.kubeconfig,
         "get_credentials_command": _get_credentials_command(settings, cluster.cluster_name),
         "teams": " ".join(team.name for team in settings.teams),
+        "hourly_cost_usd": f"{price.at_rest:.2f}",
+        "max_hourly_cost_usd": "" if price.unknown else f"{price.at_most:.2f}",
         "gpu_compute_class": settings.gpu.compute_class if settings.gpu else "",
         "docker_index": registry.docker_index,
         "image_build_worker_pool": builds.worker_pool if builds else "",

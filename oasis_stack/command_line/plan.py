@@ -9,9 +9,8 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from oasis_stack.facts import capacity_rules, prices
-from oasis_stack.facts.capacity_rules import CapacityEntry
-from oasis_stack.facts.machine import Machine, general_purpose
 from oasis_stack.facts.problem import config_key
+from oasis_stack.settings import cost
 from oasis_stack.settings.schema import GpuSettings, Settings
 
 
@@ -116,49 +115,19 @@ def _quotas(settings: Settings) -> Iterator[str]:
 
 def _prices(settings: Settings, today: date) -> Iterator[str]:
     """What the stack costs by the hour and the day at rest, at most, and for each node with GPUs."""
-    always = [_Item("control plane", 1, 1, prices.CONTROL_PLANE), _Item("Cloud NAT", 1, 1, prices.NAT)]
-    if settings.ray.balanced:
-        always.append(_Item("internal load balancer", 1, 1, prices.LOAD_BALANCER))
-    for name, pool in (("system", settings.cluster.system_pool), ("CPU", settings.cluster.cpu_pool)):
-        price = prices.node(general_purpose(pool.machine_type))
-        always.append(_Item(f"{name} pool, {pool.machine_type}", pool.min_nodes, pool.max_nodes, price))
-    gpu = settings.gpu
-    rungs = [_rung(gpu.machine, entry, settings.region) for entry in gpu.capacity] if gpu else []
-    items = [item for item in (*always, *rungs) if item.most]
-    rest, most = (sum(item.usd(count) for item in items) for count in ("least", "most"))
+    found, gpu = cost.hourly_cost(settings), settings.gpu
+    rungs = [cost.rung(gpu.machine, entry, settings.region) for entry in gpu.capacity] if gpu else []
     reserved = ", reservations included" if any(rung.least for rung in rungs) else ""
-    rows = [("at rest", _amounts(rest), f"what is always paid for{reserved}")]
+    rows = [("at rest", _amounts(found.at_rest), f"what is always paid for{reserved}")]
     rows += [(f"{rung.name}, a node", _amounts(rung.price.usd), rung.price.remark) for rung in rungs if rung.price]
-    rows.append(("at most", _amounts(most), "every pool at its max_nodes"))
+    rows.append(("at most", _amounts(found.at_most), "every pool at its max_nodes"))
     yield f"Prices in USD, by the hour and the day: list prices of {prices.REGION}, before tax and discounts"
     yield from _table(rows)
-    if unknown := [item.name for item in items if item.price is None]:
-        yield f"  Not in these sums, as no price was found: {', '.join(unknown)}"
-    read = [item.price.read for item in items if item.price is not None]
-    yield (
-        f"  Read from {min(read)} to {max(read)}, the oldest {(today - min(read)).days} days ago "
-        "(oasis_stack/facts/prices.py has each)."
-    )
+    if found.unknown:
+        yield f"  Not in these sums, as no price was found: {', '.join(found.unknown)}"
+    first, last = found.read
+    yield f"  Read from {first} to {last}, the oldest {(today - first).days} days ago ({prices.FILE} has each)."
     yield "  Disks, storage, builds, logs, metrics and traffic come on top."
-
-
-def _rung(machine: Machine, entry: CapacityEntry, region: str) -> _Item:
-    reserved = entry.max_nodes if entry.mode == "reservation" else 0  # paid for whether it is used or not
-    return _Item(entry.pool_name, reserved, entry.max_nodes, prices.gpu_node(machine, entry.mode, region))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Item:
-    """Something that is paid for by the hour, with its least and greatest count."""
-
-    name: str
-    least: int
-    most: int
-    price: prices.Price | None
-
-    def usd(self, count: str) -> float:
-        """An hour of the least or the most of it; 0 where the price is not known."""
-        return getattr(self, count) * (self.price.usd if self.price else 0.0)
 
 
 def _amounts(usd: float) -> str:

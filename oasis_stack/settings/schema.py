@@ -435,6 +435,15 @@ class WandbSettings(Retention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CostSettings:
+    """What the stack may cost."""
+
+    max_hourly_usd: Annotated[int, Between(1, 1_000_000)] | None = None
+    """Most USD an hour, by list prices, that the stack could cost with every pool at its `max_nodes`: one that could
+    cost more is neither previewed nor made. No limit by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """A whole stack. Plain values, but for the one secret."""
 
@@ -462,6 +471,7 @@ class Settings:
     runs: BucketSettings = field(default_factory=BucketSettings)
     """Bucket of checkpoints, results and logs."""
     registry: RegistrySettings = field(default_factory=RegistrySettings)
+    cost: CostSettings = field(default_factory=CostSettings)
     build: BuildSettings | None = None
     """`{}` takes its defaults; leave it out to build images with a local Docker or Podman only."""
     wandb: WandbSettings | None = None

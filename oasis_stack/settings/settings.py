@@ -14,7 +14,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import pulumi
@@ -22,7 +22,7 @@ from pulumi.runtime import config as runtime_config
 
 from oasis_stack.facts.capacity_rules import MAX_RUN_HOURS, MODES_WITH_END
 from oasis_stack.facts.problem import UNKNOWN, Problem, SettingsError, config_key
-from oasis_stack.settings import rules
+from oasis_stack.settings import cost, rules
 from oasis_stack.settings.schema import ItemDefaults, Settings, Sized
 
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ def load() -> Settings:
     if key in config and (key in secret_keys or runtime_config.is_config_secret(key)):
         values["wandb_api_key"] = pulumi.Output.secret(config[key])
     try:
-        return parse(values)
+        return parse(values, datetime.now(UTC).date())
     except SettingsError as error:
         raise pulumi.RunError(str(error)) from None
 
@@ -87,10 +87,14 @@ def _dated(value: object) -> object:
     return value
 
 
-def parse(values: Mapping[str, object]) -> Settings:
+def parse(values: Mapping[str, object], today: date | None = None) -> Settings:
     """Settings from keys without namespace, nested sections as mappings.
 
-    `wandb_api_key` must be an Output or the stack file's encrypted form `{secure: ...}`, which is left unread.
+    Args:
+        values: `wandb_api_key` must be an Output or the stack file's encrypted form `{secure: ...}`, which is left
+            unread.
+        today: the day on which the stack is to be made or changed, for which its price must be known where it has a
+            limit. None for what costs nothing, as to destroy it.
 
     Raises:
         SettingsError: everything that is wrong, at once.
@@ -103,6 +107,8 @@ def parse(values: Mapping[str, object]) -> Settings:
         settings = replace(settings, wandb_api_key=encrypted)
     refused = reader.meant | {problem.key for problem in reader.problems}
     problems = [*reader.problems, *rules.problems(settings, encrypted, refused)]
+    if today is not None and not problems:
+        problems += cost.problems(settings, today)
     if problems:
         raise SettingsError(problems)
     return settings

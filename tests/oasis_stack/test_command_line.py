@@ -191,6 +191,18 @@ def test_wrong_settings_end_a_command_before_it_calls_anything(fresh: CommandLin
     assert fresh.programs.calls == []
 
 
+def test_a_limit_on_the_price_ends_what_would_cost_more_and_nothing_else(run: CommandLine) -> None:
+    run.append("  oasis:cost:\n    max_hourly_usd: 1\n")
+
+    for command in ("plan", "preview", "up"):
+        assert run(command) == 2
+        assert "oasis:cost.max_hourly_usd is 1" in run.complained()
+    assert run.programs.calls == []
+    run.programs.answers["kubectl"] = 1
+    assert run("destroy", "--yes") == 0
+    assert run.programs.calls[-1][3] == "destroy"
+
+
 def test_a_stack_without_a_file_ends_with_usage(fresh: CommandLine) -> None:
     assert fresh("plan", "--stack", "prod") == 2
     assert "Copy Pulumi.dev.yaml to Pulumi.prod.yaml" in fresh.complained()

@@ -1,11 +1,12 @@
-"""What `make plan` says that a stack costs, against sums by hand from the page's list."""
+"""What a stack costs, against sums by hand from the page's list, and the limit that it may be given."""
 
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import date, timedelta
 from typing import Any, get_args
 
+import pulumi
 import pytest
 
 from oasis_stack.command_line import plan
@@ -13,7 +14,9 @@ from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts import prices
 from oasis_stack.facts.capacity_rules import Mode
 from oasis_stack.facts.machine import MACHINES
+from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.settings import from_config, parse
+from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 
 PAGE = (ROOT / "docs" / "cloud.md").read_text()
@@ -22,6 +25,8 @@ REST = 0.10 + 0.01 + 0.268
 RESERVED = 2 * 84.81
 POOLS = 2 * 0.268 + 4 * 0.268
 """Two more system nodes, and four of the CPU pool."""
+FULL_AT_MOST = REST + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40
+TODAY = date(2026, 11, 28)
 ELSEWHERE = {"oasis:region": "us-east5", "oasis:zone": "us-east5-a"}
 NO_CPU_WORKERS = {"oasis:ray": {"cpu_workers_max": 0}}
 L4 = {"machine_type": "g2-standard-12", "capacity": [{"mode": "on-demand", "max_nodes": 3}]}
@@ -29,7 +34,7 @@ L4 = {"machine_type": "g2-standard-12", "capacity": [{"mode": "on-demand", "max_
 
 def lines(config: dict[str, Any]) -> dict[str, str]:
     """Of the section on prices, what each line begins with, and the rest of it."""
-    text = plan.report(parse(from_config(config)), from_config(config), date(2026, 11, 28))
+    text = plan.report(parse(from_config(config)), from_config(config), TODAY)
     section = text.partition("Prices in USD")[2].splitlines()[1:]
     rows = (re.split(r" {2,}", line.strip(), maxsplit=1) for line in section)
     return {row[0]: row[-1] for row in rows}
@@ -38,7 +43,7 @@ def lines(config: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("config", "rest", "most"),
     [
-        (FULL, REST + RESERVED, REST + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40),
+        (FULL, REST + RESERVED, FULL_AT_MOST),
         (changed("oasis:gpu", None), REST, REST + POOLS),
         (changed("oasis:gpu.capacity", [{"mode": "queued", "max_nodes": 1}]), REST, REST + POOLS + 42.40),
         (changed("oasis:gpu", L4), REST, REST + POOLS + 3 * 1.0),
@@ -48,7 +53,7 @@ def lines(config: dict[str, Any]) -> dict[str, str]:
         ),
         (
             changed("oasis:ray.dashboard_access", "internal-load-balancer"),
-            *(REST + 0.025 + RESERVED, REST + 0.025 + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40),
+            *(REST + 0.025 + RESERVED, 0.025 + FULL_AT_MOST),
         ),
     ],
 )
@@ -60,6 +65,9 @@ def test_a_stack_costs_what_the_list_adds_up_to(config: dict[str, Any], rest: fl
         hour, day = (float(amount.replace(",", "")) for amount in found[words].split()[:2])
         assert hour == pytest.approx(usd, abs=0.02)
         assert day == pytest.approx(24 * usd, abs=0.5)
+    exports = deploy_stack(config).exports
+    for output, usd in (("hourly_cost_usd", rest), ("max_hourly_cost_usd", most)):
+        assert float(exports[output]) == pytest.approx(usd, abs=0.02)
 
 
 def test_what_has_no_known_price_is_named_and_in_no_sum() -> None:
@@ -69,6 +77,43 @@ def test_what_has_no_known_price_is_named_and_in_no_sum() -> None:
     no_such_pool = {"oasis:cluster": {"cpu_pool": {"machine_type": "n2d-standard-8", "max_nodes": 0}}}
     assert not [line for line in lines({**FULL, **no_such_pool, **NO_CPU_WORKERS}) if line.startswith("Not in")]
     assert "of us-east4" in lines({**FULL, "oasis:region": "us-east4", "oasis:zone": "us-east4-b"})["gpu-spot, a node"]
+
+
+def limited(usd: object, more: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {**FULL, "oasis:cost": {"max_hourly_usd": usd}, **(more or {})}
+
+
+def refused(config: dict[str, Any], today: date = TODAY) -> str:
+    """Why a stack may not be made on a day."""
+    with pytest.raises(SettingsError) as found:
+        parse(from_config(config), today)
+    assert {problem.key for problem in found.value.problems} == {"cost.max_hourly_usd"}
+    return str(found.value)
+
+
+def test_a_stack_that_could_cost_more_than_its_limit_is_refused_with_the_sum_and_what_is_most_of_it() -> None:
+    enough = int(FULL_AT_MOST) + 1
+    words = refused(limited(enough - 1))
+
+    assert f"at least {FULL_AT_MOST:.2f}"[:-1] in words and "gpu-reservation" in words
+    parse(from_config(limited(enough)), TODAY)
+    with pytest.raises(pulumi.RunError, match="max_hourly_usd"):
+        deploy_stack(limited(1))
+    assert parse(from_config(limited(1))).cost.max_hourly_usd == 1  # as for `pulumi destroy`, which costs nothing
+
+
+def test_no_limit_is_judged_by_a_price_that_is_unknown_or_old() -> None:
+    assert "none was found for gpu-spot" in refused(limited(100_000, ELSEWHERE))
+    oldest = date(2026, 9, 17)  # the reservation's
+    parse(from_config(limited(100_000)), oldest + timedelta(days=90))
+    assert f"is of {oldest}" in refused(limited(100_000), oldest + timedelta(days=91))
+    parse(from_config(FULL), oldest + timedelta(days=1000))
+    assert deploy_stack({**FULL, **ELSEWHERE}).exports["max_hourly_cost_usd"] == ""
+
+
+@pytest.mark.parametrize("usd", [0, -1, 1.5, "450"])
+def test_a_limit_that_is_no_positive_whole_number_is_refused(usd: object) -> None:
+    assert "a whole number from 1 to 1000000" in refused(limited(usd))
 
 
 def test_the_age_of_the_prices_is_always_said() -> None:

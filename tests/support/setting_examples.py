@@ -178,8 +178,8 @@ EXAMPLES: dict[str, Example] = {
     ),
 }
 
-NOT_IN_THE_CLOUD = {"state_backend"}
-"""Settings that only the command line reads (tests/oasis_stack/test_command_line.py)."""
+NOT_IN_THE_CLOUD = {"state_backend", "cost.max_hourly_usd"}
+"""Settings that show in no resource (tests/oasis_stack/test_command_line.py, test_prices.py)."""
 
 LADDER: list[dict[str, Any]] = [
     {"mode": "reservation", "reservation": "theirs", "max_nodes": 7, "compact_placement": True},
