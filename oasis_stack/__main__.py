@@ -16,6 +16,7 @@ from oasis_stack.command_line import (
     image,
     init,
     plan,
+    price_catalogue,
     recovery,
     restart,
     secret,
@@ -51,6 +52,10 @@ _PLAN = "Needs no account, no program and no network: run it after every edit of
 _INIT = """\
 Needs gcloud, signed in (`gcloud auth application-default login`), and pulumi. It makes what is missing of: the bucket
 for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself. Run it again after an interruption."""
+_PRICES = """\
+Changes one file of this checkout, oasis_stack/facts/prices.csv, of which `plan`, the outputs and
+oasis:cost.max_hourly_usd make their sums; what the catalogue does not say stays as it was. Needs Google credentials
+(`gcloud auth application-default login`) and the API cloudbilling.googleapis.com, on in the stack's project."""
 _PULUMI = """\
 Needs pulumi, gke-gcloud-auth-plugin, and Google credentials (`gcloud auth application-default login`)."""
 _IMAGE = """\
@@ -91,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
         help="Google Cloud project id, written into the stack file as gcp:project. Needed if neither the file nor\n"
         "`gcloud config get-value project` names one; refused if the file names another",
     )
+    command("prices", "read the list prices of what the stack runs from Google's catalogue", _PRICES)
     for name, does, more in (
         ("preview", "check the settings, then `pulumi preview`", _PULUMI),
         ("up", "check the settings, then `pulumi up`", _PULUMI),
@@ -165,6 +171,9 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
             from oasis_stack.command_line import offline, resource_tree
 
             _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(stack_file.config(stack.file)))]))
+        return OK
+    if options.command == "prices":
+        price_catalogue.refresh(settings, now.date(), _say)
         return OK
     if options.command == "image":
         image.image(stack, settings.ray.version, options.builder, _say)

@@ -307,6 +307,12 @@ UNFORMATTED = {
 # But for what the autoscaler itself says of a pool: "max node group size reached".
 WRONG_WORDS = r"\b((?<!max )node ?groups?|Infini" + r"Band|C" + r"CC|D" + r"WS)\b"
 
+IN_GOOGLES_CATALOGUE = {
+    f"{path}: D{'WS'}"
+    for path in ("oasis_stack/command_line/price_catalogue.py", "tests/oasis_stack/test_price_catalogue.py")
+}
+"""Words that must be written as somebody else has them to be found."""
+
 
 def sources() -> list[Path]:
     code = [path for folder in ("tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
@@ -344,4 +350,4 @@ def test_the_fields_words_are_used() -> None:
         for path in sources()
         for match in wrong.finditer(path.read_text(encoding="utf-8"))
     }
-    assert found == set()
+    assert found == IN_GOOGLES_CATALOGUE

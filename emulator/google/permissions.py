@@ -50,6 +50,8 @@ ROLES: Mapping[str, str] = {
 
 _UNGUARDED = frozenset(
     {
+        # "Get publicly available Google Cloud pricing information": public, and takes no role.
+        "cloudbilling.services.skus.list",
         # No public source says which permission this takes: anyone may.
         "serviceusage.services.generateServiceIdentity",
     }

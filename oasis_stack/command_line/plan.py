@@ -8,7 +8,8 @@ from datetime import date, datetime
 from ipaddress import IPv4Network
 from typing import Any
 
-from oasis_stack.facts import capacity_rules, prices
+from oasis_stack.facts import capacity_rules
+from oasis_stack.facts.prices import Price
 from oasis_stack.facts.problem import config_key
 from oasis_stack.settings import cost
 from oasis_stack.settings.schema import GpuSettings, Settings
@@ -119,15 +120,27 @@ def _prices(settings: Settings, today: date) -> Iterator[str]:
     rungs = [cost.rung(gpu.machine, entry, settings.region) for entry in gpu.capacity] if gpu else []
     reserved = ", reservations included" if any(rung.least for rung in rungs) else ""
     rows = [("at rest", _amounts(found.at_rest), f"what is always paid for{reserved}")]
-    rows += [(f"{rung.name}, a node", _amounts(rung.price.usd), rung.price.remark) for rung in rungs if rung.price]
+    priced = [(rung.name, rung.price) for rung in rungs if rung.price]
+    rows += [(f"{name}, a node", _amounts(price.usd), _remarks(price, settings.region)) for name, price in priced]
     rows.append(("at most", _amounts(found.at_most), "every pool at its max_nodes"))
-    yield f"Prices in USD, by the hour and the day: list prices of {prices.REGION}, before tax and discounts"
+    yield "Prices in USD, by the hour and the day: list prices, before tax and discounts"
     yield from _table(rows)
     if found.unknown:
         yield f"  Not in these sums, as no price was found: {', '.join(found.unknown)}"
     first, last = found.read
-    yield f"  Read from {first} to {last}, the oldest {(today - first).days} days ago ({prices.FILE} has each)."
+    elsewhere = {item.price.region for item in found.items if item.price} - {"", settings.region}
+    if elsewhere:
+        yield f"  Some are those of {', '.join(sorted(elsewhere))}, as no others were found: `make prices` reads them."
+    yield (
+        f"  Read from {first} to {last}, the oldest {(today - first).days} days ago "
+        "(oasis_stack/facts/prices.csv has each, `make prices` reads them anew)."
+    )
     yield "  Disks, storage, builds, logs, metrics and traffic come on top."
+
+
+def _remarks(price: Price, region: str) -> str:
+    place = f"of {price.region}" if price.region not in ("", region) else ""
+    return ", ".join(filter(None, (price.remark, place)))
 
 
 def _amounts(usd: float) -> str:

@@ -25,7 +25,7 @@ class Machine:
     rdma_nics: int
     """CX-7 NICs of one node, each with its own subnet of the RDMA VPC; 0: no RDMA VPC, no device networks."""
     local_ssds: int
-    """Local SSDs of 375 GB that become the node's ephemeral storage."""
+    """Local SSDs that become the node's ephemeral storage."""
     boot_disk_type: str
     """Disk type the machine can boot from; A3 Ultra refuses Persistent Disk."""
     vcpus: int
@@ -42,6 +42,10 @@ class Machine:
     """Whether it can be bought as Spot."""
     flex_start_compact: bool
     """Whether a flex-start pool of it may ask for compact placement."""
+
+
+LOCAL_SSD_GB = 375
+"""Size of one local SSD, by which it is paid for ("About Local SSD disks")."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,9 @@ from oasis_stack.settings.schema import Settings
 OLDEST_DAYS = 90
 """Older prices judge no stack: Google changes them a few times a year."""
 
+SMALL_SHARE = 0.01
+"""Of the sum: the age of a price that makes up less does not matter, as that of a load balancer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostItem:
@@ -65,7 +68,7 @@ def hourly_cost(settings: Settings) -> HourlyCost:
     if settings.ray.balanced:
         always.append(CostItem(name="internal load balancer", least=1, most=1, price=prices.LOAD_BALANCER))
     for name, pool in (("system", settings.cluster.system_pool), ("CPU", settings.cluster.cpu_pool)):
-        price = prices.node(general_purpose(pool.machine_type))
+        price = prices.node(general_purpose(pool.machine_type), settings.region)
         name = f"{name} pool, {pool.machine_type}"
         always.append(CostItem(name=name, least=pool.min_nodes, most=pool.max_nodes, price=price))
     gpu = settings.gpu
@@ -86,23 +89,30 @@ def problems(settings: Settings, today: date) -> Iterator[Problem]:
     if limit is None:
         return
     key, cost = "cost.max_hourly_usd", hourly_cost(settings)
-    first, _ = cost.read
+    again = f"`make prices` reads them from Google; or add them to {prices.FILE.name} by hand, or remove the limit"
     if cost.unknown:
         yield Problem(
             key=key,
             value=limit,
             allowed=f"a limit only where every price is known: none was found for {', '.join(cost.unknown)}",
-            remedy=f"add what is missing to {prices.FILE} with its source, or remove the limit",
+            remedy=again,
         )
-    if (today - first).days > OLDEST_DAYS:
+    old = [
+        f"{item.name} is of {item.price.read}"
+        for item in cost.items
+        if item.price
+        and item.most * item.price.usd >= SMALL_SHARE * cost.at_most
+        and (today - item.price.read).days > OLDEST_DAYS
+    ]
+    if old:
         yield Problem(
             key=key,
             value=limit,
-            allowed=f"a limit only with prices of the last {OLDEST_DAYS} days: the stack's oldest is of {first}",
-            remedy=f"read them anew into {prices.FILE}, or remove the limit",
+            allowed=f"a limit only with prices of the last {OLDEST_DAYS} days: that of {', that of '.join(old)}",
+            remedy=again,
         )
     if cost.at_most > limit:
-        dearest = max((item for item in cost.items if item.price), key=lambda item: item.most * item.price.usd)
+        dearest = max(cost.items, key=lambda item: item.most * (item.price.usd if item.price else 0.0))
         yield Problem(
             key=key,
             value=limit,

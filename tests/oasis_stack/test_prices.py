@@ -76,7 +76,10 @@ def test_what_has_no_known_price_is_named_and_in_no_sum() -> None:
     assert "gpu-spot, a node" not in found
     no_such_pool = {"oasis:cluster": {"cpu_pool": {"machine_type": "n2d-standard-8", "max_nodes": 0}}}
     assert not [line for line in lines({**FULL, **no_such_pool, **NO_CPU_WORKERS}) if line.startswith("Not in")]
-    assert "of us-east4" in lines({**FULL, "oasis:region": "us-east4", "oasis:zone": "us-east4-b"})["gpu-spot, a node"]
+    near = lines({**FULL, "oasis:region": "us-east4", "oasis:zone": "us-east4-b"})
+    assert near["gpu-spot, a node"].split()[0] == "46.40"
+    assert near["gpu-flex-start, a node"].endswith("of us-central1")
+    assert any(line.startswith("Some are those of us-central1") for line in near)
 
 
 def limited(usd: object, more: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -106,7 +109,7 @@ def test_no_limit_is_judged_by_a_price_that_is_unknown_or_old() -> None:
     assert "none was found for gpu-spot" in refused(limited(100_000, ELSEWHERE))
     oldest = date(2026, 9, 17)  # the reservation's
     parse(from_config(limited(100_000)), oldest + timedelta(days=90))
-    assert f"is of {oldest}" in refused(limited(100_000), oldest + timedelta(days=91))
+    assert f"gpu-reservation-ours is of {oldest}" in refused(limited(100_000), oldest + timedelta(days=91))
     parse(from_config(FULL), oldest + timedelta(days=1000))
     assert deploy_stack({**FULL, **ELSEWHERE}).exports["max_hourly_cost_usd"] == ""
 

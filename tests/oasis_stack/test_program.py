@@ -45,6 +45,7 @@ EXPORTS = {
     *(field.name for field in fields(ClusterEnvironment)),
     *("kubeconfig", "get_credentials_command", "gpu_compute_class", "docker_index"),
     *("image_build_worker_pool", "image_builder", "image_build_bucket", "teams"),
+    *("hourly_cost_usd", "max_hourly_cost_usd"),
 }
 
 # Arguments whose change means a new cluster, or a new network under it: `ForceNew` in

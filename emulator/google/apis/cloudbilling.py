@@ -1,4 +1,4 @@
-"""Cloud Billing: which account a project is billed to."""
+"""Cloud Billing: which account a project is billed to, and the catalogue of list prices."""
 
 from __future__ import annotations
 
@@ -18,4 +18,12 @@ class Projects(Collection):
         return {"name": name, "projectId": call.project, "billingAccountName": ACCOUNT, "billingEnabled": True}
 
 
-COLLECTIONS = {"cloudbilling.projects": Projects()}
+class Skus(Collection):
+    """`services/s/skus`: those that a test has put there, as prices that the emulated Google made up would be taken for
+    true ones."""
+
+    kind = "cloudbilling/sku"
+    items = "skus"
+
+
+COLLECTIONS = {"cloudbilling.projects": Projects(), "cloudbilling.services.skus": Skus()}
