@@ -192,16 +192,17 @@ def _env(state: State, given: argparse.Namespace) -> int:
 
 
 def _down(state: State, given: argparse.Namespace) -> int:
-    interrupted = state.interrupt_holder()
+    interrupted = state.interrupt_holder(
+        lambda command: _say(f"interrupting `{command}`, which first ends what it started: up to 20 s")
+    )
     try:
-        if interrupted:
-            _say(f"interrupted `{interrupted}`")
         if state.processes():
             _say("ending what runs here, which takes about 10 s")
     finally:  # whoever was told may have left, as `head` does
         with state.lock("python -m emulator down"):
             names = lifecycle.take_down(state)
-    _say(f"ended {', '.join(names)}" if names else "nothing was running")
+    nothing = f"`{interrupted}` has ended everything" if interrupted else "nothing was running"
+    _say(f"ended {', '.join(names)}" if names else nothing)
     if kept := [str(path.relative_to(state.directory.parent)) for path in state.kept()]:
         _say(f"kept {', '.join(kept)}; `make clean` deletes them")
     return 0

@@ -164,6 +164,8 @@ def pulumi(state: State, verb: str, given: Sequence[str], report: Report) -> int
     project = next((folder for folder in (here, *here.parents) if (folder / "Pulumi.yaml").exists()), CHECKOUT)
     if verb in ("up", "preview") and project == CHECKOUT:
         check_settings()
+        if text := forgotten(state):
+            report(text)
     running = engine(state, report, checkout=project)
     status = running.command_line(given)
     if status:
@@ -196,6 +198,17 @@ def kept(state: State) -> str:
     names = ", ".join(last(one.name) for one in found)
     back = f"The next `up` takes them back with the lines at the end of Pulumi.{STACK}.yaml (`adopt: true`)"
     return names and f"kept: {names}. {back}"
+
+
+def forgotten(state: State) -> str:
+    """What a destroy has left, where the stack file does not say that the next `up` takes it back; else empty."""
+    inventory = Cloud(state.directory).inventory()
+    stack = yaml.safe_load((CHECKOUT / f"Pulumi.{STACK}.yaml").read_text()) or {}
+    sections = (section for section in (stack.get("config") or {}).values() if isinstance(section, dict))
+    if inventory.other or any(section.get("adopt") for section in sections):
+        return ""
+    text = kept(state)
+    return text and f"{text}; without them it fails, as they exist already"
 
 
 _KEPT = ("artifactregistry/repository", "storage/bucket")

@@ -57,6 +57,23 @@ _NOT_KEPT = (
 _HINTS = {"Error 409": _TAKEN, "' does not exist": _NOT_KEPT}
 """What to do, by words of Pulumi's or Google's."""
 
+
+class _Timestamp(str):
+    """A time as it is written, without quotes: Pulumi must read it in its own way from the copy, too."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a stack file for a copy of it."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes that copy."""
+
+
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_Loader.add_constructor(_TIMESTAMP, lambda loader, node: _Timestamp(loader.construct_scalar(node)))
+_Dumper.add_representer(_Timestamp, lambda dumper, text: dumper.represent_scalar(_TIMESTAMP, str(text)))
+
 _CANCEL_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 _HEAR_SECONDS = 0.2
@@ -285,12 +302,12 @@ class Engine:
                 f"there is no {source}; the emulator runs a stack that has a config file beside Pulumi.yaml"
             )
         refuse_encryption(source)
-        content = yaml.safe_load(source.read_text()) or {}
+        content = yaml.load(source.read_text(), Loader=_Loader) or {}
         content["config"] = merged(content.get("config") or {}, self._overlay)
         if target.exists():  # the engine's own addition to its copy
             before = yaml.safe_load(target.read_text()) or {}
             content |= {key: before[key] for key in ("encryptionsalt",) if key in before}
-        write_atomically(target, yaml.safe_dump(content, sort_keys=False))
+        write_atomically(target, yaml.dump(content, Dumper=_Dumper, sort_keys=False))
 
     def _project(self) -> str:
         return str(yaml.safe_load((self._checkout / "Pulumi.yaml").read_text())["name"])

@@ -199,10 +199,11 @@ class State:
             yield
             file.truncate(0)
 
-    def interrupt_holder(self, patience_seconds: float = 90.0) -> str | None:
+    def interrupt_holder(self, tell: Callable[[str], None], patience_seconds: float = 90.0) -> str | None:
         """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name.
 
         Args:
+            tell: told its name before the wait.
             patience_seconds: more than a demo's command may take to stop its job, and the rest to end after it.
         """
         holder = self._holder()
@@ -210,6 +211,7 @@ class State:
         known = pid > 0 and pid != os.getpid() and holder["started"] is not None
         if not known or not self.is_locked() or processes.start_time(pid) != holder["started"]:
             return None
+        tell(str(holder["command"]))
         os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + patience_seconds
         while self.is_locked() and processes.start_time(pid) == holder["started"]:

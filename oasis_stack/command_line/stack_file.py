@@ -30,7 +30,11 @@ class _Loader(yaml.SafeLoader):
 
     def moment(self, node: yaml.ScalarNode) -> str:
         """The text that Pulumi has: Go's time.String (pulumi/sdk, go/common/resource/config/object.go)."""
-        read = self.construct_yaml_timestamp(node)
+        try:
+            read = self.construct_yaml_timestamp(node)
+        except ValueError as error:
+            problem = f"{node.value} is no date: {error}. Correct it, or put it in quotes"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
         moment = read if isinstance(read, datetime) else datetime(read.year, read.month, read.day)
         offset = moment.strftime("%z") or "+0000"
         return f"{moment:%Y-%m-%d %H:%M:%S} {offset} {'UTC' if offset == '+0000' else offset}"
@@ -116,8 +120,9 @@ def fill(path: Path, keys: Sequence[str], value: str) -> bool:
 def _load(text: str, name: str) -> dict[str, Any]:
     try:
         loaded, tree = yaml.load(text, Loader=_Loader) or {}, yaml.compose(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
-        raise StackFileError(f"{name} is no valid YAML: {error}") from None
+    except yaml.YAMLError as error:
+        where = str(error).replace('"<unicode string>"', name)
+        raise StackFileError(f"{name} is no valid YAML, and nothing was done: {where}") from None
     if twice := "; ".join(f"{key} stands on lines {first} and {second}" for key, first, second in _twice(tree)):
         raise StackFileError(f"{name}: {twice}. A key stands once; remove one line of the two.")
     if not isinstance(loaded, dict):

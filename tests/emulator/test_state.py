@@ -177,7 +177,7 @@ def test_whoever_asks_at_once_whether_it_is_locked_gets_the_same_answer_and_hind
 def test_an_empty_lock_file_that_is_held_gets_nobody_interrupted(state: State) -> None:
     with state.path("lock").open("a+") as another:
         fcntl.flock(another, fcntl.LOCK_EX)
-        assert state.interrupt_holder() is None
+        assert state.interrupt_holder(pytest.fail) is None
 
 
 def test_nobody_else_can_look_into_the_folder_or_the_cloud(state: State) -> None:
@@ -207,7 +207,9 @@ def test_a_second_command_is_refused_with_the_first_ones_name_and_what_to_do(sta
             state.lock("up"),
         ):
             pass
-        assert state.interrupt_holder() == "make demo"
+        told: list[str] = []
+        assert state.interrupt_holder(told.append) == "make demo"
+        assert told == ["make demo"]
         assert first.wait() != 0
         with state.lock("up"):
             assert state.is_locked()

@@ -227,3 +227,15 @@ def test_a_stack_without_a_file_is_answered_with_those_that_have_one() -> None:
 def test_a_file_that_is_no_stack_file_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(StackFileError):
         stack_file.config(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("config:\n  a: 2026-13-45\n", "2026-13-45 is no date.*in quotes"),
+        ("config: {\n", "while parsing"),
+    ],
+)
+def test_a_file_that_does_not_read_is_named_with_the_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(StackFileError, match=f"(?s){words}.*in Pulumi.some.yaml, line 2"):
+        stack_file.config(written(tmp_path, text))

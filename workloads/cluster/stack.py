@@ -156,11 +156,12 @@ def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:
     return ("kubectl", *(("--context", args.context) if args.context else ()))
 
 
-_PULUMI = "Log in to the stack's backend with `pulumi login`, or leave --stack out and use kubectl's context."
-_KUBECTL = (
-    "Point kubectl at the cluster (`pulumi stack output get_credentials_command` says how; for "
-    'the platform of `make demo`, `eval "$(.venv/bin/python -m emulator env)"`).'
+_DEMO = 'for the platform of `make demo`, `eval "$(.venv/bin/python -m emulator env)"`'
+_PULUMI = (
+    "Log in to the stack's backend with `pulumi login`, or leave --stack out and use kubectl's context; "
+    f"{_DEMO} brings both."
 )
+_KUBECTL = f"Point kubectl at the cluster (`pulumi stack output get_credentials_command` says how; {_DEMO})."
 
 
 def _pulumi_outputs(stack: str) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def exit_code(details: JobDetails) -> int:
 def whose(entrypoint: str) -> str:
     """Remark on the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
     ours = entrypoint.startswith(f"{OURS} ")
-    return "" if ours else ", its command's own: the table of `python -m workloads --help` is not about it"
+    return "" if ours else ", its command's own: not one of those that `python -m workloads --help` lists"
 
 
 def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:

@@ -16,10 +16,12 @@ import yaml
 
 from emulator import build, lifecycle
 from emulator.engine.commands import Engine
+from emulator.google.cloud import Cloud
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, EmulatorError, State
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
+from tests.emulator.google import make_bucket
 from tests.support.waiting import read_until
 
 STACK_FILE = CHECKOUT / "Pulumi.local.yaml"
@@ -132,6 +134,35 @@ def test_what_pulumi_started_ends_with_it_where_nobody_reads_its_output(
     (tmp_path / "Pulumi.local.yaml").touch()
     assert Engine(state, print, checkout=tmp_path).command_line(["preview"]) == 141
     assert processes.start_time(int((tmp_path / "plugin").read_text())) is None
+
+
+def test_a_time_without_quotes_reaches_the_engine_as_it_was_written(
+    state: State, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state.path("bin", "pulumi").write_text('#!/bin/sh\ncat "$3"\n')
+    lines = ["    start: 2026-12-01T00:00:00Z", "    end: '2027-01-01T00:00:00Z'", "    labels: 2026-12-01"]
+    (tmp_path / "Pulumi.local.yaml").write_text("\n".join(["config:", "  oasis:cluster:", *lines, ""]))
+
+    assert Engine(state, print, checkout=tmp_path).command_line(["preview"]) == 0
+    assert capfd.readouterr().out.splitlines()[2:] == lines
+
+
+def test_before_what_a_destroy_has_left_is_made_again_it_is_said_how_it_is_taken_back(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "CHECKOUT", tmp_path)
+    file, cloud = tmp_path / "Pulumi.local.yaml", Cloud(state.directory)
+    file.write_text("config:\n  oasis:name: oasis\n  oasis:runs: {keep: true}\n")
+    assert lifecycle.forgotten(state) == ""
+    make_bucket(cloud, "kept-runs")
+
+    said = lifecycle.forgotten(state)
+    assert "kept: kept-runs." in said and "without them it fails" in said and "adopt: true" in said
+    file.write_text("config:\n  oasis:runs: {adopt: true}\n")
+    assert lifecycle.forgotten(state) == ""
+    file.write_text("config: {}\n")
+    cloud.create("compute/network", "projects/p/global/networks/n", {}, ())
+    assert lifecycle.forgotten(state) == ""  # a stack that stands
 
 
 @pytest.mark.emulated

@@ -54,7 +54,7 @@ class Conditions:
             f"# {self.op}: {self.where()}",
             f"# {versions}",
             f"# time: mean of calls back to back, {rank}; GB is 10^9 bytes",
-            "# out of place, where torch has it in place only (all_reduce, broadcast): after a copy that is not timed",
+            "# all_reduce and broadcast out of place: after a copy that is not timed, as torch has them in place only",
         ]
 
     def where(self) -> str:
