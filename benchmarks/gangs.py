@@ -3,9 +3,10 @@
 The real Kueue on the emulated platform, each part on one of its own. `orders`: gangs of two nodes, while Google gives
 nodes, refuses, ends a booking or takes nodes back in a random order; none may be placed by halves, which is judged by
 the API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota
-and priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. Times are
-those of this machine, and of an emulated Google that brings nodes within a second. Each part is written as soon as it
-is done.
+and priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `scale`: many
+jobs of two nodes at once, in queues of different sizes, with each step of each job timed, as a table and a plot. Times
+are those of this machine, and of an emulated Google that brings nodes within a second. Each part is written as soon as
+it is done.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gang_trials import destroys, orders, stage, teams
+from benchmarks.gang_trials import destroys, orders, scale, stage, teams
 from benchmarks.harness import command
 from benchmarks.harness.figures import Record, conditions, read, write
 
 RESULTS = Path(__file__).with_suffix(".json")
 
-PARTS = ("orders", "teams", "destroys")
+PLOT = RESULTS.parents[1] / "docs" / "queue.png"
+
+PARTS = ("orders", "teams", "destroys", "scale")
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -29,6 +32,11 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--gangs", type=int, default=300, metavar="N", help="gangs of `orders` (300)")
     parser.add_argument("--jobs", type=int, default=50, metavar="N", help="jobs of `teams` (50)")
     parser.add_argument("--destroys", type=int, default=50, metavar="N", help="destroys of `destroys` (50)")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=[10, 100, 1000], metavar="N", help="sizes of `scale` (10 100 1000)"
+    )
+    parser.add_argument("--pods", type=int, default=1000, metavar="N", help="pods of `scale`, two a job (1000)")
+    parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="of `scale` (docs/queue.png)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all (1)")
     chosen = parser.parse_args(given)
     measures = {
@@ -39,9 +47,13 @@ def main(given: Sequence[str] | None = None) -> int:
     found: Record = read(chosen.results) | {"conditions": conditions()}
     wrong: list[str] = []
     for part in chosen.parts or PARTS:
-        settings, watched, measure, count = measures[part]
-        with stage.running(settings, watched) as platform:
-            found[part], problems = measure(platform, count, chosen.seed)
+        if part == "scale":
+            found[part], problems = scale.measure(chosen.nodes, chosen.pods)
+            scale.plot(found[part], chosen.plot)
+        else:
+            settings, watched, measure, count = measures[part]
+            with stage.running(settings, watched) as platform:
+                found[part], problems = measure(platform, count, chosen.seed)
         wrong += problems
         write(chosen.results, found)
     return command.conclude(chosen.results, found, wrong)

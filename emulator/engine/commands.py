@@ -65,13 +65,17 @@ class _Timestamp(str):
 class _Loader(yaml.SafeLoader):
     """Reads a stack file for a copy of it."""
 
+    def as_written(self, node: yaml.ScalarNode) -> _Timestamp:
+        """A time."""
+        return _Timestamp(node.value)
+
 
 class _Dumper(yaml.SafeDumper):
     """Writes that copy."""
 
 
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
-_Loader.add_constructor(_TIMESTAMP, lambda loader, node: _Timestamp(loader.construct_scalar(node)))
+_Loader.add_constructor(_TIMESTAMP, _Loader.as_written)
 _Dumper.add_representer(_Timestamp, lambda dumper, text: dumper.represent_scalar(_TIMESTAMP, str(text)))
 
 _CANCEL_SECONDS = 10.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gang_trials import orders
+from benchmarks.gang_trials import orders, scale
 from benchmarks.gang_trials.stage import REQUEST_LABEL, Event
 from benchmarks.gang_trials.teams import Seen, Work
 
@@ -93,3 +93,28 @@ def test_what_does_not_respect_quota_is_found_and_who_is_overtaken(
     told("c", ("QuotaReserved", "", ""))
     assert "nobody that is known" in lost("c", "z", "InCohortReclamation")[0]
     assert seen.preempted["speech: InCohortReclamation"] == 2
+
+
+def test_each_step_of_a_job_is_timed_from_what_the_last_pod_or_the_first_word_of_it_shows(
+    revisions: Iterator[int],
+) -> None:
+    def told(kind: str, name: str, owner: str = "", condition: str = "", **body: Any) -> None:
+        metadata = {"ownerReferences": [{"name": owner}]} if owner else {}
+        status = {"conditions": [{"type": condition, "status": "True"}]} if condition else {}
+        seen.tell(_event(next(revisions), kind, name, metadata=metadata, status=status, **body))
+
+    seen, selector = scale.Seen(), {"nodeSelector": {REQUEST_LABEL: "r"}}
+    told("Workload", "w", "job")  # at second 1
+    told("Workload", "w", "job", "QuotaReserved")  # 2
+    told("Workload", "w", "job", "QuotaReserved")
+    told("ProvisioningRequest", "r", "w")  # 4
+    told("ProvisioningRequest", "r", "w", "Provisioned")  # 5
+    told("Pod", "other", labels={"job-name": "job"}, spec={})
+    told("Pod", "a", labels={"job-name": "job"}, spec=selector)
+    told("Pod", "a", labels={"job-name": "job"}, spec={**selector, "nodeName": "n"})
+    assert seen.steps(1)["from the pods to their nodes"] == []
+    told("Pod", "b", labels={"job-name": "job"}, spec=selector)  # 9
+    told("Pod", "b", labels={"job-name": "job"}, spec={**selector, "nodeName": "m"})  # 10
+
+    assert list(seen.steps(1).values()) == [[1.0], [2.0], [4.0], [1.0]]
+    assert list(seen.steps(0).values()) == [[], [2.0], [4.0], [1.0]]  # the first step was a wait for quota

@@ -1,0 +1,178 @@
+"""A thousand pods' worth of jobs of two nodes over queues of different sizes: what each step of each job takes."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.gang_trials import stage
+from benchmarks.gang_trials.stage import KUEUE, REQUEST_LABEL, Event, Stage, holds
+from benchmarks.harness import figures
+from benchmarks.harness.figures import say, spread, today
+from emulator.kubernetes.api import Body
+from tests.support.queued_jobs import documented_job
+
+GANG = 2
+"""Nodes of a job, one pod on each."""
+
+WATCHED = ("workloads", "provisioningrequests", "pods")
+
+MOST_SECONDS = 1200.0
+"""Until jobs that are not done are called wrong."""
+
+STEPS = {
+    "from the job to its quota": "Kueue",
+    "from the quota to the request for nodes": "Kueue",
+    "from the nodes to the pods": "Kueue and the Job controller",
+    "from the pods to their nodes": "kube-scheduler",
+}
+"""Steps of a job, and whose time each is; between request and nodes is Google's, which is emulated."""
+
+
+def measure(sizes: list[int], pods: int) -> tuple[figures.Record, list[str]]:
+    """(figures for each size of the queue, in nodes; jobs that never ended)"""
+    found: dict[str, Any] = {"date": today(), "pods": pods, "pods of a job": GANG}
+    wrong: list[str] = []
+    for nodes in sizes:
+        settings = {"oasis:gpu": {"capacity": [{"mode": "queued", "max_nodes": nodes}]}}
+        with stage.running(settings, WATCHED) as platform:
+            found[f"{nodes} nodes"], problems = _of_size(platform, nodes, pods // GANG)
+        wrong += problems
+    return found, wrong
+
+
+def _of_size(stage: Stage, nodes: int, count: int) -> tuple[figures.Record, list[str]]:
+    """Make all jobs at once; end each, and take its nodes away, as soon as all of its pods run."""
+    [asks] = stage.api.list(KUEUE, "ProvisioningRequestConfig")
+    # A request that found the pool full is made again after a minute; here at once.
+    quick = {"backoffLimitCount": 100, "backoffBaseSeconds": 1, "backoffMaxSeconds": 1}
+    stage.api.merge(asks, {"spec": {"retryStrategy": quick}})
+    begun, told, done = time.monotonic(), 0, 0
+    for number in range(count):
+        stage.api.create(documented_job(f"job-{number}", GANG))
+    created = time.monotonic() - begun
+    say(f"{nodes} nodes: {count} jobs are there after {created:.0f} s")
+    while done < count:
+        if time.monotonic() - begun > MOST_SECONDS:
+            return {}, [f"{nodes} nodes: {count - done} of {count} jobs are not done after {MOST_SECONDS:.0f} s"]
+        _finish_those_that_run(stage)
+        done = sum(holds(job, "Complete") for job in stage.api.list("batch/v1", "Job", "ray"))
+        if done >= told + 100:
+            told = done
+            say(f"{nodes} nodes: {done} of {count} jobs are done after {time.monotonic() - begun:.0f} s")
+        time.sleep(0.2)
+    seconds = time.monotonic() - begun
+    seen = Seen()
+    for event in stage.record.events():
+        seen.tell(event)
+    steps = seen.steps(at_once=nodes // GANG)
+    placed = len(steps["from the pods to their nodes"])
+    return {
+        "seconds to make the jobs": round(created, 1),
+        "seconds": round(seconds, 1),
+        "jobs a minute": round(60 * count / seconds, 1),
+        **{f"seconds {step}": spread(times) for step, times in steps.items()},
+    }, [f"{nodes} nodes: the record has {placed} placed jobs, and {count} are done"] * (placed != count)
+
+
+def _finish_those_that_run(stage: Stage) -> None:
+    gangs = defaultdict[str, list[Body]](list)
+    for pod in stage.api.list("v1", "Pod", "ray", labelSelector="job-name", fieldSelector="status.phase=Running"):
+        gangs[pod["metadata"]["labels"]["job-name"]].append(pod)
+    whole = [pod for pods in gangs.values() if len(pods) == GANG for pod in pods]
+    hosts = {pod["spec"]["nodeName"] for pod in whole}
+    for pod in whole:
+        stage.succeed(pod)
+    for node in stage.queued_nodes() if hosts else ():
+        if node["metadata"]["name"] in hosts:
+            stage.api.delete(node)
+
+
+@dataclass
+class Seen:
+    """When each step of each job was first told."""
+
+    times: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By job."""
+    _job_of: dict[str, str] = field(default_factory=dict)
+    """By Workload."""
+    _job_of_nodes: dict[str, str] = field(default_factory=dict)
+    """By the name of the request for nodes."""
+    _pods: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _bound: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def tell(self, event: Event) -> None:
+        """Note one change."""
+        metadata = event.body["metadata"]
+        owners = [owner["name"] for owner in metadata.get("ownerReferences", ())]
+        if event.kind == "Workload" and owners:
+            self._job_of[metadata["name"]] = owners[0]
+            self._first(owners[0], "came", event)
+            if holds(event.body, "QuotaReserved"):
+                self._first(owners[0], "quota", event)
+        elif event.kind == "ProvisioningRequest" and owners and owners[0] in self._job_of:
+            job = self._job_of[owners[0]]
+            self._first(job, "request", event)
+            if holds(event.body, "Provisioned"):
+                self._first(job, "nodes", event)
+        elif event.kind == "Pod" and "job-name" in metadata.get("labels", {}):
+            self._tell_of_pod(metadata["labels"]["job-name"], metadata["name"], event)
+
+    def steps(self, at_once: int) -> dict[str, list[float]]:
+        """Seconds of each step of each job for which all are known.
+
+        Args:
+            at_once: jobs that found the queue empty: of others the first step is a wait for quota.
+        """
+        whole = [
+            job for job in self.times.values() if {"came", "quota", "request", "nodes", "pods", "bound"} <= job.keys()
+        ]
+        first = sorted(whole, key=lambda job: job["quota"])[:at_once]
+        ends = (("came", "quota"), ("quota", "request"), ("nodes", "pods"), ("pods", "bound"))
+        of = (first, whole, whole, whole)
+        return {
+            step: [max(0.0, job[end] - job[start]) for job in jobs]
+            for step, (start, end), jobs in zip(STEPS, ends, of, strict=True)
+        }
+
+    def _tell_of_pod(self, job: str, pod: str, event: Event) -> None:
+        if REQUEST_LABEL not in event.body["spec"].get("nodeSelector", {}):
+            return
+        self._pods[job].add(pod)
+        if len(self._pods[job]) == GANG:
+            self._first(job, "pods", event)
+        if event.body["spec"].get("nodeName"):
+            self._bound[job].add(pod)
+            if len(self._bound[job]) == GANG:
+                self._first(job, "bound", event)
+
+    def _first(self, job: str, step: str, event: Event) -> None:
+        self.times[job].setdefault(step, event.seconds)
+
+
+def plot(found: figures.Record, file: Path) -> None:
+    """Draw the median and the range of each step, and the jobs a minute, over the size of the queue."""
+    # One whose jobs did not end has none.
+    sizes = {int(name.partition(" ")[0]): of for name, of in found.items() if name.endswith(" nodes") and of}
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    times, rate = figure.subplots(1, 2, width_ratios=(3, 2))
+    for step, owner in STEPS.items():
+        spreads = [sizes[nodes][f"seconds {step}"] for nodes in sizes]
+        middle = [one["median"] for one in spreads]
+        reach = [[one["median"] - one["least"] for one in spreads], [one["most"] - one["median"] for one in spreads]]
+        times.errorbar(list(sizes), middle, yerr=reach, marker="o", capsize=3, label=f"{step} ({owner})")
+    times.set(xscale="log", yscale="symlog", xlabel="nodes of the queue", ylabel="seconds of a job: median and range")
+    times.set_yticks([0, 1, 10, 100], ["0", "1", "10", "100"])
+    rate.plot(list(sizes), [sizes[nodes]["jobs a minute"] for nodes in sizes], marker="o", color="black")
+    rate.set(xscale="log", xlabel="nodes of the queue", ylabel="jobs a minute", ylim=(0, None))
+    for axes in (times, rate):
+        axes.set_xticks(list(sizes), [f"{nodes:,}" for nodes in sizes])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
+    figure.savefig(file, dpi=150)
