@@ -32,7 +32,7 @@ FOLDED = (
     (r"INFO |^Running entrypoint|^there are places|^connecting to|^loading torch|^W&B is off", 0, 0),
     (r"^epoch +\d|^checkpoint \d", 3, 3),
     (r"^ +\d+ +\d+ +[\d.]+ +[\d.]+%", 2, 2),
-    (r"^# (one by one|torch|all_reduce and|time:|stage|Out of|Avg)|^# +\d+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +\d+$", 0, 0),
+    (r"^# (one by one|torch|all_reduce a|time:|stage|Out of|Avg)|^# +\d+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +\d+$", 0, 0),
     (r"^  (result|logs|Kubernetes|data bucket|runs bucket|then, for|the dashboard's) ", 0, 0),
 )
 """Of lines that follow one another and match a pattern, how many are drawn at the beginning and at the end."""
