@@ -694,7 +694,19 @@ def test_pulumi_uses_the_backend_of_the_stack_file_unless_the_caller_names_one(
     assert run.programs.environments[-1]["PULUMI_BACKEND_URL"] == "file:///theirs"
 
 
-COMMANDS = ("plan", "init", "preview", "up", "destroy", "destroy-plan", "image", "restart", "secret", "dashboard")
+COMMANDS = (
+    "plan",
+    "prices",
+    "init",
+    "preview",
+    "up",
+    "destroy",
+    "destroy-plan",
+    "image",
+    "restart",
+    "secret",
+    "dashboard",
+)
 
 
 def test_help_names_every_command(capsys: Any) -> None:
