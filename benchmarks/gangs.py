@@ -11,12 +11,13 @@ it is done.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gang_trials import destroys, orders, scale, stage, teams
 from benchmarks.harness import command
-from benchmarks.harness.figures import Record, conditions, read, write
+from benchmarks.harness.figures import Record, conditions, read, today, write
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -48,15 +49,27 @@ def main(given: Sequence[str] | None = None) -> int:
     wrong: list[str] = []
     for part in chosen.parts or PARTS:
         if part == "scale":
-            found[part], problems = scale.measure(chosen.nodes, chosen.pods)
-            scale.plot(found[part], chosen.plot)
-        else:
-            settings, watched, measure, count = measures[part]
-            with stage.running(settings, watched) as platform:
-                found[part], problems = measure(platform, count, chosen.seed)
+            wrong += _scale(chosen, found)
+            continue
+        settings, watched, measure, count = measures[part]
+        with stage.running(settings, watched) as platform:
+            found[part], problems = measure(platform, count, chosen.seed)
         wrong += problems
         write(chosen.results, found)
     return command.conclude(chosen.results, found, wrong)
+
+
+def _scale(chosen: argparse.Namespace, found: Record) -> list[str]:
+    """Measure and keep one size after the other, and draw all; returns what is wrong."""
+    wrong: list[str] = []
+    found["scale"] = sizes = {"date": today(), "pods": chosen.pods, "pods of a job": scale.GANG}
+    for nodes in chosen.nodes:
+        with stage.running(scale.settings(nodes), scale.WATCHED) as platform:
+            sizes[f"{nodes} nodes"], problems = scale.measure(platform, nodes, chosen.pods)
+        wrong += problems
+        write(chosen.results, found)
+    scale.plot(sizes, chosen.plot)
+    return wrong
 
 
 if __name__ == "__main__":

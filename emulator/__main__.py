@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -192,9 +193,11 @@ def _env(state: State, given: argparse.Namespace) -> int:
 
 
 def _down(state: State, given: argparse.Namespace) -> int:
-    interrupted = state.interrupt_holder(
-        lambda command: _say(f"interrupting `{command}`, which first ends what it started: up to 20 s")
-    )
+    def tell(command: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the next line meets it, too
+            _say(f"interrupting `{command}`, which first ends what it started: up to 20 s")
+
+    interrupted = state.interrupt_holder(tell)
     try:
         if state.processes():
             _say("ending what runs here, which takes about 10 s")

@@ -26,11 +26,15 @@ from oasis_stack.command_line import (
 from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.command_line.pulumi_stack import Stack
 from oasis_stack.command_line.stack_file import StackFileError
+from oasis_stack.facts.prices import PriceTableError
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.settings import from_config, parse
 
 EMULATED_VARIABLE, EMULATED_STACK = "STORAGE_EMULATOR_HOST", "local"
 """Google's own variable for another Cloud Storage, which tells a shell of `python -m emulator env`; and its stack."""
+
+LIMIT = "oasis:cost"
+"""Section of the stack file with what the stack may cost."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -121,7 +125,7 @@ def main(arguments: Sequence[str] | None = None, directory: Path = stack_file.RO
         if options.command != "plan":
             _refuse_other_cloud(options.stack)
         return _run(options, Stack.named(options.stack, directory))
-    except (SettingsError, StackFileError) as error:
+    except (SettingsError, StackFileError, PriceTableError) as error:
         print(f"{options.stack}: {error}", file=sys.stderr)
         return USAGE
     except ProgramError as error:
@@ -163,14 +167,17 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     # These read the whole stack file first, so that a wrong setting ends the command before anything is called.
     values = from_config(stack_file.config(stack.file))
     now = datetime.now(UTC)
-    settings = parse(values, now.date() if options.command in ("plan", "preview", "up") else None)
+    settings = parse(values, now.date() if options.command in ("preview", "up") else None)
     if options.command == "plan":
         _say("\n".join([plan.report(settings, values, now.date()), *plan.notes(settings, now)]))
         if not options.settings_only:
             # The program's SDKs, which take seconds to import and serve no other command.
             from oasis_stack.command_line import offline, resource_tree
 
-            _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(stack_file.config(stack.file)))]))
+            # Without its limit, by which the program would be refused: what costs too much is to be seen.
+            config = {key: value for key, value in stack_file.config(stack.file).items() if key != LIMIT}
+            _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(config))]))
+        parse(values, now.date())
         return OK
     if options.command == "prices":
         price_catalogue.refresh(settings, now.date(), _say)

@@ -10,17 +10,19 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.gang_trials import stage
 from benchmarks.gang_trials.stage import KUEUE, REQUEST_LABEL, Event, Stage, holds
 from benchmarks.harness import figures
-from benchmarks.harness.figures import say, spread, today
+from benchmarks.harness.figures import say, spread
 from emulator.kubernetes.api import Body
 from tests.support.queued_jobs import documented_job
 
 GANG = 2
 """Nodes of a job, one pod on each."""
 
-WATCHED = ("workloads", "provisioningrequests", "pods")
+WATCHED = ("jobs", "workloads", "provisioningrequests", "pods")
+
+WARM_UP = "warm-up"
+"""Name of a job that comes and goes before the others, so that every watch tells of them from their beginning."""
 
 MOST_SECONDS = 1200.0
 """Until jobs that are not done are called wrong."""
@@ -34,38 +36,36 @@ STEPS = {
 """Steps of a job, and whose time each is; between request and nodes is Google's, which is emulated."""
 
 
-def measure(sizes: list[int], pods: int) -> tuple[figures.Record, list[str]]:
-    """(figures for each size of the queue, in nodes; jobs that never ended)"""
-    found: dict[str, Any] = {"date": today(), "pods": pods, "pods of a job": GANG}
-    wrong: list[str] = []
-    for nodes in sizes:
-        settings = {"oasis:gpu": {"capacity": [{"mode": "queued", "max_nodes": nodes}]}}
-        with stage.running(settings, WATCHED) as platform:
-            found[f"{nodes} nodes"], problems = _of_size(platform, nodes, pods // GANG)
-        wrong += problems
-    return found, wrong
+def settings(nodes: int) -> dict[str, Any]:
+    """A queue of so many nodes."""
+    return {"oasis:gpu": {"capacity": [{"mode": "queued", "max_nodes": nodes}]}}
 
 
-def _of_size(stage: Stage, nodes: int, count: int) -> tuple[figures.Record, list[str]]:
-    """Make all jobs at once; end each, and take its nodes away, as soon as all of its pods run."""
+def measure(stage: Stage, nodes: int, pods: int) -> tuple[figures.Record, list[str]]:
+    """Make all jobs at once; end each, and take its nodes away, as soon as all of its pods run.
+
+    Args:
+        stage: a platform with `settings(nodes)`.
+        nodes: of its queue.
+        pods: of all jobs together.
+
+    Returns:
+        Figures, and jobs that never ended or of which the record lacks a step.
+    """
     [asks] = stage.api.list(KUEUE, "ProvisioningRequestConfig")
     # A request that found the pool full is made again after a minute; here at once.
     quick = {"backoffLimitCount": 100, "backoffBaseSeconds": 1, "backoffMaxSeconds": 1}
     stage.api.merge(asks, {"spec": {"retryStrategy": quick}})
-    begun, told, done = time.monotonic(), 0, 0
+    stage.api.create(documented_job(WARM_UP, GANG))
+    if problem := _until_done(stage, nodes, 1):
+        return {}, [problem]
+    count, begun = pods // GANG, time.monotonic()
     for number in range(count):
         stage.api.create(documented_job(f"job-{number}", GANG))
     created = time.monotonic() - begun
     say(f"{nodes} nodes: {count} jobs are there after {created:.0f} s")
-    while done < count:
-        if time.monotonic() - begun > MOST_SECONDS:
-            return {}, [f"{nodes} nodes: {count - done} of {count} jobs are not done after {MOST_SECONDS:.0f} s"]
-        _finish_those_that_run(stage)
-        done = sum(holds(job, "Complete") for job in stage.api.list("batch/v1", "Job", "ray"))
-        if done >= told + 100:
-            told = done
-            say(f"{nodes} nodes: {done} of {count} jobs are done after {time.monotonic() - begun:.0f} s")
-        time.sleep(0.2)
+    if problem := _until_done(stage, nodes, count + 1):
+        return {}, [problem]
     seconds = time.monotonic() - begun
     seen = Seen()
     for event in stage.record.events():
@@ -78,6 +78,21 @@ def _of_size(stage: Stage, nodes: int, count: int) -> tuple[figures.Record, list
         "jobs a minute": round(60 * count / seconds, 1),
         **{f"seconds {step}": spread(times) for step, times in steps.items()},
     }, [f"{nodes} nodes: the record has {placed} placed jobs, and {count} are done"] * (placed != count)
+
+
+def _until_done(stage: Stage, nodes: int, count: int) -> str:
+    """Finish what runs until so many jobs are done; why they are not, where the time is over."""
+    begun, told, done = time.monotonic(), 0, 0
+    while done < count:
+        if time.monotonic() - begun > MOST_SECONDS:
+            return f"{nodes} nodes: {count - done} of {count} jobs are not done after {MOST_SECONDS:.0f} s"
+        _finish_those_that_run(stage)
+        done = sum(holds(job, "Complete") for job in stage.api.list("batch/v1", "Job", "ray"))
+        if done >= told + 100:
+            told = done
+            say(f"{nodes} nodes: {done} of {count} jobs are done after {time.monotonic() - begun:.0f} s")
+        time.sleep(0.2)
+    return ""
 
 
 def _finish_those_that_run(stage: Stage) -> None:
@@ -110,9 +125,10 @@ class Seen:
         """Note one change."""
         metadata = event.body["metadata"]
         owners = [owner["name"] for owner in metadata.get("ownerReferences", ())]
-        if event.kind == "Workload" and owners:
+        if event.kind == "Job":
+            self._first(metadata["name"], "came", event)
+        elif event.kind == "Workload" and owners:
             self._job_of[metadata["name"]] = owners[0]
-            self._first(owners[0], "came", event)
             if holds(event.body, "QuotaReserved"):
                 self._first(owners[0], "quota", event)
         elif event.kind == "ProvisioningRequest" and owners and owners[0] in self._job_of:
@@ -135,6 +151,7 @@ class Seen:
         first = sorted(whole, key=lambda job: job["quota"])[:at_once]
         ends = (("came", "quota"), ("quota", "request"), ("nodes", "pods"), ("pods", "bound"))
         of = (first, whole, whole, whole)
+        # Each kind is told by a watch of its own, of which one may be a moment late.
         return {
             step: [max(0.0, job[end] - job[start]) for job in jobs]
             for step, (start, end), jobs in zip(STEPS, ends, of, strict=True)
@@ -158,7 +175,8 @@ class Seen:
 def plot(found: figures.Record, file: Path) -> None:
     """Draw the median and the range of each step, and the jobs a minute, over the size of the queue."""
     # One whose jobs did not end has none.
-    sizes = {int(name.partition(" ")[0]): of for name, of in found.items() if name.endswith(" nodes") and of}
+    last = f"seconds {list(STEPS)[-1]}"
+    sizes = {int(name.partition(" ")[0]): of for name, of in found.items() if name.endswith(" nodes") and of.get(last)}
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     times, rate = figure.subplots(1, 2, width_ratios=(3, 2))
     for step, owner in STEPS.items():

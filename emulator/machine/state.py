@@ -203,7 +203,7 @@ class State:
         """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name.
 
         Args:
-            tell: told its name before the wait.
+            tell: told its name before the wait; must not raise.
             patience_seconds: more than a demo's command may take to stop its job, and the rest to end after it.
         """
         holder = self._holder()
@@ -211,8 +211,8 @@ class State:
         known = pid > 0 and pid != os.getpid() and holder["started"] is not None
         if not known or not self.is_locked() or processes.start_time(pid) != holder["started"]:
             return None
-        tell(str(holder["command"]))
         os.kill(pid, signal.SIGINT)
+        tell(str(holder["command"]))
         deadline = time.monotonic() + patience_seconds
         while self.is_locked() and processes.start_time(pid) == holder["started"]:
             if time.monotonic() > deadline:

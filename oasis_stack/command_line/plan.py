@@ -133,7 +133,7 @@ def _prices(settings: Settings, today: date) -> Iterator[str]:
         yield f"  Some are those of {', '.join(sorted(elsewhere))}, as no others were found: `make prices` reads them."
     yield (
         f"  Read from {first} to {last}, the oldest {(today - first).days} days ago "
-        "(oasis_stack/facts/prices.csv has each, `make prices` reads them anew)."
+        "(oasis_stack/facts/prices.csv has each; `make prices` reads those of nodes anew)."
     )
     yield "  Disks, storage, builds, logs, metrics and traffic come on top."
 

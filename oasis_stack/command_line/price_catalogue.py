@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oasis_stack import live_state
+from oasis_stack.command_line import stack_file
 from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.facts import prices
 from oasis_stack.facts.capacity_rules import Mode
@@ -125,7 +126,7 @@ def refresh(settings: Settings, today: date, say: Callable[[str], None], file: P
         known[place] = Price(
             what=what, region=settings.region, usd=round(usd, 8), read=today, source=SOURCE, remark=remark
         )
-    file.write_text(prices.written(known.values()), encoding="utf-8")
+    stack_file.replace(file, prices.written(known.values()))
     say(f"{file.name} has them; `git diff` shows what changed")
 
 

@@ -105,7 +105,7 @@ def set_value(path: Path, keys: Sequence[str], value: str) -> bool:
             f"{path.name} is written in a way that cannot be edited without touching more than one line. "
             f"Nothing was changed; set {' / '.join(keys)} to {value} by hand."
         )
-    _replace(path, edited)
+    replace(path, edited)
     return True
 
 
@@ -226,8 +226,9 @@ def _scalar(value: str) -> str:
     return value if plain else json.dumps(value)
 
 
-def _replace(path: Path, text: str) -> None:
-    # Written beside and renamed: an interrupted write must not leave half a stack file.
+def replace(path: Path, text: str) -> None:
+    """Give a file another content."""
+    # Written beside and renamed: an interrupted write must not leave half of it.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
         new.write(text.encode())
     try:

@@ -1,16 +1,18 @@
-"""List prices of what runs by the hour, from `prices.csv`. Pure.
+"""List prices of what runs by the hour, from `prices.csv`.
 
 USD, before tax and any discount. They change: each has the day on which it was read, and whoever shows one shows that.
-`make prices` reads them anew.
+`make prices` reads those of nodes anew.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from oasis_stack.facts.capacity_rules import Mode
@@ -20,6 +22,12 @@ REGION = "us-central1"
 """Where prices are looked up that are not known of a stack's own region; those of Spot differ too much."""
 
 FILE = Path(__file__).with_suffix(".csv")
+_TABLE = "oasis_stack/facts/prices.csv"
+_REMEDY = f"correct it by hand, or take the committed one back: `git checkout {_TABLE}`"
+
+CONTROL_PLANE, NAT, LOAD_BALANCER = "control plane", "Cloud NAT", "load balancer"
+"""Fees: of a regional cluster; of one address and the virtual machines at rest; of a project's first forwarding
+rules."""
 
 RESERVED = "whether used or not, before any commitment"
 """Remark on the price of a reserved node."""
@@ -46,20 +54,36 @@ class Price:
     """What whoever sees the price should know."""
 
 
+class PriceTableError(ValueError):
+    """A line of the table of prices that does not read."""
+
+
 def parsed(text: str) -> dict[tuple[str, str], Price]:
-    """Prices by what and where, from a table as `prices.csv` is one."""
-    found = (
-        Price(
-            what=row["what"],
-            region=row["region"],
-            usd=float(row["usd"]),
-            read=date.fromisoformat(row["read"]),
-            source=row["source"],
-            remark=row["remark"],
-        )
-        for row in csv.DictReader(text.splitlines())
-    )
-    return {_place(price): price for price in found}
+    """Prices by what and where, from a table as `prices.csv` is one.
+
+    Raises:
+        PriceTableError: a line is no price, or a fee that every stack pays is missing.
+    """
+    found: dict[tuple[str, str], Price] = {}
+    rows = csv.DictReader(text.splitlines())
+    for row in rows:
+        try:
+            price = Price(
+                what=row["what"],
+                region=row["region"],
+                usd=float(row["usd"]),
+                read=date.fromisoformat(row["read"]),
+                source=row["source"],
+                remark=row["remark"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PriceTableError(f"{_TABLE}, line {rows.line_num}, is no price ({error}); {_REMEDY}") from None
+        if not 0 < price.usd < math.inf:
+            raise PriceTableError(f"{_TABLE}, line {rows.line_num}: {row['usd']} is no price; {_REMEDY}")
+        found[_place(price)] = price
+    if missing := [what for what in (CONTROL_PLANE, NAT, LOAD_BALANCER) if (what, "") not in found]:
+        raise PriceTableError(f"{_TABLE} lacks {', '.join(missing)}; {_REMEDY}")
+    return found
 
 
 def written(prices: Iterable[Price]) -> str:
@@ -75,11 +99,15 @@ def _place(price: Price) -> tuple[str, str]:
     return price.what, price.region
 
 
-PRICES: Mapping[tuple[str, str], Price] = parsed(FILE.read_text(encoding="utf-8"))
-"""All that is known, by what and where."""
+@cache
+def known() -> Mapping[tuple[str, str], Price]:
+    """All prices of the table, by what and where. Raises PriceTableError."""
+    return parsed(FILE.read_text(encoding="utf-8"))
 
-CONTROL_PLANE, NAT, LOAD_BALANCER = (PRICES[what, ""] for what in ("control plane", "Cloud NAT", "load balancer"))
-"""Of a regional cluster; of one address and the virtual machines at rest; of a project's first forwarding rules."""
+
+def fee(what: str) -> Price:
+    """One of the fees that are the same everywhere: `CONTROL_PLANE`, `NAT` or `LOAD_BALANCER`."""
+    return known()[what, ""]
 
 
 def gpu_name(machine: Machine, mode: Mode) -> str:
@@ -105,7 +133,7 @@ def node(machine: Machine, region: str) -> Price | None:
         return None
     return Price(
         what=machine.name,
-        region=cpu.region,
+        region=cpu.region if cpu.region != region else gib.region,
         usd=machine.vcpus * cpu.usd + machine.memory_gb * gib.usd,
         read=min(cpu.read, gib.read),
         source=cpu.source,
@@ -113,4 +141,4 @@ def node(machine: Machine, region: str) -> Price | None:
 
 
 def _known(what: str, region: str, *, elsewhere: bool) -> Price | None:
-    return PRICES.get((what, region)) or (PRICES.get((what, REGION)) if elsewhere else None)
+    return known().get((what, region)) or (known().get((what, REGION)) if elsewhere else None)

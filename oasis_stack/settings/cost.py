@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -14,10 +15,7 @@ from oasis_stack.facts.problem import Problem
 from oasis_stack.settings.schema import Settings
 
 OLDEST_DAYS = 90
-"""Older prices judge no stack: Google changes them a few times a year."""
-
-SMALL_SHARE = 0.01
-"""Of the sum: the age of a price that makes up less does not matter, as that of a load balancer."""
+"""Older prices of nodes judge no stack: Google changes them a few times a year."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +27,17 @@ class CostItem:
     most: int
     price: Price | None
     """Of one; None where no source was found."""
+    region: str
+    """Where it runs."""
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the price is known where it runs; those of other regions are near, and may be a fifth less."""
+        return self.price is not None and self.price.region in ("", self.region)
+
+    def usd(self, count: int) -> float:
+        """USD an hour of so many; 0 where no price is known."""
+        return count * self.price.usd if self.price else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +49,27 @@ class HourlyCost:
     @property
     def at_rest(self) -> float:
         """USD an hour while nothing runs, what is reserved included."""
-        return sum(item.least * item.price.usd for item in self.items if item.price)
+        return sum(item.usd(item.least) for item in self.items)
 
     @property
     def at_most(self) -> float:
         """USD an hour with every pool at its `max_nodes`."""
-        return sum(item.most * item.price.usd for item in self.items if item.price)
+        return sum(item.usd(item.most) for item in self.items)
 
     @property
     def unknown(self) -> list[str]:
         """Names of what no price was found for, and no sum holds."""
         return [item.name for item in self.items if item.price is None]
+
+    @property
+    def is_sure_at_rest(self) -> bool:
+        """True if every price of `at_rest` is known where the stack is."""
+        return all(item.is_sure for item in self.items if item.least)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if every price is."""
+        return all(item.is_sure for item in self.items)
 
     @property
     def read(self) -> tuple[date, date]:
@@ -61,18 +80,14 @@ class HourlyCost:
 
 def hourly_cost(settings: Settings) -> HourlyCost:
     """What a stack costs by the hour."""
-    always = [
-        CostItem(name="control plane", least=1, most=1, price=prices.CONTROL_PLANE),
-        CostItem(name="Cloud NAT", least=1, most=1, price=prices.NAT),
-    ]
-    if settings.ray.balanced:
-        always.append(CostItem(name="internal load balancer", least=1, most=1, price=prices.LOAD_BALANCER))
+    fees = [prices.CONTROL_PLANE, prices.NAT, *([prices.LOAD_BALANCER] if settings.ray.balanced else [])]
+    region = settings.region
+    always = [CostItem(name=name, least=1, most=1, price=prices.fee(name), region=region) for name in fees]
     for name, pool in (("system", settings.cluster.system_pool), ("CPU", settings.cluster.cpu_pool)):
-        price = prices.node(general_purpose(pool.machine_type), settings.region)
-        name = f"{name} pool, {pool.machine_type}"
-        always.append(CostItem(name=name, least=pool.min_nodes, most=pool.max_nodes, price=price))
+        price, name = prices.node(general_purpose(pool.machine_type), region), f"{name} pool, {pool.machine_type}"
+        always.append(CostItem(name=name, least=pool.min_nodes, most=pool.max_nodes, price=price, region=region))
     gpu = settings.gpu
-    rungs = [rung(gpu.machine, entry, settings.region) for entry in gpu.capacity] if gpu else []
+    rungs = [rung(gpu.machine, entry, region) for entry in gpu.capacity] if gpu else []
     return HourlyCost(items=tuple(item for item in (*always, *rungs) if item.most))
 
 
@@ -80,7 +95,7 @@ def rung(machine: Machine, entry: CapacityEntry, region: str) -> CostItem:
     """The nodes of one way to get GPUs."""
     reserved = entry.max_nodes if entry.mode == "reservation" else 0  # paid for whether it is used or not
     price = prices.gpu_node(machine, entry.mode, region)
-    return CostItem(name=entry.pool_name, least=reserved, most=entry.max_nodes, price=price)
+    return CostItem(name=entry.pool_name, least=reserved, most=entry.max_nodes, price=price, region=region)
 
 
 def problems(settings: Settings, today: date) -> Iterator[Problem]:
@@ -88,35 +103,23 @@ def problems(settings: Settings, today: date) -> Iterator[Problem]:
     limit = settings.cost.max_hourly_usd
     if limit is None:
         return
-    key, cost = "cost.max_hourly_usd", hourly_cost(settings)
-    again = f"`make prices` reads them from Google; or add them to {prices.FILE.name} by hand, or remove the limit"
-    if cost.unknown:
-        yield Problem(
-            key=key,
-            value=limit,
-            allowed=f"a limit only where every price is known: none was found for {', '.join(cost.unknown)}",
-            remedy=again,
-        )
-    old = [
-        f"{item.name} is of {item.price.read}"
-        for item in cost.items
-        if item.price
-        and item.most * item.price.usd >= SMALL_SHARE * cost.at_most
-        and (today - item.price.read).days > OLDEST_DAYS
-    ]
-    if old:
-        yield Problem(
-            key=key,
-            value=limit,
-            allowed=f"a limit only with prices of the last {OLDEST_DAYS} days: that of {', that of '.join(old)}",
-            remedy=again,
-        )
+    cost = hourly_cost(settings)
+    read = "`make prices` reads them from Google; or write them into oasis_stack/facts/prices.csv, or remove the limit"
+    if unsure := [item.name for item in cost.items if not item.is_sure]:
+        known = f"a limit only where the prices of {settings.region} are known: none was found for {', '.join(unsure)}"
+        yield _problem(limit, known, read)
+    nodes = [(item.name, item.price.read) for item in cost.items if item.price and item.price.region]
+    if old := [f"{name} ({day})" for name, day in nodes if not 0 <= (today - day).days <= OLDEST_DAYS]:
+        yield _problem(limit, f"a limit only with prices of the last {OLDEST_DAYS} days, unlike {', '.join(old)}", read)
     if cost.at_most > limit:
-        dearest = max(cost.items, key=lambda item: item.most * (item.price.usd if item.price else 0.0))
-        yield Problem(
-            key=key,
-            value=limit,
-            allowed=f"at least {cost.at_most:,.2f}, what the stack costs an hour with every pool at its max_nodes; "
-            f"{dearest.name} is most of it",
-            remedy="lower some max_nodes, or raise the limit",
+        dearest = max(cost.items, key=lambda item: item.usd(item.most))
+        yield _problem(
+            limit,
+            f"at least {math.ceil(cost.at_most)}: the stack could cost {cost.at_most:,.2f} an hour, with every pool at "
+            f"its max_nodes, {dearest.usd(dearest.most):,.2f} of it for {dearest.name}",
+            "lower some max_nodes, or raise the limit",
         )
+
+
+def _problem(limit: int, allowed: str, remedy: str) -> Problem:
+    return Problem(key="cost.max_hourly_usd", value=limit, allowed=allowed, remedy=remedy)

@@ -20,7 +20,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import pulumi
 from pulumi.runtime import config as runtime_config
 
+from oasis_stack.facts import prices
 from oasis_stack.facts.capacity_rules import MAX_RUN_HOURS, MODES_WITH_END
+from oasis_stack.facts.prices import PriceTableError
 from oasis_stack.facts.problem import UNKNOWN, Problem, SettingsError, config_key
 from oasis_stack.settings import cost, rules
 from oasis_stack.settings.schema import ItemDefaults, Settings, Sized
@@ -34,7 +36,8 @@ def load() -> Settings:
     """Settings of the stack that Pulumi runs.
 
     Raises:
-        pulumi.RunError: with what `parse` found wrong. Pulumi shows its text alone, without a traceback.
+        pulumi.RunError: with what `parse` or the table of prices has wrong. Pulumi shows its text alone, without a
+            traceback.
     """
     config: dict[str, Any] = runtime_config.get_config_env() | runtime_config.CONFIG.get()
     secret_keys = set(runtime_config.get_config_secret_keys_env())
@@ -43,8 +46,9 @@ def load() -> Settings:
     if key in config and (key in secret_keys or runtime_config.is_config_secret(key)):
         values["wandb_api_key"] = pulumi.Output.secret(config[key])
     try:
+        prices.known()  # which the outputs need
         return parse(values, datetime.now(UTC).date())
-    except SettingsError as error:
+    except (SettingsError, PriceTableError) as error:
         raise pulumi.RunError(str(error)) from None
 
 

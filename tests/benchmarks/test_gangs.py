@@ -104,7 +104,7 @@ def test_each_step_of_a_job_is_timed_from_what_the_last_pod_or_the_first_word_of
         seen.tell(_event(next(revisions), kind, name, metadata=metadata, status=status, **body))
 
     seen, selector = scale.Seen(), {"nodeSelector": {REQUEST_LABEL: "r"}}
-    told("Workload", "w", "job")  # at second 1
+    told("Job", "job")  # at second 1
     told("Workload", "w", "job", "QuotaReserved")  # 2
     told("Workload", "w", "job", "QuotaReserved")
     told("ProvisioningRequest", "r", "w")  # 4

@@ -16,7 +16,7 @@ import pytest
 
 from oasis_stack.command_line import price_catalogue
 from oasis_stack.command_line.external_program import ProgramError
-from oasis_stack.facts import prices
+from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.settings.settings import from_config, parse
 from tests.emulator.google import PROJECT, Google, lead_clients_to, served
 from tests.support.stacks import changed
@@ -102,8 +102,8 @@ def put(google: Google, rows: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """A copy of the table of prices."""
-    return Path(shutil.copy(prices.FILE, tmp_path))
+    """The first table of prices."""
+    return Path(shutil.copy(ROOT / "tests" / "support" / "prices.csv", tmp_path))
 
 
 def rows(table: Path) -> dict[tuple[str, str], dict[str, str]]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any, get_args
 
 import pulumi
 import pytest
 
-from oasis_stack.command_line import plan
+from oasis_stack.command_line import offline, plan
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts import prices
 from oasis_stack.facts.capacity_rules import Mode
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.settings import from_config, parse
-from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 
 PAGE = (ROOT / "docs" / "cloud.md").read_text()
@@ -29,7 +30,18 @@ FULL_AT_MOST = REST + POOLS + 2 * 84.81 + 4 * 42.40 + 2 * 51.40
 TODAY = date(2026, 11, 28)
 ELSEWHERE = {"oasis:region": "us-east5", "oasis:zone": "us-east5-a"}
 NO_CPU_WORKERS = {"oasis:ray": {"cpu_workers_max": 0}}
+L4_NODE = 1.00 + 0.04
+"""And its local SSD."""
 L4 = {"machine_type": "g2-standard-12", "capacity": [{"mode": "on-demand", "max_nodes": 3}]}
+
+
+@pytest.fixture(autouse=True)
+def _prices_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of the first table, whatever `make prices` has read since."""
+    monkeypatch.setattr(prices, "FILE", ROOT / "tests" / "support" / "prices.csv")
+    prices.known.cache_clear()
+    yield
+    prices.known.cache_clear()
 
 
 def lines(config: dict[str, Any]) -> dict[str, str]:
@@ -46,7 +58,7 @@ def lines(config: dict[str, Any]) -> dict[str, str]:
         (FULL, REST + RESERVED, FULL_AT_MOST),
         (changed("oasis:gpu", None), REST, REST + POOLS),
         (changed("oasis:gpu.capacity", [{"mode": "queued", "max_nodes": 1}]), REST, REST + POOLS + 42.40),
-        (changed("oasis:gpu", L4), REST, REST + POOLS + 3 * 1.0),
+        (changed("oasis:gpu", L4), REST, REST + POOLS + 3 * L4_NODE),
         (
             changed("oasis:cluster.system_pool.min_nodes", 3),
             *(0.11 + 3 * 0.268 + RESERVED, 0.11 + 7 * 0.268 + 442.02),
@@ -65,7 +77,7 @@ def test_a_stack_costs_what_the_list_adds_up_to(config: dict[str, Any], rest: fl
         hour, day = (float(amount.replace(",", "")) for amount in found[words].split()[:2])
         assert hour == pytest.approx(usd, abs=0.02)
         assert day == pytest.approx(24 * usd, abs=0.5)
-    exports = deploy_stack(config).exports
+    exports = offline.deploy_stack(config).exports
     for output, usd in (("hourly_cost_usd", rest), ("max_hourly_cost_usd", most)):
         assert float(exports[output]) == pytest.approx(usd, abs=0.02)
 
@@ -94,24 +106,59 @@ def refused(config: dict[str, Any], today: date = TODAY) -> str:
     return str(found.value)
 
 
-def test_a_stack_that_could_cost_more_than_its_limit_is_refused_with_the_sum_and_what_is_most_of_it() -> None:
+def test_a_stack_that_could_cost_more_than_its_limit_is_refused_with_the_sum_and_its_largest_part() -> None:
     enough = int(FULL_AT_MOST) + 1
     words = refused(limited(enough - 1))
 
-    assert f"at least {FULL_AT_MOST:.2f}"[:-1] in words and "gpu-reservation" in words
+    assert f"at least {enough}: " in words and "169.62 of it for gpu-reservation" in words
     parse(from_config(limited(enough)), TODAY)
     with pytest.raises(pulumi.RunError, match="max_hourly_usd"):
-        deploy_stack(limited(1))
+        offline.deploy_stack(limited(1))
     assert parse(from_config(limited(1))).cost.max_hourly_usd == 1  # as for `pulumi destroy`, which costs nothing
 
 
-def test_no_limit_is_judged_by_a_price_that_is_unknown_or_old() -> None:
-    assert "none was found for gpu-spot" in refused(limited(100_000, ELSEWHERE))
+def test_no_limit_is_judged_by_a_price_that_is_unknown_old_of_the_future_or_of_another_region() -> None:
+    assert "none was found for system pool, e2-standard-8, CPU pool" in refused(limited(100_000, ELSEWHERE))
     oldest = date(2026, 9, 17)  # the reservation's
+    newest = date(2026, 10, 13)  # Spot's
     parse(from_config(limited(100_000)), oldest + timedelta(days=90))
-    assert f"gpu-reservation-ours is of {oldest}" in refused(limited(100_000), oldest + timedelta(days=91))
+    assert f"unlike gpu-reservation-ours ({oldest})" in refused(limited(100_000), oldest + timedelta(days=91))
+    assert f"gpu-spot ({newest})" in refused(limited(100_000), newest - timedelta(days=1))
     parse(from_config(FULL), oldest + timedelta(days=1000))
-    assert deploy_stack({**FULL, **ELSEWHERE}).exports["max_hourly_cost_usd"] == ""
+    elsewhere = offline.deploy_stack({**FULL, **ELSEWHERE}).exports
+    assert (elsewhere["hourly_cost_usd"], elsewhere["max_hourly_cost_usd"]) == ("", "")
+
+
+def test_fees_of_cents_never_grow_old() -> None:
+    days = {prices.fee(name).read for name in (prices.CONTROL_PLANE, prices.NAT, prices.LOAD_BALANCER)}
+    cpus = {"oasis:cost": {"max_hourly_usd": 100}, **changed("oasis:gpu", None)}
+    parse(from_config(cpus), date(2026, 9, 27) + timedelta(days=90))
+    assert max(days) < date(2026, 10, 2)
+    with pytest.raises(SettingsError) as found:
+        parse(from_config(cpus), date(2027, 9, 27))
+    assert "system pool" in str(found.value) and "control plane" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("2026-10-13", "2026-10", "line 5, is no price"),
+        (",84.81,", ",nan,", "line 4: nan is no price"),
+        (",84.81,", ',"1,000",', "line 4, is no price"),
+        (",0.1,", ",-0.1,", "-0.1 is no price"),
+        ("control plane", "control plain", "lacks control plane"),
+    ],
+)
+def test_a_table_that_does_not_read_stops_what_needs_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, words: str
+) -> None:
+    text = prices.FILE.read_text()
+    monkeypatch.setattr(prices, "FILE", tmp_path / "prices.csv")
+    prices.FILE.write_text(text.replace(before, after, 1))
+
+    with pytest.raises(pulumi.RunError, match=f"{words}.*git checkout oasis_stack/facts/prices.csv"):
+        offline.deploy_stack(FULL)
+    parse(from_config(FULL))  # as for `pulumi destroy`
 
 
 @pytest.mark.parametrize("usd", [0, -1, 1.5, "450"])
