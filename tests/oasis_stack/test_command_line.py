@@ -196,9 +196,9 @@ def test_a_limit_on_the_price_ends_what_would_cost_more_and_nothing_else(run: Co
 
     for command in ("plan", "preview", "up"):
         assert run(command) == 2
-        assert "oasis:cost.max_hourly_usd is 1" in run.complained()
-        shown = run.said()
-        assert all(("at most" in shown, "Order of `pulumi destroy`" in shown)) == (command == "plan")
+        told = run.capsys.readouterr()
+        assert "oasis:cost.max_hourly_usd is 1" in told.err
+        assert all(words in told.out for words in ("at most", "Order of `pulumi destroy`")) == (command == "plan")
     assert run.programs.calls == []
     run.programs.answers["kubectl"] = 1
     assert run("destroy", "--yes") == 0
