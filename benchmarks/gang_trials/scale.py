@@ -145,9 +145,8 @@ class Seen:
         Args:
             at_once: jobs that found the queue empty: of others the first step is a wait for quota.
         """
-        whole = [
-            job for job in self.times.values() if {"came", "quota", "request", "nodes", "pods", "bound"} <= job.keys()
-        ]
+        known = {"came", "quota", "request", "nodes", "pods", "bound"}
+        whole = [job for name, job in self.times.items() if name != WARM_UP and known <= job.keys()]
         first = sorted(whole, key=lambda job: job["quota"])[:at_once]
         ends = (("came", "quota"), ("quota", "request"), ("nodes", "pods"), ("pods", "bound"))
         of = (first, whole, whole, whole)
@@ -176,15 +175,19 @@ def plot(found: figures.Record, file: Path) -> None:
     """Draw the median and the range of each step, and the jobs a minute, over the size of the queue."""
     # One whose jobs did not end has none.
     last = f"seconds {list(STEPS)[-1]}"
-    sizes = {int(name.partition(" ")[0]): of for name, of in found.items() if name.endswith(" nodes") and of.get(last)}
+    measured = [(int(name.partition(" ")[0]), of) for name, of in found.items() if name.endswith(" nodes")]
+    sizes = {nodes: of for nodes, of in sorted(measured, key=lambda one: one[0]) if of.get(last)}
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     times, rate = figure.subplots(1, 2, width_ratios=(3, 2))
-    for step, owner in STEPS.items():
+    for number, (step, owner) in enumerate(STEPS.items()):
         spreads = [sizes[nodes][f"seconds {step}"] for nodes in sizes]
         middle = [one["median"] for one in spreads]
         reach = [[one["median"] - one["least"] for one in spreads], [one["most"] - one["median"] for one in spreads]]
-        times.errorbar(list(sizes), middle, yerr=reach, marker="o", capsize=3, label=f"{step} ({owner})")
+        beside = [nodes * 1.1**number for nodes in sizes]  # one would hide the other
+        label = f"{step} ({owner})"
+        times.errorbar(beside, middle, yerr=reach, marker="o", linestyle=":", capsize=3, label=label)
     times.set(xscale="log", yscale="symlog", xlabel="nodes of the queue", ylabel="seconds of a job: median and range")
+    times.set_ylim(bottom=-0.1)
     times.set_yticks([0, 1, 10, 100], ["0", "1", "10", "100"])
     rate.plot(list(sizes), [sizes[nodes]["jobs a minute"] for nodes in sizes], marker="o", color="black")
     rate.set(xscale="log", xlabel="nodes of the queue", ylabel="jobs a minute", ylim=(0, None))

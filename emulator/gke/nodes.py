@@ -73,6 +73,7 @@ class Autoscaler:
             for found in self._cloud.list(gke_records.POOL_KIND)
         }
         nodes = [found for found in self._api.list("v1", "Node") if POOL_LABEL in found["metadata"].get("labels", {})]
+        self._forget_all_but({found["metadata"]["name"] for found in nodes})
         pods = self._without_orphans(self._api.list("v1", "Pod"), nodes)
         for found in [found for found in nodes if _pool_of(found) not in pools]:
             self._remove(found)
@@ -295,6 +296,12 @@ class Autoscaler:
         self._api.delete(found)
         for known in (self._idle_since, self._born, self._ends):
             known.pop(found["metadata"]["name"], None)
+
+    def _forget_all_but(self, names: set[str]) -> None:
+        """Forget nodes that somebody else has deleted: their names, of which there are few, may come again."""
+        for known in (self._idle_since, self._born, self._ends):
+            for gone in known.keys() - names:
+                del known[gone]
 
     def _without_orphans(self, pods: list[Body], nodes: list[Body]) -> list[Body]:
         """The pods but for those of nodes that are gone, which are deleted: nobody is left who could end them."""

@@ -90,6 +90,9 @@ class QueuedProvisioning:
         except KindNotServedError:
             return
         ours = [request for request in found if request["spec"]["provisioningClassName"] == CLASS]
+        # First: the nodes that come below are of requests that were read before they had a name.
+        names = {_resize_request(request) for request in ours}
+        self._provided = {name: since for name, since in self._provided.items() if name in names}
         queued = [pool for pool in pools if pool.queued]
         for request in sorted(ours, key=lambda one: str(one["metadata"]["creationTimestamp"])):
             if _is(request, "Failed") or _is(request, "CapacityRevoked"):
@@ -100,8 +103,6 @@ class QueuedProvisioning:
                 self._tell(request, Failed=ONE_SET)
             else:
                 self._provide(request, queued, counts)
-        names = {_resize_request(request) for request in ours}
-        self._provided = {name: since for name, since in self._provided.items() if name in names}
 
     def holds(self, node: Body) -> bool:
         """True if an idle node still waits for the pods of its request."""

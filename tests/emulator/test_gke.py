@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -337,6 +338,26 @@ def test_a_provisioning_request_gets_all_of_its_nodes_or_none_in_googles_states(
         for found in gke.api.list(PROVISIONING, "ProvisioningRequest"):
             gke.api.delete(found)
         gke.cloud.delete("container/nodePool", f"{programs.CLUSTER}/nodePools/queued")
+
+
+def test_a_node_whose_name_comes_again_has_not_been_idle(gke: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    gke.state.stop("gke")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "0000")
+    autoscaler = gke_nodes.Autoscaler(gke.api, gke.cloud)
+    gke.api.create(programs.gpu_pod("first"))
+    autoscaler.step()
+    [node] = [found for found in _nodes(gke) if found["metadata"]["name"].endswith("0000")]
+    gke.api.delete(programs.gpu_pod("first"))
+    eventually(lambda: gke.api.get("v1", "Pod", "first", "default") is None)
+    autoscaler.step()
+    gke.api.delete(node)
+    autoscaler.step()
+
+    gke.cloud.turn(gke_nodes.IDLE_SECONDS + 1)
+    gke.api.create(programs.gpu_pod("second"))
+    autoscaler.step()
+
+    assert node["metadata"]["name"] in {found["metadata"]["name"] for found in _nodes(gke)}
 
 
 def _request(found: ControlPlane, name: str, *counts: int) -> str:
