@@ -201,7 +201,7 @@ def test_two_demos_side_by_side_share_nothing_and_down_in_the_training_of_one_le
             assert set(_pids(checkout)) & set(_pids(other)) == set()
             down = _emulator(other, "down")
             assert down.returncode == 0, down.stderr
-            assert "interrupted `make demo`" in down.stdout
+            assert "interrupting `make demo`" in down.stdout
             said, _ = second.communicate(timeout=PATIENCE_SECONDS)
             assert second.returncode == 130, said
             assert "ending everything" in said
