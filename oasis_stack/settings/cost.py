@@ -1,4 +1,4 @@
-"""What a stack costs by the hour, from list prices, and whether that is more than it may. Pure."""
+"""What a stack costs by the hour, from list prices, and whether that is more than it may."""
 
 from __future__ import annotations
 
