@@ -345,6 +345,7 @@ def test_a_node_whose_name_comes_again_has_not_been_idle(gke: ControlPlane, monk
     monkeypatch.setattr(secrets, "token_hex", lambda _: "0000")
     autoscaler = gke_nodes.Autoscaler(gke.api, gke.cloud)
     gke.api.create(programs.gpu_pod("first"))
+    eventually(lambda: _refused_by_the_scheduler(gke, "first"))
     autoscaler.step()
     [node] = [found for found in _nodes(gke) if found["metadata"]["name"].endswith("0000")]
     gke.api.delete(programs.gpu_pod("first"))
@@ -355,6 +356,7 @@ def test_a_node_whose_name_comes_again_has_not_been_idle(gke: ControlPlane, monk
 
     gke.cloud.turn(gke_nodes.IDLE_SECONDS + 1)
     gke.api.create(programs.gpu_pod("second"))
+    eventually(lambda: _refused_by_the_scheduler(gke, "second"))
     autoscaler.step()
 
     assert node["metadata"]["name"] in {found["metadata"]["name"] for found in _nodes(gke)}
@@ -412,6 +414,11 @@ def _running(found: ControlPlane) -> int:
 
 def _unschedulable(found: ControlPlane) -> int:
     return sum(not pod["spec"].get("nodeName") for pod in found.api.list("v1", "Pod", "default"))
+
+
+def _refused_by_the_scheduler(found: ControlPlane, pod: str) -> bool:
+    body = found.api.get("v1", "Pod", pod, "default") or {}
+    return any(one.get("reason") == "Unschedulable" for one in body.get("status", {}).get("conditions") or [])
 
 
 def _ingress(found: ControlPlane) -> object:
