@@ -5,7 +5,7 @@ Part of the wiring, so it may read settings; it registers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pulumi
 
@@ -58,6 +58,8 @@ def cluster_environment(
         "gpu_queue_run_seconds": str((queue.max_run_seconds if queue else None) or 0),
         "gpu_queue_nodes": str(queue.max_nodes if queue else 0),
         "cpu_workers_max": str(ray.cpu_workers_max),
+        "gpu_node_hour_usd": _usd(cost.node_hours(settings, queued=False)),
+        "gpu_queue_node_hour_usd": _usd(cost.node_hours(settings, queued=True)),
         "wandb_secret": secret.secret_id if secret else "",
     }
 
@@ -96,6 +98,12 @@ def for_people(
         "image_builder": builds.builder_service_account if builds else "",
         "image_build_bucket": builds.source_bucket if builds else "",
     }
+
+
+def _usd(prices: Sequence[float | None]) -> str:
+    """The highest of some prices; empty where one is not known."""
+    known = [price for price in prices if price is not None]
+    return f"{max(known):.2f}" if known and len(known) == len(prices) else ""
 
 
 def _get_credentials_command(settings: Settings, cluster_name: pulumi.Input[str]) -> pulumi.Output[str]:

@@ -44,8 +44,8 @@ first steps:
 
 exit codes:
   0 ok   2 usage   3 infeasible   4 no capacity in time   5 failed   6 wrong data or wrong collective result
-  7 token, key or permission   8 this place lacks something   9 bad fabric   130 interrupted
-  141 nobody read on (| head)
+  7 token, key or permission   8 this place lacks something   9 bad fabric   10 budget spent
+  130 interrupted   141 nobody read on (| head)
   `submit` and `jobs attach` end with the job's: of a command that is not one of these, with the command's own, and
   their last line says so
 """

@@ -27,6 +27,10 @@ on GPUs too."""
 MAX_RUN_VARIABLE = "OASIS_MAX_RUN_SECONDS"
 """In GPU workers of a ladder with flex-start: GKE takes such a node so many seconds after its start, whatever runs."""
 
+NODE_HOUR_VARIABLE = "OASIS_NODE_HOUR_USD"
+"""What an hour of one of a run's nodes costs, USD, where that is not the stack's list price: a contract's, or another
+Ray's than a stack's."""
+
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 """A worker that is told to end reports itself as preempted and is waited for this long (ray 2.60, _private/node.py)."""
 
@@ -102,6 +106,10 @@ class ClusterEnvironment:
     """Most GPU nodes of queued jobs together; 0 without a queue."""
     cpu_workers_max: int
     """Most pods of the CPU worker group."""
+    gpu_node_hour_usd: str
+    """List price of an hour of the dearest GPU node that the ladder buys, USD; empty where it is not known."""
+    gpu_queue_node_hour_usd: str
+    """The same of a node of a queued job."""
     wandb_secret: str
     """Secret Manager resource `projects/<p>/secrets/<s>` with the W&B key; empty without one. Never the key itself."""
 
@@ -109,6 +117,15 @@ class ClusterEnvironment:
     def team(self) -> str:
         """The team whose facts these are; empty: nobody's in particular."""
         return "" if self.ray_cluster_name else self.ray_namespace
+
+    def node_hour_usd(self, *, queued: bool) -> float | None:
+        """List price of an hour of a GPU node, USD, of the dearest kind that a job may get; None where it is not known.
+
+        Args:
+            queued: whether it is a job of the queue; a team's always is.
+        """
+        price = self.gpu_queue_node_hour_usd if queued or self.team else self.gpu_node_hour_usd
+        return float(price) if price else None
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> ClusterEnvironment:

@@ -86,6 +86,12 @@ class FabricError(WorkloadError):
     exit_code = 9
 
 
+class BudgetError(WorkloadError):
+    """What the run may cost is spent; its newest checkpoint is kept."""
+
+    exit_code = 10
+
+
 def first_line(error: BaseException) -> str:
     """An exception's message, in one line; the name of its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -91,6 +91,15 @@ def hourly_cost(settings: Settings) -> HourlyCost:
     return HourlyCost(items=tuple(item for item in (*always, *rungs) if item.most))
 
 
+def node_hours(settings: Settings, *, queued: bool) -> list[float | None]:
+    """USD of an hour of each kind of node that the queue buys, or the rest of the ladder; None where it is not known
+    of the stack's region."""
+    gpu = settings.gpu
+    bought = [entry for entry in gpu.capacity if (entry.mode == "queued") == queued] if gpu else []
+    items = [rung(gpu.machine, entry, settings.region) for entry in bought] if gpu else []
+    return [item.usd(1) if item.is_sure else None for item in items]
+
+
 def rung(machine: Machine, entry: CapacityEntry, region: str) -> CostItem:
     """The nodes of one way to get GPUs."""
     reserved = entry.max_nodes if entry.mode == "reservation" else 0  # paid for whether it is used or not

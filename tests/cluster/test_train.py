@@ -26,6 +26,7 @@ from tests.support.processes import command, descendants
 from tests.support.waiting import eventually, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
+from workloads.reporting import cost
 from workloads.reporting.history import history, parse
 from workloads.storage.folders import EMULATOR_VARIABLE, locate
 
@@ -196,6 +197,31 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     for name in ("curve.png", "metrics.jsonl", "summary.json", "table.txt"):
         assert (kept / "results" / name).read_bytes() == (results / name).read_bytes()
     assert len(bench.checkpoints("digits")) <= 3
+
+
+def test_a_run_stops_with_a_checkpoint_when_its_budget_is_spent_and_goes_on_with_a_higher_one(bench: Bench) -> None:
+    price = {"OASIS_NODE_HOUR_USD": "3600"}  # one USD a second
+    flags = ("--epochs", "400", "--workers", "2")
+
+    run = bench.start("dear", *flags, "--max-usd", "25", **price)
+    said, _ = run.communicate(timeout=400)
+    assert run.returncode == 10, said
+    assert re.search(r"the run has cost the 25\.00 USD of --max-usd, at step \d+; its checkpoint is saved", said)
+    folder = locate(bench.directory / "runs" / "dear")
+    [stay] = cost.stays(folder)
+    assert (stay.workers, stay.nodes) == (2, 1)
+    kept = bench.checkpoints("dear")[-1]
+
+    again = bench.start("dear", *flags, "--max-usd", str(int(cost.usd([stay]))), **price)
+    said, _ = again.communicate(timeout=400)
+    assert again.returncode == 10, said
+    assert "run dear has cost" in said and "starting Ray" not in said
+
+    more = bench.start("dear", "--epochs", "1", "--workers", "2", "--max-usd", "10000", **price)
+    said, _ = more.communicate(timeout=400)
+    assert more.returncode == 0, said
+    assert bench.resumed("dear")[-1] == kept
+    assert len(cost.stays(folder)) == 2
 
 
 def test_train_as_the_page_gives_it_trains_on_the_digits_in_an_empty_folder_and_shows_its_table(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from oasis_stack.facts.capacity_rules import Mode
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.settings import from_config, parse
+from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 
 PAGE = (ROOT / "docs" / "cloud.md").read_text()
@@ -80,6 +81,26 @@ def test_a_stack_costs_what_the_list_adds_up_to(config: dict[str, Any], rest: fl
     exports = offline.deploy_stack(config).exports
     for output, usd in (("hourly_cost_usd", rest), ("max_hourly_cost_usd", most)):
         assert float(exports[output]) == pytest.approx(usd, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("config", "ladder", "queue"),
+    [
+        (FULL, "84.81", ""),
+        (
+            changed("oasis:gpu.capacity", [{"mode": "queued", "max_nodes": 1}, {"mode": "spot", "max_nodes": 1}]),
+            "51.40",
+            "42.40",
+        ),
+        (changed("oasis:gpu", None), "", ""),
+        ({**FULL, **ELSEWHERE}, "", ""),  # of some of its ways the price there is not known
+    ],
+)
+def test_jobs_are_told_the_price_of_the_dearest_node_that_they_may_get(
+    config: dict[str, Any], ladder: str, queue: str
+) -> None:
+    told = deploy_stack(config).exports
+    assert (told["gpu_node_hour_usd"], told["gpu_queue_node_hour_usd"]) == (ladder, queue)
 
 
 def test_what_has_no_known_price_is_named_and_in_no_sum() -> None:

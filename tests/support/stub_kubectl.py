@@ -35,6 +35,8 @@ OUTPUTS = ClusterEnvironment(
     gpu_queue_nodes=2,
     gpu_queue_run_seconds=86400,
     cpu_workers_max=4,
+    gpu_node_hour_usd="51.40",
+    gpu_queue_node_hour_usd="42.40",
     wandb_secret="",
 )
 

@@ -149,6 +149,35 @@ def test_show_tells_of_checkpoints_journal_and_results(place: Folder, runs: Comm
     assert "unfinished" in runs.output
 
 
+def test_show_counts_the_node_hours_of_each_start_and_prices_those_whose_price_was_known(
+    place: Folder, runs: Command
+) -> None:
+    train(place, "a", 1)
+    resumed = {"event": "resumed", "step": 0, "world_size": 16, "nodes": 2, "began": 1000.0, "time": 1010.0}
+    journal = place.child("a", "journal")
+
+    def start(name: str, **facts: object) -> None:
+        lines = [{**resumed, **facts}, {"event": "step", "step": 9, "time": 2800.0}, {"event": "note", "text": "x"}]
+        journal.write(f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    # Twice from the same step, as after a kill before the first checkpoint; then a second segment of that start.
+    start("0000000000000000001-000000", node_hour_usd=42.4)
+    start("0000000000000000002-000000", node_hour_usd=42.4)
+    journal.write("0000000000000000002-000001.jsonl", b'{"event": "step", "step": 12, "time": 4600.0}\n')
+
+    rows = [row for row in runs.rows("show", "a") if "nodes" in row]
+
+    assert [(row["workers"], row["nodes"], row["node_hours"], row["usd"]) for row in rows] == [
+        (16, 2, 1.0, 42.4),
+        (16, 2, 2.0, 84.8),
+    ]
+    assert runs("show", "a") == 0
+    assert "; 3.00 node hours, 127.20 USD at list price" in runs.output
+    start("0000000000000000003-000000", node_hour_usd=None)
+    assert runs("show", "a") == 0
+    assert "; 4.00 node hours\n" in runs.output, "no sum of some"
+
+
 @ON_BOTH
 def test_verify_finds_one_flipped_byte_and_repair_lets_a_good_one_lead(place: Folder, runs: Command) -> None:
     names = train(place, "a", 3)

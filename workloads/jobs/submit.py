@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from workloads.cluster.session import Place
 from workloads.cluster.stack import DeployedStack
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError, did_you_mean
-from workloads.jobs import enqueue, entry_point, ray_job, working_dir
+from workloads.jobs import enqueue, entry_point, price, ray_job, working_dir
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import Demand, Supply
 from workloads.jobs.follow import (
@@ -117,6 +118,8 @@ def run_submit(args: argparse.Namespace) -> int:
             check_results(args.results)
         if args.queue:
             return _run_queued(args, command, deployed, job)
+        if costs := price.of_ladder(deployed.environment, command, job.demand):
+            tell(costs)
         if args.ray_job:
             return _run_alone(args, deployed, job)
         with reach(deployed) as dashboard:
@@ -162,6 +165,7 @@ def _show(args: argparse.Namespace, command: list[str], job: Job) -> int:
         nodes = args.nodes or 1
         enqueue.refuse_impossible(command, nodes, command[0] in OWN_COMMANDS, cluster)
         ray = f"a cluster of its own, with {counted(nodes, 'GPU node')} from the queue {cluster.gpu_queue}"
+        cluster = replace(cluster, gpu_node_hour_usd=cluster.gpu_queue_node_hour_usd)
     place = Place(address=ray, environment=cluster, told_by=stack.origin(args))
     known = command_line.COMMANDS.get(command[0])
     if known is None or not known.explains:
@@ -208,6 +212,7 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
 def _run_queued(args: argparse.Namespace, command: list[str], deployed: DeployedStack, job: Job) -> int:
     nodes, again = args.nodes or 1, _again(args, job.name)
     enqueue.refuse_impossible(command, nodes, command[0] in OWN_COMMANDS, deployed.environment)
+    tell(price.of_queue(deployed.environment, nodes))
     request = enqueue.Request(job=job, nodes=nodes, results=args.results, detach=args.detach, again=again)
     return enqueue.run(request, deployed, lambda follower: _stop(args, follower))
 

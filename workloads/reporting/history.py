@@ -104,11 +104,19 @@ class Segments:
 
 def history(folder: Folder) -> list[Record]:
     """The records of all attempts at a run, as one history."""
+    return merge(record for records in starts(folder) for record in records)
+
+
+def starts(folder: Folder) -> list[list[Record]]:
+    """The records of each start of a run's workers, as far as they were kept, oldest first."""
     segments = folder.child(JOURNAL)
-    whole = [name for name in segments.names() if name.endswith(".jsonl")]
+    whole = sorted(name for name in segments.names() if name.endswith(".jsonl"))
     with ThreadPoolExecutor(READERS) as pool:
         contents = list(pool.map(segments.read, whole))
-    return merge(record for content in contents for record in parse(content.decode()))
+    found: dict[str, list[Record]] = {}
+    for name, content in zip(whole, contents, strict=True):
+        found.setdefault(name.partition("-")[0], []).extend(parse(content.decode()))
+    return list(found.values())
 
 
 def parse(content: str) -> list[Record]:

@@ -21,6 +21,7 @@ from workloads.checkpoints import manifest
 from workloads.cluster import stack
 from workloads.environment import ClusterEnvironment, variable
 from workloads.errors import EXIT_OK, DataIntegrityError, UsageError, WorkloadError
+from workloads.reporting.cost import Stay, stays, usd
 from workloads.reporting.progress import counted
 from workloads.runs import catalog as run_catalog
 from workloads.runs.catalog import Attempt, KnownRun
@@ -126,15 +127,34 @@ def _show(place: Folder, args: argparse.Namespace) -> int:
     run = run_catalog.find(place, args.runs[0])
     looked = [(attempt, _facts(run, attempt)) for attempt in run.attempts]
     checkpoints = [{**_row(run, attempt), **facts} for attempt, facts in looked if facts is not None]
+    spent = stays(run.folder)
+    hours = [{"began": stay.began, "workers": stay.workers, "nodes": stay.nodes, **_costs([stay])} for stay in spent]
     objects = [{"object": entry.path, "bytes": entry.size, "modified": entry.modified} for entry in run.others]
     if args.json:
-        _print_rows([*checkpoints, *objects], run.folder.uri, as_json=True)
+        _print_rows([*checkpoints, *hours, *objects], run.folder.uri, as_json=True)
         return EXIT_OK
-    print(f"{run.folder.uri}: {run.status()}, {decimal(run.size)}")
-    for rows in filter(None, (checkpoints, objects)):
+    print(f"{run.folder.uri}: {run.status()}, {decimal(run.size)}{_total(spent)}")
+    for rows in filter(None, (checkpoints, hours, objects)):
         print()
         _print_rows(rows, run.folder.uri, as_json=False)
     return EXIT_OK
+
+
+def _costs(spent: Sequence[Stay]) -> dict[str, float | None]:
+    """Node hours, and USD where the price of all was known."""
+    known = all(stay.usd is not None for stay in spent)
+    return {
+        "node_hours": round(sum(stay.node_hours for stay in spent), 4),
+        "usd": round(usd(spent), 2) if known else None,
+    }
+
+
+def _total(spent: Sequence[Stay]) -> str:
+    if not spent:
+        return ""
+    total = _costs(spent)
+    price = "" if total["usd"] is None else f", {total['usd']:,.2f} USD at list price"
+    return f"; {total['node_hours']:,.2f} node hours{price}"
 
 
 def _verify(place: Folder, args: argparse.Namespace) -> int:
@@ -280,7 +300,9 @@ def _print_rows(rows: Sequence[dict[str, Any]], uri: str, *, nothing: str = "no 
         print(f"there is {nothing} in {uri}", file=sys.stderr)
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    headings = ({"bytes": "SIZE", "modified": "AGE"}.get(name, name.upper()) for name in columns)
+    headings = (
+        {"bytes": "SIZE", "modified": "AGE", "node_hours": "NODE HOURS"}.get(name, name.upper()) for name in columns
+    )
     table = tables.plain(*(Column(heading, overflow="fold") for heading in headings))
     for row in rows:
         table.add_row(*(_cell(name, row.get(name)) for name in columns))
@@ -296,6 +318,8 @@ def _cell(name: str, value: object) -> str:
         return decimal(value)
     if name == "modified" and isinstance(value, float):
         return _age(time.time() - value)
+    if name == "began" and isinstance(value, float):
+        return time.strftime("%m-%d %H:%M:%S", time.localtime(value))
     return str(value)
 
 

@@ -21,8 +21,8 @@ from workloads.convnext.images.data import sources
 from workloads.convnext.images.sampling import Batch, Slot, Source
 from workloads.convnext.learning.loop import Position, Record, Training
 from workloads.convnext.run import end_of_node, report, reporter
-from workloads.convnext.run.reporter import Reporter
-from workloads.errors import AuthError, PlaceError
+from workloads.convnext.run.reporter import Budget, Reporter
+from workloads.errors import AuthError, BudgetError, PlaceError
 from workloads.reporting import progress
 from workloads.reporting.history import Segments, history
 from workloads.storage.folders import Folder, locate
@@ -85,6 +85,40 @@ def test_a_run_ends_with_its_last_state_committed_and_its_whole_history_stored(t
     assert [record["step"] for record in records if record["event"] == "step"] == [1, 2, 3, 4]
     assert [record["reason"] for record in records if record["event"] == "checkpoint"][-1] == "end"
     assert {record["event"] for record in found.sent} >= {"step", "epoch", "checkpoint"}
+
+
+def test_a_spent_budget_ends_the_run_after_a_checkpoint_of_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = place(tmp_path, epochs=9)
+    stay = {"began": time.time() - 3600, "nodes": 2, "node_hour_usd": 40.0}
+    # 80 of 100 were spent before, and two nodes have run for an hour: the rest is for 20 minutes more.
+    budget = Budget.of(100 + 80 * 4 / 3, 100.0, stay)
+    assert budget is not None and abs(budget.until - time.time() - 1200) < 60
+    found.reporter.start(None, None, budget)
+
+    def spent_in_step_6(training: Training) -> None:
+        if training.position.step == 6:
+            monkeypatch.setattr(time, "time", lambda: budget.until)
+        found.reporter.after_step(training)
+
+    with pytest.raises(BudgetError, match=r"has cost the 206\.67 USD of --max-usd, at step 6; its checkpoint is saved"):
+        found.run(spent_in_step_6)
+    assert found.committed()[-1] == 6
+    assert {record["step"] for record in history(found.folder) if record["event"] == "step"} == {*range(1, 7)}
+
+
+def test_a_run_that_ends_as_its_budget_does_is_complete(tmp_path: Path) -> None:
+    found = place(tmp_path)
+    found.reporter.start(None, None, Budget(1.0, time.time() + 3600))
+
+    def spent_at_the_end(training: Training) -> None:
+        if training.position.epoch == 1:
+            found.reporter.start(None, None, Budget(1.0, 0.0))
+        found.reporter.after_step(training)
+
+    found.run(spent_at_the_end)
+    assert found.committed()[-1] == found.training.position.step
 
 
 def test_results_that_this_machine_does_not_take_are_in_the_bucket(tmp_path: Path) -> None:

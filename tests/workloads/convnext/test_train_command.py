@@ -33,7 +33,17 @@ from workloads.storage.folders import locate
 
 FLAGS = {
     *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
-    *("--storage", "--results", "--wandb", "--wandb-key-file", "--address", "--timeout", "--dry-run", "--json"),
+    *(
+        "--storage",
+        "--results",
+        "--wandb",
+        "--wandb-key-file",
+        "--address",
+        "--max-usd",
+        "--timeout",
+        "--dry-run",
+        "--json",
+    ),
     *("--set", "--require-fabric", "--no-require-fabric"),
 }
 """The whole surface: a flag more is a decision, not an accident."""
@@ -98,6 +108,10 @@ def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: 
         (("--storage", "s3://bucket"), "is neither gs://BUCKET/PATH nor a local path"),
         (("--recipe", "imagenet"), "there is no recipe 'imagenet'; there are digits_laptop, imagenet_a3_ultra"),
         (("--model", "huge"), "model is 'huge' but must be one of"),
+        (("--max-usd", "0"), "--max-usd is 0; it is an amount of USD above 0"),
+        (("--max-usd", "-5"), "--max-usd is -5"),
+        (("--max-usd", "nan"), "--max-usd is nan"),
+        (("--max-usd", "5"), "nobody has said what an hour of a node costs here. Set OASIS_NODE_HOUR_USD"),
     ],
 )
 def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str, ...], message: str) -> None:
@@ -105,6 +119,24 @@ def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str,
         train.plan(options(*flags), session.Place(address=None, environment=None))
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_a_node_costs_its_way_of_buying_or_what_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = {"gpu_node_hour_usd": "51.40", "gpu_queue_node_hour_usd": "42.40", "ray_cluster_name": "oasis"}
+    gpus = cluster(**prices, gpus_per_node=8)
+
+    def price(of: ClusterEnvironment) -> float | None:
+        return train.plan(options("--max-usd", "5"), session.Place(address="h", environment=of)).node_hour_usd
+
+    assert price(gpus) == 51.40
+    assert price(dataclasses.replace(gpus, ray_cluster_name="", ray_namespace="vision")) == 42.40, "a team's queue"
+    monkeypatch.setenv("OASIS_SUBMITTED_WITH", "--stack dev --queue --nodes 2")
+    assert price(gpus) == 42.40
+    monkeypatch.setenv("OASIS_NODE_HOUR_USD", "30.5")
+    assert price(gpus) == price(cluster()) == 30.5
+    monkeypatch.setenv("OASIS_NODE_HOUR_USD", "free")
+    with pytest.raises(UsageError, match="the variable OASIS_NODE_HOUR_USD is 'free'; it is USD an hour, more than 0"):
+        price(gpus)
 
 
 @pytest.mark.parametrize(

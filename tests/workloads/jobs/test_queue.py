@@ -127,6 +127,7 @@ def test_a_queued_job_is_followed_from_the_queue_to_its_end_and_leaves_nothing(
     assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
     told = said.err
     for words in (
+        "its 2 nodes cost 84.80 USD an hour at list price, from arrival to the job's end, and at most 2,035 USD",
         "is in the queue gpu for 2 nodes; Ctrl-C takes it out",
         "it waits for its turn: 8 more GPUs must come free",
         f"Google is asked for 2 nodes at once: {ETA}",

@@ -75,6 +75,25 @@ def test_our_own_commands_take_the_package_along_and_report_as_json(
     assert ray.submitted["runtime_env"]["working_dir"].startswith("gcs://")
 
 
+def test_what_gpu_nodes_cost_is_said_of_a_job_that_may_bring_some_up(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = "each GPU node that it has added costs up to 51.40 USD an hour at list price"
+
+    def told(*words: str) -> str:
+        ray.submitted.clear()
+        assert command_line.main(["submit", *words]) == 0
+        return capsys.readouterr().err
+
+    assert costs in told("--", "bench", "--nodes", "2")
+    assert "all 4 that the stack can have, 205.60 USD" in told("--num-gpus", "1", "--", "python3", "x.py")
+    assert costs not in told("--", "python3", "x.py")
+    assert costs not in told("--", "doctor")
+    unknown = replace(OUTPUTS, ray_dashboard_url=ray.url, gpu_node_hour_usd="")
+    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, unknown, TOKEN))
+    assert "what its GPU nodes cost is not known of us-central1: `make prices` reads it" in told("--", "train")
+
+
 def test_a_detached_job_leaves_its_id_on_stdout_and_how_to_attach_on_stderr(
     ray: FakeRay, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,8 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
             "run": run.folder.uri,
             "workers": run.workers,
             "attempt": run.attempt,
+            "node_hour_usd": run.node_hour_usd,
+            "max_usd": run.max_usd,
         },
         backend_config=ProcessGroup(timeout_seconds=run.collective_timeout, data=run.config.data),
         scaling_config=scaling,

@@ -20,6 +20,8 @@ from workloads.convnext.config import TrainConfig
 from workloads.convnext.learning.loop import Position, Record, Training
 from workloads.convnext.run import end_of_node
 from workloads.convnext.run.end_of_node import Notice
+from workloads.errors import BudgetError
+from workloads.reporting import cost
 from workloads.reporting.history import Segments
 from workloads.storage.folders import Folder
 
@@ -39,6 +41,29 @@ class _Save:
     began: float
     blocked: float
     """Seconds that training stood still to copy the state."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost, and when that is spent."""
+
+    usd: float
+    """Of all its attempts together."""
+    until: float
+    """Unix time at which the nodes of this one have used up what the earlier ones left."""
+
+    @classmethod
+    def of(cls, most: float | None, spent: float, stay: Record) -> Budget | None:
+        """The budget of a start; None without a limit.
+
+        Args:
+            most: USD; None for no limit.
+            spent: USD of the starts before it.
+            stay: `began`, `nodes` and `node_hour_usd` of this one.
+        """
+        if most is None:
+            return None
+        return cls(most, stay["began"] + (most - spent) / (stay["nodes"] * stay["node_hour_usd"]) * cost.HOUR)
 
 
 class Reporter:
@@ -68,6 +93,7 @@ class Reporter:
         self._writer = Writer(store, self.say)
         self._schedule = Schedule(config.checkpoint_seconds, config.failure_hours, None)
         self._notice: Notice | None = None
+        self._budget: Budget | None = None
         self._noticed: float | None = None
         self._save: _Save | None = None
         self._saved: Position | None = None
@@ -76,13 +102,15 @@ class Reporter:
         self._unreported = 0.0
         self._since_first: tuple[float, float] | None = None  # time and epoch of the first record
 
-    def start(self, until: float | None, watched: Notice | None) -> None:
+    def start(self, until: float | None, watched: Notice | None, budget: Budget | None = None) -> None:
         """The run begins, or goes on.
 
         Args:
             until: when the run duration of the first of its nodes ends, unix time; None where none has an end.
             watched: rank 0's watch over its nodes.
+            budget: what it may cost; None without a limit.
         """
+        self._budget = budget
         self._schedule = Schedule(self._config.checkpoint_seconds, self._config.failure_hours, until)
         self._notice = watched
 
@@ -122,10 +150,16 @@ class Reporter:
             self.save_if_due(training)
 
     def save_if_due(self, training: Training) -> None:
-        """Save if it is time to, also where a step's evaluation has not ended."""
+        """Save if it is time to, also where a step's evaluation has not ended.
+
+        Raises:
+            BudgetError: what the run may cost is spent, but for the time that the last save has just taken.
+        """
         if not self._leads:
             return
         self._settle(self._writer.wait(0))
+        if self._budget and time.time() + self._took >= self._budget.until:
+            self._stop(training, self._budget)
         if end_of_node.asked():
             end_of_node.answer(saved=self._try_now(training, "resize"))
         elif (deadline := self._notice.deadline if self._notice else None) is not None:
@@ -133,6 +167,18 @@ class Reporter:
         elif self._schedule.due(time.time()) or not self._measured:
             # The first one is due at once: what a save costs here must be known for the others to be early enough.
             self._begin(training, "deadline" if self._schedule.last_call(time.time()) else "interval")
+
+    def _stop(self, training: Training, budget: Budget) -> None:
+        """Save, and end the run before it costs more."""
+        step, kept = training.position.step, "its checkpoint is saved"
+        try:
+            self._save_now(training, "budget")
+        except PASSING as error:
+            kept = f"an older checkpoint is kept, since this step's was not saved: {error.problem}"
+        raise BudgetError(
+            f"the run has cost the {budget.usd:,.2f} USD of --max-usd, at step {step}; {kept}",
+            "The same command with a higher --max-usd goes on from there.",
+        )
 
     def _tell(self, record: Record) -> None:
         if not self._leads:  # the others would keep every record to the end

@@ -44,6 +44,10 @@ class Run:
     """Seconds after which a rank that waits in a collective gives the others up, and all start again."""
     gpu_queue_nodes: int = 0
     """GPU nodes that a job of the stack's queue may have."""
+    node_hour_usd: float | None = None
+    """Price of an hour of one of its nodes; None where it is not known."""
+    max_usd: float | None = None
+    """What all its attempts together may cost; None without a limit."""
     promise: ClusterEnvironment | None = None
     """The stack whose promise of RDMA is checked before training; None is no check."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -21,9 +22,9 @@ from workloads.convnext import fields
 from workloads.convnext.images import location
 from workloads.convnext.run import preview, report, standing
 from workloads.convnext.run.run import Run
-from workloads.environment import SUBMITTED_VARIABLE, ClusterEnvironment
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError
-from workloads.reporting import credentials, progress
+from workloads.environment import NODE_HOUR_VARIABLE, SUBMITTED_VARIABLE, ClusterEnvironment
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, BudgetError, InfeasibleError, UsageError
+from workloads.reporting import cost, credentials, progress
 from workloads.reporting.history import Record, history
 from workloads.reporting.tracking import JournalFollower, Wandb, WandbMode, wandb_reader
 from workloads.storage.folders import check_writable, locate
@@ -67,6 +68,13 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         help="check RDMA between the nodes first, and refuse to train on a bad fabric (default: where the stack "
         "promises RDMA and the run takes several nodes)",
     )
+    add(
+        "--max-usd",
+        type=float,
+        metavar="USD",
+        help="what the run's nodes may cost, all attempts together, at the stack's list price or "
+        f"{NODE_HOUR_VARIABLE}; then it saves a checkpoint and stops",
+    )
     add("--storage", metavar="PLACE", help="folder of all runs (default: the stack's runs bucket, else .oasis/runs)")
     add(
         "--results",
@@ -99,6 +107,7 @@ def run_train(args: argparse.Namespace) -> int:
         progress.note(f"all epochs ({run.config.epochs}) of run {run.name} are complete; raise --epochs to train on")
         _conclude(run, summary)
         return EXIT_OK
+    _refuse_spent(run)
     if place.embedded and run.config.data == location.DIGITS:
         location.provide_digits(progress.note)
     if unseen := location.check_data(run.config.data, here=place.embedded):
@@ -149,6 +158,7 @@ def explain_train(args: argparse.Namespace, place: session.Place) -> int:
     if not place.told_by:  # a client does not see the data
         location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
     if place.embedded and not args.json:
+        _refuse_spent(run)
         standing.finished(run.folder, run.config, progress.note)
     settings = dry_run.explain(args, add_train_arguments, preview.of_run(args, run, place))
     return dry_run.show(settings, run.bundles, run.strategy, args.json)
@@ -180,8 +190,44 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
         gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
         gpu_queue_nodes=cluster.gpu_queue_nodes if cluster else 0,
         timeout=args.timeout,
+        node_hour_usd=cost.node_hour_usd(cluster, gpus),
+        max_usd=args.max_usd,
     )
+    _check_budget(run)
     return dataclasses.replace(run, promise=_promise(args.require_fabric, cluster, run.nodes(most)))
+
+
+def _check_budget(run: Run) -> None:
+    """Refuse a budget that cannot be kept.
+
+    Raises:
+        UsageError: it is no amount, or nobody has said what a node costs.
+    """
+    if run.max_usd is None:
+        return
+    if not 0 < run.max_usd < math.inf:
+        raise UsageError(f"--max-usd is {run.max_usd:g}; it is an amount of USD above 0.", "Leave it out for no limit.")
+    if run.node_hour_usd is None:
+        raise UsageError(
+            f"--max-usd is {run.max_usd:g}, and nobody has said what an hour of a node costs here.",
+            f"Set {NODE_HOUR_VARIABLE} to it, in USD (for a job with `submit --env`). Jobs on a stack's GPUs know the "
+            "list price, once `make prices` has read that of its region and `pulumi up` was run since.",
+        )
+
+
+def _refuse_spent(run: Run) -> None:
+    """Start nothing where the run's budget is spent.
+
+    Raises:
+        BudgetError: it is.
+    """
+    if run.max_usd is None:
+        return
+    if (spent := cost.usd(cost.stays(run.folder))) >= run.max_usd:
+        raise BudgetError(
+            f"run {run.name} has cost {spent:,.2f} USD, and --max-usd is {run.max_usd:g}.",
+            "Give a higher --max-usd to go on; its checkpoints are kept.",
+        )
 
 
 def _promise(given: bool | None, cluster: ClusterEnvironment | None, nodes: int) -> ClusterEnvironment | None:

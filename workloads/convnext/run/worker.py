@@ -24,8 +24,9 @@ from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning.loop import Record, Training
 from workloads.convnext.run import end_of_node
 from workloads.convnext.run.end_of_node import Notice
-from workloads.convnext.run.reporter import Reporter
+from workloads.convnext.run.reporter import Budget, Reporter
 from workloads.errors import DataIntegrityError
+from workloads.reporting import cost
 from workloads.storage.folders import Folder, locate
 
 KERNELS = "kernels.json"
@@ -37,7 +38,8 @@ def work(job: dict[str, Any]) -> Record:
 
     Args:
         job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, how many the run
-            is made for, where there may be fewer; `attempt`, the name of the driver's.
+            is made for, where there may be fewer; `attempt`, the name of the driver's; `node_hour_usd`, the price of an
+            hour of one of its nodes, and `max_usd`, what the run may cost, each None where nobody has said it.
 
     Returns:
         The summary of the run.
@@ -46,7 +48,7 @@ def work(job: dict[str, Any]) -> Record:
     device = ray.train.torch.get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    began = time.monotonic()
+    began = time.time()
     folder = locate(job["run"])
     kept = _kernels(folder)
     training = Training(config, *sources(config, fetched(config.data), device), device, job.get("workers", 0), kept)
@@ -54,10 +56,16 @@ def work(job: dict[str, Any]) -> Record:
         _keep_kernels(folder, training.kernels)
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     reporter = Reporter(config, store, folder, training.rank == 0, _send)
-    resumed = _resume(training, store, reporter, job.get("attempt", ""))
-    watched, until = _watch(training)
+    places = _places(training)
+    nodes = {node for node, _ in places}
+    # Before this start's own records: they count from its beginning.
+    spent = cost.usd(cost.stays(folder)) if training.rank == 0 and job.get("max_usd") else 0.0
+    stay = {"began": began, "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
+    resumed = _resume(training, store, reporter, {"attempt": job.get("attempt", ""), **stay})
     reporter.flush()  # where the run goes on is told at once, not with the first records
-    reporter.start(until, watched)
+    watched = Notice(nodes) if training.rank == 0 else None
+    until = min((end for _, end in places if end is not None), default=None)
+    reporter.start(until, watched, Budget.of(job.get("max_usd"), spent, stay))
     try:
         last = training.run(reporter, reporter.save_if_due)
     finally:
@@ -73,7 +81,7 @@ def work(job: dict[str, Any]) -> Record:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
         "resumed_from": resumed.name if resumed else None,
-        "seconds": time.monotonic() - began,
+        "seconds": time.time() - began,
     }
 
 
@@ -97,8 +105,12 @@ def _send(records: list[Record]) -> None:
     ray.train.report({"records": records})
 
 
-def _resume(training: Training, store: CheckpointStore, reporter: Reporter, attempt: str) -> Checkpoint | None:
-    """Load the newest checkpoint that every rank can read. Rank 0 chooses; the others take it, or say why not."""
+def _resume(training: Training, store: CheckpointStore, reporter: Reporter, facts: Record) -> Checkpoint | None:
+    """Load the newest checkpoint that every rank can read. Rank 0 chooses; the others take it, or say why not.
+
+    Args:
+        facts: what the run's history is to have of this start.
+    """
     checkpoint = agree(store, training.identity, training.rank, training.world_size, reporter.say)
     if training.rank == 0:
         store.collect(checkpoint.name if checkpoint else None)
@@ -108,7 +120,7 @@ def _resume(training: Training, store: CheckpointStore, reporter: Reporter, atte
     reporter.keep(
         {
             "event": "resumed",
-            "attempt": attempt,
+            **facts,
             "name": checkpoint.name if checkpoint else None,
             "world_size": training.world_size,
             "step": position.step,
@@ -160,11 +172,10 @@ def agree(
         refused.add(name)
 
 
-def _watch(training: Training) -> tuple[Notice | None, float | None]:
-    """Rank 0's watch over the nodes of all ranks, and when the run duration of the first of them ends."""
+def _places(training: Training) -> list[tuple[str, float | None]]:
+    """Ray's id of each rank's node, and when its run duration ends."""
     mine = (ray.get_runtime_context().get_node_id(), end_of_node.run_until())
     places: list[tuple[str, float | None]] = [mine] * training.world_size
     if training.world_size > 1:
         dist.all_gather_object(places, mine)
-    until = min((end for _, end in places if end is not None), default=None)
-    return (Notice({node for node, _ in places}) if training.rank == 0 else None), until
+    return places

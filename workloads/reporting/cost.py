@@ -1,0 +1,97 @@
+"""What a run has cost so far: the hours of the nodes that it was on, from its history, at their list price."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from workloads.environment import NODE_HOUR_VARIABLE, SUBMITTED_VARIABLE, ClusterEnvironment
+from workloads.errors import UsageError
+from workloads.reporting.history import Record, starts
+from workloads.storage.folders import Folder
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """A time that a run's workers spent on nodes, from their start to the last that is known of them: what a kill took
+    from them since the newest checkpoint is not in it, nor is the wait for nodes, nor what nodes idle afterwards."""
+
+    began: float
+    """Unix time."""
+    ended: float
+    """Likewise."""
+    workers: int
+    nodes: int
+    """Counted whole, also where another run had GPUs of theirs."""
+    node_hour_usd: float | None
+    """Price of an hour of one of them, as it was known then; None where it was not."""
+
+    @property
+    def node_hours(self) -> float:
+        """Hours, of all nodes together."""
+        return self.nodes * (self.ended - self.began) / HOUR
+
+    @property
+    def usd(self) -> float | None:
+        """USD; None where the price was not known."""
+        return None if self.node_hour_usd is None else self.node_hours * self.node_hour_usd
+
+
+def stays(folder: Folder) -> list[Stay]:
+    """All that a run's history tells of, oldest first; releases that kept no number of nodes left nothing to count.
+
+    Args:
+        folder: of the run; it may not exist.
+    """
+    return [stay for records in starts(folder) if (stay := _stay(records)) is not None]
+
+
+def usd(counted: Sequence[Stay]) -> float:
+    """USD of all whose price was known."""
+    return sum(stay.usd or 0.0 for stay in counted)
+
+
+def node_hour_usd(
+    cluster: ClusterEnvironment | None, gpus: int, variables: Mapping[str, str] = os.environ
+) -> float | None:
+    """Price of an hour of one of a run's nodes, in this process's place; None where nobody has said it.
+
+    Args:
+        cluster: the stack's outputs, if this is one.
+        gpus: of a node; without any it is no node that the stack knows the price of.
+        variables: of the environment.
+
+    Raises:
+        UsageError: the variable for it holds no price.
+    """
+    if given := variables.get(NODE_HOUR_VARIABLE, ""):
+        try:
+            price = float(given)
+        except ValueError:
+            price = math.nan
+        if not 0 < price < math.inf:
+            raise UsageError(
+                f"the variable {NODE_HOUR_VARIABLE} is {given!r}; it is USD an hour, more than 0.",
+                "Write a number like 42.40, or remove it for the stack's list price.",
+            )
+        return price
+    if cluster is None or not gpus:
+        return None
+    return cluster.node_hour_usd(queued="--queue" in variables.get(SUBMITTED_VARIABLE, "").split())
+
+
+def _stay(records: Sequence[Record]) -> Stay | None:
+    first = next((record for record in records if record.get("event") == "resumed"), {})
+    if "nodes" not in first:
+        return None
+    return Stay(
+        began=first["began"],
+        ended=max(record.get("time", first["began"]) for record in records),
+        workers=first["world_size"],
+        nodes=first["nodes"],
+        node_hour_usd=first["node_hour_usd"],
+    )
