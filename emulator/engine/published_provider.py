@@ -22,6 +22,7 @@ NAME = f"resource-gcp-v{VERSION}"
 
 _ENDPOINTS = {
     "artifactRegistry": "v1",
+    "billingBudgets": "v1",
     "cloudBilling": "v1",
     "cloudBuild": "v1",
     "compute": "compute/beta",

@@ -58,6 +58,9 @@ class GcpProvider(Provider):
     def Configure(self, request: Any, context: Context) -> provider_pb2.ConfigureResponse:
         given = plain(decode(request.args))
         self._scope = Scope(**{key: str(given[key]) for key in ("project", "region", "zone") if given.get(key)})
+        # The bridge takes what is no text as JSON.
+        if given.get("userProjectOverride") in (True, "true"):
+            self._client.quota_project = str(given.get("billingProject", ""))
         return provider_pb2.ConfigureResponse(acceptSecrets=True, supportsPreview=True)
 
     def Check(self, request: Any, context: Context) -> provider_pb2.CheckResponse:

@@ -13,6 +13,7 @@ from emulator.gcp.resources.services import EnabledApi, ServiceAgent
 from emulator.gcp.resources.small_services import (
     Account,
     Bucket,
+    Budget,
     ManagedFolder,
     Repository,
     Secret,
@@ -66,6 +67,19 @@ ROWS: dict[str, ResourceType] = {
             form="posts",
         ),
         "Terraform Google provider: google_service_account_iam",
+    ),
+    "gcp:billing/budget:Budget": ResourceType(
+        source="Terraform Google provider: google_billing_budget",
+        resource=Budget(
+            parent="v1/billingAccounts/{billingAccount}/budgets",
+            identity="billingAccounts/{billingAccount}/budgets/{name}",
+        ),
+        replaces=paths("billingAccount"),
+        defaults={
+            "amount.specifiedAmount.currencyCode": "USD",
+            "budgetFilter.calendarPeriod": "MONTH",
+            "budgetFilter.creditTypesTreatment": "INCLUDE_ALL_CREDITS",
+        },
     ),
     "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": _member(
         Member(object_input="cryptoKeyId", object_template="{cryptoKeyId}", path="v1/{object}"),

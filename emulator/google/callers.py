@@ -17,6 +17,9 @@ from emulator.google.http_message import Request
 SERVER = "cloud-server"
 """Name of the process that answers Google's REST APIs, of its port and of its log."""
 
+QUOTA_PROJECT = "X-Goog-User-Project"
+"""Header that says whose quota a call takes (Google Cloud APIs documentation, "System parameters")."""
+
 TOKEN_SECONDS = 3600
 """How long a token is good."""
 

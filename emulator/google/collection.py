@@ -34,6 +34,8 @@ class Call:
     """The parameters behind the path."""
     principal: str
     """IAM principal of the caller (`serviceAccount:...`); empty: an operator, who may do all."""
+    quota_project: str
+    """Id of the project whose quota it takes (`X-Goog-User-Project`), or empty."""
     sent: Mapping[str, Any]
     """The body as it was sent."""
     body: Body

@@ -20,6 +20,7 @@ from emulator.google.errors import RefusedCall
 
 SERVED = (
     "artifactregistry.v1",
+    "billingbudgets.v1",
     "cloudbilling.v1",
     "cloudbuild.v1",
     "cloudkms.v1",

@@ -20,6 +20,7 @@ _READS = "resourcemanager.projects.get"
 
 ROLES: Mapping[str, str] = {
     "roles/artifactregistry.admin": f"artifactregistry.repositories.* {_READS}",
+    "roles/billing.costsManager": "billing.budgets.*",
     "roles/cloudbuild.workerPoolOwner": f"cloudbuild.workerpools.* {_READS}",
     "roles/cloudkms.admin": f"cloudkms.cryptoKeys.* {_READS}",
     "roles/compute.networkAdmin": f"""
@@ -86,7 +87,7 @@ def permission_of(method: Method) -> str:
         return "container.clusters.get" if method.name in _CLUSTER_READS else "container.clusters.update"
     if api == "container":
         return f"container.clusters.{method.name if method.name in _CLUSTER_VERBS else 'update'}"
-    service = "resourcemanager" if api == "cloudresourcemanager" else api
+    service = {"billingbudgets": "billing", "cloudresourcemanager": "resourcemanager"}.get(api, api)
     collection = "workerpools" if last == "workerPools" else last
     return f"{service}.{collection}.{_VERBS.get(method.name, method.name)}"
 
@@ -97,11 +98,12 @@ def holds(roles: Iterable[str], permission: str) -> bool:
 
 
 def require_permission(call: Call, permission: str, resource: str) -> None:
-    """Refuse a caller that holds a permission neither on the resource, by its full name, nor on its project."""
+    """Refuse a caller that holds a permission neither on the resource, by its full name, nor on its project; a billing
+    account is in none."""
     if not call.principal:
         return
     project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
-    of = (project, resource.partition("/versions/")[0])
+    of = (resource,) if "/billingAccounts/" in resource else (project, resource.partition("/versions/")[0])
     held = {role for name in of for role in policies.roles(call.cloud, name, call.principal)}
     if not holds(held, permission):
         known = ", ".join(roles_with(permission)) or "none that is known here"

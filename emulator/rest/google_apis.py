@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emulator.google.apis.rest import GoogleApis
-from emulator.google.callers import Tokens, identity
+from emulator.google.callers import QUOTA_PROJECT, Tokens, identity
 from emulator.google.cloud import Cloud
 from emulator.google.http_message import Request, Response, as_json
 
@@ -21,5 +21,6 @@ class GoogleRest:
         if not request.path.startswith("/storage/"):
             self._tokens.require(request)
         principal = identity(self._cloud).principal
-        found = self._apis.answer(request.method, request.path, request.query, request.json(), principal)
+        quota_project = request.headers.get(QUOTA_PROJECT, "")
+        found = self._apis.answer(request.method, request.path, request.query, request.json(), principal, quota_project)
         return None if found is None else as_json(found)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from google.auth.compute_engine import _metadata
 
-from emulator.gcp.resources.google_client import Transport, answer_of
+from emulator.gcp.resources.google_client import Transport, answer_of, quota_header
 from emulator.google.callers import Tokens
 from emulator.google.cloud import Cloud
 from emulator.google.http_message import Request
@@ -59,12 +59,14 @@ def directly(cloud: Cloud) -> Transport:
     """The server's answers without its socket, for tests of one process."""
     apis, tokens = cloud_server.apis_of(cloud), Tokens(cloud)
 
-    def send(verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None) -> dict[str, Any]:
+    def send(
+        verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None, quota_project: str
+    ) -> dict[str, Any]:
         request = Request(
             method=verb,
             path=path,
             query=query,
-            headers={"Authorization": f"Bearer {tokens.issue()}"},
+            headers={"Authorization": f"Bearer {tokens.issue()}", **quota_header(quota_project)},
             body=io.BytesIO(json.dumps(body).encode() if body is not None else b""),
             host="127.0.0.1",
         )
@@ -78,7 +80,7 @@ def make_bucket(cloud: Cloud, name: str, project: str = PROJECT) -> str:
     """Make a bucket as the provider does, without a socket. Returns its name."""
     enable(cloud, "storage.googleapis.com", project)
     body = {"name": name, "location": "us-central1"}
-    directly(cloud)("POST", "/storage/v1/b", {"project": project}, body)
+    directly(cloud)("POST", "/storage/v1/b", {"project": project}, body, "")
     return name
 
 

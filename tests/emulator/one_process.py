@@ -70,13 +70,16 @@ class Step(NamedTuple):
 class OneProcess(mocks.Mocks):
     """A stack. Answers the program: Google's resources as the provider makes them, all others as offline."""
 
-    def __init__(self, directory: Path, config: Mapping[str, Any], roles: Iterable[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, config: Mapping[str, Any], roles: Iterable[str] = (), account_roles: Iterable[str] = ()
+    ) -> None:
         """A stack that was never up, and an empty emulated Google in `directory` unless there is one.
 
         Args:
             directory: the emulator's folder.
             config: the stack file's section of that name.
             roles: all that the caller holds on the project; none: an operator, who may do all.
+            account_roles: all that such a caller holds on the billing account of the stack's budget.
         """
         directory.mkdir(exist_ok=True)
         (directory / "control-plane.json").write_text(json.dumps({"endpoint": "127.0.0.1:6443", "ca": "Q0E="}))
@@ -85,15 +88,22 @@ class OneProcess(mocks.Mocks):
         project = str(config["gcp:project"])
         self._directly = directly(self.cloud)
         self.provider = Client(self.cloud, self._send, project=project, **place)
+        """The provider that the stack file configures."""
+        self._made_providers: dict[str, dict[str, str]] = {}
+        """By type, the settings of the provider that the program made for its resources, if it did."""
         if roles:
             self.cloud.put(
                 "resourcemanager/project",
                 f"projects/{project}",
                 {"projectId": project, "number": project_number(project)},
             )
-            bindings = [{"role": role, "members": [CALLER]} for role in sorted(roles)]
-            name = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{project}")
-            policies.put(self.cloud, name, {"bindings": bindings})
+            account = config.get("oasis:cost", {}).get("billing_account")
+            for service, name, held in (
+                ("cloudresourcemanager", f"projects/{project}", roles),
+                ("cloudbilling", f"billingAccounts/{account}", account_roles),
+            ):
+                bindings = [{"role": role, "members": [CALLER]} for role in sorted(held)]
+                policies.put(self.cloud, policies.full_name(f"{service}.googleapis.com", name), {"bindings": bindings})
             set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
         self._config = config
         self._declared = _declared(json.dumps(config))
@@ -120,6 +130,7 @@ class OneProcess(mocks.Mocks):
             shutil.copytree(self.cloud.directory, directory)
         other = OneProcess(directory or self.cloud.directory, config)
         other.held, other._made, other._kept = copy.deepcopy(self.held), dict(self._made), set(self._kept)
+        other._made_providers = dict(self._made_providers)
         return other
 
     def up(self) -> Deployment:
@@ -167,12 +178,12 @@ class OneProcess(mocks.Mocks):
         """What a second `up` after a refresh would change: by resource, the inputs that differ and are not ignored."""
         found: dict[str, list[str]] = {}
         for (token, name), held in self.held.items():
-            now = self.provider.read(token, held.id, held)
+            now = self._provider(token).read(token, held.id, held)
             if now is None:
                 found[name] = ["it is gone"]
                 continue
             ignored = deployment.get(token, name).ignore_changes
-            paths = self.provider.diff(now, held.inputs).detailedDiff
+            paths = self._provider(token).diff(now, held.inputs).detailedDiff
             if differs := [path for path in paths if not any(_is_within(path, one) for one in ignored)]:
                 found[name] = differs
         return found
@@ -180,7 +191,7 @@ class OneProcess(mocks.Mocks):
     def refresh(self) -> None:
         """`pulumi refresh`: know of Google what is there."""
         for key, held in list(self.held.items()):
-            now = self.provider.read(held.token, held.id, held)
+            now = self._provider(held.token).read(held.token, held.id, held)
             if now is None:
                 del self.held[key]
             else:
@@ -198,7 +209,10 @@ class OneProcess(mocks.Mocks):
         if not args.typ.startswith("gcp:"):
             self._made.setdefault(key, args.inputs)
             return self._others.new_resource(args)
-        if self._declared.get(*key).retain_on_delete:
+        declared = self._declared.get(*key)
+        if declared.provider:
+            self._made_providers[args.typ] = self._declared.by_urn(declared.provider.rpartition("::")[0]).inputs
+        if declared.retain_on_delete:
             self._kept.add(key)
         else:
             self._kept.discard(key)
@@ -231,9 +245,14 @@ class OneProcess(mocks.Mocks):
             del self._made[key]
         return deployment
 
+    def _provider(self, token: str) -> Client:
+        made = self._made_providers.get(token)
+        return Client(self.cloud, self._send, **made) if made else self.provider
+
     def _create(self, key: Key, inputs: Mapping[str, Any]) -> Held:
-        self._pending[key] = self.provider.check(*key, inputs)
-        held = self.provider.create_checked(*key, self._pending[key])
+        provider = self._provider(key[0])
+        self._pending[key] = provider.check(*key, inputs)
+        held = provider.create_checked(*key, self._pending[key])
         del self._pending[key]
         self.held[key] = held
         self._made.pop(key, None)
@@ -245,12 +264,13 @@ class OneProcess(mocks.Mocks):
         wanted = dict(inputs)
         for path in options.ignore_changes:
             _restore(wanted, held.inputs, path.split("."))
-        found = self.provider.diff(held, wanted)
+        provider = self._provider(key[0])
+        found = provider.diff(held, wanted)
         if not found.detailedDiff:
             return held
         must = any(_is_within(path, one) for path in found.detailedDiff for one in options.replace_on_changes)
         if not (found.replaces or must):
-            self.held[key] = self.provider.update(held, wanted)
+            self.held[key] = provider.update(held, wanted)
             self.steps.append(Step("update", *key))
             return self.held[key]
         self.steps.append(Step("replace", *key))
@@ -288,7 +308,9 @@ class OneProcess(mocks.Mocks):
         self._pending.clear()
         return found
 
-    def _send(self, verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _send(
+        self, verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None, quota_project: str
+    ) -> dict[str, Any]:
         if self._dead:
             raise Killed
         cut = None
@@ -298,7 +320,7 @@ class OneProcess(mocks.Mocks):
         if cut == "killed before":
             self._dead = True
             raise Killed
-        answer = self._directly(verb, path, query, body)
+        answer = self._directly(verb, path, query, body, quota_project)
         if cut == "killed after":
             self._dead = True
             raise Killed
@@ -309,7 +331,7 @@ class OneProcess(mocks.Mocks):
     def _delete(self, held: Held, tries: int) -> None:
         for left in reversed(range(tries)):
             try:
-                self.provider.delete(held)
+                self._provider(held.token).delete(held)
                 return
             except Failed:
                 if not left:
@@ -334,7 +356,7 @@ class OneProcess(mocks.Mocks):
                 raise Failed(str(error)) from None
 
     def _get(self, project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-        return self._send("GET", urlsplit(url).path, parameters, None)
+        return self._send("GET", urlsplit(url).path, parameters, None, project)
 
 
 def resumed(run: Callable[[], Answer]) -> tuple[Answer, int]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import requests
 
-from emulator.google.callers import Tokens
+from emulator.google.callers import QUOTA_PROJECT, Tokens
 from emulator.google.errors import RefusedCall
 
 Body = dict[str, Any]
-Transport = Callable[[str, str, Mapping[str, str], Mapping[str, Any] | None], Body]
-"""Verb, path, parameters and body of a call to its answer. Raises RefusedCall."""
+Transport = Callable[[str, str, Mapping[str, str], Mapping[str, Any] | None, str], Body]
+"""Verb, path, parameters, body and quota project of a call to its answer. Raises RefusedCall."""
 
 RETRY_SECONDS = (0.5, 0.5, 1.0, 1.5)
 """Seconds before a refused call is made again, a POST too: the first of those of Google's own provider, which goes on
@@ -30,6 +30,8 @@ class GoogleClient:
 
     def __init__(self, send: Transport) -> None:
         self._send = send
+        self.quota_project = ""
+        """Id of the project whose quota calls take; empty: they do not say."""
         self._locks: dict[str, threading.Lock] = {}
 
     def call(
@@ -38,12 +40,12 @@ class GoogleClient:
         """The answer to a call; `path` is percent-encoded. Raises RefusedCall."""
         for seconds in RETRY_SECONDS:
             try:
-                return self._send(verb, f"/{path}", query or {}, body)
+                return self._send(verb, f"/{path}", query or {}, body, self.quota_project)
             except RefusedCall as error:
                 if error.code not in (429, 500, 502, 503):
                     raise
             time.sleep(seconds)
-        return self._send(verb, f"/{path}", query or {}, body)
+        return self._send(verb, f"/{path}", query or {}, body, self.quota_project)
 
     def find(self, path: str, query: Mapping[str, str] | None = None) -> Body | None:
         """What is at a path, or None. Raises RefusedCall for a refusal that is not a 404."""
@@ -81,16 +83,23 @@ def over_http(address: str, tokens: Tokens) -> Transport:
     """Calls to the server at an address, `http://127.0.0.1:4443`."""
     local = threading.local()
 
-    def send(verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None) -> Body:
+    def send(
+        verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None, quota_project: str
+    ) -> Body:
         session: requests.Session | None = getattr(local, "session", None)
         if session is None:
             session = local.session = requests.Session()
             session.trust_env = False  # a proxy must not come between
-        headers = {"Authorization": f"Bearer {tokens.issue()}"}
+        headers = {"Authorization": f"Bearer {tokens.issue()}", **quota_header(quota_project)}
         answer = session.request(verb, address + path, params=query, json=body, headers=headers, timeout=60)
         return answer_of(answer.status_code, answer.content)
 
     return send
+
+
+def quota_header(project: str) -> dict[str, str]:
+    """The header that names the project whose quota a call takes; none for an empty name."""
+    return {QUOTA_PROJECT: project} if project else {}
 
 
 def answer_of(status: int, content: bytes) -> Body:

@@ -1,4 +1,4 @@
-"""Accounts, repositories, worker pools, buckets and secrets: where pulumi-gcp does otherwise than `Resource`."""
+"""Accounts, repositories, worker pools, buckets, secrets, budgets: where pulumi-gcp does otherwise than `Resource`."""
 
 from __future__ import annotations
 
@@ -240,6 +240,53 @@ class SecretVersion:
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
         """Destroy its payload; the version stays, as a number that is used up."""
         google.call("POST", f"v1/{identity}:destroy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Resource):
+    """`gcp:billing/budget:Budget`, which Google names."""
+
+    def path(self, identity: str) -> str:
+        """Path of the budget."""
+        return f"v1/{identity}"
+
+    def create(self, google: GoogleClient, inputs: Mapping[str, Any]) -> str:
+        """Make the budget; returns its name."""
+        return google.call("POST", f"v1/billingAccounts/{inputs['billingAccount']}/budgets", self.body(inputs))["name"]
+
+    def body(self, inputs: Mapping[str, Any]) -> Body:
+        """The REST body, with the provider's own defaults."""
+        sent = super().body(inputs)
+        if "budgetFilter" in sent:
+            sent["budgetFilter"] = {"creditTypesTreatment": "INCLUDE_ALL_CREDITS", **sent["budgetFilter"]}
+        if "thresholdRules" in sent:
+            sent["thresholdRules"] = [{"spendBasis": "CURRENT_SPEND", **rule} for rule in sent["thresholdRules"]]
+        return sent
+
+    def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Send the whole budget; the mask names the parts of what changed."""
+        before, after = self.body(old), self.body(new)
+        changed = [key for key in _BUDGET_PARTS if before.get(key) != after.get(key)]
+        if changed:
+            mask = ",".join(f"{key}{below}" for key in changed for below in _BUDGET_PARTS[key])
+            google.call("PATCH", self.path(identity), after, {"updateMask": mask})
+
+    def outputs(self, identity: str, answer: Mapping[str, Any], given: Mapping[str, Any]) -> Body:
+        """Pulumi's outputs."""
+        return {"ownershipScope": "", **super().outputs(identity, answer, given)}
+
+
+_BUDGET_PARTS = {
+    "displayName": ("",),
+    "budgetFilter": (
+        *(".projects", ".resourceAncestors", ".labels", ".calendarPeriod", ".customPeriod", ".services"),
+        *(".creditTypesTreatment", ".creditTypes", ".subaccounts"),
+    ),
+    "amount": (".specifiedAmount.currencyCode", ".specifiedAmount.units", ".specifiedAmount.nanos"),
+    "thresholdRules": ("",),
+}
+"""Of what the program gives a budget and can change, what of it the provider's mask names
+(hashicorp/terraform-provider-google 2026-08-21, resource_billing_budget.go)."""
 
 
 def _lifecycle_rule(rule: Mapping[str, Any]) -> Body:

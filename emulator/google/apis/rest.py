@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from emulator.google import faults, operations
 from emulator.google.apis import (
     artifactregistry,
+    billingbudgets,
     cloudbilling,
     cloudbuild,
     cloudkms,
@@ -32,6 +33,7 @@ from emulator.google.scope import project_number
 
 _APIS = (
     artifactregistry,
+    billingbudgets,
     cloudbilling,
     cloudbuild,
     cloudkms,
@@ -62,7 +64,13 @@ class GoogleApis:
         self._cloud = cloud
 
     def answer(
-        self, verb: str, path: str, query: Mapping[str, str], body: Mapping[str, Any], principal: str = ""
+        self,
+        verb: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any],
+        principal: str = "",
+        quota_project: str = "",
     ) -> Body | None:
         """The answer to a call, or None if its path is no API's that is served here.
 
@@ -72,6 +80,7 @@ class GoogleApis:
             query: decoded parameters.
             body: JSON of the request; empty for none.
             principal: who calls.
+            quota_project: id of the project whose quota the call takes, if it says so.
 
         Raises:
             RefusedCall: Google's refusal.
@@ -86,7 +95,7 @@ class GoogleApis:
             faults.before(fault)
             try:
                 with self._cloud.transaction():
-                    call = self._call(collection, method, names, path, query, body, principal)
+                    call = self._call(collection, method, names, path, query, body, principal, quota_project)
                     answer = _page(collection, call, handler(call))
             except CloudError as error:
                 raise in_googles_words(error) from error
@@ -112,6 +121,7 @@ class GoogleApis:
         query: Mapping[str, str],
         body: Mapping[str, Any],
         principal: str,
+        quota_project: str,
     ) -> Call:
         call = Call(
             cloud=self._cloud,
@@ -119,6 +129,7 @@ class GoogleApis:
             names=names,
             query={_camel(key): value for key, value in query.items()},
             principal=principal,
+            quota_project=quota_project,
             project="",
             sent=body,
             body={},

@@ -17,6 +17,7 @@ from emulator.google.apis import serviceusage
 from emulator.google.apis.cloudbuild import PRODUCER
 from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.cloud import Cloud
+from emulator.google.scope import project_number
 from emulator.google.storage import ObjectStore
 from emulator.protocol.wire import UNKNOWN, Secret, plain
 from tests.emulator.provider_client import PROJECT, Client, Failed, Held, InvalidInputs
@@ -27,6 +28,7 @@ FIREWALL = "gcp:compute/firewall:Firewall"
 CLUSTER = "gcp:container/cluster:Cluster"
 POOL = "gcp:container/nodePool:NodePool"
 BUCKET = "gcp:storage/bucket:Bucket"
+BUDGET = "gcp:billing/budget:Budget"
 SECRET = "gcp:secretmanager/secret:Secret"
 VERSION = "gcp:secretmanager/secretVersion:SecretVersion"
 ACCOUNT = "gcp:serviceaccount/account:Account"
@@ -404,6 +406,43 @@ def test_a_refused_call_is_made_again_and_a_create_whose_answer_is_lost_finds_it
     (cloud.directory / "faults.json").write_text('[{"effect": "explode"}]')
     with pytest.raises(Failed, match="effect must be one of"):
         client.create(NETWORK, "o", {"project": PROJECT, "name": "o"})
+
+
+def test_a_budget_is_made_on_a_project_s_quota_alone_reads_without_drift_and_is_changed_in_place(
+    client: Client, cloud: Cloud
+) -> None:
+    client.enable("billingbudgets")
+    inputs: dict[str, Any] = {
+        "billingAccount": "01AB23-4CD567-89EF01",
+        "displayName": "ours",
+        "budgetFilter": {"projects": [f"projects/{project_number(PROJECT)}"], "calendarPeriod": "MONTH"},
+        "amount": {"specifiedAmount": {"units": "5000"}},
+        "thresholdRules": [{"thresholdPercent": 0.5}, {"thresholdPercent": 1, "spendBasis": "FORECASTED_SPEND"}],
+    }
+    with pytest.raises(Failed, match=r"billingbudgets\.googleapis\.com API requires a quota project"):
+        client.create(BUDGET, "ours", inputs)
+    owner = Client(cloud, billingProject=PROJECT, userProjectOverride="true")
+    budget = owner.create(BUDGET, "ours", inputs)
+
+    shown = plain(budget.outputs)
+    assert re.fullmatch("billingAccounts/01AB23-4CD567-89EF01/budgets/[0-9a-f-]{36}", budget.id)
+    assert shown["name"] == budget.id.rpartition("/")[2] and shown["billingAccount"] == "01AB23-4CD567-89EF01"
+    assert shown["amount"] == {"specifiedAmount": {"currencyCode": "USD", "units": "5000"}}
+    assert shown["budgetFilter"]["creditTypesTreatment"] == "INCLUDE_ALL_CREDITS"
+    assert [rule["spendBasis"] for rule in shown["thresholdRules"]] == ["CURRENT_SPEND", "FORECASTED_SPEND"]
+    read = owner.read(BUDGET, budget.id, budget)
+    assert read is not None and not owner.diff(read, inputs).detailedDiff
+
+    less = {**inputs, "amount": {"specifiedAmount": {"units": "4000"}}, "thresholdRules": [{"thresholdPercent": 1}]}
+    assert list(owner.diff(budget, {**less, "billingAccount": "0" * 6 + "-000000-000000"}).replaces) == [
+        "billingAccount"
+    ]
+    changed = plain(owner.update(budget, less).outputs)
+    assert changed["amount"]["specifiedAmount"] == {"currencyCode": "USD", "units": "4000"}
+    assert len(changed["thresholdRules"]) == 1 and changed["budgetFilter"] == shown["budgetFilter"]
+    owner.delete(budget)
+    owner.delete(budget)
+    assert cloud.list("billingbudgets/budget") == []
 
 
 def test_what_is_not_emulated_is_an_error_that_says_where_to_add_it(client: Client) -> None:

@@ -144,7 +144,7 @@ def test_the_size_of_a_pool_is_that_of_its_groups(gke: Any, google: Google) -> N
 
     (url,) = gke.clusters().nodePools().get(name=pool).execute()["instanceGroupUrls"]
     path = f"/compute/beta/projects/{PROJECT}/zones/us-central1-b/instanceGroupManagers"
-    groups = directly(google.cloud)("GET", path, {}, None)["items"]
+    groups = directly(google.cloud)("GET", path, {}, None, "")["items"]
     assert [group["targetSize"] for group in groups if group["selfLink"] == url] == [3]
 
 

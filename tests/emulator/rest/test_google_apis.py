@@ -122,7 +122,24 @@ def test_an_operation_is_done_when_its_time_is_over(google: Google, monkeypatch:
     monkeypatch.setattr(operations, "SECONDS", 3600.0)
     call = directly(google.cloud)
     path = f"/v1/{LOCATION}/repositories"
-    begun = call("POST", path, {"repository_id": "slow"}, {"format": "PYTHON"})
-    assert call("GET", f"/v1/{begun['name']}", {}, None) == begun == {"name": begun["name"]}
+    begun = call("POST", path, {"repository_id": "slow"}, {"format": "PYTHON"}, "")
+    assert call("GET", f"/v1/{begun['name']}", {}, None, "") == begun == {"name": begun["name"]}
     google.cloud.turn(3600)
-    assert call("GET", f"/v1/{begun['name']}", {}, None)["response"]["format"] == "PYTHON"
+    assert call("GET", f"/v1/{begun['name']}", {}, None, "")["response"]["format"] == "PYTHON"
+
+
+def test_budgets_are_listed_by_the_one_project_that_they_watch(google: Google) -> None:
+    enable(google.cloud, "billingbudgets.googleapis.com")
+    call, path = directly(google.cloud), "/v1/billingAccounts/01AB23-4CD567-89EF01/budgets"
+    amount = {"specifiedAmount": {"units": "5000"}}
+    for projects in ([PROJECT], ["another-project"], [PROJECT, "another-project"]):
+        names = [f"projects/{project}" for project in projects]
+        call("POST", path, {}, {"amount": amount, "budgetFilter": {"projects": names}}, PROJECT)
+    call("POST", path, {}, {"amount": {"lastPeriodAmount": {}}}, PROJECT)
+
+    number = f"projects/{project_number(PROJECT)}"
+    assert len(call("GET", path, {}, None, PROJECT)["budgets"]) == 4
+    for scope in (f"projects/{PROJECT}", number):
+        (found,) = call("GET", path, {"scope": scope}, None, PROJECT)["budgets"]
+        assert found["budgetFilter"]["projects"] == [number]
+    assert call("GET", path, {"scope": "projects/nobody-s"}, None, PROJECT) == {}

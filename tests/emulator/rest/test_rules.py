@@ -41,6 +41,7 @@ SECRETS, SECRET = f"v1/projects/{PROJECT}/secrets", f"v1/projects/{PROJECT}/secr
 ACCOUNTS, POLICY = f"v1/projects/{PROJECT}/serviceAccounts", f"v1/projects/{PROJECT}"
 CONNECTIONS = "v1/services/servicenetworking.googleapis.com/connections"
 BUCKETS = "storage/v1/b"
+BUDGETS = "v1/billingAccounts/01AB23-4CD567-89EF01/budgets"
 
 POOL: Mapping[str, Any] = {
     "name": "gpu",
@@ -60,6 +61,7 @@ class Google:
         self._apis = GoogleApis(self.cloud)
         for api in (
             "artifactregistry",
+            "billingbudgets",
             "cloudbuild",
             "cloudresourcemanager",
             "compute",
@@ -88,8 +90,16 @@ class Google:
         self.cluster("oasis")
         self.cluster("plain", networkConfig={})
 
-    def ask(self, verb: str, path: str, body: Mapping[str, Any], principal: str = "", **query: str) -> Any:
-        return self._apis.answer(verb, f"/{path}", query, body, principal)
+    def ask(
+        self,
+        verb: str,
+        path: str,
+        body: Mapping[str, Any],
+        principal: str = "",
+        quota_project: str = "",
+        **query: str,
+    ) -> Any:
+        return self._apis.answer(verb, f"/{path}", query, body, principal, quota_project)
 
     def post(self, path: str, body: Mapping[str, Any], **query: str) -> Any:
         return self.ask("POST", path, body, **query)
@@ -149,6 +159,10 @@ class Google:
 
     def objects(self) -> ObjectStore:
         return ObjectStore(self.cloud)
+
+    def budget(self, currency: str = "USD", quota_project: str = PROJECT, **body: Any) -> Any:
+        given = {"amount": {"specifiedAmount": {"currencyCode": currency, "units": "5000"}}, **body}
+        return self.ask("POST", BUDGETS, given, quota_project=quota_project)
 
     def put(self, name: str) -> ObjectFacts:
         """An object of two bytes in the bucket."""
@@ -447,7 +461,20 @@ OTHERS: Asked = {
     "a payload with another checksum than was sent along": lambda g: g.version("key", dataCrc32c="1"),
 }
 
+BUDGET_RULES: Asked = {
+    "a budget by credentials that do not say whose quota it takes": lambda g: g.budget(quota_project=""),
+    "a budget in another currency than its account's": lambda g: g.budget("EUR"),
+    "a budget whose display name has more than 60 characters": lambda g: g.budget(displayName="n" * 61),
+    "a budget with a threshold below 0": lambda g: g.budget(thresholdRules=[{"thresholdPercent": -0.5}]),
+    "a budget of a custom period that tells of forecast spend": lambda g: g.budget(
+        budgetFilter={"customPeriod": {"startDate": {"year": 2027, "month": 1, "day": 1}}},
+        thresholdRules=[{"thresholdPercent": 1, "spendBasis": "FORECASTED_SPEND"}],
+    ),
+    "a budget that does not exist": lambda g: g.ask("GET", f"{BUDGETS}/nothing", {}, quota_project=PROJECT),
+}
+
 HERE_ALONE: Asked = {
+    "a budget that is a spend cap": lambda g: g.budget(spendCap={"inputState": "CONFIGURED"}),
     "a method that is not served": lambda g: g.ask("GET", f"{REPOSITORIES}/r/packages", {}),
     "a field of a cluster's update that is not served": lambda g: g.ask(
         "PUT", CLUSTER, {"update": {"desiredStackType": "IPV4"}}
@@ -480,6 +507,7 @@ BROKEN: Asked = {
     **CLUSTER_RULES,
     **POOL_RULES,
     **OTHERS,
+    **BUDGET_RULES,
     **HERE_ALONE,
 }
 
