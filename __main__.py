@@ -22,6 +22,7 @@ ladder = gpu if gpu and gpu.class_entries else None
 queued = gpu.queue if gpu else None
 peered = build if build and build.peered else None
 balanced = ray if ray.balanced else None
+account, monthly_usd = stack.cost.billing_account, stack.cost.monthly_usd
 encryption_key = oasis.EncryptionKey(name=gke.secrets_encryption_key) if gke.secrets_encryption_key else None
 
 always = (oasis.Network, oasis.ArtifactRegistry, oasis.Bucket, oasis.Cluster, oasis.WorkloadIdentity)
@@ -33,10 +34,20 @@ optional = {
     oasis.Peering: peered,
     oasis.InternalAddress: balanced,
     oasis.EncryptionKey: encryption_key,
+    oasis.Budget: account,
 }
 apis = [api for part in (*always, *filter(optional.get, optional)) for api in part.APIS]
 services = oasis.ProjectServices("services", oasis.ProjectServicesArgs(site=site, apis=apis))
 cloud = pulumi.ResourceOptions(depends_on=[services])
+budget = (
+    account
+    and monthly_usd
+    and oasis.Budget(
+        "budget",
+        oasis.BudgetArgs(site=site, project_number=services.number, billing_account=account, monthly_usd=monthly_usd),
+        cloud,
+    )
+)
 
 proxied_port = DASHBOARD_PORT if stack.network.proxy_only else None
 network = oasis.Network(

@@ -31,6 +31,8 @@ _PROBES = {
     "compute.googleapis.com": ("compute/v1/", "projects/{project}/global/networks"),
     "container.googleapis.com": ("", "v1/projects/{project}/locations/-/clusters"),
     "iam.googleapis.com": ("", "v1/projects/{project}/serviceAccounts"),
+    # Of an account that is none: an API that is on answers something else than that it is off.
+    "billingbudgets.googleapis.com": ("", "v1/billingAccounts/000000-000000-000000/budgets"),
     "secretmanager.googleapis.com": ("", "v1/projects/{project}/secrets"),
     "serviceusage.googleapis.com": ("", "v1/projects/{project}/services/compute.googleapis.com"),
     "storage.googleapis.com": ("storage/v1/", "b?project={project}"),

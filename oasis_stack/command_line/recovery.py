@@ -42,7 +42,8 @@ IDENTITIES: Mapping[str, str] = {
 }
 """Ids of objects, by their inputs, of those types that cannot be made twice (the importers of
 hashicorp/terraform-provider-google-beta v7.45.0; pulumi-kubernetes, "Release", "Import"). Making another again does
-nothing: a grant, an enabled API, an object of Kubernetes, which is applied by name."""
+nothing: a grant, an enabled API, an object of Kubernetes, which is applied by name. But for a budget, whose id is
+Google's: a second one is made, and tells too."""
 
 
 _NAMES = frozenset({"accountId", "name", "repositoryId", "secretId"})

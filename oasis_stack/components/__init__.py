@@ -12,7 +12,7 @@ from oasis_stack.components.kuberay import KubeRay, KubeRayArgs
 from oasis_stack.components.network import InternalAddress, InternalAddressArgs, Network, NetworkArgs
 from oasis_stack.components.node_config import AdditionalNetwork, ClusterNetwork
 from oasis_stack.components.node_pool import GpuNodePool, GpuNodePoolArgs
-from oasis_stack.components.project_services import ProjectServices, ProjectServicesArgs
+from oasis_stack.components.project_services import Budget, BudgetArgs, ProjectServices, ProjectServicesArgs
 from oasis_stack.components.queue import Kueue, KueueArgs, Queue, QueueArgs
 from oasis_stack.components.ray_cluster import InternalLoadBalancer, RayCluster, RayClusterArgs
 from oasis_stack.components.rdma_network import RdmaNetwork, RdmaNetworkArgs
@@ -31,6 +31,8 @@ __all__ = [
     "Bucket",
     "BucketArgs",
     "BucketGrant",
+    "Budget",
+    "BudgetArgs",
     "Cluster",
     "ClusterArgs",
     "ClusterNetwork",

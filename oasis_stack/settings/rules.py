@@ -6,6 +6,7 @@ A rule is left out where a setting it reads is already refused, so that one mist
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
@@ -344,6 +345,19 @@ def _soft_delete(settings: Settings) -> Iterator[Problem]:
             )
 
 
+def _budget(settings: Settings) -> Iterator[Problem]:
+    cost = settings.cost
+    given = {"billing_account": cost.billing_account, "monthly_usd": cost.monthly_usd}
+    for key, other in itertools.permutations(given):
+        if given[key] is not None and given[other] is None:
+            yield Problem(
+                key=f"cost.{key}",
+                value=given[key],
+                allowed=f"only beside oasis:cost.{other}: a budget is an amount and the account that it is of",
+                remedy=f"set oasis:cost.{other} too, or remove this one for a stack without a budget",
+            )
+
+
 def _labels(settings: Settings) -> Iterator[Problem]:
     for key, value in settings.labels.items():
         if not names.LABEL_KEY_PATTERN.fullmatch(key) or not names.LABEL_VALUE_PATTERN.fullmatch(value):
@@ -391,6 +405,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("ray.dashboard_access", "ray.dashboard_client_ranges"), _dashboard),
     (("ray.version", "ray.image"), _image),
     (("data", "runs"), _soft_delete),
+    (("cost.billing_account", "cost.monthly_usd"), _budget),
     (("labels",), _labels),
 )
 """Each rule with the settings it reads."""

@@ -441,6 +441,20 @@ class CostSettings:
     max_hourly_usd: Annotated[int, Between(1, 1_000_000)] | None = None
     """Most USD an hour, by list prices, that the stack could cost with every pool at its `max_nodes`: one that could
     cost more is neither previewed nor made. No limit by default."""
+    billing_account: (
+        Annotated[
+            str,
+            Matching(
+                r"[0-9A-F]{6}(-[0-9A-F]{6}){2}", "a Cloud Billing account's ID, as 01AB23-4CD567-89EF01, in capitals"
+            ),
+        ]
+        | None
+    ) = None
+    """Account that pays for the project, in USD: it gets a budget that watches this project alone. No budget by
+    default; legal only with `monthly_usd`."""
+    monthly_usd: Annotated[int, Between(1, 100_000_000)] | None = None
+    """The budget's amount for a calendar month. Google mails the account's administrators and users when half of it,
+    90 % and all of it is spent, and when all of it is forecast to be. It stops nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from oasis_stack.command_line.offline import Deployment, Registered
 from tests.support.pages import section
 from tests.support.program import deploy_stack
-from tests.support.setting_examples import HUB_TOKEN, KMS_KEY
+from tests.support.setting_examples import BILLING_ACCOUNT, HUB_TOKEN, KMS_KEY
 from tests.support.stacks import changed
 
 NODE_POOL, CLUSTER = "gcp:container/nodePool:NodePool", "gcp:container/cluster:Cluster"
@@ -37,6 +37,7 @@ ALLOWS = {
 
 MAKERS = {
     "gcp:artifactregistry/": {"artifactregistry.admin"},
+    "gcp:billing/budget": {"billing.costsManager"},
     "gcp:cloudbuild/workerPool": {"cloudbuild.workerPoolOwner"},
     "gcp:compute/firewall": {"compute.securityAdmin"},
     "gcp:compute/": {"compute.networkAdmin"},
@@ -79,6 +80,7 @@ def everything() -> Deployment:
     key = KMS_KEY.replace("us-east4", "us-central1")
     config = changed("oasis:cluster", {"secrets_encryption_key": key}, changed("oasis:build.peered", True))
     config = changed("oasis:network.proxy_only", True, config)
+    config = changed("oasis:cost", {"billing_account": BILLING_ACCOUNT, "monthly_usd": 5000}, config)
     config = changed("oasis:registry", {"docker_hub": HUB_LOGIN}, config)
     queued = {"mode": "queued", "max_nodes": 2}
     team = {"name": "vision", "gpu_nodes": 1, "members": ["user:vision@example.com"]}

@@ -206,6 +206,22 @@ MISTAKES = {
         "oasis:ray.dashboard_client_ranges", ["0.0.0.0/0"], "10.0.0.0/8", named="oasis:ray.dashboard_client_ranges[0]"
     ),
     "soft delete between the steps": Mistake("oasis:data.soft_delete_days", 3, "0, or 7 to 90"),
+    "billing account in small letters": Mistake(
+        "oasis:cost.billing_account", "01ab23-4cd567-89ef01", "as 01AB23-4CD567-89EF01, in capitals"
+    ),
+    "billing account by its full name": Mistake(
+        "oasis:cost.billing_account", "billingAccounts/01AB23-4CD567-89EF01", "a Cloud Billing account's ID"
+    ),
+    "budget without an amount": Mistake(
+        "oasis:cost.billing_account", "01AB23-4CD567-89EF01", "set oasis:cost.monthly_usd too, or remove this one"
+    ),
+    "budget of nobody": Mistake("oasis:cost.monthly_usd", 5000, "only beside oasis:cost.billing_account"),
+    "budget of nothing": Mistake(
+        "oasis:cost",
+        {"billing_account": "01AB23-4CD567-89EF01", "monthly_usd": 0},
+        "from 1 to 100000000",
+        named="oasis:cost.monthly_usd",
+    ),
     "key without a secret": Mistake("oasis:wandb", None, "oasis:wandb: {}"),
     "key in plain text": Mistake("oasis:wandb_api_key", "local-0123", "revoke that key"),
     "section that is a text": Mistake("oasis:ray", "2.60.0", "section"),

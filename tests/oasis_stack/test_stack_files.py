@@ -54,6 +54,8 @@ def test_the_dev_stack_shows_every_setting_but_those_that_are_written_into_it() 
         "oasis:registry.docker_hub",
         "oasis:teams",
         "oasis:cost.max_hourly_usd",
+        "oasis:cost.billing_account",
+        "oasis:cost.monthly_usd",
         *(
             f"oasis:gpu.capacity[{index}].{field}"
             for index in range(3)

@@ -86,6 +86,10 @@ def stacks(draw: some.DrawFn) -> dict[str, Any]:
         "oasis:build": {"peered": draw(some.booleans())},
         "oasis:wandb": {"keep": draw(some.booleans())},
         "oasis:data": {"keep": draw(some.booleans()), "soft_delete_days": draw(some.sampled_from([0, 7, 90]))},
+        "oasis:cost": {
+            "billing_account": draw(some.from_regex(r"[0-9A-F]{6}(-[0-9A-F]{6}){2}", fullmatch=True)),
+            "monthly_usd": draw(some.integers(1, 100_000_000)),
+        },
         "oasis:labels": draw(some.dictionaries(some.sampled_from(["team", "cost-centre"]), some.just("vision"))),
         "oasis:ray": {"namespace": draw(some.from_regex(r"[a-z][a-z0-9]{0,62}", fullmatch=True))},
         "oasis:cluster": draw(

@@ -26,10 +26,13 @@ SUBNET = ("gcp:compute/subnetwork:Subnetwork", "network-nodes")
 GPU_POOL = "gcp:container/nodePool:NodePool"
 BUCKET = "gcp:storage/bucket:Bucket"
 
+BUDGET = ("gcp:billing/budget:Budget", "budget")
+
 TEAM = ("kubernetes:kueue.x-k8s.io/v1beta2:ClusterQueue", "team-vision")
 TEAM_GPUS = "spec.resourceGroups[0].flavors[1].resources[2]"
 
 KMS_KEY = "projects/keys-project/locations/us-east4/keyRings/ring/cryptoKeys/secrets"
+BILLING_ACCOUNT = "01AB23-4CD567-89EF01"
 HUB_TOKEN = "projects/keys-project/secrets/docker-hub/versions/3"
 IMAGE = "us-east4-docker.pkg.dev/my-project/mine-docker/ray@sha256:" + "0a" * 32
 CPU_GROUP, GPU_GROUP = "spec.workerGroupSpecs[0]", "spec.workerGroupSpecs[1]"
@@ -168,6 +171,8 @@ EXAMPLES: dict[str, Example] = {
     "registry.keep_versions": Example(17, IMAGES, "cleanupPolicies[0].mostRecentVersions.keepCount", 17),
     "registry.docker_hub.username": Example("mydockerid", MIRROR, f"{_LOGIN}.username", "mydockerid"),
     "registry.docker_hub.password_secret": Example(HUB_TOKEN, MIRROR, f"{_LOGIN}.passwordSecretVersion", HUB_TOKEN),
+    "cost.billing_account": Example(BILLING_ACCOUNT, BUDGET, "billingAccount", BILLING_ACCOUNT),
+    "cost.monthly_usd": Example(54_321, BUDGET, "amount.specifiedAmount.units", "54321"),
     "build.machine_type": Example("c3-highcpu-44", WORKERS, "workerConfig.machineType", "c3-highcpu-44"),
     "build.disk_gb": Example(345, WORKERS, "workerConfig.diskSizeGb", 345),
     "build.peered": Example(True, WORKERS, "networkConfig.peeredNetworkIpRange", "10.48.82.0/24"),

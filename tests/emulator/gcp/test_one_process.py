@@ -19,13 +19,22 @@ from tests.emulator.google import enable
 from tests.emulator.one_process import Cut, OneProcess, resumed
 from tests.emulator.provider_client import Failed
 from tests.support.legal_stacks import stacks
-from tests.support.setting_examples import ALONE, EXAMPLES, HUB_TOKEN, NOT_IN_THE_CLOUD, everything_changed
+from tests.support.setting_examples import (
+    ALONE,
+    BILLING_ACCOUNT,
+    BUDGET,
+    EXAMPLES,
+    HUB_TOKEN,
+    NOT_IN_THE_CLOUD,
+    everything_changed,
+)
 from tests.support.stacks import FULL, changed
 
 CLOUD_PAGE = Path(__file__).parents[3] / "docs" / "cloud.md"
 PROJECT = "//cloudresourcemanager.googleapis.com/projects/some-project"
 SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PEERED = changed("oasis:build.peered", True)
+BUDGETED = changed("oasis:cost", {"billing_account": BILLING_ACCOUNT, "monthly_usd": 50_000}, PEERED)
 
 TOGETHER: list[set[str]] = [
     {"cluster.authorized_networks[0].name", "cluster.authorized_networks[0].cidr", "cluster.endpoint"},
@@ -35,16 +44,18 @@ TOGETHER: list[set[str]] = [
     {"cluster.system_pool.machine_type", "ray.head.cpus", "ray.head.memory_gb"},
     {"cluster.cpu_pool.machine_type", "ray.cpu_worker.cpus", "ray.cpu_worker.memory_gb"},
     {"cluster.cpu_pool.max_nodes", "ray.cpu_workers_max"},
+    {"cost.billing_account", "cost.monthly_usd"},
 ]
 """Settings that are legal only with each other, changed at once."""
 
-LADDER = {
+VALUES = {
     "gpu.capacity[].max_nodes": ("oasis:gpu.capacity[0].max_nodes", 3),
     "gpu.capacity[].max_run_duration_hours": ("oasis:gpu.capacity[3].max_run_duration_hours", 25),
     "gpu.capacity[].compact_placement": ("oasis:gpu.capacity[0].compact_placement", False),
     "gpu.capacity[].reservation": ("oasis:gpu.capacity[0].reservation", "another"),
+    "cost.billing_account": ("oasis:cost.billing_account", "0A0A0A-0B0B0B-0C0C0C"),
 }
-"""Fields of a ladder's entries, and a change of each."""
+"""Fields of a ladder's entries, and what is legal only beside another setting, with a change of each."""
 
 ELSEWHERE = {"project", "region", "zone", "cluster.secrets_encryption_key"}
 """Settings that say where the stack is: the page has it destroyed first."""
@@ -52,7 +63,7 @@ ELSEWHERE = {"project", "region", "zone", "cluster.secrets_encryption_key"}
 UNCHANGED = {"cluster.deletion_protection", *NOT_IN_THE_CLOUD, *ALONE, *ELSEWHERE} | {
     key for key in EXAMPLES if key.endswith(".adopt") or key.startswith("gpu.capacity")
 }
-"""Settings that are for the first `up` alone, would keep the others from being shown, or are in `LADDER`."""
+"""Settings that are for the first `up` alone, would keep the others from being shown, or are in `VALUES`."""
 
 SHARED = {"emulator/operation", "serviceusage/service"}
 """Kinds of which all stacks of a project use the same."""
@@ -137,8 +148,8 @@ def test_a_change_of_a_setting_makes_anew_what_the_docs_say_and_nothing_else(tmp
     documented, whole = _documented(), everything_changed(UNCHANGED)
     in_place = EXAMPLES.keys() - UNCHANGED - documented.keys()
     changes = {key: everything_changed(UNCHANGED | _with(key)) for key in documented.keys() & EXAMPLES.keys()}
-    changes |= {key: changed(path, value, whole) for key, (path, value) in LADDER.items()}
-    changes["all the others"] = everything_changed(UNCHANGED | in_place)
+    changes |= {key: changed(path, value, whole) for key, (path, value) in VALUES.items()}
+    changes["all the others"] = everything_changed(UNCHANGED.union(*map(_with, in_place)))
     anew: dict[str, set[str]] = {}
     for key, config in sorted(changes.items()):
         other = google.configured(config, tmp_path / re.sub(r"\W", "-", key))
@@ -234,15 +245,49 @@ def test_no_legal_stack_is_refused_and_every_one_goes_by_one_destroy(
     assert [(one.kind, one.name) for one in google.cloud.inventory().other] == []
 
 
+def test_a_budget_follows_its_settings_and_goes_with_them_or_with_the_stack(
+    standing: OneProcess, tmp_path: Path
+) -> None:
+    google = standing.configured(BUDGETED, tmp_path / "budgeted")
+    deployment = google.up()
+    assert google.again(deployment) == {}
+    made = google.held[BUDGET]
+    (budget,) = google.cloud.list("billingbudgets/budget")
+    assert made.id == budget.name and budget.name.startswith(f"billingAccounts/{BILLING_ACCOUNT}/budgets/")
+    assert budget.body["amount"] == {"specifiedAmount": {"currencyCode": "USD", "units": "50000"}}
+    assert budget.body["displayName"] == "oasis in some-project"
+
+    more = google.configured(changed("oasis:cost.monthly_usd", 60_000, BUDGETED), tmp_path / "more")
+    deployment = more.up()
+    assert [(step.op, step.name) for step in more.steps] == [("update", "budget")]
+    assert more.again(deployment) == {} and more.held[BUDGET].id == made.id
+    assert more.cloud.get("billingbudgets/budget", made.id).body["amount"]["specifiedAmount"]["units"] == "60000"
+
+    without = more.configured(PEERED, tmp_path / "without")
+    without.up()
+    assert without.cloud.list("billingbudgets/budget") == []
+    more.destroy()
+    assert [one.name for one in more.cloud.inventory().other] == []
+
+
 @pytest.mark.thorough
 def test_the_documented_roles_are_enough_for_up_and_destroy_and_each_of_them_is_needed(tmp_path: Path) -> None:
-    (row,) = re.findall(r"^\| \*\*deployer\*\* .*$", CLOUD_PAGE.read_text(), re.MULTILINE)
+    page = CLOUD_PAGE.read_text()
+    (row,) = re.findall(r"^\| \*\*deployer\*\* .*$", page, re.MULTILINE)
     roles = set(re.findall(r"`(roles/[\w.]+)`", row))
+    of_the_account = set(
+        re.findall(r"^\| deployer \| `(.*?)` \| the account of `cost.billing_account`", page, re.MULTILINE)
+    )
     for name, config in {"default": FULL, "peered": PEERED}.items():
         google = OneProcess(tmp_path / name, config, roles)
         google.up()
         google.destroy()
         assert [one.name for one in google.cloud.inventory().other if PROJECT not in one.name] == []
+    google = OneProcess(tmp_path / "budgeted", BUDGETED, roles, of_the_account)
+    google.up()
+    google.destroy()
+    with pytest.raises(Failed, match=r"Error 403.*roles/billing\.costsManager"):
+        OneProcess(tmp_path / "not-of-the-account", BUDGETED, roles | of_the_account).up()
     for role in sorted(roles):
         with pytest.raises(Failed, match=f"Error 403.*{re.escape(role)}"):
             OneProcess(tmp_path / role.rpartition("/")[2], FULL, roles - {role}).up()

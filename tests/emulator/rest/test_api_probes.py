@@ -15,6 +15,7 @@ API_SECONDS = 5.0
 
 ASKED = (
     "artifactregistry.googleapis.com",
+    "billingbudgets.googleapis.com",
     "cloudbuild.googleapis.com",
     "compute.googleapis.com",
     "container.googleapis.com",
