@@ -54,6 +54,8 @@ WAYS = {"as the program does": None, "without waits, three tries": 3, "without w
 
 SETS_AT_ONCE = 10
 
+_DIGITS = "0123456789abcdef"
+
 _OWN_NAME = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{7}|oasis-[a-z]+(?=@)")
 """As Pulumi makes names up, and those that the program fixes."""
 
@@ -242,13 +244,15 @@ def _runs(google: OneProcess, chance: random.Random, minutes: int, tries: int | 
 def _similar(chance: random.Random) -> Callable[[re.Match[str]], str]:
     """A way to make another name of one: longer, shorter, or different in one place."""
     length = chance.randint(1, 3)
-    letters = "".join(chance.choices("0123456789abcdef", k=length))
+    letters = "".join(chance.choices(_DIGITS, k=length))
+    another = dict(zip(_DIGITS, _DIGITS[1:] + _DIGITS[:1], strict=True))
     ways: tuple[Callable[[str], str], ...] = (
         lambda name: f"{name}{letters}",
         lambda name: f"{name}-{letters}",
         lambda name: f"{letters}-{name}",
         lambda name: name[:-length],
-        lambda name: f"{name[:-1]}{letters[0]}",
+        # Never the same: who is in this stack's own network is none of its neighbours, and is waited for.
+        lambda name: f"{name[:-1]}{another[letters[0]] if name.endswith(letters[0]) else letters[0]}",
     )
     way = chance.choice(ways)
     return lambda found: way(found[0])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from oasis_stack.command_line import (
     closed_pipe,
@@ -28,6 +29,7 @@ from oasis_stack.command_line.pulumi_stack import Stack
 from oasis_stack.command_line.stack_file import StackFileError
 from oasis_stack.facts.prices import PriceTableError
 from oasis_stack.facts.problem import SettingsError
+from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import from_config, parse
 
 EMULATED_VARIABLE, EMULATED_STACK = "STORAGE_EMULATOR_HOST", "local"
@@ -43,6 +45,7 @@ In order, for a new stack:
   cp Pulumi.dev.yaml Pulumi.mine.yaml, and edit it     every section is in it, and explained
   python -m oasis_stack init --stack mine              state bucket, key, project
   python -m oasis_stack plan --stack mine              check what it means, at no cost
+  python -m oasis_stack preflight --stack mine         ask Google what the project lacks for it; changes nothing
   pulumi up -s mine                                    15 to 25 minutes
   python -m oasis_stack image --stack mine             then `pulumi up -s mine` again
   python -m oasis_stack restart --stack mine           Ray pods with the new image; asks first
@@ -60,6 +63,11 @@ _PRICES = """\
 Changes one file of this checkout, oasis_stack/facts/prices.csv, of which `plan`, the outputs and
 oasis:cost.max_hourly_usd make their sums; what the catalogue does not say stays as it was. Needs Google credentials
 (`gcloud auth application-default login`) and the API cloudbilling.googleapis.com, on in the stack's project."""
+_PREFLIGHT = """\
+Asks with your own credentials (`gcloud auth application-default login`) and changes nothing: the project, billing,
+APIs, your permissions, machine types, quotas, reservations, keys, organisation policies. Exit status 1 if `up` would
+fail; what Google does not tell you is said, and fails nothing. It takes some seconds; without credentials, only what is
+on this machine is looked at."""
 _PULUMI = """\
 Needs pulumi, gke-gcloud-auth-plugin, and Google credentials (`gcloud auth application-default login`)."""
 _IMAGE = """\
@@ -100,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
         help="Google Cloud project id, written into the stack file as gcp:project. Needed if neither the file nor\n"
         "`gcloud config get-value project` names one; refused if the file names another",
     )
+    command("preflight", "say what the project lacks for this stack, before anything is made", _PREFLIGHT)
     command("prices", "read the list prices of what the stack runs from Google's catalogue", _PRICES)
     for name, does, more in (
         ("preview", "check the settings, then `pulumi preview`", _PULUMI),
@@ -179,6 +188,8 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
             _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(config))]))
         parse(values, now.date())
         return OK
+    if options.command == "preflight":
+        return _preflight(settings, stack_file.config(stack.file))
     if options.command == "prices":
         price_catalogue.refresh(settings, now.date(), _say)
         return OK
@@ -206,6 +217,16 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     if options.command == "up":
         return recovery.up(stack, _say, yes=options.yes)
     return stack.run(options.command, extra=["--yes"] if options.yes else [])
+
+
+def _preflight(settings: Settings, config: dict[str, Any]) -> int:
+    # As for `plan`: the program says which APIs it uses.
+    from oasis_stack.command_line import offline
+    from oasis_stack.preflight import report
+
+    services = offline.deploy_stack({key: value for key, value in config.items() if key != LIMIT})
+    apis = [found.inputs["service"] for found in services if found.type == "gcp:projects/service:Service"]
+    return OK if report.run(settings, apis, _say) else FAILED
 
 
 def _say(text: str) -> None:

@@ -253,13 +253,18 @@ def google_says_disabled(api: str, project: str) -> bool:
         return False
     base, path = _PROBES[api]
     service = api.partition(".")[0]
-    answer = _request(project, google_api(service, f"https://{api}/{base}") + path.format(project=project), {})
+    url = google_api(service, f"https://{api}/{base}") + path.format(project=project)
+    return says_disabled(google_answer(project, url))
+
+
+def says_disabled(answer: requests.Response) -> bool:
+    """True for the refusal of an API that is not enabled."""
     # SERVICE_DISABLED is google.rpc.ErrorInfo's reason; storage and compute, which are older, say accessNotConfigured.
     return answer.status_code == 403 and ("SERVICE_DISABLED" in answer.text or "accessNotConfigured" in answer.text)
 
 
 def _get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-    answer = _request(project, url, parameters)
+    answer = google_answer(project, url, parameters)
     if answer.status_code == 404:
         return {}
     if answer.status_code != 200:
@@ -269,7 +274,15 @@ def _get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any
     return answer.json()
 
 
-def _request(project: str, url: str, parameters: Mapping[str, str]) -> requests.Response:
+def google_answer(
+    project: str, url: str, parameters: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+) -> requests.Response:
+    """The answer to a GET, or to a POST of `body`, whatever it says.
+
+    Raises:
+        RequestRefused: no credentials.
+        NotAnswering: the request may succeed later.
+    """
     import google.auth
     import google.auth.credentials
     import google.auth.exceptions
@@ -285,7 +298,9 @@ def _request(project: str, url: str, parameters: Mapping[str, str]) -> requests.
         if isinstance(credentials, google.auth.credentials.CredentialsWithQuotaProject):
             # Otherwise Google also asks whether the API is on in the project that the credentials come from.
             credentials = credentials.with_quota_project(project)
-        answer = AuthorizedSession(credentials).get(url, params=parameters, timeout=REQUEST_SECONDS)
+        verb = "GET" if body is None else "POST"
+        session = AuthorizedSession(credentials)
+        answer = session.request(verb, url, params=parameters, json=body, timeout=REQUEST_SECONDS)
     except google.auth.exceptions.TransportError as failure:
         raise NotAnswering(f"no access token yet ({failure})") from failure
     except google.auth.exceptions.GoogleAuthError as failure:

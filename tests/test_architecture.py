@@ -24,7 +24,8 @@ MORE_SIBLINGS = {"oasis_stack/components": 20}
 
 ORDER = {
     "oasis_stack": """
-        facts settings live_state wait pod_specs ray_namespace components stack_outputs command_line __main__
+        facts settings live_state wait pod_specs ray_namespace components stack_outputs command_line preflight
+        __main__
     """,
     "workloads": """
         errors environment run_name closed_pipe emulated interruption tables storage reporting cluster command_parser
@@ -52,7 +53,7 @@ RAY = (
     "oasis_stack.ray_namespace",
 )
 
-READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line")
+READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line", "preflight")
 
 
 @dataclass(frozen=True)

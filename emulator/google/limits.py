@@ -1,9 +1,10 @@
 """What a project may have, and what a zone has: `limits.json` in the emulator's folder says so, and nothing else bites.
 
-What Google grants a project, and what its zones hold on a day, is not published. The file holds an object with two
-parts: `quotas`, by Compute Engine's names, those of a region with it (`{"NETWORKS": 5,
+What Google grants a project, and what its zones hold on a day, is not published. The file holds an object of up
+to three parts: `quotas`, by Compute Engine's names, those of a region with it (`{"NETWORKS": 5,
 "us-central1/STATIC_ADDRESSES": 1}`); `capacity`, by zone and by the way in which nodes are bought
-(`{"us-central1-b/flex-start": 0}`), in nodes with GPUs.
+(`{"us-central1-b/flex-start": 0}`), in nodes with GPUs; `absent`, what zones do not offer
+(`["us-central1-b/a3-ultragpu-8g", "us-central1-b-vpc-roce"]`) when they are asked for it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ _GPU_WORDS: Mapping[str, str] = {"nvidia-h200-141gb": "NVIDIA_H200_GPUS", "nvidi
 """The quota of an accelerator's GPUs; that of those which can be taken back has PREEMPTIBLE_ before it."""
 
 
+_ALL_GPUS = "GPUS_ALL_REGIONS"
+"""Of the whole project. It is shown, and keeps no node away: what GKE's autoscaler is told of it is not published."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The file's content."""
@@ -47,20 +52,26 @@ class Limits:
     """Most of what a quota counts, by its name."""
     capacity: Mapping[str, int]
     """Nodes with GPUs that a zone holds in all, by `<zone>/<mode>`."""
+    absent: frozenset[str]
+    """Machine types, as `<zone>/<machine type>`, and network profiles that there are not."""
 
 
 def read(cloud: Cloud) -> Limits:
     """What the file says; nothing if there is none. Raises RefusedCall for a file that is not as said above."""
     file = cloud.directory / FILE
     content = json.loads(file.read_text()) if file.exists() else {}
-    found = Limits(quotas=content.pop("quotas", {}), capacity=content.pop("capacity", {}))
+    found = Limits(
+        quotas=content.pop("quotas", {}),
+        capacity=content.pop("capacity", {}),
+        absent=frozenset(content.pop("absent", ())),
+    )
     wrong = [
         *content,
         *(name for name in found.quotas if not _is_known(name)),
         *(name for name in found.capacity if name.partition("/")[2] not in MODES),
     ]
     if wrong:
-        known = ", ".join([*_COUNTED, *_GPU_WORDS.values()])
+        known = ", ".join([*_COUNTED, *_GPU_WORDS.values(), _ALL_GPUS])
         modes = ", ".join(MODES)
         message = f"{FILE}: {wrong[0]!r} is no quota ({known}) and no zone's mode (ZONE/MODE; modes are {modes})"
         raise RefusedCall(400, message, "badRequest")
@@ -101,7 +112,7 @@ def usage(cloud: Cloud, project: str, metric: str, region: str = "") -> float:
             sum(
                 GPU_MACHINES[config["machineType"]].gpus * count
                 for config, zone, count in _gpu_nodes(cloud, project)
-                if zone.startswith(f"{region}-") and metric_of(config) == metric
+                if metric == _ALL_GPUS or (zone.startswith(f"{region}-") and metric_of(config) == metric)
             )
         )
     kind, counts = _COUNTED[metric]
@@ -165,7 +176,7 @@ def _gpu_nodes(cloud: Cloud, project: str) -> Iterator[tuple[Mapping[str, Any], 
 def _is_known(quota: str) -> bool:
     region, _, metric = quota.rpartition("/")
     gpus = {f"{prefix}{word}" for prefix in ("", "PREEMPTIBLE_") for word in _GPU_WORDS.values()}
-    return metric in {*_COUNTED, *gpus} and bool(region) == bool(_REGIONAL.fullmatch(metric))
+    return metric in {*_COUNTED, *gpus, _ALL_GPUS} and bool(region) == bool(_REGIONAL.fullmatch(metric))
 
 
 def _region_of(name: str) -> str:

@@ -23,6 +23,7 @@ ROLES: Mapping[str, str] = {
     "roles/billing.costsManager": "billing.budgets.*",
     "roles/cloudbuild.workerPoolOwner": f"cloudbuild.workerpools.* {_READS}",
     "roles/cloudkms.admin": f"cloudkms.cryptoKeys.* {_READS}",
+    "roles/cloudquotas.viewer": "cloudquotas.quotas.get",
     "roles/compute.networkAdmin": f"""
         compute.addresses.* compute.globalAddresses.* compute.networks.* compute.routers.* compute.subnetworks.*
         compute.forwardingRules.* compute.firewalls.get compute.firewalls.list compute.instanceGroupManagers.get
@@ -34,12 +35,16 @@ ROLES: Mapping[str, str] = {
         compute.firewalls.* compute.networks.get compute.networks.list compute.networks.updatePolicy compute.routers.get
         compute.routers.list compute.subnetworks.get compute.subnetworks.list serviceusage.services.get
         serviceusage.services.list {_READS}""",
+    "roles/compute.viewer": f"""
+        compute.machineTypes.get compute.networkProfiles.get compute.projects.get compute.regions.get
+        compute.reservations.get {_READS}""",
     "roles/container.admin": f"container.clusters.* {_READS}",
     "roles/iam.serviceAccountAdmin": f"""
         iam.serviceAccounts.create iam.serviceAccounts.delete iam.serviceAccounts.get iam.serviceAccounts.getIamPolicy
         iam.serviceAccounts.list iam.serviceAccounts.setIamPolicy iam.serviceAccounts.update {_READS}""",
     "roles/iam.serviceAccountUser": f"""
         iam.serviceAccounts.actAs iam.serviceAccounts.get iam.serviceAccounts.list {_READS}""",
+    "roles/orgpolicy.policyViewer": "orgpolicy.policy.get",
     "roles/resourcemanager.projectIamAdmin": "resourcemanager.projects.*",
     "roles/secretmanager.admin": f"secretmanager.* {_READS}",
     "roles/secretmanager.secretAccessor": f"secretmanager.versions.access {_READS}",
@@ -53,6 +58,9 @@ _UNGUARDED = frozenset(
     {
         # "Get publicly available Google Cloud pricing information": public, and takes no role.
         "cloudbilling.services.skus.list",
+        # "projects.testIamPermissions", "billingAccounts.testIamPermissions": no authorization is required.
+        "cloudbilling.billingAccounts.testIamPermissions",
+        "cloudresourcemanager.projects.testIamPermissions",
         # No public source says which permission this takes: anyone may.
         "serviceusage.services.generateServiceIdentity",
     }
@@ -61,6 +69,10 @@ _UNGUARDED = frozenset(
 _EXCEPTIONS: Mapping[str, str] = {
     # Discovery document, description of the method.
     "cloudbilling.projects.getBillingInfo": _READS,
+    # Its REST reference, "IAM Permissions"; of the older v1 of these policies the permission is the same.
+    "orgpolicy.projects.policies.getEffectivePolicy": "orgpolicy.policy.get",
+    # google-cloud-quotas 0.6.3: its methods read "quotas".
+    "cloudquotas.projects.locations.services.quotaInfos.list": "cloudquotas.quotas.get",
     "secretmanager.projects.secrets.addVersion": "secretmanager.versions.add",
     # "Configure private services access", permissions.
     "servicenetworking.services.connections.create": "servicenetworking.services.addPeering",
@@ -109,6 +121,14 @@ def require_permission(call: Call, permission: str, resource: str) -> None:
         known = ", ".join(roles_with(permission)) or "none that is known here"
         denied = f"Permission '{permission}' denied for resource '{resource}' (or it may not exist)."
         raise RefusedCall(403, f"{denied} Roles that hold it: {known}.", "forbidden")
+
+
+def tested(call: Call, resource: str) -> dict[str, list[str]]:
+    """Those of the permissions that a caller asks about which it holds on a resource itself."""
+    held = policies.roles(call.cloud, resource, call.principal)
+    asked: list[str] = call.body.get("permissions", [])
+    found = [permission for permission in asked if not call.principal or holds(held, permission)]
+    return {"permissions": found} if found else {}
 
 
 def roles_with(permission: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from oasis_stack.facts import capacity_rules
 from oasis_stack.facts.prices import Price
 from oasis_stack.facts.problem import config_key
-from oasis_stack.settings import cost
+from oasis_stack.settings import cost, quota
 from oasis_stack.settings.schema import GpuSettings, Settings
 
 
@@ -94,24 +94,9 @@ def _ladder(gpu: GpuSettings) -> Iterator[str]:
 
 
 def _quotas(settings: Settings) -> Iterator[str]:
-    gpu = settings.gpu
-    if gpu is None:
-        return
-    shared = sum(entry.max_nodes for entry in gpu.capacity if entry.mode in ("flex-start", "queued", "spot"))
-    own = gpu.max_nodes - shared
-    model = gpu.machine.accelerator.split("-")[1].upper()
     yield f"Quotas to hold in {settings.region} (the ladder's sum)"
-    if shared:
-        yield (
-            f"  PREEMPTIBLE-NVIDIA-{model}-GPUS-per-project-region: {shared * gpu.machine.gpus} "
-            "(flex-start, queued and Spot)"
-        )
-    if own:
-        yield (
-            f"  GPUS-PER-GPU-FAMILY-per-project-region, gpu_family=NVIDIA_{model}: {own * gpu.machine.gpus} "
-            "(reservation and on-demand)"
-        )
-    yield f"  GPUS-ALL-REGIONS-per-project: {gpu.max_nodes * gpu.machine.gpus}"
+    for one in quota.of_gpus(settings):
+        yield f"  {one.called}: {one.most} ({one.what})"
 
 
 def _prices(settings: Settings, today: date) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from emulator.google.collection import Body, Call, Collection
+from emulator.google.permissions import tested
 
 ACCOUNT = "billingAccounts/000000-000000-000000"
 """The account of every emulated project."""
@@ -14,8 +15,24 @@ class Projects(Collection):
     kind = "resourcemanager/project"
 
     def do_get_billing_info(self, call: Call) -> Body:
+        found = call.cloud.find(self.kind, f"projects/{call.project}")
+        account = found.body.get("billingAccountName", ACCOUNT) if found else ACCOUNT
         name = f"projects/{call.project}/billingInfo"
-        return {"name": name, "projectId": call.project, "billingAccountName": ACCOUNT, "billingEnabled": True}
+        return {
+            "name": name,
+            "projectId": call.project,
+            "billingAccountName": account,
+            "billingEnabled": bool(account),
+        }
+
+
+class Accounts(Collection):
+    """`billingAccounts/a`."""
+
+    kind = "cloudbilling/billingAccount"
+
+    def do_test_iam_permissions(self, call: Call) -> Body:
+        return tested(call, self.full_name(call))
 
 
 class Skus(Collection):
@@ -26,4 +43,8 @@ class Skus(Collection):
     items = "skus"
 
 
-COLLECTIONS = {"cloudbilling.projects": Projects(), "cloudbilling.services.skus": Skus()}
+COLLECTIONS = {
+    "cloudbilling.billingAccounts": Accounts(),
+    "cloudbilling.projects": Projects(),
+    "cloudbilling.services.skus": Skus(),
+}

@@ -11,6 +11,11 @@ class CryptoKeys(Collection):
 
     kind = "cloudkms/cryptoKey"
 
+    def do_get(self, call: Call) -> Body:
+        found = call.cloud.find(self.kind, call.name)
+        state = found.body["state"] if found else "ENABLED"
+        return {"name": call.name, "purpose": "ENCRYPT_DECRYPT", "primary": {"state": state}}
+
     def do_get_iam_policy(self, call: Call) -> Body:
         return policies.get(call.cloud, self.full_name(call))
 

@@ -1,9 +1,11 @@
-"""Resource Manager: projects, and who holds which role on them. A project exists once it is named."""
+"""Resource Manager: projects, who holds which role on them, and the organisation's policies for them. A project exists
+once it is named."""
 
 from __future__ import annotations
 
 from emulator.google import policies
-from emulator.google.collection import Body, Call, Collection
+from emulator.google.collection import Body, Call, Collection, numbered
+from emulator.google.permissions import tested
 from emulator.google.scope import project_number
 
 
@@ -14,14 +16,30 @@ class Projects(Collection):
 
     def do_get(self, call: Call) -> Body:
         project = call.project
+        found = call.cloud.find(self.kind, f"projects/{project}")
         number = project_number(project)
-        return {"projectId": project, "projectNumber": number, "name": project, "lifecycleState": "ACTIVE"}
+        state = found.body.get("lifecycleState", "ACTIVE") if found else "ACTIVE"
+        return {"projectId": project, "projectNumber": number, "name": project, "lifecycleState": state}
 
     def do_get_iam_policy(self, call: Call) -> Body:
         return policies.get(call.cloud, self.full_name(call))
+
+    def do_test_iam_permissions(self, call: Call) -> Body:
+        return tested(call, self.full_name(call))
 
     def do_set_iam_policy(self, call: Call) -> Body:
         return policies.put(call.cloud, self.full_name(call), call.body["policy"])
 
 
-COLLECTIONS = {"cloudresourcemanager.projects": Projects()}
+class Policies(Collection):
+    """`projects/p/policies/c`: the effective organisation policy; without rules
+    where a test has put none there."""
+
+    kind = "orgpolicy/policy"
+
+    def do_get_effective_policy(self, call: Call) -> Body:
+        found = call.cloud.find(self.kind, call.name)
+        return {"name": numbered(call.name), "spec": found.body if found else {}}
+
+
+COLLECTIONS = {"cloudresourcemanager.projects": Projects(), "orgpolicy.projects.policies": Policies()}

@@ -22,7 +22,7 @@ from emulator.google.apis.compute_collection import (
 from emulator.google.cloud import CloudObject, Use
 from emulator.google.collection import Body, Call, last, name_path
 from emulator.google.errors import InUseError, RefusedCall, in_googles_words
-from emulator.google.machines import ROCE_ZONES, roce_zone
+from emulator.google.machines import GPU_MACHINES, ROCE_ZONES, UnknownMachineError, machine_size, roce_zone
 
 _IN_NETWORK: Mapping[str, str] = {"network": "compute/network"}
 
@@ -265,6 +265,42 @@ class Projects(ComputeCollection):
         return {"kind": "compute#project", "name": call.project, "quotas": limits.shown(call.cloud, call.project)}
 
 
+class MachineTypes(ComputeCollection):
+    """`projects/p/zones/z/machineTypes/m`: its size."""
+
+    kind = "compute/machineType"
+
+    def do_get(self, call: Call) -> Body:
+        zone, name = call.name.split("/")[3], last(call.name)
+        gpus = GPU_MACHINES.get(name)
+        if (gpus and zone not in gpus.zones) or f"{zone}/{name}" in limits.read(call.cloud).absent:
+            raise _not_found(call)
+        try:
+            vcpus, memory_gb = machine_size(name)
+        except UnknownMachineError:
+            raise _not_found(call) from None
+        return {"kind": "compute#machineType", "name": name, "guestCpus": vcpus, "memoryMb": memory_gb * 1024}
+
+
+class NetworkProfiles(ComputeCollection):
+    """`projects/p/global/networkProfiles/n`: where it is."""
+
+    kind = "compute/networkProfile"
+
+    def do_get(self, call: Call) -> Body:
+        name = last(call.name)
+        zone = roce_zone(name)
+        if zone not in ROCE_ZONES or name in limits.read(call.cloud).absent:
+            raise _not_found(call)
+        return {"kind": "compute#networkProfile", "name": name, "location": {"scope": "ZONE", "name": zone}}
+
+
+class Reservations(ComputeCollection):
+    """`projects/p/zones/z/reservations/r`: those that a test has put there."""
+
+    kind = "compute/reservation"
+
+
 _ADDRESSES = (Addresses.kind, GlobalAddresses.kind)
 
 COLLECTIONS = {
@@ -272,10 +308,13 @@ COLLECTIONS = {
     "compute.firewalls": Firewalls(),
     "compute.forwardingRules": ForwardingRules(),
     "compute.globalAddresses": GlobalAddresses(),
+    "compute.machineTypes": MachineTypes(),
     "compute.networkEndpointGroups": NetworkEndpointGroups(),
+    "compute.networkProfiles": NetworkProfiles(),
     "compute.networks": Networks(),
     "compute.projects": Projects(),
     "compute.regions": Regions(),
+    "compute.reservations": Reservations(),
     "compute.routers": Routers(),
     "compute.subnetworks": Subnetworks(),
 }
@@ -347,6 +386,10 @@ def _require_block(label: str, block: str) -> None:
             f"Invalid value for field 'resource.{label}': '{block}'. Invalid IPCidrRange: a subnet range has between "
             "/4 and /29."
         )
+
+
+def _not_found(call: Call) -> RefusedCall:
+    return RefusedCall(404, f"The resource '{call.name}' was not found", "notFound")
 
 
 def _exhausted(where: str) -> RefusedCall:

@@ -1,4 +1,5 @@
-"""Service Usage: which APIs a project has enabled. One that was enabled just now refuses calls for a while yet."""
+"""Service Usage: which APIs a project has enabled, and its quotas. An API that was enabled just now refuses calls for a
+while yet."""
 
 from __future__ import annotations
 
@@ -84,4 +85,19 @@ class Services(Collection):
         return {"name": f"{parent}/services/{api}", "config": {"name": api}, "state": state, "parent": parent}
 
 
-COLLECTIONS = {"serviceusage.services": Services()}
+class QuotaInfos(Collection):
+    """`projects/p/locations/global/services/s/quotaInfos`: those that a test has put there, as what Google
+    grants a project is not published."""
+
+    kind = "cloudquotas/quotaInfo"
+    items = "quotaInfos"
+
+    def do_list(self, call: Call) -> Body:
+        found = call.cloud.list(self.kind, f"{call.name.removesuffix('/quotaInfos')}/")
+        return {"quotaInfos": [one.body for one in found]} if found else {}
+
+
+COLLECTIONS = {
+    "cloudquotas.projects.locations.services.quotaInfos": QuotaInfos(),
+    "serviceusage.services": Services(),
+}

@@ -269,6 +269,15 @@ NETWORK: Asked = {
     "a RoCE profile of a zone that has none": lambda g: g.post(
         NETWORKS, {"name": "n", "networkProfile": f"projects/{PROJECT}/global/networkProfiles/us-west4-a-vpc-roce"}
     ),
+    "a RoCE profile of such a zone, to read it": lambda g: g.ask(
+        "GET", f"{NETWORKS.removesuffix('networks')}networkProfiles/us-west4-a-vpc-roce", {}
+    ),
+    "a machine type of a zone that does not offer it": lambda g: g.ask(
+        "GET", f"compute/v1/projects/{PROJECT}/zones/us-west4-a/machineTypes/a3-ultragpu-8g", {}
+    ),
+    "a machine type that there is not": lambda g: g.ask(
+        "GET", f"compute/v1/projects/{PROJECT}/zones/us-central1-b/machineTypes/x9-8", {}
+    ),
     "a RoCE network with subnetworks of its own accord": lambda g: g.post(
         NETWORKS,
         {

@@ -1,0 +1,83 @@
+"""Questions to Google's APIs about one project, none of which changes anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from oasis_stack import live_state
+from oasis_stack.live_state import NotAnswering
+
+_PATHS = {"compute": "compute/v1/"}
+"""What precedes a resource's name in an API's paths, where it is not the version alone."""
+
+
+class UnseenError(Exception):
+    """Google does not answer this question to this caller."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+
+class Google:
+    """The APIs, asked as the caller, whose credentials are those of `pulumi up`."""
+
+    def __init__(self, project: str) -> None:
+        """Ask nothing yet.
+
+        Args:
+            project: id of the project that is asked about, and whose quota the questions take.
+        """
+        self.project = project
+
+    def get(self, api: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """An answer; None for what does not exist.
+
+        Args:
+            api: name of it: `compute`.
+            path: behind the API's address and, for Compute Engine, its version.
+            body: of a question that is sent as a POST.
+
+        Raises:
+            UnseenError: the API is off, the caller may not ask, or nothing answers.
+            RequestRefused: there are no credentials.
+        """
+        base = live_state.google_api(api, f"https://{api}.googleapis.com/{_PATHS.get(api, '')}")
+        try:
+            answer = live_state.google_answer(self.project, base + path, body=body)
+        except NotAnswering as failure:
+            raise UnseenError(f"{failure}", "Ask again.") from failure
+        if answer.status_code == 404:
+            return None
+        if answer.status_code == 200:
+            return answer.json()
+        if live_state.says_disabled(answer):
+            host = f"{api}.googleapis.com"
+            remedy = f"`gcloud services enable {host} --project {self.project}`, and ask again."
+            raise UnseenError(f"{host} is off in {self.project}, so that it was not asked", remedy)
+        said = _said(answer.text)
+        permission = re.search(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)'?", said)
+        need = f"the permission {permission[1]}" if permission else "the right to ask this"
+        remedy = f"Ask for {need}." if answer.status_code in (401, 403) else "Look at what it says."
+        raise UnseenError(f"{api}.googleapis.com answers {answer.status_code}: {said}", remedy)
+
+    def list(self, api: str, path: str, key: str) -> Iterator[dict[str, Any]]:
+        """All of a list. Raises as `get`."""
+        token = ""
+        while True:
+            answer = self.get(api, f"{path}{'&' if '?' in path else '?'}pageToken={token}" if token else path) or {}
+            yield from answer.get(key, [])
+            token = answer.get("nextPageToken", "")
+            if not token:
+                return
+
+
+def _said(text: str) -> str:
+    """The message of Google's error JSON, or the answer's beginning where it is none."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return text[:200]

@@ -1,0 +1,142 @@
+"""Organisation policies that would stop `up` of this stack; those that it obeys in any case are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from oasis_stack.preflight.finding import Finding, bad, good
+from oasis_stack.preflight.google import Google
+from oasis_stack.settings.schema import Settings
+
+Rules = list[Mapping[str, Any]]
+"""Of an effective policy (Organization Policy API v2, `PolicySpec.rules`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """One constraint, and how it stops the stack."""
+
+    name: str
+    concerns: Callable[[Settings], bool] = lambda settings: True
+    """Whether the stack makes what it is about."""
+    stops: Callable[[Rules, Settings], str]
+    """What it forbids of it; empty where nothing."""
+    remedy: str
+
+
+def enforced(rules: Rules) -> bool:
+    """True for a boolean constraint that is on."""
+    return any(rule.get("enforce") for rule in rules)
+
+
+def refused(rules: Rules, values: frozenset[str]) -> bool:
+    """True where a list constraint takes none of some values, each of which means the same thing.
+
+    Args:
+        rules: of the constraint.
+        values: as it may be written, as a value or as a group (`in:us-locations`).
+    """
+    if any(rule.get("denyAll") for rule in rules):
+        return True
+    lists = [rule.get("values", {}) for rule in rules]
+    denied = {value for one in lists for value in one.get("deniedValues", [])}
+    allowed = {value for one in lists for value in one.get("allowedValues", [])}
+    named = {f"is:{value}" for value in values} | values
+    return bool(denied & named) or (bool(allowed) and not allowed & named)
+
+
+def _locations(rules: Rules, settings: Settings) -> str:
+    # The groups of "Restricting resource locations": a region, the continent's, and the larger ones.
+    continent = settings.region.partition("-")[0]
+    names = {settings.region, f"in:{settings.region}-locations", f"in:{continent}-locations"}
+    names |= {"in:eu-locations"} if continent == "europe" else set[str]()
+    return f"nothing may be made in {settings.region}" if refused(rules, frozenset(names)) else ""
+
+
+def _services(apis: frozenset[str]) -> Callable[[Rules, Settings], str]:
+    def stopped(rules: Rules, settings: Settings) -> str:
+        off = sorted(api for api in apis if refused(rules, frozenset({api})))
+        return f"{', '.join(off)} may not be used" if off else ""
+
+    return stopped
+
+
+def _keys(rules: Rules, settings: Settings) -> str:
+    kept = ("artifactregistry", "compute", "container", "secretmanager", "storage")
+    denied = {value.removeprefix("is:") for rule in rules for value in rule.get("values", {}).get("deniedValues", [])}
+    wanted = sorted(f"{api}.googleapis.com" for api in kept if f"{api}.googleapis.com" in denied)
+    return (
+        f"{', '.join(wanted)} must be encrypted with keys of yours, which this program does not set" if wanted else ""
+    )
+
+
+def _whole(what: str) -> Callable[[Rules, Settings], str]:
+    """A list constraint that names resources: what it takes at all is not judged by name."""
+    return lambda rules, settings: what if any(rule.get("denyAll") for rule in rules) else ""
+
+
+def constraints(apis: frozenset[str]) -> list[Constraint]:
+    """Those that can stop a stack with these APIs (Organization Policy Service, "Organization policy constraints")."""
+    return [
+        Constraint(
+            name="gcp.resourceLocations",
+            stops=_locations,
+            remedy="Name a region that is allowed in oasis:region, or have this one allowed for the project.",
+        ),
+        Constraint(
+            name="gcp.restrictServiceUsage",
+            stops=_services(apis),
+            remedy="Have them allowed for the project: the stack cannot do without.",
+        ),
+        Constraint(
+            name="gcp.restrictNonCmekServices",
+            stops=_keys,
+            remedy="Have the project exempted, or use one without this policy.",
+        ),
+        Constraint(
+            name="iam.disableServiceAccountCreation",
+            stops=lambda rules, settings: "no service account may be made" if enforced(rules) else "",
+            remedy="Have the project exempted: nodes and image builds have accounts of their own.",
+        ),
+        Constraint(
+            name="compute.restrictCloudNATUsage",
+            stops=_whole("no subnet may use Cloud NAT, by which nodes without addresses reach the internet"),
+            remedy="Have the stack's subnets allowed.",
+        ),
+        Constraint(
+            name="compute.restrictVpcPeering",
+            concerns=lambda settings: settings.build is not None and settings.build.peered,
+            stops=_whole("no network may be peered"),
+            remedy="Leave oasis:build.peered out, or have servicenetworking's network allowed.",
+        ),
+        Constraint(
+            name="compute.restrictLoadBalancerCreationForTypes",
+            concerns=lambda settings: settings.ray.balanced,
+            stops=lambda rules, settings: (
+                "no internal load balancer may be made"
+                if refused(rules, frozenset({"INTERNAL_TCP_UDP", "in:INTERNAL"}))
+                else ""
+            ),
+            remedy="Leave oasis:ray.dashboard_access at port-forward, or have INTERNAL_TCP_UDP allowed.",
+        ),
+    ]
+
+
+def check(settings: Settings, google: Google, apis: frozenset[str]) -> Iterator[Finding]:
+    """Which effective policies of the project stop the stack."""
+    meant = [one for one in constraints(apis) if one.concerns(settings)]
+
+    def rules(constraint: Constraint) -> Rules:
+        path = f"v2/projects/{google.project}/policies/{constraint.name}:getEffectivePolicy"
+        return ((google.get("orgpolicy", path) or {}).get("spec") or {}).get("rules", [])
+
+    with ThreadPoolExecutor(len(meant)) as pool:
+        stopped = [one.stops(found, settings) for one, found in zip(meant, pool.map(rules, meant), strict=True)]
+    for one, what in zip(meant, stopped, strict=True):
+        if what:
+            yield bad(f"the policy {one.name}: {what}", one.remedy)
+    if not any(stopped):
+        yield good(f"none of {len(meant)} organisation policies stops it")

@@ -1,0 +1,73 @@
+"""`preflight`: all questions, asked side by side, and their findings as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from oasis_stack.live_state import RequestRefused
+from oasis_stack.preflight import access, organisation, places, quotas
+from oasis_stack.preflight.finding import Check, Finding
+from oasis_stack.preflight.google import Google
+from oasis_stack.settings.schema import Settings
+
+_MARKS = {"good": "ok ", "bad": "NO ", "unknown": "?  "}
+
+
+def checks(apis: Iterable[str]) -> list[Check]:
+    """Every check that asks Google, in the order in which they are shown."""
+    used = frozenset(apis)
+    return [
+        Check(title="Project", look=access.project),
+        Check(title="Billing", look=access.billing),
+        Check(title="APIs", look=partial(access.services, apis=used)),
+        Check(title="Permissions", look=access.permissions),
+        Check(title="Machine types", look=places.machine_types),
+        Check(title="RDMA network", look=places.rdma_network),
+        Check(title="Quotas", look=quotas.check),
+        Check(title="Reservations", look=places.reservations),
+        Check(title="Keys and secrets", look=places.keys),
+        Check(title="Organisation policies", look=partial(organisation.check, apis=used)),
+    ]
+
+
+def run(settings: Settings, apis: Iterable[str], say: Callable[[str], None]) -> bool:
+    """Ask, and say what was found; True if nothing is bad.
+
+    Args:
+        settings: of the stack.
+        apis: that it uses.
+        say: told of each finding.
+    """
+    google = Google(settings.project)
+    here = Check(title="Programs", look=access.programs)
+    found = {here.title: here.findings(settings, google)}
+    say(f"asking Google about {settings.project}; nothing is changed")
+    without = ""
+    asked = checks(apis)
+    try:
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = list(pool.map(lambda check: check.findings(settings, google), asked))
+        found |= dict(zip((check.title for check in asked), answers, strict=True))
+    except RequestRefused as refused:
+        without = str(refused)
+    for line in _lines(found):
+        say(line)
+    if without:
+        say(f"\nGoogle was asked nothing: {without}")
+        return False
+    bad = sum(finding.verdict == "bad" for findings in found.values() for finding in findings)
+    unseen = sum(finding.verdict == "unknown" for findings in found.values() for finding in findings)
+    say(f"\n{bad or 'nothing'} to mend before `up`" + (f"; {unseen} not known" if unseen else ""))
+    return not bad
+
+
+def _lines(found: dict[str, list[Finding]]) -> Iterator[str]:
+    for title, findings in found.items():
+        if findings:
+            yield f"\n{title}"
+        for finding in findings:
+            yield f"  {_MARKS[finding.verdict]} {finding.what}"
+            if finding.remedy:
+                yield f"      {finding.remedy}"

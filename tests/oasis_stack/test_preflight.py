@@ -1,0 +1,321 @@
+"""`make preflight` of a good project on the emulated Google, which finds nothing, and of one for each defect."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from emulator.google import policies
+from emulator.google.callers import Identity, set_identity
+from emulator.google.scope import project_number
+from oasis_stack import __main__ as command_line
+from oasis_stack.command_line.stack_file import ROOT
+from oasis_stack.preflight import access, report
+from oasis_stack.settings.settings import from_config, parse
+from tests.emulator.google import Google, enable, lead_clients_to, served
+from tests.support.program import deploy_stack
+from tests.support.stacks import FULL, changed
+
+CALLER = "user:deployer@example.com"
+ACCOUNT = "01AB23-4CD567-89EF01"
+VIEWERS = ("compute.viewer", "cloudquotas.viewer", "orgpolicy.policyViewer", "cloudkms.admin")
+ASKED = ("cloudbilling", "cloudkms", "cloudquotas", "cloudresourcemanager", "orgpolicy", "secretmanager")
+KEY = "projects/keys/locations/us-central1/keyRings/r/cryptoKeys/k"
+BUDGET = changed("oasis:cost", {"billing_account": ACCOUNT, "monthly_usd": 5000})
+BALANCED = changed(
+    "oasis:ray", {"dashboard_access": "internal-load-balancer", "dashboard_client_ranges": ["10.0.0.0/8"]}
+)
+GPUS = "us-central1/PREEMPTIBLE_NVIDIA_H200_GPUS"
+FAMILY, PREEMPTIBLE = "GPUS-PER-GPU-FAMILY-per-project-region", "PREEMPTIBLE-NVIDIA-H200-GPUS-per-project-region"
+PAID = {"billingAccountName": f"billingAccounts/{ACCOUNT}"}
+HUB_SECRET = "projects/hub/secrets/token"
+NUMBERS = itertools.count(1)
+QUOTAS = {GPUS: 64, "GPUS_ALL_REGIONS": 64}
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    with served(tmp_path_factory.mktemp("google")) as google:
+        yield google
+
+
+@functools.cache
+def apis_of(config: str) -> list[str]:
+    services = deploy_stack(json.loads(config))
+    return [found.inputs["service"] for found in services if found.type == "gcp:projects/service:Service"]
+
+
+class Project:
+    """A project that a stack could be made in, to spoil."""
+
+    def __init__(self, google: Google, name: str, config: Mapping[str, Any]) -> None:
+        self.cloud, self.name = google.cloud, name
+        self.config = {**config, "gcp:project": name}
+        self.settings = parse(from_config(self.config))
+        self.apis = apis_of(json.dumps(config))
+        for api in {*self.apis, *(f"{api}.googleapis.com" for api in ASKED)}:
+            enable(self.cloud, api, name)
+        enable(self.cloud, "cloudkms.googleapis.com", "keys")
+        enable(self.cloud, "secretmanager.googleapis.com", "hub")
+        self.facts()
+        self.roles([*access.PERMISSIONS, *(f"roles/{role}" for role in VIEWERS)])
+        self.role_on("cloudbilling.googleapis.com", f"billingAccounts/{ACCOUNT}", "roles/billing.costsManager")
+        self.role_on("cloudkms.googleapis.com", KEY, "roles/cloudkms.admin")
+        self.role_on("secretmanager.googleapis.com", HUB_SECRET, "roles/secretmanager.admin")
+        self.limits(quotas=QUOTAS)
+        self.quota(FAMILY, 16, gpu_family="NVIDIA_H200", region="us-central1")
+        self.quota(PREEMPTIBLE, 64)
+        self.reservation()
+        set_identity(self.cloud, Identity(project=name, zone="us-central1-b", principal=CALLER))
+
+    def facts(self, **facts: object) -> None:
+        known = {"projectId": self.name, "number": project_number(self.name)}
+        self.cloud.put("resourcemanager/project", f"projects/{self.name}", {**known, **PAID, **facts})
+
+    def roles(self, roles: list[str]) -> None:
+        bindings = [{"role": role, "members": [CALLER]} for role in roles]
+        resource = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{self.name}")
+        policies.put(self.cloud, resource, {"bindings": bindings})
+
+    def role_on(self, service: str, resource: str, role: str) -> None:
+        policies.put(
+            self.cloud, policies.full_name(service, resource), {"bindings": [{"role": role, "members": [CALLER]}]}
+        )
+
+    def limits(self, **parts: object) -> None:
+        (self.cloud.directory / "limits.json").write_text(json.dumps(parts))
+
+    def quota(self, quota: str, value: int, **dimensions: str) -> None:
+        rows = [{"dimensions": dimensions, "details": {"value": str(value)}, "applicableLocations": ["us-central1"]}]
+        # The general row stands last, and is not meant where the specific one fits.
+        rows.append({"details": {"value": "0"}, "applicableLocations": ["us-central1"]})
+        name = f"projects/{self.name}/locations/global/services/compute.googleapis.com/quotaInfos/{quota}"
+        self.cloud.put("cloudquotas/quotaInfo", name, {"name": name, "quotaId": quota, "dimensionsInfos": rows})
+
+    def reservation(self, **changes: object) -> None:
+        name = f"projects/{self.name}/zones/us-central1-b/reservations/ours"
+        held = {"count": "2", "inUseCount": "0", "instanceProperties": {"machineType": "a3-ultragpu-8g"}}
+        body = {"name": "ours", "status": "READY", "specificReservation": {**held, **changes}}
+        self.cloud.put("compute/reservation", name, body)
+
+    def policy(self, constraint: str, **rule: object) -> None:
+        self.cloud.put("orgpolicy/policy", f"projects/{self.name}/policies/{constraint}", {"rules": [rule]})
+
+    def findings(self) -> tuple[bool, list[str]]:
+        said: list[str] = []
+        return report.run(self.settings, self.apis, said.append), said
+
+
+@pytest.fixture
+def project(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], Project]:
+    lead_clients_to(google, monkeypatch)
+    for name in access.PROGRAMS:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return lambda config: Project(google, f"project-{next(NUMBERS)}", config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FULL,
+        BUDGET,
+        BALANCED,
+        changed("oasis:gpu", None),
+        changed("oasis:build.peered", True),
+        changed("oasis:cluster.secrets_encryption_key", KEY),
+    ],
+)
+def test_nothing_is_found_in_a_project_that_lacks_nothing(
+    project: Callable[[Mapping[str, Any]], Project], config: dict[str, Any]
+) -> None:
+    fine, said = project(config).findings()
+    assert fine and said[-1] == "\nnothing to mend before `up`", "\n".join(said)
+    assert not [line for line in said if line.startswith(("  NO", "  ?"))]
+
+
+class Defect(NamedTuple):
+    """One thing that is wrong, and what is said of it."""
+
+    spoil: Callable[[Project], object]
+    said: str
+    config: Mapping[str, Any] = FULL
+
+
+def _denied(*values: str) -> dict[str, object]:
+    return {"values": {"deniedValues": [*values]}}
+
+
+def _allowed(*values: str) -> dict[str, object]:
+    return {"values": {"allowedValues": [*values]}}
+
+
+DEFECTS = {
+    "a project on its way out": Defect(lambda it: it.facts(lifecycleState="DELETE_REQUESTED"), "is DELETE_REQUESTED"),
+    "nobody pays": Defect(lambda it: it.facts(billingAccountName=""), "no billing account pays for"),
+    "another account's budget": Defect(
+        lambda it: it.facts(billingAccountName="billingAccounts/FFFFFF-000000-000000"),
+        f"oasis:cost.billing_account is {ACCOUNT}, and FFFFFF-000000-000000 pays",
+        BUDGET,
+    ),
+    "no right on the account": Defect(
+        lambda it: it.role_on("cloudbilling.googleapis.com", f"billingAccounts/{ACCOUNT}", "roles/compute.viewer"),
+        f"you may not make a budget of {ACCOUNT}",
+        BUDGET,
+    ),
+    **{
+        f"no {role}": Defect(
+            lambda it, role=role: it.roles([other for other in access.PERMISSIONS if other != role]),
+            f"Ask for {role} there",
+        )
+        for role in access.PERMISSIONS
+    },
+    "a zone without the machine": Defect(
+        lambda it: it.limits(quotas=QUOTAS, absent=["us-central1-b/a3-ultragpu-8g"]),
+        "us-central1-b does not offer a3-ultragpu-8g",
+    ),
+    "a zone without the system pool's": Defect(
+        lambda it: it.limits(quotas=QUOTAS, absent=["us-central1-b/e2-standard-8"]), "does not offer e2-standard-8"
+    ),
+    "a zone without RDMA": Defect(
+        lambda it: it.limits(quotas=QUOTAS, absent=["us-central1-b-vpc-roce"]),
+        "there is no network profile us-central1-b-vpc-roce",
+    ),
+    "too few preemptible GPUs": Defect(
+        lambda it: (it.limits(quotas={**QUOTAS, GPUS: 8}), it.quota(PREEMPTIBLE, 8)),
+        f"{PREEMPTIBLE} is 8 in us-central1, and the ladder takes 48",
+    ),
+    "too few GPUs, as one API says": Defect(
+        lambda it: it.limits(quotas={**QUOTAS, GPUS: 8}), "Compute Engine says 8, Cloud Quotas says 64"
+    ),
+    "too few GPUs, as the other says": Defect(
+        lambda it: it.quota(PREEMPTIBLE, 0), "is 0 in us-central1, and the ladder takes 48"
+    ),
+    "too few reserved GPUs": Defect(
+        lambda it: it.quota(FAMILY, 8, gpu_family="NVIDIA_H200", region="us-central1"),
+        f"{FAMILY}, gpu_family=NVIDIA_H200 is 8 in us-central1, and the ladder takes 16",
+    ),
+    "reserved GPUs of another family": Defect(
+        lambda it: it.quota(FAMILY, 64, gpu_family="NVIDIA_H100", region="us-central1"), "NVIDIA_H200 is 0"
+    ),
+    "too few GPUs in all": Defect(
+        lambda it: it.limits(quotas={**QUOTAS, "GPUS_ALL_REGIONS": 0}),
+        "GPUS-ALL-REGIONS-per-project is 0, and the ladder takes 64",
+    ),
+    "no such reservation": Defect(
+        lambda it: it.cloud.delete("compute/reservation", f"projects/{it.name}/zones/us-central1-b/reservations/ours"),
+        "has no reservation ours",
+    ),
+    "a reservation of another machine": Defect(
+        lambda it: it.reservation(instanceProperties={"machineType": "a3-megagpu-8g"}), "ours is of a3-megagpu-8g"
+    ),
+    "a small reservation": Defect(lambda it: it.reservation(count="1"), "ours has 1 nodes, and max_nodes is 2"),
+    "a key that is off": Defect(
+        lambda it: it.cloud.put("cloudkms/cryptoKey", KEY, {"state": "DISABLED"}),
+        "the primary version of projects/keys",
+        changed("oasis:cluster.secrets_encryption_key", KEY),
+    ),
+    "no login at Docker Hub": Defect(
+        lambda it: None,
+        f"there is no secret version {HUB_SECRET}/versions/1",
+        changed(
+            "oasis:registry.docker_hub",
+            {"username": "vision", "password_secret": f"{HUB_SECRET}/versions/1"},
+        ),
+    ),
+    "another continent": Defect(
+        lambda it: it.policy("gcp.resourceLocations", **_allowed("in:europe-locations")),
+        "gcp.resourceLocations: nothing may be made in us-central1",
+    ),
+    "no GKE": Defect(
+        lambda it: it.policy("gcp.restrictServiceUsage", **_denied("container.googleapis.com")),
+        "container.googleapis.com may not be used",
+    ),
+    "keys of one's own": Defect(
+        lambda it: it.policy("gcp.restrictNonCmekServices", **_denied("is:storage.googleapis.com")),
+        "storage.googleapis.com must be encrypted with keys of yours",
+    ),
+    "no accounts": Defect(
+        lambda it: it.policy("iam.disableServiceAccountCreation", enforce=True), "no service account"
+    ),
+    "no NAT": Defect(
+        lambda it: it.policy("compute.restrictCloudNATUsage", denyAll=True), "no subnet may use Cloud NAT"
+    ),
+    "no peering": Defect(
+        lambda it: it.policy("compute.restrictVpcPeering", denyAll=True),
+        "no network may be peered",
+        changed("oasis:build.peered", True),
+    ),
+    "no load balancer": Defect(
+        lambda it: it.policy("compute.restrictLoadBalancerCreationForTypes", **_allowed("in:EXTERNAL")),
+        "no internal load balancer may be made",
+        BALANCED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_each_defect_of_a_project_is_found_alone_and_says_what_to_do(
+    project: Callable[[Mapping[str, Any]], Project], name: str
+) -> None:
+    defect = DEFECTS[name]
+    spoilt = project(defect.config)
+    defect.spoil(spoilt)
+
+    fine, said = spoilt.findings()
+
+    text = "\n".join(said)
+    bad = [line for line in said if line.startswith("  NO")]
+    assert not fine and defect.said in text, text
+    assert len(bad) == 1 and said[-1].startswith("\n1 to mend before `up`"), text
+    remedy = said[said.index(bad[0]) + 1]
+    assert remedy.startswith("      ") and remedy.endswith("."), text
+
+
+def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Callable[[Mapping[str, Any]], Project]) -> None:
+    dim = project(FULL)
+    for api in ("cloudquotas", "orgpolicy"):
+        dim.cloud.delete("serviceusage/service", f"projects/{dim.name}/services/{api}.googleapis.com")
+    dim.roles([*access.PERMISSIONS])
+    fine, said = dim.findings()
+    text = "\n".join(said)
+    assert fine and said[-1].startswith("\nnothing to mend before `up`; "), text
+    assert f"`gcloud services enable cloudquotas.googleapis.com --project {dim.name}`, and ask again." in text
+    assert "Ask for the permission compute.machineTypes.get." in text
+
+
+def test_an_allowed_region_stops_nothing_however_it_is_written(project: Callable[[Mapping[str, Any]], Project]) -> None:
+    for value in ("us-central1", "is:us-central1", "in:us-central1-locations", "in:us-locations"):
+        spoilt = project(FULL)
+        spoilt.policy("gcp.resourceLocations", **_allowed("in:europe-locations", value))
+        assert spoilt.findings()[0], value
+
+
+def test_without_credentials_this_machine_is_looked_at_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    text = (ROOT / "Pulumi.dev.yaml").read_text().replace("config:", "config:\n  gcp:project: some-project", 1)
+    (tmp_path / "Pulumi.dev.yaml").write_text(text)
+    assert command_line.main(["preflight", "--stack", "dev"], tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "pulumi is not installed; `pulumi up` calls it" in said
+    assert "Google was asked nothing: no Google credentials" in said
+    assert "gcloud auth application-default login" in said
+
+
+def test_the_roles_are_those_of_the_page() -> None:
+    page = (ROOT / "docs" / "cloud.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| **deployer**")]
+    assert all(f"`{role}`" in row for role in access.PERMISSIONS)
+    assert row.count("`roles/") == len(access.PERMISSIONS)
