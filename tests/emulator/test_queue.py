@@ -91,6 +91,9 @@ def test_a_plain_job_gets_both_nodes_or_none_and_the_next_job_waits_behind_it_wh
 
     eventually(lambda: _placed(emulated, "job-name=gang") == 2)
     assert len(_nodes(emulated)) == 2
+    screen = _run(emulated, "status").stdout
+    assert re.search(r"^2 GPU nodes on, up to [\d.]+ USD an hour at list price$", screen, re.MULTILINE), screen
+    assert screen.count(f"{NAMESPACE}/gang-") == 2
 
     client = _start(emulated, "submit", "--queue", "--", "python3", "-c", "raise SystemExit(7)")
     eventually(lambda: _jobs(emulated))

@@ -22,7 +22,7 @@ from workloads import tables
 from workloads.cluster import stack
 from workloads.cluster.stack import DeployedStack
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
-from workloads.jobs import pending, queue, ray_job
+from workloads.jobs import paid_nodes, pending, queue, ray_job
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import DRIVER_RESOURCES
 from workloads.jobs.follow import Follower, Jobs, add_results_argument, exit_code, fetch_results, show_log
@@ -99,9 +99,21 @@ def run_status(args: argparse.Namespace) -> int:
         tables.show(table)
         for line in pending.lines(pending.look(deployed)):
             print(line)
+        _show_paid(paid_nodes.look(deployed))
         print()
         show(rows(deployed, Jobs(dashboard))[:_RECENT])
     return EXIT_OK
+
+
+def _show_paid(nodes: list[paid_nodes.PaidNode]) -> None:
+    if not nodes:
+        return
+    print()
+    print(paid_nodes.head_line(nodes))
+    table = tables.plain(*(Column(name, no_wrap=True) for name in ("GPU NODE", "FOR", "USD SO FAR")), "WHOSE")
+    for row in paid_nodes.rows(nodes, time.time()):
+        table.add_row(*row)
+    tables.show(table)
 
 
 def rows(deployed: DeployedStack, jobs: Jobs | None) -> list[JobRow]:

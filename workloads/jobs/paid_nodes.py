@@ -1,0 +1,92 @@
+"""The GPU nodes that a stack pays for now: since when, what an hour of them costs, and whose pods they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from workloads.cluster.stack import DeployedStack
+from workloads.errors import WorkloadError
+from workloads.reporting.cost import HOUR
+
+ACCELERATOR, QUEUED = "cloud.google.com/gke-accelerator", "cloud.google.com/gke-queued"
+"""Label of a node with GPUs, and the taint of a queued one (GKE documentation, "Run GPUs in GKE Standard node pools"
+and "Run a large-scale workload with flex-start with queued provisioning")."""
+
+GPU = "nvidia.com/gpu"
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaidNode:
+    """One node with GPUs."""
+
+    name: str
+    since: float
+    """Unix time of its registration: it was paid for some minutes before."""
+    node_hour_usd: float | None
+    """The most that an hour of it costs at list price; None where that is not known."""
+    holders: tuple[str, ...]
+    """Who has pods with GPUs on it: `namespace/RayCluster`, or the pod; none where it idles."""
+
+    def usd(self, now: float) -> float | None:
+        """What it has cost so far, at most."""
+        return None if self.node_hour_usd is None else self.node_hour_usd * (now - self.since) / HOUR
+
+
+def look(stack: DeployedStack) -> list[PaidNode]:
+    """All of them, oldest first; none where nodes may not be seen, as by a team's member."""
+    try:
+        nodes = stack.get("nodes", "--selector", ACCELERATOR).get("items", [])
+        pods = stack.get("pods", "--all-namespaces").get("items", []) if nodes else []
+    except WorkloadError:
+        return []
+    found = [_paid(node, pods, stack) for node in nodes]
+    return sorted(found, key=lambda node: (node.since, node.name))
+
+
+def head_line(nodes: list[PaidNode]) -> str:
+    """How many there are, and what an hour of all costs."""
+    prices = [node.node_hour_usd for node in nodes]
+    known = [price for price in prices if price is not None]
+    idle = sum(not node.holders for node in nodes)
+    cost = f", up to {sum(known):,.2f} USD an hour at list price" if len(known) == len(prices) else ""
+    return f"{len(nodes)} GPU node{'s' * (len(nodes) != 1)} on{cost}" + (f"; {idle} idle" if idle else "")
+
+
+def rows(nodes: Iterable[PaidNode], now: float) -> list[tuple[str, str, str, str]]:
+    """Name, time since its registration, USD so far, and holders of each."""
+    told = []
+    for node in nodes:
+        usd = node.usd(now)
+        hours, minutes = divmod(max(int(now - node.since), 0) // 60, 60)
+        cost = "" if usd is None else f"{usd:,.2f}"
+        told.append((node.name, f"{hours}:{minutes:02}", cost, ", ".join(node.holders) or "nobody"))
+    return told
+
+
+def _paid(node: Body, pods: Iterable[Body], stack: DeployedStack) -> PaidNode:
+    metadata = node["metadata"]
+    queued = any(taint.get("key") == QUEUED for taint in node.get("spec", {}).get("taints") or ())
+    here = [pod for pod in pods if pod["spec"].get("nodeName") == metadata["name"] and _holds_gpus(pod)]
+    return PaidNode(
+        name=metadata["name"],
+        since=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        node_hour_usd=stack.environment.node_hour_usd(queued=queued),
+        holders=tuple(dict.fromkeys(map(_holder, here))),
+    )
+
+
+def _holds_gpus(pod: Body) -> bool:
+    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return False
+    return any(GPU in (one.get("resources", {}).get("limits") or {}) for one in pod["spec"].get("containers", ()))
+
+
+def _holder(pod: Body) -> str:
+    metadata = pod["metadata"]
+    name = (metadata.get("labels") or {}).get("ray.io/cluster") or metadata["name"]
+    return f"{metadata['namespace']}/{name}"
