@@ -21,7 +21,7 @@ from oasis_stack.settings.settings import from_config, parse
 from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 
-PAGE = (ROOT / "docs" / "cloud.md").read_text()
+PAGE = (ROOT / "docs" / "cost.md").read_text()
 REST = 0.10 + 0.01 + 0.268
 """Control plane, NAT and one e2-standard-8."""
 RESERVED = 2 * 84.81
