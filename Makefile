@@ -14,11 +14,12 @@ IMAGE_PYTHON := 3.12
 STAMP := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 CLOUD_STAMP := $(VENV)/.installed-for-the-cloud
+POLICIES := policies/.venv
 # One run starts dozens of processes that import torch, Ray or Pulumi; without stored bytecode each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help room demo down test test-fast test-long lint image-check plan init image secret preflight up preview restart destroy dashboard prices pin figures clean
+.PHONY: help room demo down test test-fast test-long lint image-check plan init image secret preflight up preview restart destroy dashboard prices policies pin figures clean
 
 # 141 is the status of one whose reader has left, as that of `make plan | head` does: no error to tell of.
 OR_UNREAD = status=$$?; test $$status = 141 || exit $$status
@@ -82,7 +83,7 @@ SERVERS = $(shell awk '/^MemAvailable/ { print ($$2 < 14e6 ? 1 : 2) }' /proc/mem
 # processes can run side by side; then those that start servers (tests/conftest.py groups them, which takes the pytest
 # that pyproject.toml names).
 IN_GROUPS = --numprocesses $(SERVERS) --dist loadgroup --no-loadscope-reorder --durations 10
-test: room $(STAMP) lint image-check  ## every test but the long ones
+test: room $(STAMP) $(POLICIES)/.installed lint image-check  ## every test but the long ones
 	@$(PY) -m emulator build
 	@$(PY) -m pytest -m "not long and not emulated and not ray" --numprocesses auto --dist worksteal --durations 10
 	@$(PY) -m pytest -m "not long and (emulated or ray)" $(IN_GROUPS)
@@ -112,6 +113,15 @@ plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings to
 
 preflight: $(CLOUD_STAMP)  ## what the project lacks for a stack, asked of Google before anything is made (STACK=dev)
 	@$(PY) -m oasis_stack preflight --stack $(STACK); $(OR_UNREAD)
+
+# Of its own, since what Pulumi's policy SDK wants cannot stand beside the rest: policies/requirements.in says why.
+$(POLICIES)/.installed: policies/requirements.txt
+	$(supported_python)
+	@rm -rf $(POLICIES) && $(PYTHON) -m venv $(POLICIES) \
+	    && echo "installing the locked Python packages of the policies into $(POLICIES) (once)" \
+	    && $(POLICIES)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r $< && touch $@
+
+policies: $(POLICIES)/.installed  ## what the policies in policies/ need, for `pulumi up --policy-pack policies`
 
 prices: $(CLOUD_STAMP)  ## read today's list prices of what the stack runs into oasis_stack/facts/prices.csv (STACK=dev)
 	@$(PY) -m oasis_stack prices --stack $(STACK)
@@ -163,6 +173,8 @@ pin: $(STAMP)  ## resolve the ranges of pyproject.toml into the lock files
 	@$(LOCK) --upgrade --group workloads --group emulator --group dev -c requirements-workloads.txt -o requirements-dev.txt
 	@$(BIN)/uv pip compile --quiet --universal --python-version $(IMAGE_PYTHON) --generate-hashes --no-emit-index-url --no-header \
 	    workloads/image/requirements-index.in -c requirements-workloads.txt -o workloads/image/requirements-index.txt
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	    policies/requirements.in -o policies/requirements.txt
 
 clean:  ## delete the environment and .oasis, runs and data included: lists them and asks (YES=1: does not ask)
 	@$(PYTHON) -m emulator.machine.clean $(if $(filter 1,$(YES)),--yes)

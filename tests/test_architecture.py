@@ -95,8 +95,9 @@ class Module:
 
 @cache
 def modules() -> dict[str, Module]:
-    """Every module of the three packages, and the wiring diagram as `__main__`."""
-    paths = [ROOT / "__main__.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    """Every module of the three packages and of the policies, and the wiring diagram as `__main__`."""
+    apart = [ROOT / "__main__.py", *(ROOT / "policies").glob("*.py")]
+    paths = [*apart, *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
     found = {}
     for path in sorted(paths):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -156,8 +157,8 @@ def test_no_folder_is_a_heap() -> None:
     assert {name: count for name, count in modules_of.items() if count > MORE_SIBLINGS.get(name, SIBLINGS)} == {}
 
 
-def test_the_contract_and_the_hardware_facts_need_only_the_standard_library() -> None:
-    for name in ("workloads.environment", "oasis_stack.facts.machine"):
+def test_the_contract_the_hardware_facts_and_the_policies_rules_need_only_the_standard_library() -> None:
+    for name in ("workloads.environment", "oasis_stack.facts.machine", "policies.rules"):
         assert modules()[name].imported_roots() <= sys.stdlib_module_names, name
 
 
@@ -193,9 +194,10 @@ def test_only_ray_s_pods_know_the_workloads_and_only_their_contract() -> None:
 @pytest.mark.parametrize(
     ("package", "never"),
     [
-        ("oasis_stack", {"emulator"}),
-        ("workloads", {"pulumi", "pulumi_gcp", "pulumi_kubernetes", "oasis_stack", "emulator"}),
-        ("emulator", {"oasis_stack", "workloads"}),
+        ("oasis_stack", {"emulator", "policies"}),
+        ("workloads", {"pulumi", "pulumi_gcp", "pulumi_kubernetes", "oasis_stack", "emulator", "policies"}),
+        ("emulator", {"oasis_stack", "workloads", "policies"}),
+        ("policies", set(PACKAGES)),
     ],
 )
 def test_packages_keep_apart(package: str, never: set[str]) -> None:

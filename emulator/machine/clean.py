@@ -22,8 +22,12 @@ _ASK, _AGREED = "Delete all of it? [y/N] ", ("y", "yes")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Delete `.venv` and `.oasis`, once the person agrees, or with `--yes`; returns the exit status."""
-    folders = [path for path in (CHECKOUT / ".venv", CHECKOUT / ".oasis") if path.is_symlink() or path.exists()]
+    """Delete the environments and `.oasis`, once the person agrees, or with `--yes`; returns the exit status."""
+    folders = [
+        path
+        for path in (CHECKOUT / ".venv", CHECKOUT / "policies" / ".venv", CHECKOUT / ".oasis")
+        if path.is_symlink() or path.exists()
+    ]
     if not folders:
         print(f"there is nothing to delete in {CHECKOUT}")
         return 0
