@@ -207,6 +207,7 @@ def test_down_keeps_what_people_made_where_nothing_runs(checkout: Path, belongin
 
 
 def test_clean_without_a_terminal_deletes_nothing_unless_it_is_told_yes(checkout: Path, belongings: list[Path]) -> None:
+    policies = write_program(checkout / "policies" / ".venv" / "bin" / "python", "true").parents[1]
     refused = start(checkout, "clean", variables=environment())
     said, _ = refused.communicate(timeout=60)
 
@@ -214,6 +215,7 @@ def test_clean_without_a_terminal_deletes_nothing_unless_it_is_told_yes(checkout
     for line in (
         *(r".venv +\d+ bytes", r".oasis/runs +4.5 kB, 2 runs", r".oasis/buckets/p-oasis-runs +1.5 kB, 1 run"),
         *(r".oasis/data +1.5 kB", r".oasis/results +1.5 kB", r"It holds 3 runs\.", r"make clean YES=1"),
+        r"policies/.venv +\d+ bytes",
     ):
         assert re.search(line, said), (line, said)
     assert all(file.exists() for file in belongings)
@@ -223,7 +225,7 @@ def test_clean_without_a_terminal_deletes_nothing_unless_it_is_told_yes(checkout
 
     assert agreed.returncode == 0, said
     assert not (checkout / ".oasis").exists()
-    assert not (checkout / ".venv").exists()
+    assert not (checkout / ".venv").exists() and not policies.exists()
     assert (checkout / "Makefile").exists()
 
 
