@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 CONFIG_MAP = "oasis-environment"
@@ -106,9 +106,10 @@ class ClusterEnvironment:
     """Most GPU nodes of queued jobs together; 0 without a queue."""
     cpu_workers_max: int
     """Most pods of the CPU worker group."""
-    gpu_node_hour_usd: str
-    """List price of an hour of the dearest GPU node that the ladder buys, USD; empty where it is not known."""
-    gpu_queue_node_hour_usd: str
+    gpu_node_hour_usd: str = ""
+    """List price of an hour of the dearest GPU node that the ladder buys, USD; empty where it is not known, as in pods
+    that are older than this variable."""
+    gpu_queue_node_hour_usd: str = ""
     """The same of a node of a queued job."""
     wandb_secret: str
     """Secret Manager resource `projects/<p>/secrets/<s>` with the W&B key; empty without one. Never the key itself."""
@@ -134,12 +135,13 @@ class ClusterEnvironment:
         Raises:
             EnvironmentContractError: a field is missing, or a count is not a whole number of at least 0.
         """
-        if missing := [field.name for field in fields(cls) if field.name not in values]:
+        if missing := [field.name for field in fields(cls) if field.default is MISSING and field.name not in values]:
             raise EnvironmentContractError(
                 f"the stack's outputs lack {', '.join(missing)}; they have "
                 f"{', '.join(sorted(map(str, values))) or 'nothing'}. Run `pulumi up` with this version of the program."
             )
-        texts = {field.name: str(values[field.name]) for field in fields(cls) if field.type == "str"}
+        given = [field for field in fields(cls) if field.name in values]
+        texts = {field.name: str(values[field.name]) for field in given if field.type == "str"}
         numbers = [field.name for field in fields(cls) if field.type == "int"]
         read: dict[str, Any] = {**texts, **{name: _count(name, str(values[name])) for name in numbers}}
         return cls(**read)

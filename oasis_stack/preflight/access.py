@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from oasis_stack.command_line.external_program import INSTALL
 from oasis_stack.preflight.finding import Finding, bad, good
-from oasis_stack.preflight.google import Google
+from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
 
 PROGRAMS = {
@@ -50,9 +50,15 @@ def programs(settings: Settings, google: Google) -> Iterator[Finding]:
 
 def project(settings: Settings, google: Google) -> Iterator[Finding]:
     """Whether the project is there."""
-    found = google.get("cloudresourcemanager", f"v1/projects/{google.project}")
+    try:
+        found = google.get("cloudresourcemanager", f"v1/projects/{google.project}")
+    except UnseenError as unseen:
+        if not unseen.denied:
+            raise
+        found = None
     if found is None:
-        yield bad(f"there is no project {google.project}", "Correct gcp:project, or `gcloud projects create` it.")
+        correct = "Correct gcp:project, `gcloud projects create` it, or ask its owner for the deployer's roles."
+        yield bad(f"there is no project {google.project} that you may see", correct)
     elif (state := found.get("lifecycleState")) != "ACTIVE":
         undelete = f"`gcloud projects undelete {google.project}` within 30 days, or name another in gcp:project."
         yield bad(f"project {google.project} is {state}", undelete)

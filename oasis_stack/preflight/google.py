@@ -17,9 +17,10 @@ _PATHS = {"compute": "compute/v1/"}
 class UnseenError(Exception):
     """Google does not answer this question to this caller."""
 
-    def __init__(self, problem: str, remedy: str) -> None:
+    def __init__(self, problem: str, remedy: str, *, denied: bool = False) -> None:
+        """`denied`: the caller may not ask, or what is asked about does not exist, which Google does not tell apart."""
         super().__init__(problem, remedy)
-        self.problem, self.remedy = problem, remedy
+        self.problem, self.remedy, self.denied = problem, remedy, denied
 
 
 class Google:
@@ -62,7 +63,8 @@ class Google:
         permission = re.search(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)'?", said)
         need = f"the permission {permission[1]}" if permission else "the right to ask this"
         remedy = f"Ask for {need}." if answer.status_code in (401, 403) else "Look at what it says."
-        raise UnseenError(f"{api}.googleapis.com answers {answer.status_code}: {said}", remedy)
+        denied = answer.status_code == 403
+        raise UnseenError(f"{api}.googleapis.com answers {answer.status_code}: {said}", remedy, denied=denied)
 
     def list(self, api: str, path: str, key: str) -> Iterator[dict[str, Any]]:
         """All of a list. Raises as `get`."""

@@ -280,6 +280,15 @@ def test_each_defect_of_a_project_is_found_alone_and_says_what_to_do(
     assert remedy.startswith("      ") and remedy.endswith("."), text
 
 
+def test_a_project_that_the_caller_may_not_see_is_as_one_that_there_is_not(
+    project: Callable[[Mapping[str, Any]], Project],
+) -> None:
+    hidden = project(FULL)
+    hidden.roles([])
+    fine, said = hidden.findings()
+    assert not fine and f"  NO  there is no project {hidden.name} that you may see" in said, "\n".join(said)
+
+
 def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Callable[[Mapping[str, Any]], Project]) -> None:
     dim = project(FULL)
     for api in ("cloudquotas", "orgpolicy"):

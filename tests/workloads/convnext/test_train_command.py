@@ -139,6 +139,18 @@ def test_a_node_costs_its_way_of_buying_or_what_the_variable_says(monkeypatch: p
         price(gpus)
 
 
+def test_in_pods_that_are_older_than_the_prices_nothing_is_missing_but_the_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in dataclasses.asdict(cluster(gpus_per_node=8)).items():
+        if not name.endswith("_usd"):
+            monkeypatch.setenv(f"OASIS_{name.upper()}", str(value))
+    place = session.Place(address="h", environment=ClusterEnvironment.from_env())
+    assert train.plan(options(), place).node_hour_usd is None
+    with pytest.raises(UsageError, match="nobody has said what an hour of a node costs here"):
+        train.plan(options("--max-usd", "5"), place)
+
+
 @pytest.mark.parametrize(
     ("listening", "said", "remedy"),
     [
