@@ -38,6 +38,9 @@ EMULATED_VARIABLE, EMULATED_STACK = "STORAGE_EMULATOR_HOST", "local"
 LIMIT = "oasis:cost"
 """Section of the stack file with what the stack may cost."""
 
+IDENTITIES = {"gcp:accessToken", "gcp:credentials", "gcp:impersonateServiceAccount"}
+"""Keys of a stack file by which Google's provider is somebody else."""
+
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 EPILOG = """\
@@ -64,10 +67,10 @@ Changes one file of this checkout, oasis_stack/facts/prices.csv, of which `plan`
 oasis:cost.max_hourly_usd make their sums; what the catalogue does not say stays as it was. Needs Google credentials
 (`gcloud auth application-default login`) and the API cloudbilling.googleapis.com, on in the stack's project."""
 _PREFLIGHT = """\
-Asks with your own credentials (`gcloud auth application-default login`) and changes nothing: the project, billing,
-APIs, your permissions, machine types, quotas, reservations, keys, organisation policies. Exit status 1 if `up` would
-fail; what Google does not tell you is said, and fails nothing. It takes some seconds; without credentials, only what is
-on this machine is looked at."""
+Asks with your application default credentials (`gcloud auth application-default login`) and changes nothing: project,
+billing, APIs, your permissions, machine types, quotas, reservations, keys, organisation policies. Exit status 1 if `up`
+would fail, or nodes be waited for in vain; what Google does not tell you is said, and fails nothing. It takes some
+seconds; without credentials, only what is on this machine is looked at."""
 _PULUMI = """\
 Needs pulumi, gke-gcloud-auth-plugin, and Google credentials (`gcloud auth application-default login`)."""
 _IMAGE = """\
@@ -224,6 +227,10 @@ def _preflight(settings: Settings, config: dict[str, Any]) -> int:
     from oasis_stack.command_line import offline
     from oasis_stack.preflight import report
 
+    for key in IDENTITIES & config.keys():
+        _say(
+            f"Note: {key} makes `pulumi up` somebody else than these application default credentials, which are asked."
+        )
     services = offline.deploy_stack({key: value for key, value in config.items() if key != LIMIT})
     apis = [found.inputs["service"] for found in services if found.type == "gcp:projects/service:Service"]
     return OK if report.run(settings, apis, _say) else FAILED

@@ -58,8 +58,10 @@ _UNGUARDED = frozenset(
     {
         # "Get publicly available Google Cloud pricing information": public, and takes no role.
         "cloudbilling.services.skus.list",
-        # "projects.testIamPermissions", "billingAccounts.testIamPermissions": no authorization is required.
+        # Their REST references: testIamPermissions takes no permission itself.
         "cloudbilling.billingAccounts.testIamPermissions",
+        "cloudkms.projects.locations.keyRings.cryptoKeys.testIamPermissions",
+        "secretmanager.projects.secrets.testIamPermissions",
         "cloudresourcemanager.projects.testIamPermissions",
         # No public source says which permission this takes: anyone may.
         "serviceusage.services.generateServiceIdentity",
@@ -69,7 +71,7 @@ _UNGUARDED = frozenset(
 _EXCEPTIONS: Mapping[str, str] = {
     # Discovery document, description of the method.
     "cloudbilling.projects.getBillingInfo": _READS,
-    # Its REST reference, "IAM Permissions"; of the older v1 of these policies the permission is the same.
+    # That of the older v1 of these policies, which roles/orgpolicy.policyViewer holds; of v2 a guess.
     "orgpolicy.projects.policies.getEffectivePolicy": "orgpolicy.policy.get",
     # google-cloud-quotas 0.6.3: its methods read "quotas".
     "cloudquotas.projects.locations.services.quotaInfos.list": "cloudquotas.quotas.get",
@@ -124,8 +126,9 @@ def require_permission(call: Call, permission: str, resource: str) -> None:
 
 
 def tested(call: Call, resource: str) -> dict[str, list[str]]:
-    """Those of the permissions that a caller asks about which it holds on a resource itself."""
-    held = policies.roles(call.cloud, resource, call.principal)
+    """Those of the permissions that a caller asks about which it holds on a resource, or on its project."""
+    project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
+    held = {role for name in {resource, project} for role in policies.roles(call.cloud, name, call.principal)}
     asked: list[str] = call.body.get("permissions", [])
     found = [permission for permission in asked if not call.principal or holds(held, permission)]
     return {"permissions": found} if found else {}

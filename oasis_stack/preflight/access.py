@@ -6,17 +6,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 
 from oasis_stack.command_line.external_program import INSTALL
-from oasis_stack.preflight.finding import Finding, bad, good
+from oasis_stack.preflight.finding import Finding, bad, good, unknown
 from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
 
-PROGRAMS = {
-    "pulumi": "`pulumi up`",
-    "gke-gcloud-auth-plugin": "`pulumi up`, which asks the cluster too",
-    "kubectl": "`submit` and `make dashboard`",
-    "gcloud": "`make init` and `make image`",
-}
-"""What is called here, and by what."""
+PROGRAMS = {"pulumi": "`up`", "gke-gcloud-auth-plugin": "`up`"}
+"""What `up` calls here."""
+
+LATER = {"kubectl": "`submit` and `make dashboard`", "gcloud": "`make init` and `make image`"}
+"""What others call."""
 
 PERMISSIONS: Mapping[str, tuple[str, ...]] = {
     "roles/container.admin": ("container.clusters.create", "container.clusters.delete", "container.clusters.update"),
@@ -41,24 +39,26 @@ BUDGETS = ("billing.budgets.create", "roles/billing.costsManager")
 
 def programs(settings: Settings, google: Google) -> Iterator[Finding]:
     """The programs of this machine."""
-    for name, caller in PROGRAMS.items():
+    for name, caller in {**PROGRAMS, **LATER}.items():
         if shutil.which(name):
             yield good(f"{name} is installed")
         else:
-            yield bad(f"{name} is not installed; {caller} calls it", f"Get it: {INSTALL[name]}.")
+            judge = bad if name in PROGRAMS else unknown
+            yield judge(f"{name}, of {caller}, is not installed", f"Get it: {INSTALL[name]}.")
 
 
 def project(settings: Settings, google: Google) -> Iterator[Finding]:
     """Whether the project is there."""
+    correct = "Correct gcp:project, `gcloud projects create` it, or ask its owner for the deployer's roles."
     try:
         found = google.get("cloudresourcemanager", f"v1/projects/{google.project}")
     except UnseenError as unseen:
         if not unseen.denied:
             raise
-        found = None
+        yield bad(f"there is no project {google.project} that you may see ({unseen.problem})", correct)
+        return
     if found is None:
-        correct = "Correct gcp:project, `gcloud projects create` it, or ask its owner for the deployer's roles."
-        yield bad(f"there is no project {google.project} that you may see", correct)
+        yield bad(f"there is no project {google.project}", correct)
     elif (state := found.get("lifecycleState")) != "ACTIVE":
         undelete = f"`gcloud projects undelete {google.project}` within 30 days, or name another in gcp:project."
         yield bad(f"project {google.project} is {state}", undelete)
@@ -119,3 +119,27 @@ def _is_used(role: str, settings: Settings) -> bool:
     if role == "roles/cloudbuild.workerPoolOwner":
         return settings.build is not None
     return role != "roles/secretmanager.admin" or settings.wandb is not None
+
+
+def grants(settings: Settings, google: Google) -> Iterator[Finding]:
+    """Whether the caller may let Google's own agents use the key and the secret of the stack file."""
+    if key := settings.cluster.secrets_encryption_key:
+        yield from _may_grant(google, "cloudkms", key, "roles/cloudkms.admin")
+    if login := settings.registry.docker_hub:
+        secret = login.password_secret.partition("/versions/")[0]
+        yield from _may_grant(google, "secretmanager", secret, "roles/secretmanager.admin")
+
+
+def _may_grant(google: Google, api: str, name: str, role: str) -> Iterator[Finding]:
+    permission = f"{api}.{'cryptoKeys' if api == 'cloudkms' else 'secrets'}.setIamPolicy"
+    try:
+        held = google.get(api, f"v1/{name}:testIamPermissions", {"permissions": [permission]}) or {}
+    except UnseenError as unseen:
+        yield unknown(unseen.problem, unseen.remedy)
+        return
+    if permission in held.get("permissions", []):
+        yield good(f"you may grant the use of {name}")
+    else:
+        yield bad(
+            f"you lack {permission} on {name}", f"Ask for {role} on it or its project: Google's agent must use it."
+        )

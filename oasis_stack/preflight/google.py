@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from oasis_stack import live_state
 from oasis_stack.live_state import NotAnswering
@@ -24,7 +25,7 @@ class UnseenError(Exception):
 
 
 class Google:
-    """The APIs, asked as the caller, whose credentials are those of `pulumi up`."""
+    """The APIs, asked with application default credentials."""
 
     def __init__(self, project: str) -> None:
         """Ask nothing yet.
@@ -54,23 +55,30 @@ class Google:
         if answer.status_code == 404:
             return None
         if answer.status_code == 200:
-            return answer.json()
+            try:
+                return answer.json()
+            except ValueError:
+                raise UnseenError(f"{api}.googleapis.com answers with no JSON", "Ask again.") from None
         if live_state.says_disabled(answer):
             host = f"{api}.googleapis.com"
             remedy = f"`gcloud services enable {host} --project {self.project}`, and ask again."
             raise UnseenError(f"{host} is off in {self.project}, so that it was not asked", remedy)
         said = _said(answer.text)
-        permission = re.search(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)'?", said)
-        need = f"the permission {permission[1]}" if permission else "the right to ask this"
+        # "Permission 'x.y.z' denied", "Required 'x.y.z' permission for"; of what may not exist either.
+        permission = re.search(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)|'([a-z]+\.[A-Za-z.]+)' permission", said)
+        need = (
+            f"the permission {(permission[1] or permission[2]).rstrip('.')}" if permission else "the right to ask this"
+        )
         remedy = f"Ask for {need}." if answer.status_code in (401, 403) else "Look at what it says."
-        denied = answer.status_code == 403
+        denied = answer.status_code == 403 and bool(permission or "does not have permission" in said)
         raise UnseenError(f"{api}.googleapis.com answers {answer.status_code}: {said}", remedy, denied=denied)
 
     def list(self, api: str, path: str, key: str) -> Iterator[dict[str, Any]]:
         """All of a list. Raises as `get`."""
         token = ""
         while True:
-            answer = self.get(api, f"{path}{'&' if '?' in path else '?'}pageToken={token}" if token else path) or {}
+            page = f"{'&' if '?' in path else '?'}pageToken={quote(token, safe='')}" if token else ""
+            answer = self.get(api, path + page) or {}
             yield from answer.get(key, [])
             token = answer.get("nextPageToken", "")
             if not token:

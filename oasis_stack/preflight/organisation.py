@@ -7,12 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from oasis_stack.preflight.finding import Finding, bad, good
-from oasis_stack.preflight.google import Google
+from oasis_stack.preflight.finding import Finding, bad, good, unknown
+from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
 
 Rules = list[Mapping[str, Any]]
 """Of an effective policy (Organization Policy API v2, `PolicySpec.rules`)."""
+
+
+_CONTINENTS = {"africa", "asia", "australia", "europe", "me", "northamerica", "southamerica", "us"}
+"""What Google's regions, and the groups of them, begin with."""
+
+
+class Doubt(str):
+    """What a policy may forbid, by something that nobody here knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +30,7 @@ class Constraint:
     name: str
     concerns: Callable[[Settings], bool] = lambda settings: True
     """Whether the stack makes what it is about."""
-    stops: Callable[[Rules, Settings], str]
+    stops: Callable[[Rules, Settings], str | Doubt]
     """What it forbids of it; empty where nothing."""
     remedy: str
 
@@ -48,12 +56,24 @@ def refused(rules: Rules, values: frozenset[str]) -> bool:
     return bool(denied & named) or (bool(allowed) and not allowed & named)
 
 
-def _locations(rules: Rules, settings: Settings) -> str:
-    # The groups of "Restricting resource locations": a region, the continent's, and the larger ones.
+def _locations(rules: Rules, settings: Settings) -> str | Doubt:
+    # A region does not stand for its zones, and only a group holds both ("Restricting resource locations").
+    groups = {f"in:{settings.region}-locations", f"in:{settings.region.partition('-')[0]}-locations"}
+    stopped = [place for place in (settings.region, settings.zone) if refused(rules, frozenset({place, *groups}))]
+    listed = {value for rule in rules for values in rule.get("values", {}).values() for value in values}
+    others = sorted(
+        value for value in listed - groups if value.startswith("in:") and not _is_elsewhere(value, settings)
+    )
+    if others and not any(rule.get("denyAll") for rule in rules):
+        return Doubt(f"whether {settings.region} and {settings.zone} are in {', '.join(others)} is not known here")
+    return f"nothing may be made in {' and '.join(stopped)}" if stopped else ""
+
+
+def _is_elsewhere(group: str, settings: Settings) -> bool:
+    """True for a group by another continent or region, which cannot hold this region."""
+    place = group.removeprefix("in:").removesuffix("-locations")
     continent = settings.region.partition("-")[0]
-    names = {settings.region, f"in:{settings.region}-locations", f"in:{continent}-locations"}
-    names |= {"in:eu-locations"} if continent == "europe" else set[str]()
-    return f"nothing may be made in {settings.region}" if refused(rules, frozenset(names)) else ""
+    return place.partition("-")[0] in _CONTINENTS - {continent} and (place in _CONTINENTS or place[-1:].isdigit())
 
 
 def _services(apis: frozenset[str]) -> Callable[[Rules, Settings], str]:
@@ -129,14 +149,17 @@ def check(settings: Settings, google: Google, apis: frozenset[str]) -> Iterator[
     """Which effective policies of the project stop the stack."""
     meant = [one for one in constraints(apis) if one.concerns(settings)]
 
-    def rules(constraint: Constraint) -> Rules:
+    def look(constraint: Constraint) -> Finding | None:
         path = f"v2/projects/{google.project}/policies/{constraint.name}:getEffectivePolicy"
-        return ((google.get("orgpolicy", path) or {}).get("spec") or {}).get("rules", [])
+        try:
+            policy = google.get("orgpolicy", path) or {}
+        except UnseenError as unseen:
+            return unknown("you may not read the policies" if unseen.denied else unseen.problem, unseen.remedy)
+        what = constraint.stops((policy.get("spec") or {}).get("rules", []), settings)
+        if isinstance(what, Doubt):
+            return unknown(f"the policy {constraint.name}: {what}", constraint.remedy)
+        return bad(f"the policy {constraint.name}: {what}", constraint.remedy) if what else None
 
     with ThreadPoolExecutor(len(meant)) as pool:
-        stopped = [one.stops(found, settings) for one, found in zip(meant, pool.map(rules, meant), strict=True)]
-    for one, what in zip(meant, stopped, strict=True):
-        if what:
-            yield bad(f"the policy {one.name}: {what}", one.remedy)
-    if not any(stopped):
-        yield good(f"none of {len(meant)} organisation policies stops it")
+        found = list(dict.fromkeys(filter(None, pool.map(look, meant))))  # one that is off is off for all of them
+    yield from found or [good(f"none of {len(meant)} organisation policies stops it")]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from oasis_stack.facts.capacity_rules import CapacityEntry
 from oasis_stack.preflight.finding import Finding, bad, good, unknown
-from oasis_stack.preflight.google import Google
-from oasis_stack.settings.schema import GpuSettings, Settings
+from oasis_stack.preflight.google import Google, UnseenError
+from oasis_stack.settings.schema import Settings
 
 
 def machine_types(settings: Settings, google: Google) -> Iterator[Finding]:
@@ -36,54 +35,69 @@ def rdma_network(settings: Settings, google: Google) -> Iterator[Finding]:
 
 
 def reservations(settings: Settings, google: Google) -> Iterator[Finding]:
-    """Whether each reservation of the ladder is there, of this machine type, and large enough."""
+    """Whether each reservation of the ladder is there, of this machine type, for this project, and large enough."""
     gpu = settings.gpu
-    for number, entry in enumerate(gpu.capacity if gpu else ()):
-        if gpu and entry.reservation:
-            yield _reservation(settings, google, gpu, entry, f"oasis:gpu.capacity[{number}].reservation")
+    wanted: dict[str, int] = {}
+    for entry in gpu.capacity if gpu else ():
+        if entry.reservation:
+            name = entry.reservation.partition("/reservationBlocks/")[0]
+            wanted[name] = wanted.get(name, 0) + entry.max_nodes
+    for name, nodes in wanted.items():
+        try:
+            yield _reservation(settings, google, name, nodes)
+        except UnseenError as unseen:
+            yield unknown(unseen.problem, f"{unseen.remedy} A shared reservation is seen in its owner's project alone.")
 
 
-def _reservation(settings: Settings, google: Google, gpu: GpuSettings, entry: CapacityEntry, key: str) -> Finding:
-    given = str(entry.reservation)
-    parts = given.partition("/reservationBlocks/")[0].split("/")
-    owner, name = (parts[1], parts[3]) if parts[0] == "projects" else (google.project, parts[0])
+def _reservation(settings: Settings, google: Google, given: str, nodes: int) -> Finding:
+    key, machine_type = "oasis:gpu.capacity[].reservation", settings.gpu.machine_type if settings.gpu else ""
+    owner, name = (given.split("/")[1], given.split("/")[3]) if "/" in given else (google.project, given)
     found = google.get("compute", f"projects/{owner}/zones/{settings.zone}/reservations/{name}")
-    where = f"{settings.zone} of project {owner}"
     if found is None:
         listed = f"`gcloud compute reservations list --project {owner}` lists them"
-        return bad(f"{where} has no reservation {name}", f"Correct {key}: {listed}.")
-    held = found.get("specificReservation", {})
-    machine = held.get("instanceProperties", {}).get("machineType", "")
-    count = int(held.get("count", 0))
-    if found.get("status") not in ("READY", "", None):
-        return bad(f"reservation {name} is {found['status']}", "Wait until it is READY.")
-    if machine and machine != gpu.machine_type:
-        return bad(f"reservation {name} is of {machine}", f"Name one of {gpu.machine_type} in {key}.")
-    if count and count < entry.max_nodes:
-        return bad(
-            f"reservation {name} has {count} nodes, and max_nodes is {entry.max_nodes}",
-            f"Lower max_nodes of that entry to {count}, or have the reservation raised.",
-        )
-    if not machine:  # aggregate reservations, and those of calendar mode before they begin
+        return bad(f"{settings.zone} of project {owner} has no reservation {name}", f"Correct {key}: {listed}.")
+    shared = found.get("shareSettings", {})
+    if owner != google.project and shared.get("shareType", "LOCAL") == "LOCAL":
+        return bad(f"reservation {name} is {owner}'s alone", f"Have it shared with {google.project}.")
+    if (status := found.get("status", "READY")) not in ("READY", "UPDATING"):
+        return bad(f"reservation {name} is {status}", "Wait until it is READY.")
+    held = found.get("specificReservation")
+    if held is None:  # aggregate ones, and those of calendar mode before they begin
         return unknown(f"reservation {name} does not say what it holds", "Look at it with its owner.")
+    machine, count = held.get("instanceProperties", {}).get("machineType", machine_type), int(held.get("count", 0))
+    if machine != machine_type:
+        return bad(f"reservation {name} is of {machine}", f"Name one of {machine_type} in {key}.")
+    if count < nodes:
+        return bad(
+            f"reservation {name} has {count} nodes, and max_nodes {nodes} of it",
+            f"Lower max_nodes to {count}, or have the reservation raised.",
+        )
     return good(f"reservation {name} has {count} nodes, {held.get('inUseCount', 0)} of them in use")
 
 
 def keys(settings: Settings, google: Google) -> Iterator[Finding]:
-    """Whether a key and a secret that the stack file names are there."""
+    """Whether the key that the stack file names is there."""
     if key := settings.cluster.secrets_encryption_key:
         found = google.get("cloudkms", f"v1/{key}")
         if found is None:
             yield bad(f"there is no key {key}", "Make it, or correct oasis:cluster.secrets_encryption_key.")
-        elif (state := found.get("primary", {}).get("state", "ENABLED")) != "ENABLED":
+        elif (state := found.get("primary", {}).get("state", "absent")) != "ENABLED":
             yield bad(f"the primary version of {key} is {state}", "Enable it, or name another key.")
         else:
             yield good(f"key {key} is there")
+
+
+def secrets(settings: Settings, google: Google) -> Iterator[Finding]:
+    """Whether the secret that the stack file names is there."""
     if login := settings.registry.docker_hub:
-        if google.get("secretmanager", f"v1/{login.password_secret}") is None:
+        name = login.password_secret
+        found = google.get("secretmanager", f"v1/{name}")
+        if found is None:
             yield bad(
-                f"there is no secret version {login.password_secret}",
+                f"there is no secret version {name}",
                 "Store the access token there, or correct oasis:registry.docker_hub.password_secret.",
             )
+        elif (state := found.get("state")) != "ENABLED":
+            yield bad(f"secret version {name} is {state}", "Enable it, or name another version.")
         else:
-            yield good(f"secret version {login.password_secret} is there")
+            yield good(f"secret version {name} is there")

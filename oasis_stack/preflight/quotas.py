@@ -69,8 +69,8 @@ def _value(quota: Quota, info: Mapping[str, Any]) -> float | None:
         applies = row.get("applicableLocations", [])
         here = not quota.region or not applies or quota.region in applies
         if here and all(mine.get(key) == value for key, value in row.get("dimensions", {}).items()):
-            value = row.get("details", {}).get("value")
-            return None if value is None else float(value)
+            # JSON of protobuf may leave out a 0 ("ProtoJSON Format", presence and default values).
+            return float(row["details"].get("value", 0)) if "details" in row else None
     return None
 
 

@@ -23,11 +23,13 @@ def checks(apis: Iterable[str]) -> list[Check]:
         Check(title="Billing", look=access.billing),
         Check(title="APIs", look=partial(access.services, apis=used)),
         Check(title="Permissions", look=access.permissions),
+        Check(title="Grants", look=access.grants),
         Check(title="Machine types", look=places.machine_types),
         Check(title="RDMA network", look=places.rdma_network),
         Check(title="Quotas", look=quotas.check),
         Check(title="Reservations", look=places.reservations),
-        Check(title="Keys and secrets", look=places.keys),
+        Check(title="Keys", look=places.keys),
+        Check(title="Secrets", look=places.secrets),
         Check(title="Organisation policies", look=partial(organisation.check, apis=used)),
     ]
 

@@ -116,7 +116,7 @@ class Project:
 @pytest.fixture
 def project(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], Project]:
     lead_clients_to(google, monkeypatch)
-    for name in access.PROGRAMS:
+    for name in (*access.PROGRAMS, *access.LATER):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -217,10 +217,15 @@ DEFECTS = {
     "a reservation of another machine": Defect(
         lambda it: it.reservation(instanceProperties={"machineType": "a3-megagpu-8g"}), "ours is of a3-megagpu-8g"
     ),
-    "a small reservation": Defect(lambda it: it.reservation(count="1"), "ours has 1 nodes, and max_nodes is 2"),
+    "a small reservation": Defect(lambda it: it.reservation(count="1"), "ours has 1 nodes, and max_nodes 2 of it"),
     "a key that is off": Defect(
         lambda it: it.cloud.put("cloudkms/cryptoKey", KEY, {"state": "DISABLED"}),
         "the primary version of projects/keys",
+        changed("oasis:cluster.secrets_encryption_key", KEY),
+    ),
+    "no right to grant the key": Defect(
+        lambda it: it.role_on("cloudkms.googleapis.com", KEY, "roles/compute.viewer"),
+        "you lack cloudkms.cryptoKeys.setIamPolicy on projects/keys",
         changed("oasis:cluster.secrets_encryption_key", KEY),
     ),
     "no login at Docker Hub": Defect(
@@ -286,7 +291,7 @@ def test_a_project_that_the_caller_may_not_see_is_as_one_that_there_is_not(
     hidden = project(FULL)
     hidden.roles([])
     fine, said = hidden.findings()
-    assert not fine and f"  NO  there is no project {hidden.name} that you may see" in said, "\n".join(said)
+    assert not fine and f"there is no project {hidden.name} that you may see (cloudresourcemanager" in "\n".join(said)
 
 
 def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Callable[[Mapping[str, Any]], Project]) -> None:
@@ -301,24 +306,56 @@ def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Callable[[
     assert "Ask for the permission compute.machineTypes.get." in text
 
 
-def test_an_allowed_region_stops_nothing_however_it_is_written(project: Callable[[Mapping[str, Any]], Project]) -> None:
-    for value in ("us-central1", "is:us-central1", "in:us-central1-locations", "in:us-locations"):
-        spoilt = project(FULL)
-        spoilt.policy("gcp.resourceLocations", **_allowed("in:europe-locations", value))
-        assert spoilt.findings()[0], value
+@pytest.mark.parametrize(
+    ("rule", "mark"),
+    [
+        (_allowed("in:us-central1-locations"), ""),
+        (_allowed("in:europe-locations", "is:us-central1", "us-central1-b"), ""),
+        (_allowed("in:us-locations"), ""),
+        (_denied("in:europe-west1-locations"), ""),
+        ({"allowAll": True}, ""),
+        (_allowed("us-central1"), "NO"),  # not its zones
+        (_denied("us-central1-b"), "NO"),
+        ({"denyAll": True}, "NO"),
+        (_allowed("in:low-carbon-locations"), "? "),
+    ],
+)
+def test_a_location_is_allowed_as_google_writes_it(
+    project: Callable[[Mapping[str, Any]], Project], rule: dict[str, object], mark: str
+) -> None:
+    judged = project(FULL)
+    judged.policy("gcp.resourceLocations", **rule)
+    _, said = judged.findings()
+    [told] = said[said.index("\nOrganisation policies") + 1 :][:1]
+    assert told.startswith(f"  {mark}  the policy gcp.resourceLocations" if mark else "  ok"), told
+
+
+def test_of_several_reservations_one_that_cannot_be_seen_hides_no_other(
+    project: Callable[[Mapping[str, Any]], Project],
+) -> None:
+    ladder = [{"mode": "reservation", "reservation": "projects/owner-project/reservations/theirs", "max_nodes": 1}]
+    ladder += [{"mode": "reservation", "reservation": "ours", "max_nodes": nodes} for nodes in (2,)]
+    both = project(changed("oasis:gpu.capacity", ladder))
+    both.reservation(count="0")
+    enable(both.cloud, "compute.googleapis.com", "owner-project")
+    fine, said = both.findings()
+    text = "\n".join(said)
+    assert not fine and "NO  reservation ours has 0 nodes" in text
+    assert "A shared reservation is seen in its owner's project alone." in text
 
 
 def test_without_credentials_this_machine_is_looked_at_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     text = (ROOT / "Pulumi.dev.yaml").read_text().replace("config:", "config:\n  gcp:project: some-project", 1)
     (tmp_path / "Pulumi.dev.yaml").write_text(text)
     assert command_line.main(["preflight", "--stack", "dev"], tmp_path) == 1
     said = capsys.readouterr().out
-    assert "pulumi is not installed; `pulumi up` calls it" in said
+    assert "NO  pulumi, of `up`, is not installed" in said
+    assert "?   kubectl, of `submit` and `make dashboard`, is not installed" in said
     assert "Google was asked nothing: no Google credentials" in said
     assert "gcloud auth application-default login" in said
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from workloads import tables
 from workloads.cluster import stack
 from workloads.cluster.stack import DeployedStack
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, UsageError, WorkloadError
 from workloads.jobs import paid_nodes, pending, queue, ray_job
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import DRIVER_RESOURCES
@@ -90,6 +90,7 @@ def run_status(args: argparse.Namespace) -> int:
         print()
         show(rows(deployed, None)[:_RECENT])
         return EXIT_OK
+    _show_paid(deployed)  # first: they are paid for whether Ray answers or not
     with reach(deployed) as dashboard:
         print(head_line(deployed, dashboard.address()))
         print()
@@ -99,21 +100,26 @@ def run_status(args: argparse.Namespace) -> int:
         tables.show(table)
         for line in pending.lines(pending.look(deployed)):
             print(line)
-        _show_paid(paid_nodes.look(deployed))
         print()
         show(rows(deployed, Jobs(dashboard))[:_RECENT])
     return EXIT_OK
 
 
-def _show_paid(nodes: list[paid_nodes.PaidNode]) -> None:
-    if not nodes:
+def _show_paid(deployed: DeployedStack) -> None:
+    try:
+        nodes = paid_nodes.look(deployed)
+    except WorkloadError as error:
+        print(f"which GPU nodes are on cannot be seen: {error.problem}\n")
         return
-    print()
+    if not nodes:
+        print("no GPU node is on\n")
+        return
     print(paid_nodes.head_line(nodes))
     table = tables.plain(*(Column(name, no_wrap=True) for name in ("GPU NODE", "FOR", "USD SO FAR")), "WHOSE")
     for row in paid_nodes.rows(nodes, time.time()):
         table.add_row(*row)
     tables.show(table)
+    print()
 
 
 def rows(deployed: DeployedStack, jobs: Jobs | None) -> list[JobRow]:

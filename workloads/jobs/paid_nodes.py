@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from workloads.cluster.stack import DeployedStack
-from workloads.errors import WorkloadError
 from workloads.reporting.cost import HOUR
 
 ACCELERATOR, QUEUED = "cloud.google.com/gke-accelerator", "cloud.google.com/gke-queued"
@@ -38,12 +37,13 @@ class PaidNode:
 
 
 def look(stack: DeployedStack) -> list[PaidNode]:
-    """All of them, oldest first; none where nodes may not be seen, as by a team's member."""
-    try:
-        nodes = stack.get("nodes", "--selector", ACCELERATOR).get("items", [])
-        pods = stack.get("pods", "--all-namespaces").get("items", []) if nodes else []
-    except WorkloadError:
-        return []
+    """All of them, oldest first.
+
+    Raises:
+        WorkloadError: kubectl fails, or may not show nodes or pods.
+    """
+    nodes = stack.get("nodes", "--selector", ACCELERATOR).get("items", [])
+    pods = stack.get("pods", "--all-namespaces").get("items", []) if nodes else []
     found = [_paid(node, pods, stack) for node in nodes]
     return sorted(found, key=lambda node: (node.since, node.name))
 

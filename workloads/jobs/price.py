@@ -24,7 +24,11 @@ def of_queue(environment: ClusterEnvironment, nodes: int) -> str:
     if price is None:
         return _unknown(environment)
     hour, life = nodes * price, environment.gpu_queue_run_seconds / HOUR
-    most = f", and at most {hour * life:,.0f} USD: after {life:g} h Google takes them" if life else ""
+    most = (
+        f", and at most {hour * life:,.0f} USD each time that it gets them: Google takes them after {life:g} h"
+        if life
+        else ""
+    )
     return f"{_nodes(nodes)} {hour:,.2f} USD an hour at list price, from arrival to the job's end{most}"
 
 

@@ -29,6 +29,8 @@ class Stay:
     """Counted whole, also where another run had GPUs of theirs."""
     node_hour_usd: float | None
     """Price of an hour of one of them, as it was known then; None where it was not."""
+    budget: float | None
+    """USD of the budget that ended it, just before they were spent; None where something else did."""
 
     @property
     def node_hours(self) -> float:
@@ -53,6 +55,12 @@ def stays(folder: Folder) -> list[Stay]:
 def usd(counted: Sequence[Stay]) -> float:
     """USD of all whose price was known."""
     return sum(stay.usd or 0.0 for stay in counted)
+
+
+def spent(counted: Sequence[Stay], most: float) -> bool:
+    """Whether a budget is spent, or was so nearly that a start would do no more than end again."""
+    last = counted[-1].budget if counted else None
+    return usd(counted) >= most or (last is not None and last >= most)
 
 
 def node_hour_usd(
@@ -94,4 +102,5 @@ def _stay(records: Sequence[Record]) -> Stay | None:
         workers=first["world_size"],
         nodes=first["nodes"],
         node_hour_usd=first["node_hour_usd"],
+        budget=next((record["usd"] for record in records if record.get("event") == "budget"), None),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emulator.google import policies
 from emulator.google.collection import Body, Call, Collection
+from emulator.google.permissions import tested
 
 
 class CryptoKeys(Collection):
@@ -15,6 +16,9 @@ class CryptoKeys(Collection):
         found = call.cloud.find(self.kind, call.name)
         state = found.body["state"] if found else "ENABLED"
         return {"name": call.name, "purpose": "ENCRYPT_DECRYPT", "primary": {"state": state}}
+
+    def do_test_iam_permissions(self, call: Call) -> Body:
+        return tested(call, self.full_name(call))
 
     def do_get_iam_policy(self, call: Call) -> Body:
         return policies.get(call.cloud, self.full_name(call))

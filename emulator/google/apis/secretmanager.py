@@ -12,6 +12,7 @@ import google_crc32c
 from emulator.google.cloud import Cloud, CloudObject, Use, timestamp
 from emulator.google.collection import Body, Call, Collection, numbered, require
 from emulator.google.errors import RefusedCall
+from emulator.google.permissions import tested
 
 SECRET, VERSION = "secretmanager/secret", "secretmanager/version"
 
@@ -49,6 +50,9 @@ class Secrets(Collection):
 
     def found(self, call: Call) -> CloudObject:
         return _secret(call.cloud, call.name)
+
+    def do_test_iam_permissions(self, call: Call) -> Body:
+        return tested(call, self.full_name(call))
 
 
 class Versions(Collection):

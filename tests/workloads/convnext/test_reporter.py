@@ -105,7 +105,9 @@ def test_a_spent_budget_ends_the_run_after_a_checkpoint_of_its_last_step(
     with pytest.raises(BudgetError, match=r"has cost the 206\.67 USD of --max-usd, at step 6; its checkpoint is saved"):
         found.run(spent_in_step_6)
     assert found.committed()[-1] == 6
-    assert {record["step"] for record in history(found.folder) if record["event"] == "step"} == {*range(1, 7)}
+    records = history(found.folder)
+    assert {record["step"] for record in records if record["event"] == "step"} == {*range(1, 7)}
+    assert [(record["step"], record["usd"]) for record in records if record["event"] == "budget"] == [(6, budget.usd)]
 
 
 def test_a_run_that_ends_as_its_budget_does_is_complete(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from tests.support.stub_kubectl import OUTPUTS
 from workloads.cluster.stack import DeployedStack
 from workloads.errors import AuthError
@@ -63,4 +65,5 @@ def test_the_nodes_that_are_paid_for_are_told_with_their_price_and_holders_and_i
     ]
     assert paid_nodes.head_line([replace(found[0], node_hour_usd=None)]) == "1 GPU node on"
     blind = replace(OUTPUTS, project="")
-    assert paid_nodes.look(Cluster(environment=blind, token="", kubectl=("kubectl",))) == []
+    with pytest.raises(AuthError, match="nodes is forbidden"):
+        paid_nodes.look(Cluster(environment=blind, token="", kubectl=("kubectl",)))

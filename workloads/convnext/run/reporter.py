@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,6 +176,9 @@ class Reporter:
             self._save_now(training, "budget")
         except PASSING as error:
             kept = f"an older checkpoint is kept, since this step's was not saved: {error.problem}"
+        self.keep({"event": "budget", "step": step, "usd": budget.usd})
+        with suppress(*PASSING):
+            self._segments.close()()  # or the same command would not know that all is spent
         raise BudgetError(
             f"the run has cost the {budget.usd:,.2f} USD of --max-usd, at step {step}; {kept}",
             "The same command with a higher --max-usd goes on from there.",

@@ -190,7 +190,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
         gpu_max_nodes=cluster.gpu_max_nodes if cluster else 0,
         gpu_queue_nodes=cluster.gpu_queue_nodes if cluster else 0,
         timeout=args.timeout,
-        node_hour_usd=cost.node_hour_usd(cluster, gpus),
+        node_hour_usd=cost.node_hour_usd(cluster, gpus, {} if place.told_by else os.environ),
         max_usd=args.max_usd,
     )
     _check_budget(run)
@@ -223,9 +223,10 @@ def _refuse_spent(run: Run) -> None:
     """
     if run.max_usd is None:
         return
-    if (spent := cost.usd(cost.stays(run.folder))) >= run.max_usd:
+    stays = cost.stays(run.folder)
+    if cost.spent(stays, run.max_usd):
         raise BudgetError(
-            f"run {run.name} has cost {spent:,.2f} USD, and --max-usd is {run.max_usd:g}.",
+            f"run {run.name} has cost {cost.usd(stays):,.2f} USD, and --max-usd is {run.max_usd:g}.",
             "Give a higher --max-usd to go on; its checkpoints are kept.",
         )
 
