@@ -153,6 +153,8 @@ def main() -> None:
         show(cluster(words[words.index("raycluster") + 1]))
     elif "pods" in words:
         print(json.dumps({"items": facts["pods"]}))
+    elif "nodes" in words:
+        print(json.dumps({"items": []}))
     elif "events" in words:
         print(json.dumps({"items": facts["events"]}))
     else:
