@@ -188,15 +188,21 @@ def google_list(project: str, url: str, key: str = "items") -> Iterator[dict[str
         RequestRefused: no credentials or no permission.
         NotAnswering: the request may succeed later.
     """
-    token = ""
-    while True:
-        answer = _get(project, url, {"pageToken": token} if token else {})
+    for answer in pages(lambda parameters: _get(project, url, parameters)):
         found = answer.get(key, [])
         if isinstance(found, dict):  # aggregated: {scope: {kind: [...]}}
             for scope in found.values():
                 yield from (item for value in scope.values() if isinstance(value, list) for item in value)
         else:
             yield from found
+
+
+def pages(ask: Callable[[Mapping[str, str]], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Every page of a list of Google's; `ask` is given the parameters that the next one takes."""
+    token = ""
+    while True:
+        answer = ask({"pageToken": token} if token else {})
+        yield answer
         token = answer.get("nextPageToken", "")
         if not token:
             return

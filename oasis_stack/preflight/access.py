@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 
 from oasis_stack.command_line.external_program import INSTALL
-from oasis_stack.preflight.finding import Finding, bad, good, unknown
+from oasis_stack.preflight.finding import Finding, bad, good, unanswered, unknown
 from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
 
@@ -85,7 +85,9 @@ def billing(settings: Settings, google: Google) -> Iterator[Finding]:
         )
     permission, role = BUDGETS
     path = f"v1/billingAccounts/{account}:testIamPermissions"
-    if permission in (google.get("cloudbilling", path, {"permissions": [permission]}) or {}).get("permissions", []):
+    if permission in (google.get("cloudbilling", path, body={"permissions": [permission]}) or {}).get(
+        "permissions", []
+    ):
         yield good(f"you may make a budget of {account}")
     else:
         yield bad(f"you may not make a budget of {account}", f"Ask its administrator for {role} on the account.")
@@ -93,7 +95,8 @@ def billing(settings: Settings, google: Google) -> Iterator[Finding]:
 
 def services(settings: Settings, google: Google, apis: frozenset[str]) -> Iterator[Finding]:
     """Which of the stack's APIs are on; `up` switches on the others."""
-    listed = google.list("serviceusage", f"v1/projects/{google.project}/services?filter=state:ENABLED", "services")
+    path = f"v1/projects/{google.project}/services"
+    listed = google.list("serviceusage", path, "services", filter="state:ENABLED")
     on = {str(service["name"]).rpartition("/")[2] for service in listed}
     yield good(f"{len(apis & on)} of {len(apis)} APIs are on")
     if off := sorted(apis - on):
@@ -105,7 +108,7 @@ def permissions(settings: Settings, google: Google) -> Iterator[Finding]:
     wanted = {role: asked for role, asked in PERMISSIONS.items() if _is_used(role, settings)}
     asked = [permission for held in wanted.values() for permission in held]
     answer = google.get(
-        "cloudresourcemanager", f"v1/projects/{google.project}:testIamPermissions", {"permissions": asked}
+        "cloudresourcemanager", f"v1/projects/{google.project}:testIamPermissions", body={"permissions": asked}
     )
     held = set((answer or {}).get("permissions", []))
     for role, needed in wanted.items():
@@ -133,9 +136,9 @@ def grants(settings: Settings, google: Google) -> Iterator[Finding]:
 def _may_grant(google: Google, api: str, name: str, role: str) -> Iterator[Finding]:
     permission = f"{api}.{'cryptoKeys' if api == 'cloudkms' else 'secrets'}.setIamPolicy"
     try:
-        held = google.get(api, f"v1/{name}:testIamPermissions", {"permissions": [permission]}) or {}
+        held = google.get(api, f"v1/{name}:testIamPermissions", body={"permissions": [permission]}) or {}
     except UnseenError as unseen:
-        yield unknown(unseen.problem, unseen.remedy)
+        yield unanswered(unseen)
         return
     if permission in held.get("permissions", []):
         yield good(f"you may grant the use of {name}")

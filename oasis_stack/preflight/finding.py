@@ -37,7 +37,7 @@ class Check:
         try:
             found.extend(self.look(settings, google))
         except UnseenError as unseen:
-            found.append(Finding(verdict="unknown", what=unseen.problem, remedy=unseen.remedy))
+            found.append(unanswered(unseen))
         return found
 
 
@@ -54,3 +54,8 @@ def bad(what: str, remedy: str) -> Finding:
 def unknown(what: str, remedy: str) -> Finding:
     """Google did not say."""
     return Finding(verdict="unknown", what=what, remedy=remedy)
+
+
+def unanswered(unseen: UnseenError) -> Finding:
+    """Google did not answer."""
+    return unknown(unseen.problem, unseen.remedy)

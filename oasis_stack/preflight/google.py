@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
 
 from oasis_stack import live_state
 from oasis_stack.live_state import NotAnswering
@@ -35,12 +34,15 @@ class Google:
         """
         self.project = project
 
-    def get(self, api: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    def get(
+        self, api: str, path: str, parameters: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | None:
         """An answer; None for what does not exist.
 
         Args:
             api: name of it: `compute`.
             path: behind the API's address and, for Compute Engine, its version.
+            parameters: of the query.
             body: of a question that is sent as a POST.
 
         Raises:
@@ -49,7 +51,7 @@ class Google:
         """
         base = live_state.google_api(api, f"https://{api}.googleapis.com/{_PATHS.get(api, '')}")
         try:
-            answer = live_state.google_answer(self.project, base + path, body=body)
+            answer = live_state.google_answer(self.project, base + path, parameters, body)
         except NotAnswering as failure:
             raise UnseenError(f"{failure}", "Ask again.") from failure
         if answer.status_code == 404:
@@ -73,16 +75,10 @@ class Google:
         denied = answer.status_code == 403 and bool(permission or "does not have permission" in said)
         raise UnseenError(f"{api}.googleapis.com answers {answer.status_code}: {said}", remedy, denied=denied)
 
-    def list(self, api: str, path: str, key: str) -> Iterator[dict[str, Any]]:
+    def list(self, api: str, path: str, key: str, **parameters: str) -> Iterator[dict[str, Any]]:
         """All of a list. Raises as `get`."""
-        token = ""
-        while True:
-            page = f"{'&' if '?' in path else '?'}pageToken={quote(token, safe='')}" if token else ""
-            answer = self.get(api, path + page) or {}
+        for answer in live_state.pages(lambda page: self.get(api, path, {**parameters, **page}) or {}):
             yield from answer.get(key, [])
-            token = answer.get("nextPageToken", "")
-            if not token:
-                return
 
 
 def _said(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from oasis_stack.preflight.finding import Finding, bad, good, unknown
+from oasis_stack.preflight.finding import Finding, bad, good, unanswered, unknown
 from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.quota import Quota, of_gpus
 from oasis_stack.settings.schema import Settings
@@ -26,7 +26,7 @@ def check(settings: Settings, google: Google) -> Iterator[Finding]:
         listed = {info["quotaId"]: info for info in _cloud_quotas(google)}
     except UnseenError as unseen:
         listed = {}
-        yield unknown(unseen.problem, unseen.remedy)
+        yield unanswered(unseen)
     for quota in wanted:
         yield from _judged(quota, compute[quota.region].get(quota.metric), listed.get(quota.quota))
 

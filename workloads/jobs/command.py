@@ -116,8 +116,11 @@ def _show_paid(deployed: DeployedStack) -> None:
         return
     print(paid_nodes.head_line(nodes))
     table = tables.plain(*(Column(name, no_wrap=True) for name in ("GPU NODE", "FOR", "USD SO FAR")), "WHOSE")
-    for row in paid_nodes.rows(nodes, time.time()):
-        table.add_row(*row)
+    now = time.time()
+    for node in nodes:
+        usd = node.usd(now)
+        cost = "" if usd is None else f"{usd:,.2f}"
+        table.add_row(node.name, _duration(now - node.since), cost, ", ".join(node.holders) or "nobody")
     tables.show(table)
     print()
 

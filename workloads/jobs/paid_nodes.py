@@ -57,17 +57,6 @@ def head_line(nodes: list[PaidNode]) -> str:
     return f"{len(nodes)} GPU node{'s' * (len(nodes) != 1)} on{cost}" + (f"; {idle} idle" if idle else "")
 
 
-def rows(nodes: Iterable[PaidNode], now: float) -> list[tuple[str, str, str, str]]:
-    """Name, time since its registration, USD so far, and holders of each."""
-    told = []
-    for node in nodes:
-        usd = node.usd(now)
-        hours, minutes = divmod(max(int(now - node.since), 0) // 60, 60)
-        cost = "" if usd is None else f"{usd:,.2f}"
-        told.append((node.name, f"{hours}:{minutes:02}", cost, ", ".join(node.holders) or "nobody"))
-    return told
-
-
 def _paid(node: Body, pods: Iterable[Body], stack: DeployedStack) -> PaidNode:
     metadata = node["metadata"]
     queued = any(taint.get("key") == QUEUED for taint in node.get("spec", {}).get("taints") or ())

@@ -58,10 +58,11 @@ def test_the_nodes_that_are_paid_for_are_told_with_their_price_and_holders_and_i
     found = paid_nodes.look(Cluster(environment=OUTPUTS, token="", kubectl=("kubectl",)))
 
     assert paid_nodes.head_line(found) == "3 GPU nodes on, up to 145.20 USD an hour at list price; 1 idle"
-    assert paid_nodes.rows(found, datetime(2026, 11, 28, 11, 30, tzinfo=UTC).timestamp()) == [
-        ("a", "1:30", "77.10", "ray/oasis"),
-        ("b", "1:30", "63.60", "ray/mine"),
-        ("c", "1:30", "77.10", "nobody"),
+    later = datetime(2026, 11, 28, 11, 30, tzinfo=UTC).timestamp()
+    assert [(node.name, node.usd(later), node.holders) for node in found] == [
+        ("a", pytest.approx(77.10), ("ray/oasis",)),
+        ("b", pytest.approx(63.60), ("ray/mine",)),
+        ("c", pytest.approx(77.10), ()),
     ]
     assert paid_nodes.head_line([replace(found[0], node_hour_usd=None)]) == "1 GPU node on"
     blind = replace(OUTPUTS, project="")
