@@ -162,6 +162,7 @@ figures: $(STAMP)  ## measure what docs/figures.md reports; results go to benchm
 	@$(PY) -m benchmarks.collectives
 	@$(PY) -m benchmarks.scaling
 	@$(PY) -m benchmarks.tracking
+	@$(PY) -m benchmarks.ladders
 	@$(PY) -m benchmarks.lifecycles
 	@$(PY) -m benchmarks.gangs
 	@$(PY) -m benchmarks.interruptions --lives 20

@@ -24,7 +24,7 @@ MORE_SIBLINGS = {"oasis_stack/components": 20}
 
 ORDER = {
     "oasis_stack": """
-        facts settings live_state wait pod_specs ray_namespace components stack_outputs command_line preflight
+        facts settings live_state wait pod_specs ray_namespace components stack_outputs forecast command_line preflight
         __main__
     """,
     "workloads": """
