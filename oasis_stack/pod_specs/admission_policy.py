@@ -17,6 +17,13 @@ AUTOSCALER = "autoscaler"
 ELASTIC = "kueue.x-k8s.io/elastic-job"
 """Annotation by which Kueue lets a job change its size (kubernetes-sigs/kueue v0.19.2, pkg/workloadslicing)."""
 
+INTERNAL_SERVICE, INGRESS_CLASS = "networking.gke.io/load-balancer-type", "kubernetes.io/ingress.class"
+"""Annotations without which a load balancer is external (GKE documentation, "About LoadBalancer Services" and "GKE
+Ingress for Application Load Balancers")."""
+
+INTERNAL_CLASS = "networking.gke.io/l4-regional-internal"
+"""The class that says the same, and goes before the annotation (kubernetes/ingress-gce, `IsSubsettingL4ILBService`)."""
+
 INITIAL = "{}.?initContainers.orValue([])"
 """Init containers of the pod at that place."""
 
@@ -29,6 +36,7 @@ def policies(namespace: str, service_account: str, prefix: str) -> dict[str, Any
         f"{prefix}-account": _account(namespace, service_account),
         f"{prefix}-pods": _pods(namespace, service_account),
         f"{prefix}-jobs": _jobs(namespace, service_account),
+        f"{prefix}-addresses": _addresses(namespace),
     }
 
 
@@ -138,6 +146,38 @@ def _jobs(namespace: str, service_account: str) -> Spec:
             *_pod_rules(template, service_account),
             # Kubernetes mounts it into the pod, not into the template.
             _rule(f"!{template}.?automountServiceAccountToken.orValue(true)", NO_TOKEN),
+        ],
+    }
+
+
+def _addresses(namespace: str) -> Spec:
+    """No Service and no Ingress has a load balancer with a public address. Changes that could give them none are not
+    judged: GKE takes its marks off a Service that ends, be it older than this policy. Each kind lacks the other's
+    fields, which `dyn` keeps from being called unknown."""
+    made = [
+        {**rule, "operations": ["CREATE", "UPDATE"]}
+        for group, resources in (("", "services"), ("networking.k8s.io", "ingresses"))
+        for rule in _made(namespace, group, resources)["resourceRules"]
+    ]
+    balancer, ingress = (f"metadata.?annotations[?'{key}'].orValue('')" for key in (INTERNAL_SERVICE, INGRESS_CLASS))
+    changes = (f"object.{part} != oldObject.{part}" for part in ("spec", balancer, ingress))
+    return {
+        "matchConstraints": {**_made(namespace, "", ""), "resourceRules": made},
+        "matchConditions": [
+            {"name": "changed", "expression": f"request.operation == 'CREATE' || {' || '.join(changes)}"}
+        ],
+        "validations": [
+            _rule(
+                "request.resource.resource != 'services' || dyn(object.spec).?type.orValue('') != 'LoadBalancer' || "
+                f"dyn(object.spec).?loadBalancerClass.orValue(object.{balancer}) in ['Internal', '{INTERNAL_CLASS}']",
+                f"a Service has no public address: annotate it {INTERNAL_SERVICE}: Internal",
+            ),
+            # Those of another controller get their addresses by a Service of its own.
+            _rule(
+                "request.resource.resource != 'ingresses' || "
+                f"!(object.{ingress} in ['', 'gce']) || dyn(object.spec).?ingressClassName.orValue('') != ''",
+                f"an Ingress has no public address: annotate it {INGRESS_CLASS}: gce-internal",
+            ),
         ],
     }
 

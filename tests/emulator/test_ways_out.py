@@ -36,9 +36,10 @@ STRATEGIC = "application/strategic-merge-patch+json"
 ROLE = "is forbidden: User"
 ACCOUNT = "ValidatingAdmissionPolicy 'oasis-ray-account'"
 POLICY = "ValidatingAdmissionPolicy 'oasis-ray-pods'"
+ADDRESSES = "ValidatingAdmissionPolicy 'oasis-ray-addresses'"
 LEVEL = "violates PodSecurity"
 NOBODY = ""
-WORDS = (ACCOUNT, POLICY, LEVEL, ROLE)
+WORDS = (ACCOUNT, POLICY, ADDRESSES, LEVEL, ROLE)
 
 ROOT = {"securityContext": {"privileged": True}}
 DISK = [{"name": "node", "hostPath": {"path": "/"}}]
@@ -371,6 +372,60 @@ def test_a_rayjob_with_such_a_template_gets_no_pod_from_whomever_it_comes(ray: R
         assert clusters == {"oasis"}
     finally:
         ray.admin.delete(_RAY_JOB)
+
+
+def _service(annotations: dict[str, str], **spec: Any) -> Body:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "way-out", "namespace": "ray", "annotations": annotations},
+        "spec": {"ports": [{"port": 80}], **spec},
+    }
+
+
+def _ingress(annotations: dict[str, str], **spec: Any) -> Body:
+    backend = {"service": {"name": "way-out", "port": {"number": 80}}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "Ingress",
+        "metadata": {"name": "way-out", "namespace": "ray", "annotations": annotations},
+        "spec": {"defaultBackend": backend, **spec},
+    }
+
+
+INTERNAL, GCE_INTERNAL = {admission_policy.INTERNAL_SERVICE: "Internal"}, "gce-internal"
+CLASS = "networking.gke.io/l4-regional-{}"
+
+
+@pytest.mark.parametrize(
+    ("body", "holder"),
+    [
+        (_service({}, type="LoadBalancer"), ADDRESSES),
+        (_service({admission_policy.INTERNAL_SERVICE: "External"}, type="LoadBalancer"), ADDRESSES),
+        (_service(INTERNAL, type="LoadBalancer", loadBalancerClass=CLASS.format("external")), ADDRESSES),
+        (_service({}, type="LoadBalancer", loadBalancerClass=CLASS.format("internal")), NOBODY),
+        (_service(INTERNAL, type="LoadBalancer"), NOBODY),
+        (_service({}, type="NodePort"), NOBODY),
+        (_ingress({}), ADDRESSES),
+        (_ingress({admission_policy.INGRESS_CLASS: "gce"}), ADDRESSES),
+        (_ingress({admission_policy.INGRESS_CLASS: GCE_INTERNAL}), NOBODY),
+        (_ingress({}, ingressClassName="nginx"), NOBODY),
+    ],
+)
+def test_no_load_balancer_gets_a_public_address(ray: Ray, body: Body, holder: str) -> None:
+    _soon(lambda: _holder(lambda: ray.admin.apply(body, "test", dry_run=True)), holder)
+
+
+def test_a_service_with_a_public_address_that_is_there_already_ends_and_cannot_be_made_so_again(ray: Ray) -> None:
+    public, marked = _service({}, type="LoadBalancer"), _service({"marked": "by GKE"}, type="LoadBalancer")
+    with ray.without("oasis-ray-addresses"):
+        _soon(lambda: _holder(lambda: ray.admin.apply(public, "test")), NOBODY)
+    try:
+        changed = _service({}, type="LoadBalancer", externalTrafficPolicy="Local")
+        _soon(lambda: _holder(lambda: ray.admin.apply(changed, "test", dry_run=True)), ADDRESSES)
+        assert _holder(lambda: ray.admin.apply(marked, "test")) == NOBODY
+    finally:
+        ray.admin.delete(public)
 
 
 TOKEN: dict[str, Any] = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
