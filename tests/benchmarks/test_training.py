@@ -118,7 +118,6 @@ def smoke(results: Path, *words: str, **variables: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.long
 def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path) -> None:
     results = tmp_path / "gpu.json"
     done = smoke(results, CXX="/nonexistent")

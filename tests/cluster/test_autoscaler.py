@@ -79,7 +79,6 @@ def test_a_stock_out_is_waited_for_with_its_failures_and_given_up_when_the_user_
     assert "Not there within 1" in done.stderr and "0 of them up" in done.stderr
 
 
-@pytest.mark.long
 def test_a_run_on_a_cluster_without_a_node_gets_them_trains_and_lets_them_go(nodes: Nodes) -> None:
     words = ("--data", "synthetic", "--epochs", "1", "--batch-size", "64", "--workers", f"1:{MOST_NODES}")
     places = ("--storage", str(nodes.folder / "runs"), "--results", str(nodes.folder / "results"))

@@ -20,7 +20,7 @@ from workloads.convnext.images.data import sources
 from workloads.convnext.learning.loop import Training
 from workloads.storage.folders import locate
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 

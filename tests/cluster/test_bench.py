@@ -228,7 +228,6 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("within", "stage"), [("measure", "all, ring"), ("call", "all, ring, untimed")])
 def test_nccl_s_log_of_a_call_is_no_part_of_its_time_and_that_of_a_rank_that_dies_names_the_one_that_failed_first(
     within: str, stage: str
@@ -302,7 +301,6 @@ with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
 """
 
 
-@pytest.mark.long
 def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it_and_it_is_ended() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANGING],

@@ -21,7 +21,7 @@ from workloads.convnext.images import digits
 from workloads.convnext.run import report
 from workloads.storage.folders import locate
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+pytestmark = pytest.mark.ray
 
 
 @pytest.fixture

@@ -44,7 +44,6 @@ def test_gloo_between_nodes_where_gib_was_promised_is_refused_and_leaves_nothing
     eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
-@pytest.mark.long
 def test_a_run_that_needs_no_fabric_passes_and_trains(cluster: Cluster, submit: tuple[str, ...]) -> None:
     words = (*TRAIN, "--run", "passed", "--require-fabric", "--workers", "1")
     done = cluster.run(*submit, *words, timeout=400)

@@ -14,7 +14,7 @@ from tests.support.processes import descendants
 from workloads.convnext.images import digits
 from workloads.environment import FORK_VARIABLE
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+pytestmark = pytest.mark.ray
 
 STREAMED = ("--set", "resident=false", "--set", "loader_workers=2", "--workers", "2", "--wandb", "off")
 

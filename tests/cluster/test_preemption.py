@@ -129,7 +129,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.long
 def test_a_place_that_is_about_to_be_free_is_waited_for_and_one_on_a_drained_node_is_not(nodes: Nodes) -> None:
     seconds = worker_count.SETTLE_SECONDS / 2
     drain = DRAIN.format(name="worker1", seconds=60)

@@ -259,7 +259,6 @@ print(run.journal.read_text())
 """
 
 
-@pytest.mark.long
 def test_a_node_whose_copy_of_the_data_takes_longer_than_a_collective_may_fails_no_other(tmp_path: Path) -> None:
     timeout, asked = 8.0, threading.Event()
 
@@ -339,7 +338,6 @@ with session.connect(place, cpus=2, imports=IMPORTS):
 """
 
 
-@pytest.mark.long
 def test_a_rank_that_stays_away_from_a_collective_costs_its_timeout_and_a_restart(tmp_path: Path) -> None:
     done = run_python("-c", ABSENT, str(tmp_path), directory=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -434,7 +432,6 @@ print(json.dumps({
 """
 
 
-@pytest.mark.long
 def test_an_elastic_run_grows_when_there_is_room_and_saves_before(tmp_path: Path) -> None:
     done = run_python("-c", GROWING, str(tmp_path), directory=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr

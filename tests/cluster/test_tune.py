@@ -136,7 +136,6 @@ def test_a_search_survives_crashing_and_killed_trials_and_its_own_end_and_runs_n
     assert place.outcomes() == after
 
 
-@pytest.mark.long
 def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucket_and_here(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -164,7 +163,6 @@ def test_a_submitted_sweep_takes_its_space_along_and_leaves_results_in_the_bucke
         assert (kept / trial / "results" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.long
 def test_trials_one_after_another_train_in_one_process_and_a_stopped_one_keeps_no_place(tmp_path: Path) -> None:
     place = Place(tmp_path)
     digits.write(str(tmp_path / "digits"), lambda _: None)

@@ -75,7 +75,7 @@ def _end(checkout: Path) -> None:
     ("command", "phase"),
     [
         ("up", "starting the emulated cloud"),
-        pytest.param("up", "created          Cluster", marks=pytest.mark.long),
+        ("up", "created          Cluster"),
         ("demo", "uploaded to gs://"),  # and in the training, below
     ],
 )

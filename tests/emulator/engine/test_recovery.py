@@ -65,7 +65,6 @@ def cloud_stack(
     assert _made(bare_cluster) == {}
 
 
-@pytest.mark.long
 def test_what_was_made_while_the_answer_was_lost_is_taken_over_and_what_another_made_is_not(
     cloud_stack: tuple[ControlPlane, Stack],
 ) -> None:

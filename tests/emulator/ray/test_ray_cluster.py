@@ -140,7 +140,6 @@ def platform(bare_cluster: ControlPlane, tmp_path: Path) -> Iterator[Platform]:
         yield found
 
 
-@pytest.mark.long
 def test_a_setting_changed_after_ray_scaled_up_neither_conflicts_nor_removes_a_worker(platform: Platform) -> None:
     platform.up()
     eventually(lambda: sorted(platform.running().values()) == ["headgroup"])
