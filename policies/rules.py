@@ -158,9 +158,11 @@ def no_public_address(resource: Resource, _: Properties) -> Iterator[str]:
             if at(interface, "accessConfigs") or at(interface, "ipv6AccessConfigs"):
                 yield "the machine has a public address: leave access_configs out"
     annotations = at(here, "metadata.annotations") or {}
-    # GKE documentation, "About LoadBalancer Services": external is the default.
+    # GKE documentation, "About LoadBalancer Services": external is the default; the class, if there is one, decides
+    # (kubernetes/ingress-gce, `IsSubsettingL4ILBService`).
     balanced = resource.type == SERVICE and at(here, "spec.type") == "LoadBalancer"
-    if balanced and annotations.get("networking.gke.io/load-balancer-type") != "Internal":
+    wanted = at(here, "spec.loadBalancerClass") or annotations.get("networking.gke.io/load-balancer-type")
+    if balanced and wanted not in ("Internal", "networking.gke.io/l4-regional-internal"):
         yield "the Service gets a public address: annotate it networking.gke.io/load-balancer-type: Internal"
     # GKE documentation, "GKE Ingress for Application Load Balancers": so it is here.
     if resource.type == INGRESS and annotations.get("kubernetes.io/ingress.class") != "gce-internal":

@@ -82,6 +82,13 @@ BREAKS = (
     Break(policy="closed-control-plane", type=rules.CLUSTER, name="cluster", path=IP_ENDPOINT, value=True),
     Break(policy="no-public-address", type=PUBLIC_ADDRESS, name="dashboard", path="addressType", value="EXTERNAL"),
     Break(policy="no-public-address", type=rules.SERVICE, name="ray", path="metadata.annotations"),
+    Break(
+        policy="no-public-address",
+        type=rules.SERVICE,
+        name="ray",
+        path="spec.loadBalancerClass",
+        value="networking.gke.io/l4-regional-external",
+    ),
     Break(policy="no-public-address", type=GLOBAL_ADDRESS, name="mine", value=OURS),
     Break(policy="no-public-address", type=FORWARDING, name="mine", value=OURS),
     Break(policy="no-public-address", type=GLOBAL_FORWARDING, name="mine", value=OURS),
