@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,6 +159,7 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
     rows = [
         ("deployed", f"{resources} resources in {seconds:.1f} s"),
         ("the whole demo", f"took {time.monotonic() - begun:.0f} s, after the Python packages were installed"),
+        *_price(outputs),
         ("Ray dashboard", f"{lifecycle.dashboard(outputs)}  (it asks for the stack's token: see below)"),
         ("Kubernetes API", f"https://{control_plane.endpoint(state)}"),
         ("data bucket", f"{outputs['data_uri']}  in {_shown(state.path('buckets', str(outputs['data_uri'])[5:]))}"),
@@ -179,6 +180,16 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
     ]
     lines = [f"  {label:<22} {text}".rstrip() for label, text in (*rows, ("", ""), *commands)]
     return "\n".join(["", "== the platform is up", *lines])
+
+
+def _price(outputs: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """What this stack would cost on Google Cloud, where its prices are known."""
+    rest, most = outputs["hourly_cost_usd"], outputs["max_hourly_cost_usd"]
+    if rest and most:
+        yield (
+            "on Google it costs",
+            f"{rest} USD an hour at rest, {most} with every pool full, at list price (docs/cost.md)",
+        )
 
 
 def _shown(path: Path) -> str:

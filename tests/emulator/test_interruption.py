@@ -210,6 +210,7 @@ def test_two_demos_side_by_side_share_nothing_and_down_in_the_training_of_one_le
             said, _ = whole.result(timeout=2 * PATIENCE_SECONDS)
         assert first.returncode == 0, said
         assert "== the platform is up" in said
+        assert "USD an hour at rest" in said
         assert f"gs://{RUNS_BUCKET} has what it held before: " in begun
         assert not stale.exists()
         assert _ports(checkout) == {**_ports(checkout), **ports}
