@@ -24,7 +24,7 @@ MORE_SIBLINGS = {"oasis_stack/components": 20}
 
 ORDER = {
     "oasis_stack": """
-        facts settings live_state wait pod_specs ray_namespace components stack_outputs forecast command_line preflight
+        facts settings live_state wait pod_specs ray_namespace components stack_outputs command_line preflight forecast
         __main__
     """,
     "workloads": """
@@ -35,8 +35,8 @@ ORDER = {
         convnext.run tune
     """,
     "emulator": """
-        closed_pipe machine protocol programs kubernetes google google.apis.kubernetes_engine google.apis gcp.resources
-        gcp rest gke ray engine build lifecycle demo __main__
+        closed_pipe machine protocol programs kubernetes google google.apis.compute_engine google.apis.kubernetes_engine
+        google.apis gcp.resources gcp rest gke ray engine build lifecycle demo __main__
     """,
 }
 """Folders, and the modules beside them in a package, from the ground up: each imports those before it alone."""
@@ -53,7 +53,7 @@ RAY = (
     "oasis_stack.ray_namespace",
 )
 
-READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line", "preflight")
+READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line", "preflight", "forecast")
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,9 @@ UNDOCUMENTED: Mapping[str, Mapping[str, Any]] = {
 }
 """Properties that Google takes, as its own provider sends them, and the documents lack."""
 
+_READING = frozenset({"access", "getIamPolicy", "testIamPermissions", "wait"})
+"""Names of methods that change nothing, whatever their verb."""
+
 _INTEGERS = {"int32": 2**31, "uint32": 2**32, "int64": 2**63, "uint64": 2**64}
 
 
@@ -96,7 +99,8 @@ class Method:
     @property
     def changes(self) -> bool:
         """True if it changes something: false for those that are sent like a change and only read, or only wait."""
-        return self.verb != "GET" and self.name not in ("access", "getIamPolicy", "testIamPermissions", "wait")
+        reads = self.collection == "compute.advice" or self.name in _READING
+        return self.verb != "GET" and not reads
 
 
 class Document:

@@ -10,6 +10,7 @@ to three parts: `quotas`, by Compute Engine's names, those of a region with it (
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -134,9 +135,17 @@ def shortage(cloud: Cloud, project: str, config: Mapping[str, Any], zone: str, n
     limit = limits.quotas.get(f"{region}/{metric}")
     if limit is not None and usage(cloud, project, metric, region) + machine.gpus * nodes > limit:
         return "GCE quota exceeded"
-    held = limits.capacity.get(f"{zone}/{mode}")
-    used = sum(count for other, where, count in _gpu_nodes(cloud, project) if (where, mode_of(other)) == (zone, mode))
-    return "GCE out of resources" if held is not None and used + nodes > held else ""
+    return "GCE out of resources" if left(cloud, project, zone, mode) < nodes else ""
+
+
+def left(cloud: Cloud, project: str, zone: str, mode: str) -> float:
+    """Further nodes that a zone has for a project, bought in one way; infinite where the file says nothing of it."""
+    held = read(cloud).capacity.get(f"{zone}/{mode}")
+    if held is None:
+        return math.inf
+    return held - sum(
+        count for config, where, count in _gpu_nodes(cloud, project) if (where, mode_of(config)) == (zone, mode)
+    )
 
 
 def surplus(cloud: Cloud, zone: str, count: int) -> int:

@@ -24,6 +24,8 @@ ROLES: Mapping[str, str] = {
     "roles/cloudbuild.workerPoolOwner": f"cloudbuild.workerpools.* {_READS}",
     "roles/cloudkms.admin": f"cloudkms.cryptoKeys.* {_READS}",
     "roles/cloudquotas.viewer": "cloudquotas.quotas.get",
+    # "Create a future reservation request in calendar mode", required permissions.
+    "roles/compute.futureReservationUser": f"compute.advice.calendarMode {_READS}",
     "roles/compute.networkAdmin": f"""
         compute.addresses.* compute.globalAddresses.* compute.networks.* compute.routers.* compute.subnetworks.*
         compute.forwardingRules.* compute.firewalls.get compute.firewalls.list compute.instanceGroupManagers.get
@@ -35,9 +37,10 @@ ROLES: Mapping[str, str] = {
         compute.firewalls.* compute.networks.get compute.networks.list compute.networks.updatePolicy compute.routers.get
         compute.routers.list compute.subnetworks.get compute.subnetworks.list serviceusage.services.get
         serviceusage.services.list {_READS}""",
+    # Advice: "View the availability of Spot VMs", "View the preemption rate and pricing for Spot VMs", required roles.
     "roles/compute.viewer": f"""
-        compute.machineTypes.get compute.networkProfiles.get compute.projects.get compute.regions.get
-        compute.reservations.get {_READS}""",
+        compute.advice.capacity compute.advice.capacityHistory compute.machineTypes.get compute.networkProfiles.get
+        compute.projects.get compute.regions.get compute.reservations.get {_READS}""",
     "roles/container.admin": f"container.clusters.* {_READS}",
     "roles/iam.serviceAccountAdmin": f"""
         iam.serviceAccounts.create iam.serviceAccounts.delete iam.serviceAccounts.get iam.serviceAccounts.getIamPolicy

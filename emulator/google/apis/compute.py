@@ -19,6 +19,7 @@ from emulator.google.apis.compute_collection import (
     referred,
     require_fingerprint,
 )
+from emulator.google.apis.compute_engine.advice import Advice
 from emulator.google.cloud import CloudObject, Use
 from emulator.google.collection import Body, Call, last, name_path
 from emulator.google.errors import InUseError, RefusedCall, in_googles_words
@@ -305,6 +306,7 @@ _ADDRESSES = (Addresses.kind, GlobalAddresses.kind)
 
 COLLECTIONS = {
     "compute.addresses": Addresses(),
+    "compute.advice": Advice(),
     "compute.firewalls": Firewalls(),
     "compute.forwardingRules": ForwardingRules(),
     "compute.globalAddresses": GlobalAddresses(),

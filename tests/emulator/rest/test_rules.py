@@ -141,6 +141,22 @@ class Google:
         self.objects().put("uniform", "teams/vision/a.txt", content)
         return self.ask("DELETE", f"{BUCKETS}/uniform/managedFolders/teams%2Fvision%2F", {})
 
+    def capacity(self, machine: str, zone: str = "us-central1-b", region: str = REGION) -> Any:
+        body = {
+            "distributionPolicy": {"zones": [{"zone": f"zones/{zone}"}], "targetShape": "ANY_SINGLE_ZONE"},
+            "instanceFlexibilityPolicy": {"instanceSelections": {"node": {"machineTypes": [machine]}}},
+            "instanceProperties": {"scheduling": {"provisioningModel": "SPOT"}},
+            "size": 1,
+        }
+        return self.post(f"{region}/advice/capacity", body)
+
+    def windows(self, *names: str, days: int = 1, since: str = "2026-12-01T00:00:00Z") -> Any:
+        times = {"startTimeNotEarlierThan": since, "startTimeNotLaterThan": "2026-12-31T00:00:00Z"}
+        lengths = {"minDuration": f"{days * 86400}s", "maxDuration": "86400s"}
+        wanted = {"specificSkuResources": {"machineType": "a3-ultragpu-8g", "instanceCount": "2"}}
+        spec = {"targetResources": wanted, "timeRangeSpec": {**times, **lengths}}
+        return self.post(f"{REGION}/advice/calendarMode", {"futureResourcesSpecs": dict.fromkeys(names, spec)})
+
     def grant(self, member: str, **policy: Any) -> Any:
         bindings = [{"role": "roles/viewer", "members": [member]}]
         return self.post(f"{POLICY}:setIamPolicy", {"policy": {"bindings": bindings, **policy}})
@@ -278,6 +294,19 @@ NETWORK: Asked = {
     "a machine type that there is not": lambda g: g.ask(
         "GET", f"compute/v1/projects/{PROJECT}/zones/us-central1-b/machineTypes/x9-8", {}
     ),
+    "advice of a region that there is not": lambda g: g.capacity(
+        "a3-ultragpu-8g", region=f"compute/v1/projects/{PROJECT}/regions/us-mars1"
+    ),
+    "advice on a machine type that the region, or the zone asked for, does not offer": lambda g: g.capacity(
+        "a3-ultragpu-8g", zone="us-central1-c"
+    ),
+    "the history of another way of buying than Spot": lambda g: g.post(
+        f"{REGION}/advice/capacityHistory",
+        {"instanceProperties": {"machineType": "a3-ultragpu-8g", "scheduling": {"provisioningModel": "STANDARD"}}},
+    ),
+    "windows of calendar mode for two specifications at once": lambda g: g.windows("a", "b"),
+    "windows of calendar mode in a time that no interval matches": lambda g: g.windows("a", days=7),
+    "windows of calendar mode from a moment that is none": lambda g: g.windows("a", since="tomorrow"),
     "a RoCE network with subnetworks of its own accord": lambda g: g.post(
         NETWORKS,
         {

@@ -1,0 +1,1 @@
+"""Parts of the emulated Compute Engine that hold no resources."""
