@@ -5,6 +5,7 @@ Clients are imported inside the functions: only the process of a waiter talks to
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from oasis_stack.facts.names import CLOUD_PLATFORM_SCOPE
 
 if TYPE_CHECKING:
     import requests
+    from google.auth.credentials import Credentials
 
 REQUEST_SECONDS = 30
 
@@ -280,8 +282,40 @@ def _get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any
     return answer.json()
 
 
+def google_credentials(project: str) -> Credentials:
+    """The caller's application default credentials, or the token in `ACCESS_TOKEN`, ready for use.
+
+    Args:
+        project: its quota is taken.
+
+    Raises:
+        RequestRefused: there are none.
+        NotAnswering: the request may succeed later.
+    """
+    import google.auth
+    import google.auth.credentials
+    import google.oauth2.credentials
+    from google.auth.transport.requests import Request
+
+    with _credentials_asked():
+        if token := os.environ.get(ACCESS_TOKEN):
+            found = google.oauth2.credentials.Credentials(token=token)
+        else:
+            found, _ = google.auth.default(scopes=[CLOUD_PLATFORM_SCOPE])
+        if isinstance(found, google.auth.credentials.CredentialsWithQuotaProject):
+            # Otherwise Google also asks whether the API is on in the project that the credentials come from.
+            found = found.with_quota_project(project)
+        if not found.valid:
+            found.refresh(Request())
+        return found
+
+
 def google_answer(
-    project: str, url: str, parameters: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    project: str,
+    url: str,
+    parameters: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
+    credentials: Credentials | None = None,
 ) -> requests.Response:
     """The answer to a GET, or to a POST of `body`, whatever it says.
 
@@ -289,35 +323,33 @@ def google_answer(
         RequestRefused: no credentials.
         NotAnswering: the request may succeed later.
     """
-    import google.auth
-    import google.auth.credentials
-    import google.auth.exceptions
-    import google.oauth2.credentials
     import requests
     from google.auth.transport.requests import AuthorizedSession
 
     try:
-        if token := os.environ.get(ACCESS_TOKEN):
-            credentials = google.oauth2.credentials.Credentials(token=token)
-        else:
-            credentials, _ = google.auth.default(scopes=[CLOUD_PLATFORM_SCOPE])
-        if isinstance(credentials, google.auth.credentials.CredentialsWithQuotaProject):
-            # Otherwise Google also asks whether the API is on in the project that the credentials come from.
-            credentials = credentials.with_quota_project(project)
-        verb = "GET" if body is None else "POST"
-        session = AuthorizedSession(credentials)
-        answer = session.request(verb, url, params=parameters, json=body, timeout=REQUEST_SECONDS)
+        with _credentials_asked():
+            session = AuthorizedSession(credentials or google_credentials(project))
+            verb = "GET" if body is None else "POST"
+            answer = session.request(verb, url, params=parameters, json=body, timeout=REQUEST_SECONDS)
+    except requests.RequestException as failure:
+        raise NotAnswering(f"{url} does not answer ({type(failure).__name__})") from failure
+    if answer.status_code == 429 or answer.status_code >= 500:
+        raise NotAnswering(f"{url} answers {answer.status_code}")
+    return answer
+
+
+@contextlib.contextmanager
+def _credentials_asked() -> Iterator[None]:
+    import google.auth.exceptions
+
+    try:
+        yield
     except google.auth.exceptions.TransportError as failure:
         raise NotAnswering(f"no access token yet ({failure})") from failure
     except google.auth.exceptions.GoogleAuthError as failure:
         raise RequestRefused(
             f"no Google credentials: {failure}. Run `gcloud auth application-default login`."
         ) from failure
-    except requests.RequestException as failure:
-        raise NotAnswering(f"{url} does not answer ({type(failure).__name__})") from failure
-    if answer.status_code == 429 or answer.status_code >= 500:
-        raise NotAnswering(f"{url} answers {answer.status_code}")
-    return answer
 
 
 def until_none(subject: str, remaining: Callable[[], Sequence[str]], minutes: float, remedy: str) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oasis_stack import live_state
 from oasis_stack.live_state import NotAnswering
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
 
 _PATHS = {"compute": "compute/v1/"}
 """What precedes a resource's name in an API's paths, where it is not the version alone."""
@@ -33,6 +37,7 @@ class Google:
             project: id of the project that is asked about, and whose quota the questions take.
         """
         self.project = project
+        self._lock, self._known = threading.Lock(), None
 
     def get(
         self, api: str, path: str, parameters: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
@@ -51,7 +56,7 @@ class Google:
         """
         base = live_state.google_api(api, f"https://{api}.googleapis.com/{_PATHS.get(api, '')}")
         try:
-            answer = live_state.google_answer(self.project, base + path, parameters, body)
+            answer = live_state.google_answer(self.project, base + path, parameters, body, self._credentials())
         except NotAnswering as failure:
             raise UnseenError(f"{failure}", "Ask again.") from failure
         if answer.status_code == 404:
@@ -74,6 +79,12 @@ class Google:
         remedy = f"Ask for {need}." if answer.status_code in (401, 403) else "Look at what it says."
         denied = answer.status_code == 403 and bool(permission or "does not have permission" in said)
         raise UnseenError(f"{api}.googleapis.com answers {answer.status_code}: {said}", remedy, denied=denied)
+
+    def _credentials(self) -> Credentials:
+        # Questions are asked side by side, and to find credentials takes a run of gcloud where it made them.
+        with self._lock:
+            self._known = self._known or live_state.google_credentials(self.project)
+            return self._known
 
     def list(self, api: str, path: str, key: str, **parameters: str) -> Iterator[dict[str, Any]]:
         """All of a list. Raises as `get`."""

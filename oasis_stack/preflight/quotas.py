@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from oasis_stack.preflight.finding import Finding, bad, good, unanswered, unknown
@@ -14,8 +16,19 @@ UNLIMITED = -1.0
 """Google's word for no limit (Cloud Quotas API, `QuotaDetails.value`)."""
 
 
-def check(settings: Settings, google: Google) -> Iterator[Finding]:
-    """Whether each quota is as large as the ladder."""
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A quota as Google tells of it."""
+
+    quota: Quota
+    said: Mapping[str, float]
+    """The limit, by the API that says so; infinite where it has none."""
+    used: float
+    """How much of it is in use, as far as Compute Engine says."""
+
+
+def held(settings: Settings, google: Google) -> Iterator[Held | UnseenError]:
+    """Each quota of the ladder; before them why the Cloud Quotas API tells nothing, if it does not."""
     wanted = of_gpus(settings)
     if not wanted:
         return
@@ -26,40 +39,53 @@ def check(settings: Settings, google: Google) -> Iterator[Finding]:
         listed = {info["quotaId"]: info for info in _cloud_quotas(google)}
     except UnseenError as unseen:
         listed = {}
-        yield unanswered(unseen)
+        yield unseen
     for quota in wanted:
-        yield from _judged(quota, compute[quota.region].get(quota.metric), listed.get(quota.quota))
+        own, info = compute[quota.region].get(quota.metric), listed.get(quota.quota)
+        limits = {
+            "Compute Engine": None if own is None else float(own["limit"]),
+            "Cloud Quotas": None if info is None else _value(quota, info),
+        }
+        said = {who: math.inf if limit == UNLIMITED else limit for who, limit in limits.items() if limit is not None}
+        yield Held(quota=quota, said=said, used=float((own or {}).get("usage", 0)))
 
 
-def _judged(quota: Quota, compute: Mapping[str, Any] | None, info: Mapping[str, Any] | None) -> Iterator[Finding]:
-    said = {
-        "Compute Engine": None if compute is None else float(compute["limit"]),
-        "Cloud Quotas": None if info is None else _value(quota, info),
-    }
-    limits = {who: limit for who, limit in said.items() if limit is not None}
+def check(settings: Settings, google: Google) -> Iterator[Finding]:
+    """Whether each quota is as large as the ladder."""
+    for found in held(settings, google):
+        if isinstance(found, UnseenError):
+            yield unanswered(found)
+        else:
+            yield from _judged(found)
+
+
+def _judged(found: Held) -> Iterator[Finding]:
+    quota = found.quota
     where = f" in {quota.region}" if quota.region else ""
     page = "https://console.cloud.google.com/iam-admin/quotas"
-    if not limits:
+    if not found.said:
         yield unknown(
             f"nobody says what {quota.called} is{where}; the ladder takes {quota.most} ({quota.what})",
             f"Look at {page}.",
         )
         return
-    if len(set(limits.values())) > 1:
-        told = ", ".join(f"{who} says {limit:g}" for who, limit in limits.items())
+    if len(set(found.said.values())) > 1:
+        told = ", ".join(f"{who} says {_shown(limit)}" for who, limit in found.said.items())
         yield unknown(f"{quota.called}{where}: {told}", f"The smaller is judged here; look at {page}.")
-    limit = min(limits.values(), key=lambda limit: float("inf") if limit == UNLIMITED else limit)
-    used = float((compute or {}).get("usage", 0))
-    use = f", of which {used:g} are in use" if used else ""
-    if limit != UNLIMITED and limit < quota.most:
+    limit = min(found.said.values())
+    use = f", of which {found.used:g} are in use" if found.used else ""
+    if limit < quota.most:
         yield bad(
             f"{quota.called} is {limit:g}{where}{use}, and the ladder takes {quota.most} ({quota.what})",
             f"Ask for more at {page} (small raises come in minutes, large ones in days), or lower max_nodes. Without "
             "quota a request for nodes waits, and nobody says why.",
         )
     else:
-        shown = "unlimited" if limit == UNLIMITED else f"{limit:g}"
-        yield good(f"{quota.called} is {shown}{where}{use}; the ladder takes {quota.most}")
+        yield good(f"{quota.called} is {_shown(limit)}{where}{use}; the ladder takes {quota.most}")
+
+
+def _shown(limit: float) -> str:
+    return "unlimited" if limit == math.inf else f"{limit:g}"
 
 
 def _value(quota: Quota, info: Mapping[str, Any]) -> float | None:
