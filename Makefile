@@ -19,7 +19,7 @@ POLICIES := policies/.venv
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help room demo down test test-fast test-long lint image-check plan init image secret preflight up preview restart destroy dashboard prices policies pin figures clean
+.PHONY: help room demo down test test-fast test-long lint image-check plan forecast init image secret preflight up preview restart destroy dashboard prices policies pin figures clean
 
 # 141 is the status of one whose reader has left, as that of `make plan | head` does: no error to tell of.
 OR_UNREAD = status=$$?; test $$status = 141 || exit $$status
@@ -110,6 +110,9 @@ image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole, and 
 
 plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings to destroy order (STACK=dev)
 	@$(PY) -m oasis_stack plan --stack $(STACK); $(OR_UNREAD)
+
+forecast: $(CLOUD_STAMP)  ## whether the ladder's nodes are likely to come, and at which price (STACK=dev)
+	@$(PY) -m oasis_stack forecast --stack $(STACK); $(OR_UNREAD)
 
 preflight: $(CLOUD_STAMP)  ## what the project lacks for a stack, asked of Google before anything is made (STACK=dev)
 	@$(PY) -m oasis_stack preflight --stack $(STACK); $(OR_UNREAD)

@@ -1,4 +1,4 @@
-"""One stack from the command line. `plan` needs nothing; the others call pulumi, gcloud and kubectl."""
+"""One stack from the command line. `plan` and `forecast` need nothing; the others call pulumi, gcloud and kubectl."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from oasis_stack.command_line import (
     closed_pipe,
@@ -29,6 +28,10 @@ from oasis_stack.command_line.pulumi_stack import Stack
 from oasis_stack.command_line.stack_file import StackFileError
 from oasis_stack.facts.prices import PriceTableError
 from oasis_stack.facts.problem import SettingsError
+from oasis_stack.forecast import ladder
+from oasis_stack.forecast import report as forecast_report
+from oasis_stack.preflight.finding import Check, Finding, told
+from oasis_stack.preflight.google import Google
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import from_config, parse
 
@@ -48,6 +51,7 @@ In order, for a new stack:
   cp Pulumi.dev.yaml Pulumi.mine.yaml, and edit it     every section is in it, and explained
   python -m oasis_stack init --stack mine              state bucket, key, project
   python -m oasis_stack plan --stack mine              check what it means, at no cost
+  python -m oasis_stack forecast --stack mine          are its nodes likely to come?
   python -m oasis_stack preflight --stack mine         ask Google what the project lacks for it; changes nothing
   pulumi up -s mine                                    15 to 25 minutes
   python -m oasis_stack image --stack mine             then `pulumi up -s mine` again
@@ -58,7 +62,15 @@ In order, for a new stack:
 Exit status: 0 done, 1 a step failed, 2 wrong usage or settings, 130 interrupted.
 """
 
-_PLAN = "Needs no account, no program and no network: run it after every edit of the stack file."
+_PLAN = """\
+Needs no account, no program and no network: run it after every edit of the stack file. With Google credentials it asks
+for at most 5 s whether nodes are likely to come; without them it says so, and shows the answers of last time."""
+_FORECAST = """\
+Asks Compute Engine's advice API with your application default credentials (`gcloud auth application-default login`):
+how likely the nodes of each rung are to come, how long Spot ones last and what they cost, when nodes can be reserved,
+which quota is left, where else they are likelier; and proposes an order of the rungs. It changes nothing, blocks
+nothing, and ends with 0 whatever Google says. Google documents it for Spot. Answers are kept in .oasis/forecast for
+when Google does not answer, and shown with their age."""
 _INIT = """\
 Needs gcloud, signed in (`gcloud auth application-default login`), and pulumi. It makes what is missing of: the bucket
 for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself. Run it again after an interruption."""
@@ -102,7 +114,9 @@ def parser() -> argparse.ArgumentParser:
         "plan",
         "show the settings, addresses, ladder, resources and the order of their deletion; touches nothing",
         _PLAN,
-    ).add_argument("--settings-only", action="store_true", help="up to the ladder: do not run the program")
+    ).add_argument(
+        "--settings-only", action="store_true", help="up to the prices: neither ask Google nor run the program"
+    )
     initialise = command(
         "init", "make state bucket and key, and write what is missing into an existing stack file", _INIT
     )
@@ -111,6 +125,10 @@ def parser() -> argparse.ArgumentParser:
         help="Google Cloud project id, written into the stack file as gcp:project. Needed if neither the file nor\n"
         "`gcloud config get-value project` names one; refused if the file names another",
     )
+    forecast = command("forecast", "say whether the ladder's nodes are likely to come, and at which price", _FORECAST)
+    forecast.add_argument("--brief", action="store_true", help="a line for each rung, and the proposed order")
+    forecast.add_argument("--job", choices=("ladder", "queue"), help="only the rungs that such a job may get")
+    forecast.add_argument("--nodes", type=int, metavar="N", help="of the job (default: all that each rung may have)")
     command("preflight", "say what the project lacks for this stack, before anything is made", _PREFLIGHT)
     command("prices", "read the list prices of what the stack runs from Google's catalogue", _PRICES)
     for name, does, more in (
@@ -183,6 +201,7 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     if options.command == "plan":
         _say("\n".join([plan.report(settings, values, now.date()), *plan.notes(settings, now)]))
         if not options.settings_only:
+            _planned_forecast(settings, stack)
             # The program's SDKs, which take seconds to import and serve no other command.
             from oasis_stack.command_line import offline, resource_tree
 
@@ -191,8 +210,10 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
             _say("\n".join(["", *resource_tree.lines(offline.deploy_stack(config))]))
         parse(values, now.date())
         return OK
+    if options.command == "forecast":
+        return _forecast(options, settings, stack)
     if options.command == "preflight":
-        return _preflight(settings, stack_file.config(stack.file))
+        return _preflight(settings, stack)
     if options.command == "prices":
         price_catalogue.refresh(settings, now.date(), _say)
         return OK
@@ -222,10 +243,54 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     return stack.run(options.command, extra=["--yes"] if options.yes else [])
 
 
-def _preflight(settings: Settings, config: dict[str, Any]) -> int:
+def _planned_forecast(settings: Settings, stack: Stack) -> None:
+    subject = ladder.of(settings)
+    if subject is None:
+        return
+    seconds = forecast_report.PLAN_SECONDS
+    _say(f"\nForecast of {subject.called}, for which Google is asked at most {seconds:g} s")
+    try:
+        _refuse_other_cloud(stack.name)
+    except ProgramError as error:
+        _say(f"  not asked: {error}")
+        return
+    _say_indented(forecast_report.lines(subject, Google(settings.project), _kept_answers(stack), seconds))
+
+
+def _forecast(options: argparse.Namespace, settings: Settings, stack: Stack) -> int:
+    if options.nodes is not None and options.nodes < 1:
+        options.refuse(f"argument --nodes: {options.nodes} is less than 1")
+    subject = ladder.of(settings, queued=options.job and options.job == "queue", nodes=options.nodes)
+    if subject is None:
+        rungs = "rung for such a job" if settings.gpu and options.job else "gpu section"
+        _say(f"{stack.name} has no {rungs}, so there is nothing to forecast")
+        return OK
+    seconds = forecast_report.SECONDS
+    _say(f"Forecast of {subject.called}, for which Google is asked at most {seconds:g} s")
+    google = Google(settings.project)
+    _say_indented(forecast_report.lines(subject, google, _kept_answers(stack), seconds, brief=options.brief))
+    return OK
+
+
+def _kept_answers(stack: Stack) -> Path:
+    return stack.file.parent / ".oasis" / "forecast" / f"{stack.name}.json"
+
+
+def _say_indented(lines: Sequence[str]) -> None:
+    _say("\n".join(f"  {line}" for line in lines))
+
+
+def _preflight(settings: Settings, stack: Stack) -> int:
     # As for `plan`: the program says which APIs it uses.
     from oasis_stack.command_line import offline
     from oasis_stack.preflight import report
+
+    config = stack_file.config(stack.file)
+    subject = ladder.of(settings)
+
+    def look(_: Settings, google: Google) -> list[Finding]:
+        asked = subject and forecast_report.lines(subject, google, _kept_answers(stack), forecast_report.SECONDS)
+        return [told(line) for line in asked or ()]
 
     for key in IDENTITIES & config.keys():
         _say(
@@ -233,7 +298,7 @@ def _preflight(settings: Settings, config: dict[str, Any]) -> int:
         )
     services = offline.deploy_stack({key: value for key, value in config.items() if key != LIMIT})
     apis = [found.inputs["service"] for found in services if found.type == "gcp:projects/service:Service"]
-    return OK if report.run(settings, apis, _say) else FAILED
+    return OK if report.run(settings, apis, _say, [Check(title="Forecast", look=look)]) else FAILED
 
 
 def _say(text: str) -> None:

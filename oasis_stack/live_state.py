@@ -348,7 +348,7 @@ def _credentials_asked() -> Iterator[None]:
         raise NotAnswering(f"no access token yet ({failure})") from failure
     except google.auth.exceptions.GoogleAuthError as failure:
         raise RequestRefused(
-            f"no Google credentials: {failure}. Run `gcloud auth application-default login`."
+            f"no Google credentials: {str(failure).rstrip('.')}. Run `gcloud auth application-default login`."
         ) from failure
 
 

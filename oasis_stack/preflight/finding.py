@@ -9,8 +9,8 @@ from typing import Literal
 from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
 
-Verdict = Literal["good", "bad", "unknown"]
-"""`bad`: `up` would fail, or wait in vain; `unknown`: Google did not say."""
+Verdict = Literal["good", "bad", "unknown", "told"]
+"""`bad`: `up` would fail, or wait in vain; `unknown`: Google did not say; `told`: nothing that `up` depends on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,11 @@ def bad(what: str, remedy: str) -> Finding:
 def unknown(what: str, remedy: str) -> Finding:
     """Google did not say."""
     return Finding(verdict="unknown", what=what, remedy=remedy)
+
+
+def told(what: str) -> Finding:
+    """Something to know."""
+    return Finding(verdict="told", what=what)
 
 
 def unanswered(unseen: UnseenError) -> Finding:

@@ -80,6 +80,11 @@ class Google:
         denied = answer.status_code == 403 and bool(permission or "does not have permission" in said)
         raise UnseenError(f"{api}.googleapis.com answers {answer.status_code}: {said}", remedy, denied=denied)
 
+    @property
+    def is_signed_in(self) -> bool:
+        """Whether credentials have been found."""
+        return self._known is not None
+
     def _credentials(self) -> Credentials:
         # Questions are asked side by side, and to find credentials takes a run of gcloud where it made them.
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -12,7 +12,7 @@ from oasis_stack.preflight.finding import Check, Finding
 from oasis_stack.preflight.google import Google
 from oasis_stack.settings.schema import Settings
 
-_MARKS = {"good": "ok ", "bad": "NO ", "unknown": "?  "}
+_MARKS = {"good": "ok ", "bad": "NO ", "unknown": "?  ", "told": "-  "}
 
 
 def checks(apis: Iterable[str]) -> list[Check]:
@@ -34,20 +34,21 @@ def checks(apis: Iterable[str]) -> list[Check]:
     ]
 
 
-def run(settings: Settings, apis: Iterable[str], say: Callable[[str], None]) -> bool:
+def run(settings: Settings, apis: Iterable[str], say: Callable[[str], None], further: Sequence[Check] = ()) -> bool:
     """Ask, and say what was found; True if nothing is bad.
 
     Args:
         settings: of the stack.
         apis: that it uses.
         say: told of each finding.
+        further: subjects that are looked at, too, and shown last.
     """
     google = Google(settings.project)
     here = Check(title="Programs", look=access.programs)
     found = {here.title: here.findings(settings, google)}
     say(f"asking Google about {settings.project}; nothing is changed")
     without = ""
-    asked = checks(apis)
+    asked = [*checks(apis), *further]
     try:
         with ThreadPoolExecutor(len(asked)) as pool:
             answers = list(pool.map(lambda check: check.findings(settings, google), asked))

@@ -1,0 +1,133 @@
+"""Answers of Google's, got side by side within some seconds, and kept for when it does not answer."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from oasis_stack.command_line import stack_file
+from oasis_stack.live_state import RequestRefused
+from oasis_stack.preflight.google import UnseenError
+
+FRESH = timedelta(minutes=1)
+"""A younger answer was got by this run."""
+
+STALE = timedelta(days=1)
+"""An older one is shown, and decides nothing: capacity changes within hours."""
+
+Ask = Callable[[], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What Google said, and when."""
+
+    content: Any
+    """Its JSON."""
+    asked: datetime
+
+    def age(self, now: datetime) -> str:
+        """Its age in words, behind a space; empty for one of this run."""
+        age = now - self.asked
+        if age < FRESH:
+            return ""
+        minutes = age // timedelta(minutes=1)
+        told = f"{minutes} min" if minutes < 60 else f"{minutes // 60} h" if age < STALE else f"{age.days} d"
+        return f" ({told} ago{': too old to go by' if self.is_stale(now) else ''})"
+
+    def is_stale(self, now: datetime) -> bool:
+        """Whether it is too old to decide anything."""
+        return now - self.asked >= STALE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What is known of some questions, by their names."""
+
+    now: datetime
+    known: Mapping[str, Answer]
+    """Of this run where there is one, else the last that was kept."""
+    problems: Mapping[str, UnseenError]
+    """Why Google did not answer this time."""
+    refused: str
+    """Why it was asked nothing; empty where it was."""
+    late: int
+    """Questions whose answers had not come when time was up."""
+
+    def get(self, name: str) -> Answer | None:
+        """The answer to a question; None where there is none."""
+        return self.known.get(name)
+
+
+def gather(questions: Mapping[str, Ask], file: Path, seconds: float, now: datetime) -> Answers:
+    """Ask, and keep what came; for the rest take what the file has kept.
+
+    Args:
+        questions: by name, as they are kept.
+        file: of one stack; it need not be there.
+        seconds: after which nothing is waited for.
+        now: time of the answers.
+    """
+    came, refused = asked(questions, seconds)
+    problems = {name: found for name, found in came.items() if isinstance(found, UnseenError)}
+    fresh = {name: Answer(content=found, asked=now) for name, found in came.items() if name not in problems}
+    before = _kept(file)
+    if fresh:
+        _keep(file, {**before, **fresh})
+    known = {name: answer for name, answer in {**before, **fresh}.items() if name in questions}
+    late = 0 if refused else len(questions) - len(came)
+    return Answers(now=now, known=known, problems=problems, refused=refused, late=late)
+
+
+def asked(questions: Mapping[str, Ask], seconds: float) -> tuple[dict[str, Any], str]:
+    """What came of each question within some seconds, an `UnseenError` for what Google does not tell; and why it was
+    asked nothing, if it was not."""
+    came, outcomes = dict[str, Any](), queue.SimpleQueue[tuple[str, Any]]()
+    for name, question in questions.items():
+        # Not a pool of threads, which Python waits for at its end: a late answer must not hold the command up.
+        threading.Thread(target=_ask, args=(name, question, outcomes), daemon=True).start()
+    end = time.monotonic() + seconds
+    while len(came) < len(questions):
+        try:
+            name, outcome = outcomes.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(outcome, RequestRefused):
+            return came, str(outcome)
+        came[name] = outcome
+    return came, ""
+
+
+def _ask(name: str, question: Ask, outcomes: queue.SimpleQueue[tuple[str, Any]]) -> None:
+    try:
+        outcomes.put((name, question()))
+    except (UnseenError, RequestRefused) as failure:
+        outcomes.put((name, failure))
+
+
+def _kept(file: Path) -> dict[str, Answer]:
+    """What the file holds; nothing where it is none of ours."""
+    try:
+        return {
+            str(name): Answer(content=one["content"], asked=datetime.fromisoformat(one["asked"]).astimezone(UTC))
+            for name, one in json.loads(file.read_text(encoding="utf-8")).items()
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _keep(file: Path, answers: Mapping[str, Answer]) -> None:
+    content = {name: {"asked": answer.asked.isoformat(), "content": answer.content} for name, answer in answers.items()}
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        stack_file.replace(file, json.dumps(content, indent=1))
+    except OSError:
+        return  # a checkout that cannot be written: the answers are shown all the same

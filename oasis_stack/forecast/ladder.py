@@ -1,0 +1,192 @@
+"""What is asked about a stack's ladder, and what the answers say of each rung, of other zones and of its order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from oasis_stack.facts.capacity_rules import CapacityEntry
+from oasis_stack.forecast import advice
+from oasis_stack.forecast.advice import MODELS, Chance, Question
+from oasis_stack.forecast.answers import Answers, Ask
+from oasis_stack.forecast.proposal import Rung, cheapest_order
+from oasis_stack.preflight import quotas
+from oasis_stack.preflight.google import Google, UnseenError
+from oasis_stack.settings import cost
+from oasis_stack.settings.schema import GpuSettings, Settings
+
+WINDOW_DAYS = (1, 7)
+"""Lengths of reservation that are asked about: the shortest that calendar mode has, and a week."""
+
+_Said = TypeVar("_Said")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a forecast is of."""
+
+    settings: Settings
+    gpu: GpuSettings
+    entries: tuple[CapacityEntry, ...]
+    """The rungs, in their order."""
+    nodes: int | None
+    """Of a job; None for as many as each rung may have."""
+
+    @property
+    def called(self) -> str:
+        """What it is, in words."""
+        return f"{self.gpu.machine_type} in {self.settings.zone}"
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Other zones that offer the machine type."""
+        return [zone for zone in self.gpu.machine.zones if zone != self.settings.zone]
+
+    @property
+    def by_chance(self) -> list[CapacityEntry]:
+        """The rungs whose nodes may or may not come."""
+        return [entry for entry in self.entries if entry.mode in MODELS]
+
+    def wanted(self, entry: CapacityEntry) -> int:
+        """Nodes that are wanted of a rung."""
+        return entry.max_nodes if self.nodes is None else min(self.nodes, entry.max_nodes)
+
+    def sizes(self, entry: CapacityEntry) -> list[int]:
+        """Numbers of nodes that are asked about: one, and all; a queued job's come together."""
+        wanted = self.wanted(entry)
+        return [wanted] if entry.mode == "queued" else sorted({1, wanted})
+
+    def capacity(self, entry: CapacityEntry, zone: str, nodes: int) -> Question:
+        """The question for so many nodes of a rung that is one of `by_chance`."""
+        return advice.capacity(self.gpu.machine_type, zone, MODELS[entry.mode], nodes)
+
+    def preemptions(self) -> Question:
+        """The question for how often Spot nodes of the stack's zone were taken back."""
+        return advice.preemptions(self.gpu.machine_type, self.settings.zone)
+
+    def prices(self) -> Question:
+        """The question for what Spot nodes of the stack's region cost."""
+        return advice.prices(self.gpu.machine_type, self.settings.region)
+
+    def windows(self, now: datetime) -> dict[int, Question]:
+        """The questions for when nodes can be reserved, by days; none where a reservation is a rung already."""
+        if len(self.by_chance) < len(self.entries):
+            return {}
+        most, region = min(max(map(self.wanted, self.entries)), advice.MOST_RESERVED), self.settings.region
+        return {days: advice.windows(self.gpu.machine_type, region, most, days, now) for days in WINDOW_DAYS}
+
+    def quotas_name(self) -> str:
+        """By which the quotas are kept."""
+        return f"quotas of {self.settings.project} in {self.settings.region}"
+
+    def questions(self, google: Google, now: datetime) -> dict[str, Ask]:
+        """Everything that is asked, by name: what two rungs want to know is asked once."""
+        found = list(self.windows(now).values())
+        for entry in self.by_chance:
+            found += [self.capacity(entry, self.settings.zone, nodes) for nodes in self.sizes(entry)]
+            found += [self.capacity(entry, zone, self.wanted(entry)) for zone in self.elsewhere]
+        if any(entry.mode == "spot" for entry in self.entries):
+            found += [self.preemptions(), self.prices()]
+        asked: dict[str, Ask] = {question.name: partial(_answer, google, question) for question in found}
+        return {**asked, self.quotas_name(): partial(_quotas, self.settings, google)}
+
+
+def of(settings: Settings, *, queued: bool | None = None, nodes: int | None = None) -> Subject | None:
+    """The subject of a forecast; None where there are no such rungs.
+
+    Args:
+        settings: of the stack.
+        queued: the rung of the queue alone, or the others alone; None for the whole ladder.
+        nodes: of a job; None for as many as each rung may have.
+    """
+    if settings.gpu is None:
+        return None
+    entries = tuple(entry for entry in settings.gpu.capacity if queued is None or (entry.mode == "queued") == queued)
+    return Subject(settings=settings, gpu=settings.gpu, entries=entries, nodes=nodes) if entries else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The answers about a subject."""
+
+    subject: Subject
+    answers: Answers
+
+    def said(self, question: Question, read: Callable[[Any], _Said | None]) -> tuple[_Said | None, str]:
+        """What the answer to a question says, and its age in words; None where it says nothing, or there is none."""
+        answer = self.answers.known.get(question.name)
+        said = read(answer.content) if answer else None
+        return said, answer.age(self.answers.now) if answer and said else ""
+
+    def chance(self, entry: CapacityEntry, zone: str, nodes: int) -> tuple[Chance | None, str]:
+        """How likely so many nodes of a rung are to come, and the answer's age in words."""
+        return self.said(self.subject.capacity(entry, zone, nodes), advice.chance)
+
+    def is_answered(self, entry: CapacityEntry) -> bool:
+        """Whether Google has ever answered the questions for a rung, even if it said nothing."""
+        place, sizes = self.subject.settings.zone, self.subject.sizes(entry)
+        return any(self.subject.capacity(entry, place, nodes).name in self.answers.known for nodes in sizes)
+
+    def likelier(self, entry: CapacityEntry) -> list[tuple[str, Chance, str]] | None:
+        """Zones in which all nodes of a rung are likelier to come than in the stack's, the likeliest first, with the
+        answers' ages; None where nothing is known of any."""
+        wanted = self.subject.wanted(entry)
+        here, _ = self.chance(entry, self.subject.settings.zone, wanted)
+        found = [(zone, *self.chance(entry, zone, wanted)) for zone in self.subject.elsewhere]
+        known = [(zone, there, age) for zone, there, age in found if there is not None]
+        better = [one for one in known if here is None or one[1].obtainability > here.obtainability]
+        return sorted(better, key=lambda one: -one[1].obtainability) if known else None
+
+    def order(self) -> tuple[list[str], list[str], list[str]]:
+        """The rungs of the ComputeClass: as they stand, and as they are proposed; and those whose price is not known,
+        for which nothing can be proposed."""
+        entries = [entry for entry in self.subject.entries if entry.mode != "queued"]
+        prices = {entry.pool_name: self._node_hour_usd(entry) for entry in entries}
+        rungs = [
+            Rung(name=entry.pool_name, node_hour_usd=price, uptime_hours=self._uptime_hours(entry))
+            for entry in entries
+            if (price := prices[entry.pool_name]) is not None
+        ]
+        unknown = [name for name, price in prices.items() if price is None]
+        return list(prices), [rung.name for rung in cheapest_order(rungs)], unknown
+
+    def _node_hour_usd(self, entry: CapacityEntry) -> float | None:
+        if entry.mode == "reservation":
+            return 0.0  # paid for anyway
+        if entry.mode == "spot" and (told := self._fresh(self.subject.prices(), advice.price_history)):
+            return told.usd
+        price = cost.rung(self.subject.gpu.machine, entry, self.subject.settings.region).price
+        return price.usd if price else None
+
+    def _uptime_hours(self, entry: CapacityEntry) -> float | None:
+        """None also for the longest that Google tells of, as it says nothing of how much longer nodes last."""
+        if entry.mode != "spot":
+            return None
+        told = self._fresh(self.subject.capacity(entry, self.subject.settings.zone, 1), advice.chance)
+        if told is None or told.uptime is None or told.uptime >= advice.LONGEST_UPTIME:
+            return None
+        return told.uptime / timedelta(hours=1)
+
+    def _fresh(self, question: Question, read: Callable[[Any], _Said | None]) -> _Said | None:
+        """What an answer says that is young enough to decide something."""
+        answer = self.answers.known.get(question.name)
+        return read(answer.content) if answer and not answer.is_stale(self.answers.now) else None
+
+
+def _answer(google: Google, question: Question) -> Any:
+    return google.get("compute", question.path(google.project), body=question.body)
+
+
+def _quotas(settings: Settings, google: Google) -> list[dict[str, Any]]:
+    """Each quota of the ladder whose limit Google tells."""
+    return list(_told_quotas(settings, google))
+
+
+def _told_quotas(settings: Settings, google: Google) -> Iterator[dict[str, Any]]:
+    for held in quotas.held(settings, google):
+        if not isinstance(held, UnseenError) and held.said and (limit := min(held.said.values())) != math.inf:
+            yield {"called": held.quota.called, "what": held.quota.what, "limit": limit, "used": held.used}
