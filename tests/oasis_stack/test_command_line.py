@@ -81,6 +81,12 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
     return made
 
 
+@pytest.fixture(autouse=True)
+def without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan` must not ask the Google of whoever runs the tests."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+
+
 @dataclass
 class CommandLine:
     """`python -m oasis_stack` in a folder with a copy of the dev stack."""

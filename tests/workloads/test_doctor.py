@@ -29,6 +29,7 @@ from workloads.doctor import access, cluster, dashboard, hardware, listeners, so
 from workloads.doctor import command as doctor
 from workloads.doctor.finding import Finding, Subject
 from workloads.errors import AuthError, PlaceError
+from workloads.jobs import forecast
 from workloads.reporting.credentials import ENDPOINT_VARIABLE
 
 LAPTOP = Subject(environment=None, variables={}, gpus=0)
@@ -374,6 +375,21 @@ def test_a_cluster_s_ray_of_another_version_is_told_with_both_and_exit_code_8(
     assert list(found) == (["ray"] if code else [])
     assert found.get("ray", "").startswith(said.format(here=metadata.version("ray"), url=url))
     assert [(request.path, request.headers["Authorization"]) for request in asked] == [("/api/version", "Bearer right")]
+
+
+def test_a_stack_s_forecast_is_a_line_for_each_rung_and_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", {"python": doctor.CHECKS["python"]})
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    for stack, said in (("local", "Google was asked nothing: no Google credentials"), ("nowhere", "no stack file")):
+        assert command_line.main(["doctor", "--stack", stack]) == 0
+        assert said in capsys.readouterr().out
+    monkeypatch.setattr(forecast, "CHECKOUT", tmp_path)
+    assert command_line.main(["doctor", "--json", "--stack", "local"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["check"], last["outcome"]) == ("forecast", "warn")
+    assert "No module named oasis_stack" in last["found"]
 
 
 MISFIT = """

@@ -17,6 +17,7 @@ from workloads.doctor import access, cluster, hardware, software
 from workloads.doctor.finding import Doubtful, Finding, NotHere, Subject
 from workloads.environment import ClusterEnvironment, variable
 from workloads.errors import EXIT_OK, AuthError, PlaceError, WorkloadError
+from workloads.jobs import forecast
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
     "python": software.python,
@@ -47,6 +48,7 @@ _COLOURS = {"ok": "32", "warn": "33", "fail": "1;31", "not here": "2"}  # ECMA-4
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads doctor`."""
     parser.add_argument("--json", action="store_true", help="one JSON object per check")
+    parser.add_argument("--stack", metavar="NAME", help="also say whether this stack's GPU nodes are likely to come")
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -59,9 +61,10 @@ def run_doctor(args: argparse.Namespace) -> int:
     failed: list[Finding] = []
     for name, check in CHECKS.items():
         finding = examine(name, check, place)
-        print(json.dumps(asdict(finding), sort_keys=True) if args.json else _line(finding, sys.stdout.isatty()))
-        sys.stdout.flush()
+        _show(finding, args.json)
         failed += [finding] if finding.outcome == "fail" else []
+    for finding in expected(args.stack) if args.stack else ():
+        _show(finding, args.json)
     if not failed:
         return EXIT_OK
     if not args.json:
@@ -88,6 +91,14 @@ def examine(name: str, check: Callable[[Subject], str], place: Subject) -> Findi
         return Finding(check=name, outcome="fail", found=found, remedy=software.MAKE_IMAGE)
 
 
+def expected(stack: str) -> list[Finding]:
+    """The forecast of a stack's nodes, a line each; that there is none fails nothing."""
+    try:
+        return [Finding(check="forecast", outcome="ok", found=line) for line in forecast.lines(stack)]
+    except WorkloadError as problem:
+        return [Finding(check="forecast", outcome="warn", found=problem.problem, remedy=problem.remedy)]
+
+
 def this_place(variables: Mapping[str, str]) -> Subject:
     """The place that these variables describe, on this machine.
 
@@ -96,6 +107,10 @@ def this_place(variables: Mapping[str, str]) -> Subject:
     """
     environment = ClusterEnvironment.from_env(variables) if variable("project") in variables else None
     return Subject(environment=environment, variables=dict(variables), gpus=hardware.visible_gpus())
+
+
+def _show(finding: Finding, as_json: bool) -> None:
+    print(json.dumps(asdict(finding), sort_keys=True) if as_json else _line(finding, sys.stdout.isatty()), flush=True)
 
 
 def _line(finding: Finding, terminal: bool) -> str:

@@ -40,7 +40,7 @@ def of_ladder(environment: ClusterEnvironment, command: Sequence[str], demand: D
         command: as it was given.
         demand: what the command takes for itself.
     """
-    if not environment.gpu_max_nodes or not (command[0] in TAKES_GPUS or demand.amounts.get("GPU")):
+    if not environment.gpu_max_nodes or not takes_gpus(command, demand):
         return ""
     price = environment.node_hour_usd(queued=False)
     if price is None:
@@ -50,6 +50,11 @@ def of_ladder(environment: ClusterEnvironment, command: Sequence[str], demand: D
         f"each GPU node that it has added costs up to {price:,.2f} USD an hour at list price, until some minutes after "
         f"its last use; all {most} that the stack can have, {most * price:,.2f} USD"
     )
+
+
+def takes_gpus(command: Sequence[str], demand: Demand) -> bool:
+    """Whether a job may have Ray add GPU nodes, where there are some."""
+    return command[0] in TAKES_GPUS or bool(demand.amounts.get("GPU"))
 
 
 def _nodes(nodes: int) -> str:

@@ -30,7 +30,7 @@ from workloads.cluster.session import Place
 from workloads.cluster.stack import DeployedStack
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, UsageError, WorkloadError, did_you_mean
-from workloads.jobs import enqueue, entry_point, price, ray_job, working_dir
+from workloads.jobs import enqueue, entry_point, forecast, price, ray_job, working_dir
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import Demand, Supply
 from workloads.jobs.follow import (
@@ -93,6 +93,11 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     enqueue.add_queue_arguments(parser)
     dry_run.add_dry_run_arguments(parser, "what the command would use as a job, and where each value came from")
     parser.add_argument(
+        "--when",
+        action="store_true",
+        help="say whether the nodes that the job would ask for are likely to come; no more",
+    )
+    parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         metavar="-- COMMAND",
@@ -110,7 +115,10 @@ def run_submit(args: argparse.Namespace) -> int:
     if args.start_timeout < 1:
         raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
     enqueue.refuse_arguments(args)
-    with _packed(args, command, entry_point.read(args)) as job:
+    demand = entry_point.read(args)
+    if args.when:
+        return _forecast(args, command, demand)
+    with _packed(args, command, demand) as job:
         if args.dry_run:
             return _show(args, command, job)
         deployed = stack.find(args)
@@ -152,6 +160,19 @@ def hand_in(jobs: Jobs, job: Job) -> None:
             raise refused(error) from error
     except (TypeError, ValueError) as error:  # the runtime environment does not fit Ray's schema
         raise UsageError(f"Ray does not accept the runtime environment: {error}", "Correct --runtime-env.") from error
+
+
+def _forecast(args: argparse.Namespace, command: list[str], demand: Demand) -> int:
+    """Print what is expected of the rungs whose nodes the job may get."""
+    if not args.stack:
+        raise UsageError("--when is without --stack: the ladder is in a stack's file.", "Name the stack: --stack dev.")
+    if not args.queue and not price.takes_gpus(command, demand):
+        print(f"{command[0]} asks for no GPU node, so that it waits for none")
+        return EXIT_OK
+    tell("nothing is submitted; asking Google what it expects")
+    job = ("--job", "queue", "--nodes", str(args.nodes or 1)) if args.queue else ("--job", "ladder")
+    print("\n".join(forecast.lines(args.stack, *job)))
+    return EXIT_OK
 
 
 def _show(args: argparse.Namespace, command: list[str], job: Job) -> int:

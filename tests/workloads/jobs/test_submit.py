@@ -435,6 +435,26 @@ def test_what_our_own_command_refuses_is_refused_before_there_is_a_job(
     assert not ray.submitted
 
 
+def test_when_tells_what_is_expected_of_the_nodes_that_the_job_may_get_and_submits_nothing(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+
+    def told(*words: str) -> str:
+        assert command_line.main(["submit", "--stack", "local", "--when", *words]) == 0
+        return capsys.readouterr().out
+
+    ladder, queue = told("--", "train"), told("--queue", "--nodes", "2", "--", "train")
+    assert "Google was asked nothing: no Google credentials" in ladder and "no Google credentials" in queue
+    assert ("order" in ladder, "order" in queue) == (True, False)
+    assert told("--", "ls") == "ls asks for no GPU node, so that it waits for none\n"
+    assert command_line.main(["submit", "--when", "--", "train"]) == 2
+    assert "--when is without --stack" in capsys.readouterr().err
+    assert command_line.main(["submit", "--stack", "nowhere", "--when", "--", "train"]) == 2
+    assert "there is no stack file Pulumi.nowhere.yaml" in capsys.readouterr().err
+    assert not ray.submitted
+
+
 def test_any_other_program_is_run_and_one_that_looks_like_our_own_is_asked_about(
     ray: FakeRay, capsys: pytest.CaptureFixture[str]
 ) -> None:

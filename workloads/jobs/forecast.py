@@ -1,0 +1,40 @@
+"""Whether a stack's GPU nodes are likely to come: `python -m oasis_stack forecast` says so, which reads the stack file.
+
+A program of its own, since the workloads run where neither the stack file nor Pulumi is. Standard library only.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from workloads.cluster.stack import CHECKOUT
+from workloads.errors import EXIT_OK, PlaceError, UsageError
+
+SECONDS = 120
+"""Longest wait; the program itself waits no longer than 30 s for Google."""
+
+
+def lines(stack: str, *words: str) -> list[str]:
+    """What is expected: a line for each rung, their proposed order, and what Google did not answer.
+
+    Args:
+        stack: whose file lies in this checkout.
+        words: further ones for the command.
+
+    Raises:
+        UsageError: there is no such file, or a setting in it is wrong.
+        PlaceError: this place has no checkout, or not what the program needs.
+    """
+    command = [sys.executable, "-m", "oasis_stack", "forecast", "--stack", stack, "--brief", *words]
+    remedy = "Ask from the checkout, with its own Python: `make forecast` brings what it needs."
+    try:
+        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise PlaceError(f"the forecast did not end in {SECONDS} s.", remedy) from None
+    if done.returncode == UsageError.exit_code:
+        raise UsageError(done.stderr.strip(), "`make plan` says what the stack file means.")
+    if done.returncode != EXIT_OK:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise PlaceError(f"there is no forecast: {said}", remedy)
+    return [line.strip() for line in done.stdout.splitlines()]
