@@ -266,7 +266,8 @@ def _forecast(options: argparse.Namespace, settings: Settings, stack: Stack) -> 
         _say(f"{stack.name} has no {rungs}, so there is nothing to forecast")
         return OK
     seconds = forecast_report.SECONDS
-    _say(f"Forecast of {subject.called}, for which Google is asked at most {seconds:g} s")
+    patience = "" if options.brief else f", for which Google is asked at most {seconds:g} s"
+    _say(f"Forecast of {subject.called}{patience}")
     google = Google(settings.project)
     _say_indented(forecast_report.lines(subject, google, _kept_answers(stack), seconds, brief=options.brief))
     return OK

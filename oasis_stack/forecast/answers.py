@@ -16,9 +16,6 @@ from oasis_stack.command_line import stack_file
 from oasis_stack.live_state import RequestRefused
 from oasis_stack.preflight.google import UnseenError
 
-FRESH = timedelta(minutes=1)
-"""A younger answer was got by this run."""
-
 STALE = timedelta(days=1)
 """An older one is shown, and decides nothing: capacity changes within hours."""
 
@@ -34,9 +31,9 @@ class Answer:
     asked: datetime
 
     def age(self, now: datetime) -> str:
-        """Its age in words, behind a space; empty for one of this run."""
+        """Its age in words, behind a space; empty for one that came now."""
         age = now - self.asked
-        if age < FRESH:
+        if not age:
             return ""
         minutes = age // timedelta(minutes=1)
         told = f"{minutes} min" if minutes < 60 else f"{minutes // 60} h" if age < STALE else f"{age.days} d"
@@ -60,10 +57,6 @@ class Answers:
     """Why it was asked nothing; empty where it was."""
     late: int
     """Questions whose answers had not come when time was up."""
-
-    def get(self, name: str) -> Answer | None:
-        """The answer to a question; None where there is none."""
-        return self.known.get(name)
 
 
 def gather(questions: Mapping[str, Ask], file: Path, seconds: float, now: datetime) -> Answers:

@@ -28,6 +28,7 @@ def lines(stack: str, *words: str) -> list[str]:
     """
     command = [sys.executable, "-m", "oasis_stack", "forecast", "--stack", stack, "--brief", *words]
     remedy = "Ask from the checkout, with its own Python: `make forecast` brings what it needs."
+    print(f"asking Google what it expects of the nodes of {stack}", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -169,7 +169,7 @@ def _forecast(args: argparse.Namespace, command: list[str], demand: Demand) -> i
     if not args.queue and not price.takes_gpus(command, demand):
         print(f"{command[0]} asks for no GPU node, so that it waits for none")
         return EXIT_OK
-    tell("nothing is submitted; asking Google what it expects")
+    tell("nothing is submitted")
     job = ("--job", "queue", "--nodes", str(args.nodes or 1)) if args.queue else ("--job", "ladder")
     print("\n".join(forecast.lines(args.stack, *job)))
     return EXIT_OK
