@@ -144,31 +144,32 @@ def region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
 
 
-def chance(answer: Any) -> Chance | None:
-    """What an answer to `capacity` says; None for one that says nothing, or in a form that is not known."""
-    return _read(_chance, answer)
-
-
-def preemption_rates(answer: Any) -> Preemptions | None:
-    """What an answer to `preemptions` says; None as for `chance`."""
-    return _read(_preemption_rates, answer)
-
-
-def price_history(answer: Any) -> Prices | None:
-    """What an answer to `prices` says; None as for `chance`."""
-    return _read(_price_history, answer)
-
-
-def window(answer: Any) -> Window | None:
-    """What an answer to `windows` says; None as for `chance`."""
-    return _read(_window, answer)
-
-
-def _read(reader: Callable[[Any], _Read], answer: Any) -> _Read | None:
+def read(reader: Callable[[Any], _Read], answer: Any) -> _Read | None:
+    """What a reader makes of an answer; None where it says nothing, or in a form that is not known."""
     try:
         return reader(answer)
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
+
+
+def chance(answer: Any) -> Chance | None:
+    """What an answer to `capacity` says; None for one that says nothing, or in a form that is not known."""
+    return read(_chance, answer)
+
+
+def preemption_rates(answer: Any) -> Preemptions | None:
+    """What an answer to `preemptions` says; None as for `chance`."""
+    return read(_preemption_rates, answer)
+
+
+def price_history(answer: Any) -> Prices | None:
+    """What an answer to `prices` says; None as for `chance`."""
+    return read(_price_history, answer)
+
+
+def window(answer: Any) -> Window | None:
+    """What an answer to `windows` says; None as for `chance`."""
+    return read(_window, answer)
 
 
 def _chance(answer: Any) -> Chance:

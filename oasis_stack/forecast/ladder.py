@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -110,21 +110,38 @@ def of(settings: Settings, *, queued: bool | None = None, nodes: int | None = No
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuotaLeft:
+    """What is left of a quota."""
+
+    called: str
+    what: str
+    """What counts towards it."""
+    limit: float
+    """GPUs, as all of it."""
+    left: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """The answers about a subject."""
 
     subject: Subject
     answers: Answers
 
-    def said(self, question: Question, read: Callable[[Any], _Said | None]) -> tuple[_Said | None, str]:
+    def said(self, name: str, read: Callable[[Any], _Said | None]) -> tuple[_Said | None, str]:
         """What the answer to a question says, and its age in words; None where it says nothing, or there is none."""
-        answer = self.answers.known.get(question.name)
+        answer = self.answers.known.get(name)
         said = read(answer.content) if answer else None
         return said, answer.age(self.answers.now) if answer and said else ""
 
+    def quotas(self) -> tuple[list[QuotaLeft], str]:
+        """The ladder's quotas whose limits Google tells, and the answer's age in words."""
+        said, age = self.said(self.subject.quotas_name(), partial(advice.read, _quotas_left))
+        return said or [], age
+
     def chance(self, entry: CapacityEntry, zone: str, nodes: int) -> tuple[Chance | None, str]:
         """How likely so many nodes of a rung are to come, and the answer's age in words."""
-        return self.said(self.subject.capacity(entry, zone, nodes), advice.chance)
+        return self.said(self.subject.capacity(entry, zone, nodes).name, advice.chance)
 
     def is_answered(self, entry: CapacityEntry) -> bool:
         """Whether Google has ever answered the questions for a rung, even if it said nothing."""
@@ -182,11 +199,15 @@ def _answer(google: Google, question: Question) -> Any:
 
 
 def _quotas(settings: Settings, google: Google) -> list[dict[str, Any]]:
-    """Each quota of the ladder whose limit Google tells."""
-    return list(_told_quotas(settings, google))
+    """Each quota of the ladder that has a limit, as `QuotaLeft` has it."""
+    told = [held for held in quotas.held(settings, google) if not isinstance(held, UnseenError) and held.said]
+    limits = [(held, min(held.said.values())) for held in told]
+    return [
+        {"called": held.quota.called, "what": held.quota.what, "limit": limit, "left": limit - held.used}
+        for held, limit in limits
+        if limit != math.inf
+    ]
 
 
-def _told_quotas(settings: Settings, google: Google) -> Iterator[dict[str, Any]]:
-    for held in quotas.held(settings, google):
-        if not isinstance(held, UnseenError) and held.said and (limit := min(held.said.values())) != math.inf:
-            yield {"called": held.quota.called, "what": held.quota.what, "limit": limit, "used": held.used}
+def _quotas_left(answer: Any) -> list[QuotaLeft]:
+    return [QuotaLeft(**one) for one in answer]

@@ -65,13 +65,13 @@ def _rung(forecast: Forecast, number: int, entry: CapacityEntry, brief: bool) ->
 
 
 def _spot_history(forecast: Forecast) -> Iterator[str]:
-    taken, age = forecast.said(forecast.subject.preemptions(), advice.preemption_rates)
+    taken, age = forecast.said(forecast.subject.preemptions().name, advice.preemption_rates)
     if taken:
         yield (
             f"   of the nodes that ended on {taken.day:%Y-%m-%d}, Google took back {taken.rate:.0%}; "
             f"{taken.lowest:.0%} to {taken.highest:.0%} a day in {taken.days} days{age}"
         )
-    prices, age = forecast.said(forecast.subject.prices(), advice.price_history)
+    prices, age = forecast.said(forecast.subject.prices().name, advice.price_history)
     if prices:
         before = f", and {prices.first_usd:,.2f} on {prices.first:%Y-%m-%d}" if prices.first != prices.since else ""
         yield f"   list price {prices.usd:,.2f} USD a node and hour since {prices.since:%Y-%m-%d}{before}{age}"
@@ -80,7 +80,7 @@ def _spot_history(forecast: Forecast) -> Iterator[str]:
 def _windows(forecast: Forecast) -> Iterator[str]:
     told: list[str] = []
     for days, question in forecast.subject.windows(forecast.answers.now).items():
-        window, age = forecast.said(question, advice.window)
+        window, age = forecast.said(question.name, advice.window)
         length = "1 day" if days == 1 else f"{days} days"
         if window and window.begin:
             told.append(f"{length} from {window.begin:%Y-%m-%d %H:%M} UTC in {window.zone}{age}")
@@ -92,13 +92,10 @@ def _windows(forecast: Forecast) -> Iterator[str]:
 
 
 def _quotas(forecast: Forecast) -> Iterator[str]:
-    answer = forecast.answers.known.get(forecast.subject.quotas_name())
-    for held in answer.content if answer else ():
-        left, gpus = held["limit"] - held["used"], forecast.subject.gpu.machine.gpus
-        yield (
-            f"quota left of {held['called']}: {left:g} of {held['limit']:g} GPUs, so {_nodes(int(left // gpus))} "
-            f"({held['what']}){answer.age(forecast.answers.now) if answer else ''}"
-        )
+    quotas, age = forecast.quotas()
+    for quota in quotas:
+        nodes = _nodes(int(quota.left // forecast.subject.gpu.machine.gpus))
+        yield f"quota left of {quota.called}: {quota.left:g} of {quota.limit:g} GPUs, so {nodes} ({quota.what}){age}"
 
 
 def _elsewhere(forecast: Forecast) -> Iterator[str]:

@@ -148,6 +148,7 @@ def test_spot_nodes_that_are_gone_in_a_minute_come_last_and_windows_are_named(st
         f"to reserve in calendar mode, 4 nodes: 1 day from {tomorrow} 00:00 UTC in us-central1-b; "
         f"7 days from {tomorrow} 00:00 UTC in us-central1-b"
     ) in said
+    assert "2 nodes by gpu-spot are likelier elsewhere, in a stack of its own: europe-west4-a 1" in said
     assert "proposed order, by the price of an hour of progress: gpu-flex-start, gpu-spot (now: gpu-spot, " in said[-2]
 
 
@@ -248,12 +249,17 @@ def test_preflight_shows_it_as_what_nothing_depends_on(stack: Stack, capsys: pyt
     assert len(section) == 9 and all(line.startswith("  -   ") for line in section), section
 
 
-def test_what_is_kept_is_the_users_alone_and_may_be_spoilt(stack: Stack) -> None:
+def test_what_is_kept_is_the_users_alone_and_may_be_spoilt(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.forecast()
     file = stack.folder / ".oasis" / "forecast" / "local.json"
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o077 == 0
+    whole = stack.forecast()
     file.write_text("[1]")
-    assert len(stack.forecast()) == 9
+    assert stack.forecast()[:-1] == whole[:-1]
+    spoilt = {name: {**answer, "content": [{"x": 1}]} for name, answer in json.loads(file.read_text()).items()}
+    file.write_text(json.dumps(spoilt))
+    sign_out(monkeypatch, stack.folder)
+    assert [line for line in stack.forecast() if "likely" in line or "quota" in line] == []
 
 
 @pytest.mark.parametrize("answer", [None, {}, [], {"recommendations": []}, {"recommendations": [{"scores": {}}]}])
