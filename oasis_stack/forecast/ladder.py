@@ -148,15 +148,13 @@ class Forecast:
         place, sizes = self.subject.settings.zone, self.subject.sizes(entry)
         return any(self.subject.capacity(entry, place, nodes).name in self.answers.known for nodes in sizes)
 
-    def likelier(self, entry: CapacityEntry) -> list[tuple[str, Chance, str]] | None:
-        """Zones in which all nodes of a rung are likelier to come than in the stack's, the likeliest first, with the
-        answers' ages; None where nothing is known of any."""
+    def elsewhere(self, entry: CapacityEntry) -> list[tuple[str, Chance, str]]:
+        """How likely all nodes of a rung are to come in each other zone that Google tells of, the likeliest first, with
+        the answers' ages in words."""
         wanted = self.subject.wanted(entry)
-        here, _ = self.chance(entry, self.subject.settings.zone, wanted)
         found = [(zone, *self.chance(entry, zone, wanted)) for zone in self.subject.elsewhere]
-        known = [(zone, there, age) for zone, there, age in found if there is not None]
-        better = [one for one in known if here is None or one[1].obtainability > here.obtainability]
-        return sorted(better, key=lambda one: -one[1].obtainability) if known else None
+        told = [(zone, chance, age) for zone, chance, age in found if chance is not None]
+        return sorted(told, key=lambda one: -one[1].obtainability)
 
     def order(self) -> tuple[list[str], list[str], list[str]]:
         """The rungs of the ComputeClass: as they stand, and as they are proposed; and those whose price is not known,

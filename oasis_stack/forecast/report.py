@@ -18,9 +18,6 @@ from oasis_stack.preflight.google import Google
 PLAN_SECONDS, SECONDS = 5.0, 30.0
 """How long Google's answers are waited for: by `plan`, which everybody runs after each edit, and by all others."""
 
-LIKELIER_ZONES = 3
-"""Other zones that are named."""
-
 
 def lines(subject: Subject, google: Google, file: Path, seconds: float, *, brief: bool = False) -> list[str]:
     """Ask Google, and say what it expects.
@@ -100,12 +97,14 @@ def _quotas(forecast: Forecast) -> Iterator[str]:
 
 def _elsewhere(forecast: Forecast) -> Iterator[str]:
     for entry in forecast.subject.by_chance:
-        likelier, wanted = forecast.likelier(entry), _nodes(forecast.subject.wanted(entry))
-        if likelier:
-            zones = ", ".join(f"{zone} {_score(chance)}{age}" for zone, chance, age in likelier[:LIKELIER_ZONES])
-            yield f"{wanted} by {entry.pool_name} are likelier elsewhere, in a stack of its own: {zones}"
-        elif likelier is not None:
-            yield f"{wanted} by {entry.pool_name} are likelier in no other zone that Google tells of"
+        wanted = forecast.subject.wanted(entry)
+        here, _ = forecast.chance(entry, forecast.subject.settings.zone, wanted)
+        if there := forecast.elsewhere(entry):
+            zones = ", ".join(f"{zone} {_score(chance)}{age}" for zone, chance, age in there)
+            best, chance, _ = there[0]
+            better = here is None or chance.obtainability > here.obtainability
+            verdict = f"likelier in {best}, in a stack of its own" if better else "likelier nowhere"
+            yield f"{_nodes(wanted)} by {entry.pool_name} elsewhere: {zones}: {verdict}"
 
 
 def _order(forecast: Forecast) -> Iterator[str]:

@@ -42,6 +42,7 @@ CAPACITY = {
     **{f"{zone}/spot": 0 for zone in ELSEWHERE},
 }
 SPOT = "2. gpu-spot: 1 node likely (1), lasting 60 min or more; 2 nodes as likely as not (0.5), lasting 1 min or more"
+WORSE = ", ".join(f"{zone} 0" for zone in ELSEWHERE)
 QUOTA = "us-central1/PREEMPTIBLE_NVIDIA_H200_GPUS"
 
 
@@ -129,7 +130,7 @@ def test_a_ladder_of_spot_and_flex_start_is_told_with_its_history_windows_quota_
         "(NO_CAPACITY)",
         "quota left of PREEMPTIBLE-NVIDIA-H200-GPUS-per-project-region: 40 of 40 GPUs, so 5 nodes "
         "(flex-start, queued and Spot)",
-        "2 nodes by gpu-spot are likelier elsewhere, in a stack of its own: europe-west4-a 1",
+        f"2 nodes by gpu-spot elsewhere: europe-west4-a 1, {WORSE}: likelier in europe-west4-a, in a stack of its own",
         "proposed order, by the price of an hour of progress: gpu-spot, gpu-flex-start (now: gpu-flex-start, gpu-spot)",
     ]
 
@@ -148,12 +149,13 @@ def test_spot_nodes_that_are_gone_in_a_minute_come_last_and_windows_are_named(st
         f"to reserve in calendar mode, 4 nodes: 1 day from {tomorrow} 00:00 UTC in us-central1-b; "
         f"7 days from {tomorrow} 00:00 UTC in us-central1-b"
     ) in said
-    assert "2 nodes by gpu-spot are likelier elsewhere, in a stack of its own: europe-west4-a 1" in said
     assert "proposed order, by the price of an hour of progress: gpu-flex-start, gpu-spot (now: gpu-spot, " in said[-2]
 
 
 def test_a_job_is_told_of_the_rungs_that_it_may_get_for_as_many_nodes_as_it_asks_for(stack: Stack) -> None:
     stack.write(changed("oasis:gpu.capacity", [*LADDER, {"mode": "queued", "max_nodes": 2}]))
+    stack.limits({**CAPACITY, "us-central1-b/spot": 2})
+    assert f"2 nodes by gpu-spot elsewhere: europe-west4-a 1, {WORSE}: likelier nowhere" in stack.forecast()
     brief = stack.forecast("--brief", "--job", "queue", "--nodes", "2")
     assert brief[0].startswith("1. gpu-queued: Google tells nothing of queued for a3-ultragpu-8g")
     assert len(brief) == 2 and brief[1].startswith("asked at ")
