@@ -29,7 +29,7 @@ ORDER = {
     """,
     "workloads": """
         errors environment run_name closed_pipe emulated interruption tables storage reporting cluster command_parser
-        __main__ dry_run checkpoints jobs runs doctor
+        __main__ dry_run checkpoints jobs runs doctor idle
         convnext convnext.images convnext.kernels convnext.learning
         nccl.definitions nccl.logs nccl.results nccl.ranks nccl.scaling nccl
         convnext.run tune

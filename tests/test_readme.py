@@ -89,7 +89,7 @@ def test_every_file_and_folder_that_a_page_names_is_there_by_that_path(page: str
     files = set(re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|ya?ml|toml|svg|tf|sh|json|mod))`", PAGES[page]))
     tops = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
     folders = set(re.findall(rf"`((?:{tops})(?:/[\w-]+)*/?)`", PAGES[page]))
-    of_a_run = {"MANIFEST.json", "faults.json", "limits.json"}
+    of_a_run = {"MANIFEST.json", "faults.json", "limits.json", "utilisation.json"}
     assert {name for name in (files | folders) - OF_THE_SEEDS - of_a_run if not (ROOT / name).exists()} == set()
 
 

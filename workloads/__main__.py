@@ -38,6 +38,7 @@ first steps:
   python -m workloads submit --stack dev --queue --nodes 2 -- train --workers 16
                                                    on two GPU nodes that come together, or not yet
   python -m workloads jobs list --stack dev        what runs there
+  python -m workloads idle --stack dev             whose GPUs idle; with --end, an end to that
   python -m workloads runs list --stack dev        what runs have left: newest step, size, age
   python -m workloads tune --space FILE            search hyperparameters; workloads/tune/space.yaml is one to copy
   python -m workloads sweep --space FILE           train every combination of them
@@ -87,6 +88,7 @@ COMMANDS = {
         action="list",
     ),
     "status": Command("workloads.jobs.command", "what the stack's Ray has and what runs on it"),
+    "idle": Command("workloads.idle.command", "whose GPUs idle; with --end, stop or suspend them"),
 }
 
 

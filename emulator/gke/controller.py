@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from emulator.gke.metrics import GpuMetrics
 from emulator.gke.networking import DeviceNetworkControllers
 from emulator.gke.nodes import Autoscaler
 from emulator.gke.services import LoadBalancers
@@ -61,6 +62,7 @@ def main() -> None:
         Autoscaler(api, cloud).step,
         DeviceNetworkControllers(api, cloud).step,
         LoadBalancers(api, cloud).step,
+        GpuMetrics(api, cloud).step,
     )
     while True:
         begun = time.monotonic()

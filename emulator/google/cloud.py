@@ -40,6 +40,7 @@ OWN_KINDS = frozenset(
         "emulator/identity",
         "emulator/operation",
         "iam/workloadIdentityPool",
+        "monitoring/timeSeries",
         "resourcemanager/project",
     }
 )

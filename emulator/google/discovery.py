@@ -32,6 +32,7 @@ SERVED = (
     "container.v1",
     "container.v1beta1",
     "iam.v1",
+    "monitoring.v3",
     "orgpolicy.v2",
     "secretmanager.v1",
     "servicenetworking.v1",

@@ -47,6 +47,7 @@ ROLES: Mapping[str, str] = {
         iam.serviceAccounts.list iam.serviceAccounts.setIamPolicy iam.serviceAccounts.update {_READS}""",
     "roles/iam.serviceAccountUser": f"""
         iam.serviceAccounts.actAs iam.serviceAccounts.get iam.serviceAccounts.list {_READS}""",
+    "roles/monitoring.viewer": f"monitoring.timeSeries.list {_READS}",
     "roles/orgpolicy.policyViewer": "orgpolicy.policy.get",
     "roles/resourcemanager.projectIamAdmin": "resourcemanager.projects.*",
     "roles/secretmanager.admin": f"secretmanager.* {_READS}",

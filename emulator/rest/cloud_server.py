@@ -54,6 +54,7 @@ _OVERRIDES = {
     "COMPUTE": "compute/v1/",
     "CONTAINER": "",
     "IAM": "",
+    "MONITORING": "",
     "ORGPOLICY": "",
     "SECRETMANAGER": "",
     "SERVICEUSAGE": "",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,32 @@ def test_a_plain_job_gets_both_nodes_or_none_and_the_next_job_waits_behind_it_wh
 
     assert followed.returncode == 7, followed.stdout + followed.stderr
     assert not _staged(emulated)
+
+
+def test_a_job_that_idles_is_ended_once_that_was_seen_long_enough_and_goes_on_when_told_to(emulated: Emulated) -> None:
+    emulated.api.create(documented_job("sleeper", 1))
+    eventually(lambda: _placed(emulated, "job-name=sleeper") == 1)
+    assert "1 young" in _run(emulated, "idle", "--end").stdout
+    [pod] = emulated.api.list("v1", "Pod", NAMESPACE, labelSelector="job-name=sleeper")
+    hour_ago = {"running": {"startedAt": (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+    statuses = [{**one, "state": hour_ago} for one in pod["status"]["containerStatuses"]]
+    emulated.api.merge(pod, {"status": {"containerStatuses": statuses}}, subresource="status")
+    assert "1 not seen; Job ray/sleeper: Cloud Monitoring has no metric" in _run(emulated, "idle", "--end").stdout
+    utilisation = emulated.state.path("utilisation.json")
+    utilisation.write_text(json.dumps({f"{NAMESPACE}/sleeper-*": 0}))
+    try:
+        eventually(lambda: "suspend it" in _run(emulated, "idle").stdout)
+        assert len(_nodes(emulated)) == 1
+
+        ended = _run(emulated, "idle", "--end")
+    finally:
+        utilisation.unlink()
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    eventually(lambda: not _nodes(emulated))
+    [undone] = re.findall(r"^ended Job ray/sleeper; `(.*)` has it go on$", ended.stdout, re.MULTILINE)
+    subprocess.run(shlex.split(undone), env=_environment(emulated), check=True, timeout=PATIENCE_SECONDS)
+    eventually(lambda: _placed(emulated, "job-name=sleeper") == 1)
 
 
 def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:

@@ -44,6 +44,8 @@ class FakeRay:
         self.gone = ""
         """Address of the node that had the log, once it is gone."""
         self.packages: list[bytes] = []
+        self.state: dict[str, list[dict[str, Any]]] = {"nodes": NODES}
+        """What its state API knows, by kind."""
         self._polls = 0
         self._serving = ExitStack()
         self.url = self._serving.enter_context(loopback.answering(self._reply))
@@ -61,8 +63,10 @@ class FakeRay:
         if path.startswith("/api/packages/"):
             self.packages += [body] if method == "PUT" else []
             return (404, "") if method == "GET" else (200, {})
-        if path.startswith("/api/v0/nodes"):
-            return 200, {"data": {"result": {"result": NODES}}}
+        if path.startswith("/api/v0/"):
+            found = self.state.get(path.removeprefix("/api/v0/").partition("?")[0], [])
+            counts = {"num_filtered": len(found), "partial_failure_warning": ""}
+            return 200, {"data": {"result": {"result": found, **counts}}}
         if path.startswith("/nodes"):
             return 200, {"data": {"summary": []}}
         if path == "/api/jobs/" and method == "GET":
@@ -103,6 +107,7 @@ class FakeRay:
             status = "STOPPED" if self.stopped else "FAILED" if self.exit_code else "SUCCEEDED"
         return {
             "type": "SUBMISSION",
+            "job_id": "01000000",
             "submission_id": self.submitted.get("submission_id", "x"),
             "status": status,
             "entrypoint": self.submitted.get("entrypoint", "x"),

@@ -107,9 +107,14 @@ def kueue() -> list[dict[str, Any]]:
 def cluster(name: str) -> dict[str, Any] | None:
     if name == facts["data"]["ray_cluster_name"]:
         return {"metadata": {"name": name, "uid": "1"}, "spec": facts["cluster"]}
+    if known := facts["objects"].get(f"raycluster/{name}"):
+        return known
     job = read(name.removesuffix("-abcde"))
     alive = job is not None and job["spec"]["ttlSecondsAfterFinished"] != 0
-    return {"metadata": {"name": name, "uid": "2"}, "spec": {}} if alive else None
+    if not alive:
+        return None
+    owner = {"kind": "RayJob", "name": name.removesuffix("-abcde"), "uid": "3", "controller": True}
+    return {"metadata": {"name": name, "uid": "2", "ownerReferences": [owner]}, "spec": {}}
 
 
 def show(found: dict[str, Any] | None) -> None:
@@ -136,6 +141,8 @@ def main() -> None:
         job = {**json.load(sys.stdin), "status": {"jobDeploymentStatus": ""}}
         job["metadata"]["uid"] = f"uid of {job['metadata']['name']}"
         write(job)
+    elif "patch" in words and "rayjob" not in words:
+        pass  # it is among the calls
     elif "patch" in words:
         job = read(words[words.index("rayjob") + 1])
         assert job is not None
@@ -151,6 +158,8 @@ def main() -> None:
         show(look(words[words.index("rayjob") + 1]))
     elif "raycluster" in words:
         show(cluster(words[words.index("raycluster") + 1]))
+    elif "job" in words:
+        show(facts["objects"].get(f"job/{words[words.index('job') + 1]}"))
     elif "pods" in words:
         print(json.dumps({"items": facts["pods"]}))
     elif "nodes" in words:

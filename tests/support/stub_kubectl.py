@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ def install(
     events: Sequence[Any] = (),
     steps: Sequence[Any] = (),
     others: Sequence[Any] = (),
+    objects: Mapping[str, Any] | None = None,
 ) -> str:
     """Write the program; returns a PATH that begins with it.
 
@@ -94,6 +95,7 @@ def install(
         events: what it says happened to them.
         steps: what Kueue says of a job in its queue, one after another: the status of its Workload, and its `active`.
         others: further Workloads.
+        objects: Jobs and RayClusters that are there, by `<kind>/<name>`.
     """
     data = {} if outputs is None else {name: str(value) for name, value in vars(outputs).items()}
     facts = {
@@ -106,6 +108,7 @@ def install(
         "events": list(events),
         "steps": list(steps),
         "others": list(others),
+        "objects": dict(objects or {}),
     }
     (folder / "facts.json").write_text(json.dumps(facts))
     program = folder / "kubectl"

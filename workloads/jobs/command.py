@@ -120,7 +120,7 @@ def _show_paid(deployed: DeployedStack) -> None:
     for node in nodes:
         usd = node.usd(now)
         cost = "" if usd is None else f"{usd:,.2f}"
-        table.add_row(node.name, _duration(now - node.since), cost, ", ".join(node.holders) or "nobody")
+        table.add_row(node.name, duration(now - node.since), cost, ", ".join(node.holders) or "nobody")
     tables.show(table)
     print()
 
@@ -146,11 +146,18 @@ def show(found: Sequence[JobRow]) -> None:
             row.name,
             row.status,
             time.strftime("%m-%d %H:%M:%S", time.localtime(row.began)) if row.began else "",
-            _duration((row.ended or time.time()) - row.began) if row.began else "",
+            duration((row.ended or time.time()) - row.began) if row.began else "",
             "" if row.exit_code is None else str(row.exit_code),
             *(Text(text, no_wrap=True, overflow="ellipsis") for text in (row.cluster, row.command)),
         )
     tables.show(table)
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: `1:05:00`."""
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
@@ -170,8 +177,17 @@ def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
     return EXIT_OK
 
 
-def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
-    """Stop the job if it runs, and have a cluster of its own removed in any case."""
+def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
+    """Stop a job if it runs, and have a cluster of its own removed in any case.
+
+    Args:
+        deployed: the stack.
+        name: of the job.
+        alone: KubeRay's report on its RayJob; None for a job on the stack's own cluster.
+
+    Raises:
+        WorkloadError: it has not stopped, or Ray or Kubernetes does not answer.
+    """
     # KubeRay calls a queued job running before it has submitted it.
     if alone and (alone.held or (alone.queue and not alone.job) or alone.phase != "Running"):
         if alone.over:
@@ -180,7 +196,7 @@ def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
             queue.take_out(deployed, alone)
         else:
             ray_job.remove(deployed, name)
-        return EXIT_OK
+        return
     own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name) if alone else None
     with reach(own.stack if own else deployed, young=own is not None) as dashboard:
         jobs = Jobs(dashboard)
@@ -193,6 +209,10 @@ def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
         own.release(interrupted=True)
     if alone:
         queue.tidy(deployed, alone)
+
+
+def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
+    stop(deployed, name, alone)
     return EXIT_OK
 
 
@@ -325,12 +345,6 @@ def _use(lines: str) -> str:
         elif name != "object_store_memory":
             told.append(f"{used} of {total} {name}")
     return ", ".join(told)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 ACTIONS: dict[str, tuple[str, Callable[[DeployedStack, str, Status | None, argparse.Namespace], int]]] = {

@@ -57,22 +57,24 @@ def head_line(nodes: list[PaidNode]) -> str:
     return f"{len(nodes)} GPU node{'s' * (len(nodes) != 1)} on{cost}" + (f"; {idle} idle" if idle else "")
 
 
+def gpus_of(pod: Body) -> int:
+    """How many GPUs a pod holds; none once it is over."""
+    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return 0
+    limits = [one.get("resources", {}).get("limits") or {} for one in pod["spec"].get("containers", ())]
+    return sum(int(of.get(GPU, 0)) for of in limits)
+
+
 def _paid(node: Body, pods: Iterable[Body], stack: DeployedStack) -> PaidNode:
     metadata = node["metadata"]
     queued = any(taint.get("key") == QUEUED for taint in node.get("spec", {}).get("taints") or ())
-    here = [pod for pod in pods if pod["spec"].get("nodeName") == metadata["name"] and _holds_gpus(pod)]
+    here = [pod for pod in pods if pod["spec"].get("nodeName") == metadata["name"] and gpus_of(pod)]
     return PaidNode(
         name=metadata["name"],
         since=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
         node_hour_usd=stack.environment.node_hour_usd(queued=queued),
         holders=tuple(dict.fromkeys(map(_holder, here))),
     )
-
-
-def _holds_gpus(pod: Body) -> bool:
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        return False
-    return any(GPU in (one.get("resources", {}).get("limits") or {}) for one in pod["spec"].get("containers", ()))
 
 
 def _holder(pod: Body) -> str:

@@ -11,14 +11,14 @@ from urllib.parse import unquote
 from emulator.google import faults, operations
 from emulator.google.apis import (
     artifactregistry,
-    billingbudgets,
-    cloudbilling,
+    billing,
     cloudbuild,
     cloudkms,
     cloudresourcemanager,
     compute,
     container,
     iam,
+    monitoring,
     secretmanager,
     servicenetworking,
     serviceusage,
@@ -33,14 +33,14 @@ from emulator.google.scope import project_number
 
 _APIS = (
     artifactregistry,
-    billingbudgets,
-    cloudbilling,
+    billing,
     cloudbuild,
     cloudkms,
     cloudresourcemanager,
     compute,
     container,
     iam,
+    monitoring,
     secretmanager,
     servicenetworking,
     serviceusage,

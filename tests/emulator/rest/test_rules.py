@@ -67,6 +67,7 @@ class Google:
             "compute",
             "container",
             "iam",
+            "monitoring",
             "secretmanager",
             "servicenetworking",
             "serviceusage",
@@ -179,6 +180,10 @@ class Google:
     def budget(self, currency: str = "USD", quota_project: str = PROJECT, **body: Any) -> Any:
         given = {"amount": {"specifiedAmount": {"currencyCode": currency, "units": "5000"}}, **body}
         return self.ask("POST", BUDGETS, given, quota_project=quota_project)
+
+    def series(self, wanted: str) -> Any:
+        query = {"filter": wanted, "interval.endTime": "2026-11-28T10:00:00Z"}
+        return self.ask("GET", f"v3/projects/{PROJECT}/timeSeries", {}, **query)
 
     def put(self, name: str) -> ObjectFacts:
         """An object of two bytes in the bucket."""
@@ -520,6 +525,10 @@ HERE_ALONE: Asked = {
     "a machine type with GPUs of which nothing is known": lambda g: g.pool(config={"machineType": "a4-highgpu-8g"}),
     "APIs listed by another filter than `state:ENABLED`": lambda g: g.ask(
         "GET", f"v1/projects/{PROJECT}/services", {}, filter="state:DISABLED"
+    ),
+    "time series by a filter without `metric.type`, or by another one than is understood here": (
+        lambda g: g.series('resource.type = "k8s_container"'),
+        lambda g: g.series('metric.type = "m" OR resource.type = "k8s_container"'),
     ),
     "an object's name that a folder cannot hold": lambda g: g.put("a/../b"),
     "an object beside one whose name it has as a folder": lambda g: (g.put("file"), g.put("file/below")),

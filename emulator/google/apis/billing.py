@@ -1,7 +1,10 @@
-"""Cloud Billing budgets: amounts of which Google tells when they are spent. Nothing is ever spent here, so none tells.
+"""Cloud Billing: which account a project is billed to, the catalogue of list prices, and budgets.
+
+Of a budget's amount Google tells when it is spent. Nothing is ever spent here, so none tells.
 
 Billing accounts are the user's; each that is asked for is taken to exist, and to pay in US dollars. Which project's
-quota a call takes must be said, as by a user's credentials: Google knows it by itself of a service account alone.
+quota a call about a budget takes must be said, as by a user's credentials: Google knows it by itself of a service
+account alone.
 """
 
 from __future__ import annotations
@@ -15,11 +18,49 @@ from emulator.google import policies
 from emulator.google.cloud import CloudObject
 from emulator.google.collection import Body, Call, Collection
 from emulator.google.errors import RefusedCall
+from emulator.google.permissions import tested
 from emulator.google.scope import project_number
+
+ACCOUNT = "billingAccounts/000000-000000-000000"
+"""The account of every emulated project."""
 
 CURRENCY = "USD"
 
 LONGEST_NAME = 60
+
+
+class Projects(Collection):
+    """`projects/p/billingInfo`."""
+
+    kind = "resourcemanager/project"
+
+    def do_get_billing_info(self, call: Call) -> Body:
+        found = call.cloud.find(self.kind, f"projects/{call.project}")
+        account = found.body.get("billingAccountName", ACCOUNT) if found else ACCOUNT
+        name = f"projects/{call.project}/billingInfo"
+        return {
+            "name": name,
+            "projectId": call.project,
+            "billingAccountName": account,
+            "billingEnabled": bool(account),
+        }
+
+
+class Accounts(Collection):
+    """`billingAccounts/a`."""
+
+    kind = "cloudbilling/billingAccount"
+
+    def do_test_iam_permissions(self, call: Call) -> Body:
+        return tested(call, self.full_name(call))
+
+
+class Skus(Collection):
+    """`services/s/skus`: those that a test has put there, as prices that the emulated Google made up would be taken for
+    true ones."""
+
+    kind = "cloudbilling/sku"
+    items = "skus"
 
 
 class Budgets(Collection):
@@ -97,4 +138,9 @@ def _invalid() -> RefusedCall:
     return RefusedCall(400, "Request contains an invalid argument.", "badRequest")
 
 
-COLLECTIONS = {"billingbudgets.billingAccounts.budgets": Budgets()}
+COLLECTIONS = {
+    "billingbudgets.billingAccounts.budgets": Budgets(),
+    "cloudbilling.billingAccounts": Accounts(),
+    "cloudbilling.projects": Projects(),
+    "cloudbilling.services.skus": Skus(),
+}

@@ -1,0 +1,95 @@
+"""What GKE writes of GPUs into Cloud Monitoring each minute: here as `utilisation.json` in the emulator's folder says.
+
+Nothing computes on an emulated GPU. The file holds percentages by shell patterns for `namespace/pod`, the first that
+fits (`{"ray/gang-*": 0}`), as if it had been so since the pod's container began; without one there is no metric.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from emulator.google.cloud import Cloud, timestamp
+from emulator.google.errors import RefusedCall
+from emulator.kubernetes.api import Api, Body
+
+FILE = "utilisation.json"
+
+_KIND = "monitoring/timeSeries"
+_METRIC = "kubernetes.io/container/accelerator/duty_cycle"
+_GPU = "nvidia.com/gpu"
+_SAMPLE_SECONDS = 60  # Google Cloud documentation, "GKE system metrics"
+_KEPT_SAMPLES = 180
+"""Google keeps those of six weeks."""
+
+
+class GpuMetrics:
+    """The metrics of one cluster's GPUs."""
+
+    def __init__(self, api: Api, cloud: Cloud) -> None:
+        self._api, self._cloud = api, cloud
+        self._written: dict[str, tuple[float, int]] = {}
+        """By time series, its newest sample."""
+
+    def step(self) -> None:
+        """Write what is due. Raises RefusedCall for a file that is not as said above."""
+        file = self._cloud.directory / FILE
+        if not file.exists():
+            return
+        percentages = _read(file.read_text())
+        newest = time.time() // _SAMPLE_SECONDS * _SAMPLE_SECONDS
+        for cluster in self._cloud.list("container/cluster"):
+            _, project, _, location, _, name = cluster.name.split("/")
+            place = {"project_id": project, "location": location, "cluster_name": name}
+            for pod in self._api.list("v1", "Pod"):
+                metadata = pod["metadata"]
+                whole = f"{metadata['namespace']}/{metadata['name']}"
+                percent = next((of for pattern, of in percentages.items() if fnmatchcase(whole, pattern)), None)
+                of = {**place, "namespace_name": metadata["namespace"], "pod_name": metadata["name"]}
+                for container, began, gpus in _containers(pod) if percent is not None else ():
+                    for gpu in range(gpus):
+                        self._write({**of, "container_name": container}, gpu, began, newest, int(percent or 0))
+
+    def _write(self, labels: dict[str, str], gpu: int, began: float, newest: float, percent: int) -> None:
+        name = f"projects/{labels['project_id']}/timeSeries/{'.'.join(labels.values())}.{gpu}"
+        if self._written.get(name) == (newest, percent):
+            return
+        samples = [newest - _SAMPLE_SECONDS * back for back in range(_KEPT_SAMPLES)]
+        at = [timestamp(moment) for moment in samples if moment > began]
+        points = [
+            {"interval": {"startTime": moment, "endTime": moment}, "value": {"int64Value": str(percent)}}
+            for moment in at
+        ]
+        metric = {"make": "nvidia", "accelerator_id": f"GPU-{gpu}", "model": "emulated"}
+        body = {
+            "metric": {"type": _METRIC, "labels": metric},
+            "resource": {"type": "k8s_container", "labels": labels},
+            "metricKind": "GAUGE",
+            "valueType": "INT64",
+            "points": points,
+        }
+        self._cloud.put(_KIND, name, body)
+        self._written[name] = newest, percent
+
+
+def _read(text: str) -> dict[str, int]:
+    try:
+        found = json.loads(text)
+        if all(isinstance(of, int) and 0 <= of <= 100 for of in found.values()):
+            return found
+    except (ValueError, AttributeError):  # it may be being written
+        pass
+    raise RefusedCall(400, f"{FILE} holds no object of whole percentages from 0 to 100: {text[:100]}", "badRequest")
+
+
+def _containers(pod: Body) -> Iterator[tuple[str, float, int]]:
+    """Name, begin and GPUs of a pod's containers that run."""
+    states = {one["name"]: one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses") or ()}
+    for container in pod["spec"]["containers"]:
+        gpus = int((container.get("resources", {}).get("limits") or {}).get(_GPU, 0))
+        began = states.get(container["name"], {}).get("running", {}).get("startedAt")
+        if gpus and began:
+            yield container["name"], datetime.fromisoformat(began).timestamp(), gpus

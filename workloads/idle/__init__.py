@@ -1,0 +1,1 @@
+"""Whose GPUs idle, and an end to it."""

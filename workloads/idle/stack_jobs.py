@@ -1,0 +1,84 @@
+"""The jobs on a stack's own RayCluster, each with the pods whose GPUs it holds, as Ray knows them.
+
+The cluster is no holder that could be ended: it is the stack's, and others' jobs run on it. Its jobs are; once they
+have stopped, Ray's autoscaler gives the workers back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import requests
+
+from workloads.cluster.stack import DeployedStack
+from workloads.errors import WorkloadError, first_line
+from workloads.idle.holders import STACK_JOB, Holder
+from workloads.jobs.dashboard import Dashboard, reach
+from workloads.jobs.follow import Jobs
+
+_MOST = 10_000  # of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)
+
+GIVEN_BACK = "no job holds them; Ray ends its workers when they have had none for ray.idle_timeout_seconds"
+UNKNOWN = "held by what Ray knows no job of, such as a detached actor"
+
+
+def split(whole: Holder, stack: DeployedStack) -> list[Holder]:
+    """The stack's own RayCluster, job by job; as it is, with the reason, where its jobs cannot be told apart.
+
+    Args:
+        whole: the cluster with all its pods.
+        stack: the stack.
+    """
+    try:
+        with reach(stack) as dashboard:
+            return _split(whole, dashboard)
+    except (WorkloadError, requests.RequestException, RuntimeError) as error:
+        return [replace(whole, remark=f"which jobs hold them is not known: {first_line(error)}")]
+
+
+def _split(whole: Holder, dashboard: Dashboard) -> list[Holder]:
+    address = {node["node_id"]: node["node_ip"] for node in _rows(dashboard, "nodes", "ALIVE")}
+    held: defaultdict[str, set[str]] = defaultdict(set)
+    for job, node in _users(dashboard):
+        held[job].add(address.get(node, ""))
+    jobs = {job.job_id: job for job in Jobs(dashboard).ask(lambda client: client.list_jobs()) if job.job_id}
+    # A job whose pods are known in part would be judged, and ended, by that part.
+    if held.keys() - jobs.keys():
+        return [replace(whole, remark=UNKNOWN)]
+    found: list[Holder] = []
+    for job, addresses in held.items():
+        pods = tuple(pod for pod in whole.pods if pod.address in addresses)
+        name, kind = (jobs[job].submission_id, STACK_JOB) if jobs[job].submission_id else (job, "driver")
+        if pods:
+            command = jobs[job].entrypoint
+            found.append(replace(whole, kind=kind, name=str(name), uid="", pods=pods, command=command))
+    taken = {pod.name for holder in found for pod in holder.pods}
+    if rest := tuple(pod for pod in whole.pods if pod.name not in taken):
+        found.append(replace(whole, pods=rest, remark=GIVEN_BACK))
+    return found
+
+
+def _users(dashboard: Dashboard) -> Iterator[tuple[str, str]]:
+    """Job and node of everything that holds GPUs: actors, placement groups and tasks."""
+    for actor in _rows(dashboard, "actors", "ALIVE"):
+        if "GPU" in (actor["required_resources"] or {}):
+            yield actor["job_id"], actor["node_id"] or ""
+    for group in _rows(dashboard, "placement_groups", "CREATED"):
+        for bundle in group["bundles"] or ():
+            if "GPU" in bundle["unit_resources"]:
+                yield group["creator_job_id"], bundle["node_id"] or ""
+    for task in _rows(dashboard, "tasks", "RUNNING"):
+        if "GPU" in (task["required_resources"] or {}):
+            yield task["job_id"], task["node_id"] or ""
+
+
+def _rows(dashboard: Dashboard, kind: str, state: str) -> list[dict[str, Any]]:
+    """What Ray has of a kind in a state; never a part of it."""
+    wanted = f"filter_keys=state&filter_predicates=%3D&filter_values={state}"
+    answer = dashboard.get(f"/api/v0/{kind}?detail=1&limit={_MOST}&{wanted}")["data"]["result"]
+    if answer["num_filtered"] > len(answer["result"]) or answer["partial_failure_warning"]:
+        raise RuntimeError(f"Ray shows {len(answer['result'])} of {answer['num_filtered']} {kind}")
+    return answer["result"]
