@@ -227,8 +227,10 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     for note in plan.notes(settings, now) if options.command in ("preview", "up") else ():
         _say(note)
     if options.command in ("destroy", "destroy-plan"):
+        from oasis_stack.preflight import kept
+
         _say("\n  ".join(["Ends with the stack:", *cluster_access.reachable(stack)]))
-        _say("\n  ".join(["Stays:", *cluster_access.kept(settings)]))
+        _say("\n  ".join(["Stays:", *kept.lines(settings, now)]))
         if options.command == "destroy-plan":
             return OK
     if options.command in ("up", "destroy"):

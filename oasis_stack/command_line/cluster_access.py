@@ -14,8 +14,6 @@ from pathlib import Path
 from oasis_stack.command_line import external_program
 from oasis_stack.command_line.external_program import ProgramError, read, show
 from oasis_stack.command_line.pulumi_stack import Stack
-from oasis_stack.facts import names
-from oasis_stack.settings.schema import Settings
 
 _RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.networking.k8s.io,services"
 """What people start and `destroy` ends."""
@@ -69,20 +67,6 @@ def running(stack: Stack) -> Iterator[str]:
         nodes = json.loads(read(["kubectl", "get", "nodes", "--output", "json"], environment))["items"]
         gpus = [node for node in nodes if "cloud.google.com/gke-accelerator" in node["metadata"].get("labels", {})]
         yield f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {len(gpus)} of them with GPUs"
-
-
-def kept(settings: Settings) -> Iterator[str]:
-    """Resources that `destroy` leaves, by which setting, and how the next `up` takes them over."""
-    project, name = settings.project, settings.name
-    adopt = "set adopt: true in its section for the next up"
-    for purpose, bucket in (("data", settings.data), ("runs", settings.runs)):
-        if bucket.keep:
-            yield f"bucket gs://{names.bucket(project, name, purpose)} (oasis:{purpose}.keep); {adopt}"
-    if settings.registry.keep:
-        yield f"the local repositories {name}-* in Artifact Registry, {settings.region} (oasis:registry.keep); {adopt}"
-    if settings.wandb is not None and settings.wandb.keep:
-        yield f"secret {names.secret(name, 'wandb')} (oasis:wandb.keep); {adopt}"
-    yield "enabled Google APIs, the state bucket and the encryption key"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""List prices of what runs by the hour, from `prices.csv`.
+"""List prices of what runs by the hour, and of what lies by the month, from `prices.csv`.
 
 USD, before tax and any discount. They change: each has the day on which it was read, and whoever shows one shows that.
 `make prices` reads those of nodes anew.
@@ -22,12 +22,18 @@ REGION = "us-central1"
 """Where prices are looked up that are not known of a stack's own region; those of Spot differ too much."""
 
 FILE = Path(__file__).with_suffix(".csv")
-_TABLE = "oasis_stack/facts/prices.csv"
-_REMEDY = f"correct it by hand, or take the committed one back: `git checkout {_TABLE}`"
+TABLE = "oasis_stack/facts/prices.csv"
+"""The table, by its path in the checkout."""
+_REMEDY = f"correct it by hand, or take the committed one back: `git checkout {TABLE}`"
 
 CONTROL_PLANE, NAT, LOAD_BALANCER = "control plane", "Cloud NAT", "load balancer"
 """Fees: of a regional cluster; of one address and the virtual machines at rest; of a project's first forwarding
 rules."""
+
+STORED, IMAGES = "bucket, GB and month", "registry, GB and month"
+SECRET, KEY = "secret version, month", "key version, month"
+"""What a month costs of what lies there: standard storage, a repository's content, and each active version of the other
+two."""
 
 RESERVED = "whether used or not, before any commitment"
 """Remark on the price of a reserved node."""
@@ -38,10 +44,10 @@ HOURS_OF_A_MONTH = 730
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """One hour of something."""
+    """One hour of something that runs, or a month of what lies."""
 
     what: str
-    """Of what: a fee's name, `e2 vCPU`, `e2 GiB`, or a machine type and the way that it is bought."""
+    """Of what: a fee's name, `e2 vCPU`, `e2 GiB`, a machine type and the way it is bought, `STORED` or its like."""
     region: str
     """Where; empty where it is the same in all."""
     usd: float
@@ -77,12 +83,12 @@ def parsed(text: str) -> dict[tuple[str, str], Price]:
                 remark=row["remark"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise PriceTableError(f"{_TABLE}, line {rows.line_num}, is no price ({error}); {_REMEDY}") from None
+            raise PriceTableError(f"{TABLE}, line {rows.line_num}, is no price ({error}); {_REMEDY}") from None
         if not 0 < price.usd < math.inf:
-            raise PriceTableError(f"{_TABLE}, line {rows.line_num}: {row['usd']} is no price; {_REMEDY}")
+            raise PriceTableError(f"{TABLE}, line {rows.line_num}: {row['usd']} is no price; {_REMEDY}")
         found[_place(price)] = price
     if missing := [what for what in (CONTROL_PLANE, NAT, LOAD_BALANCER) if (what, "") not in found]:
-        raise PriceTableError(f"{_TABLE} lacks {', '.join(missing)}; {_REMEDY}")
+        raise PriceTableError(f"{TABLE} lacks {', '.join(missing)}; {_REMEDY}")
     return found
 
 
@@ -108,6 +114,11 @@ def known() -> Mapping[tuple[str, str], Price]:
 def fee(what: str) -> Price:
     """One of the fees that are the same everywhere: `CONTROL_PLANE`, `NAT` or `LOAD_BALANCER`."""
     return known()[what, ""]
+
+
+def lying(what: str, region: str) -> Price | None:
+    """What a month costs of `STORED`, `IMAGES`, `SECRET` or `KEY`; None where the table has nothing of it."""
+    return known().get((what, "")) or _known(what, region, elsewhere=True)
 
 
 def gpu_name(machine: Machine, mode: Mode) -> str:

@@ -1,0 +1,145 @@
+"""What a destroyed stack leaves in its project, and what that goes on to cost a month.
+
+Sizes are asked of Google and waited for a few seconds: nobody's destroy hangs on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from threading import Thread
+
+from oasis_stack.facts import names, prices
+from oasis_stack.facts.prices import Price, PriceTableError
+from oasis_stack.live_state import RequestRefused, last_part
+from oasis_stack.preflight.google import Google, UnseenError
+from oasis_stack.settings.schema import Settings
+
+PATIENCE_SECONDS = 10.0
+
+TOTAL_BYTES = "storage.googleapis.com/storage/v2/total_bytes"
+"""Size of each bucket by storage class and type of objects, deleted ones that are still kept among them: all of it is
+paid for (Google Cloud documentation, "Google Cloud metrics", storage)."""
+
+_MEASURED = timedelta(days=2)
+"""It is measured once a day; how much later it is to be seen is a guess."""
+
+_GB = 1e9  # a bill that counts in GiB is 7 % lower
+
+
+@dataclass
+class _Sizes:
+    """Bytes by name, as far as they are known, and why not all are."""
+
+    known: Mapping[str, float] = field(default_factory=dict[str, float])
+    reason: str = f"Google has not answered within {PATIENCE_SECONDS:.0f} s"
+
+
+def lines(settings: Settings, now: datetime) -> Iterator[str]:
+    """Resources that `destroy` leaves, by which setting, at what price, and how the next `up` takes them over."""
+    google, name, region = Google(settings.project), settings.name, settings.region
+    adopt = "set adopt: true in its section for the next up"
+    kept = {
+        purpose: names.bucket(settings.project, name, purpose)
+        for purpose, bucket in (("data", settings.data), ("runs", settings.runs))
+        if bucket.keep
+    }
+    questions: dict[str, Callable[[], Mapping[str, float]]] = {}
+    if kept:
+        questions["buckets"] = lambda: _buckets(google, now)
+    if settings.registry.keep:
+        questions["repositories"] = lambda: _repositories(google, region)
+    sizes = _asked(questions)
+    for purpose, bucket in kept.items():
+        cost = _of_size(prices.STORED, region, sizes["buckets"].known.get(bucket))
+        yield f"bucket gs://{bucket} (oasis:{purpose}.keep){cost}; {adopt}"
+    if settings.registry.keep:
+        local = [sizes["repositories"].known.get(names.repository(name, kind)) for kind in ("docker", "python")]
+        size = None if None in local else sum(filter(None, local))
+        cost = _of_size(prices.IMAGES, region, size)
+        yield f"the local repositories {name}-* in Artifact Registry, {region} (oasis:registry.keep){cost}; {adopt}"
+    if settings.wandb is not None and settings.wandb.keep:
+        yield f"secret {names.secret(name, 'wandb')} (oasis:wandb.keep){_of_each(prices.SECRET, region)}; {adopt}"
+    yield (
+        f"enabled Google APIs, at no cost; the state bucket{_of_size(prices.STORED, region, None)}; "
+        f"and the encryption key{_of_each(prices.KEY, region)}"
+    )
+    used = [_price(what, region) for what in (prices.STORED, prices.IMAGES, prices.SECRET, prices.KEY)]
+    if days := sorted(price.read for price in used if price):
+        yield f"(list prices read from {days[0]} to {days[-1]}: {prices.TABLE})"
+    for reason in dict.fromkeys(found.reason for found in sizes.values() if found.reason):
+        unknown = " and ".join(what for what, found in sizes.items() if found.reason == reason)
+        yield f"(sizes of {unknown} are not known: {reason})"
+
+
+def _asked(questions: Mapping[str, Callable[[], Mapping[str, float]]]) -> dict[str, _Sizes]:
+    """The answers that came in time."""
+    sizes = {what: _Sizes() for what in questions}
+    # Daemons, since one that waits for an answer must not keep the program from ending.
+    asked = [Thread(target=_ask, args=(questions[what], sizes[what]), daemon=True) for what in questions]
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for thread in asked:
+        thread.start()
+    for thread in asked:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return sizes
+
+
+def _ask(question: Callable[[], Mapping[str, float]], sizes: _Sizes) -> None:
+    try:
+        sizes.known, sizes.reason = question(), ""
+    except UnseenError as unseen:
+        sizes.reason = f"{unseen.problem}. {unseen.remedy}"
+    except RequestRefused as refused:
+        sizes.reason = str(refused)
+
+
+def _buckets(google: Google, now: datetime) -> Mapping[str, float]:
+    """Newest measurement of each bucket of the project that has one."""
+    interval = {
+        "interval.startTime": (now - _MEASURED).isoformat(timespec="seconds"),
+        "interval.endTime": now.isoformat(timespec="seconds"),
+    }
+    found: Counter[str] = Counter()
+    wanted = f'metric.type = "{TOTAL_BYTES}"'
+    path = f"v3/projects/{google.project}/timeSeries"
+    for series in google.list("monitoring", path, "timeSeries", filter=wanted, **interval):
+        # The newest stands first (Cloud Monitoring's REST reference, TimeSeries.points).
+        found[series["resource"]["labels"]["bucket_name"]] += int(series["points"][0]["value"]["doubleValue"])
+    return found
+
+
+def _repositories(google: Google, region: str) -> Mapping[str, float]:
+    path = f"v1/projects/{google.project}/locations/{region}/repositories"
+    listed = google.list("artifactregistry", path, "repositories")
+    return {last_part(one["name"]): float(one.get("sizeBytes", 0)) for one in listed}
+
+
+def _of_size(what: str, region: str, size: float | None) -> str:
+    """What so many bytes cost, or where they are not known, each GB."""
+    told = "" if size is None else f", {size / _GB:,.1f} GB"
+    price = _price(what, region)
+    if price is None:
+        return told
+    if size is None:
+        return f", {price.usd:g} USD a month for each GB{_elsewhere(price, region)}"
+    return f"{told}: up to {price.usd * size / _GB:,.2f} USD a month{_elsewhere(price, region)}"
+
+
+def _of_each(what: str, region: str) -> str:
+    price = _price(what, region)
+    return "" if price is None else f", {price.usd:.2f} USD a month for each active version"
+
+
+def _elsewhere(price: Price, region: str) -> str:
+    return "" if price.region in ("", region) else f" (in {price.region}; {region} is not in the table of prices)"
+
+
+def _price(what: str, region: str) -> Price | None:
+    try:
+        return prices.lying(what, region)
+    except PriceTableError:  # a price that nobody knows keeps nothing from being destroyed
+        return None
