@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import queue
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from oasis_stack.command_line import stack_file
-from oasis_stack.live_state import RequestRefused
-from oasis_stack.preflight.google import UnseenError
+from oasis_stack.preflight.google import Ask, UnseenError, asked
 
 STALE = timedelta(days=1)
 """An older one is shown, and decides nothing: capacity changes within hours."""
-
-Ask = Callable[[], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,32 +71,6 @@ def gather(questions: Mapping[str, Ask], file: Path, seconds: float, now: dateti
     known = {name: answer for name, answer in {**before, **fresh}.items() if name in questions}
     late = 0 if refused else len(questions) - len(came)
     return Answers(now=now, known=known, problems=problems, refused=refused, late=late)
-
-
-def asked(questions: Mapping[str, Ask], seconds: float) -> tuple[dict[str, Any], str]:
-    """What came of each question within some seconds, an `UnseenError` for what Google does not tell; and why it was
-    asked nothing, if it was not."""
-    came, outcomes = dict[str, Any](), queue.SimpleQueue[tuple[str, Any]]()
-    for name, question in questions.items():
-        # Not a pool of threads, which Python waits for at its end: a late answer must not hold the command up.
-        threading.Thread(target=_ask, args=(name, question, outcomes), daemon=True).start()
-    end = time.monotonic() + seconds
-    while len(came) < len(questions):
-        try:
-            name, outcome = outcomes.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
-        if isinstance(outcome, RequestRefused):
-            return came, str(outcome)
-        came[name] = outcome
-    return came, ""
-
-
-def _ask(name: str, question: Ask, outcomes: queue.SimpleQueue[tuple[str, Any]]) -> None:
-    try:
-        outcomes.put((name, question()))
-    except (UnseenError, RequestRefused) as failure:
-        outcomes.put((name, failure))
 
 
 def _kept(file: Path) -> dict[str, Answer]:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from oasis_stack.facts.capacity_rules import CapacityEntry
 from oasis_stack.forecast import advice
 from oasis_stack.forecast.advice import MODELS, Chance, Question
-from oasis_stack.forecast.answers import Answers, Ask
+from oasis_stack.forecast.answers import Answers
 from oasis_stack.forecast.proposal import Rung, cheapest_order
 from oasis_stack.preflight import quotas
-from oasis_stack.preflight.google import Google, UnseenError
+from oasis_stack.preflight.google import Ask, Google, UnseenError
 from oasis_stack.settings import cost
 from oasis_stack.settings.schema import GpuSettings, Settings
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oasis_stack import live_state
-from oasis_stack.live_state import NotAnswering
+from oasis_stack.live_state import NotAnswering, RequestRefused
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
+
+Ask = Callable[[], Any]
+"""A question, which raises `UnseenError` or `RequestRefused` where it is not answered."""
 
 _PATHS = {"compute": "compute/v1/"}
 """What precedes a resource's name in an API's paths, where it is not the version alone."""
@@ -95,6 +100,32 @@ class Google:
         """All of a list. Raises as `get`."""
         for answer in live_state.pages(lambda page: self.get(api, path, {**parameters, **page}) or {}):
             yield from answer.get(key, [])
+
+
+def asked(questions: Mapping[str, Ask], seconds: float) -> tuple[dict[str, Any], str]:
+    """What came of each question within some seconds, an `UnseenError` for what Google does not tell; and why it was
+    asked nothing, if it was not."""
+    came, outcomes = dict[str, Any](), queue.SimpleQueue[tuple[str, Any]]()
+    for name, question in questions.items():
+        # Not a pool of threads, which Python waits for at its end: a late answer must not hold the command up.
+        threading.Thread(target=_ask, args=(name, question, outcomes), daemon=True).start()
+    end = time.monotonic() + seconds
+    while len(came) < len(questions):
+        try:
+            name, outcome = outcomes.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(outcome, RequestRefused):
+            return came, str(outcome)
+        came[name] = outcome
+    return came, ""
+
+
+def _ask(name: str, question: Ask, outcomes: queue.SimpleQueue[tuple[str, Any]]) -> None:
+    try:
+        outcomes.put((name, question()))
+    except (UnseenError, RequestRefused) as failure:
+        outcomes.put((name, failure))
 
 
 def _said(text: str) -> str:

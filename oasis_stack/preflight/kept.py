@@ -5,17 +5,15 @@ Sizes are asked of Google and waited for a few seconds: nobody's destroy hangs o
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from threading import Thread
 
 from oasis_stack.facts import names, prices
 from oasis_stack.facts.prices import Price, PriceTableError
-from oasis_stack.live_state import RequestRefused, last_part
-from oasis_stack.preflight.google import Google, UnseenError
+from oasis_stack.live_state import last_part
+from oasis_stack.preflight.google import Ask, Google, UnseenError, asked
 from oasis_stack.settings.schema import Settings
 
 PATIENCE_SECONDS = 10.0
@@ -30,12 +28,12 @@ _MEASURED = timedelta(days=2)
 _GB = 1e9  # a bill that counts in GiB is 7 % lower
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Sizes:
     """Bytes by name, as far as they are known, and why not all are."""
 
     known: Mapping[str, float] = field(default_factory=dict[str, float])
-    reason: str = f"Google has not answered within {PATIENCE_SECONDS:.0f} s"
+    reason: str = ""
 
 
 def lines(settings: Settings, now: datetime) -> Iterator[str]:
@@ -47,12 +45,12 @@ def lines(settings: Settings, now: datetime) -> Iterator[str]:
         for purpose, bucket in (("data", settings.data), ("runs", settings.runs))
         if bucket.keep
     }
-    questions: dict[str, Callable[[], Mapping[str, float]]] = {}
+    questions: dict[str, Ask] = {}
     if kept:
         questions["buckets"] = lambda: _buckets(google, now)
     if settings.registry.keep:
         questions["repositories"] = lambda: _repositories(google, region)
-    sizes = _asked(questions)
+    sizes = _sizes(questions)
     for purpose, bucket in kept.items():
         cost = _of_size(prices.STORED, region, sizes["buckets"].known.get(bucket))
         yield f"bucket gs://{bucket} (oasis:{purpose}.keep){cost}; {adopt}"
@@ -75,26 +73,20 @@ def lines(settings: Settings, now: datetime) -> Iterator[str]:
         yield f"(sizes of {unknown} are not known: {reason})"
 
 
-def _asked(questions: Mapping[str, Callable[[], Mapping[str, float]]]) -> dict[str, _Sizes]:
+def _sizes(questions: Mapping[str, Ask]) -> dict[str, _Sizes]:
     """The answers that came in time."""
-    sizes = {what: _Sizes() for what in questions}
-    # Daemons, since one that waits for an answer must not keep the program from ending.
-    asked = [Thread(target=_ask, args=(questions[what], sizes[what]), daemon=True) for what in questions]
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    for thread in asked:
-        thread.start()
-    for thread in asked:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    came, refused = asked(questions, PATIENCE_SECONDS)
+    late = refused or f"Google has not answered within {PATIENCE_SECONDS:.0f} s"
+    sizes: dict[str, _Sizes] = {}
+    for what in questions:
+        match came.get(what):
+            case None:
+                sizes[what] = _Sizes(reason=late)
+            case UnseenError() as unseen:
+                sizes[what] = _Sizes(reason=f"{unseen.problem}. {unseen.remedy}")
+            case known:
+                sizes[what] = _Sizes(known=known)
     return sizes
-
-
-def _ask(question: Callable[[], Mapping[str, float]], sizes: _Sizes) -> None:
-    try:
-        sizes.known, sizes.reason = question(), ""
-    except UnseenError as unseen:
-        sizes.reason = f"{unseen.problem}. {unseen.remedy}"
-    except RequestRefused as refused:
-        sizes.reason = str(refused)
 
 
 def _buckets(google: Google, now: datetime) -> Mapping[str, float]:
