@@ -110,30 +110,33 @@ def test_a_plain_job_gets_both_nodes_or_none_and_the_next_job_waits_behind_it_wh
     assert not _staged(emulated)
 
 
-def test_a_job_that_idles_is_ended_once_that_was_seen_long_enough_and_goes_on_when_told_to(emulated: Emulated) -> None:
+def test_what_idles_is_ended_once_that_was_seen_long_enough_and_goes_on_when_told_to(emulated: Emulated) -> None:
+    selectors = {"sleeper": "job-name=sleeper", "mine": "ray.io/cluster=mine,ray.io/group=gpu"}
     emulated.api.create(documented_job("sleeper", 1))
-    eventually(lambda: _placed(emulated, "job-name=sleeper") == 1)
-    assert "1 young" in _run(emulated, "idle", "--end").stdout
-    [pod] = emulated.api.list("v1", "Pod", NAMESPACE, labelSelector="job-name=sleeper")
-    hour_ago = {"running": {"startedAt": (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")}}
-    statuses = [{**one, "state": hour_ago} for one in pod["status"]["containerStatuses"]]
-    emulated.api.merge(pod, {"status": {"containerStatuses": statuses}}, subresource="status")
-    assert "1 not seen; Job ray/sleeper: Cloud Monitoring has no metric" in _run(emulated, "idle", "--end").stdout
+    mine = emulated.api.create(_cluster_of_a_user(emulated))
     utilisation = emulated.state.path("utilisation.json")
-    utilisation.write_text(json.dumps({f"{NAMESPACE}/sleeper-*": 0}))
     try:
-        eventually(lambda: "suspend it" in _run(emulated, "idle").stdout)
-        assert len(_nodes(emulated)) == 1
+        eventually(lambda: all(_running(emulated, selector) for selector in selectors.values()))
+        assert "2 young" in _run(emulated, "idle", "--end").stdout
+        for selector in selectors.values():
+            _backdate(emulated, selector)
+        assert "2 not seen; " in _run(emulated, "idle", "--end").stdout
+        utilisation.write_text(json.dumps({f"{NAMESPACE}/{name}-*": 0 for name in selectors}))
+        eventually(lambda: _run(emulated, "idle").stdout.count(" suspend it: ") == 2)
+        assert all(_running(emulated, selector) for selector in selectors.values())
 
         ended = _run(emulated, "idle", "--end")
-    finally:
-        utilisation.unlink()
 
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    eventually(lambda: not _nodes(emulated))
-    [undone] = re.findall(r"^ended Job ray/sleeper; `(.*)` has it go on$", ended.stdout, re.MULTILINE)
-    subprocess.run(shlex.split(undone), env=_environment(emulated), check=True, timeout=PATIENCE_SECONDS)
-    eventually(lambda: _placed(emulated, "job-name=sleeper") == 1)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        eventually(lambda: not emulated.api.list("v1", "Pod", NAMESPACE, labelSelector="ray.io/cluster=mine"))
+        eventually(lambda: not _nodes(emulated))
+        for whose, name in (("Job", "sleeper"), ("RayCluster", "mine")):
+            [undone] = re.findall(rf"^ended {whose} ray/{name}; `(.*)` has it go on$", ended.stdout, re.MULTILINE)
+            subprocess.run(shlex.split(undone), env=_environment(emulated), check=True, timeout=PATIENCE_SECONDS)
+            eventually(lambda name=name: _running(emulated, selectors[name]))
+    finally:
+        utilisation.unlink(missing_ok=True)
+        emulated.api.delete(mine, "Foreground")
 
 
 def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:
@@ -148,6 +151,29 @@ def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:
     assert client.returncode == 130, told
     assert _jobs(emulated) == []
     assert not _staged(emulated)
+
+
+def _cluster_of_a_user(found: Emulated) -> Body:
+    """A RayCluster like the stack's, of a fixed size: one GPU worker."""
+    [own] = found.api.list(RAY, "RayCluster", NAMESPACE)
+    [gpu] = [group for group in own["spec"]["workerGroupSpecs"] if group["groupName"] == "gpu"]
+    workers = {**gpu, "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
+    spec = {**own["spec"], "enableInTreeAutoscaling": False, "workerGroupSpecs": [workers]}
+    metadata = {"name": "mine", "namespace": NAMESPACE}
+    return {"apiVersion": RAY, "kind": "RayCluster", "metadata": metadata, "spec": spec}
+
+
+def _running(found: Emulated, selector: str) -> list[Body]:
+    pods = found.api.list("v1", "Pod", NAMESPACE, labelSelector=selector)
+    return [pod for pod in pods if pod["status"].get("phase") == "Running"]
+
+
+def _backdate(found: Emulated, selector: str) -> None:
+    """Have pods run since an hour ago."""
+    began = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for pod in _running(found, selector):
+        statuses = [{**one, "state": {"running": {"startedAt": began}}} for one in pod["status"]["containerStatuses"]]
+        found.api.merge(pod, {"status": {"containerStatuses": statuses}}, subresource="status")
 
 
 def _the_request(found: Emulated) -> Body:

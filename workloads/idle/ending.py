@@ -40,7 +40,9 @@ def way(holder: Holder, stack: DeployedStack) -> Way:
         )
     if (holder.kind, holder.name) == (RAY_CLUSTER, environment.ray_cluster_name):
         return Way(says=f"nothing: {holder.remark}", act=None)
-    return _WAYS.get(holder.kind) or Way(says=f"nothing: a {holder.kind} has no state to come back from", act=None)
+    return _WAYS.get(holder.kind) or Way(
+        says=f"nothing: no end of a {holder.kind} is known that can be undone", act=None
+    )
 
 
 def _stop(stack: DeployedStack, holder: Holder, flags: str) -> str:
