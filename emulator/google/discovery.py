@@ -48,11 +48,43 @@ OPTIONAL = frozenset(
         "cloudbuild.NetworkConfig.peeredNetwork",
         # hashicorp/terraform-provider-google-beta v7.45.0, resource_compute_firewall.go: a PATCH without it.
         "compute.Firewall.name",
-        # The same, iam_storage_bucket.go: the policy that is left when its last binding is taken away.
+        # Under uniform bucket-level access there are none ("Access control lists").
+        "storage.Bucket.acl",
+        "storage.Object.acl",
+        # The same provider, iam_storage_bucket.go: the policy that is left when its last binding is taken away.
         "storage.Policy.bindings",
     }
 )
 """Properties that may be left out, although the documents call them required."""
+
+REQUIRED = frozenset(
+    {
+        # google-cloud-storage 3.17.1, google/cloud/_storage_v2/types/storage.py: ComposeObjectRequest.SourceObject.
+        "storage.ComposeRequest.sourceObjects.name",
+        # "Required if not specified by URL parameter", of which the method has none.
+        "storage.ManagedFolder.name",
+    }
+)
+"""Properties that may not be left out of what makes something, although the documents do not call them required."""
+
+OUTPUT_ONLY = frozenset(
+    {
+        # google-cloud-storage 3.17.1, google/cloud/_storage_v2/types/storage.py: "Output only", in their names there.
+        # The clients send them back with the rest (google/cloud/storage/_helpers.py, `_PropertyMixin.update`).
+        *(f"storage.Bucket.{name}" for name in ("id", "locationType", "metageneration", "owner")),
+        *(f"storage.Bucket.{name}" for name in ("timeCreated", "updated")),
+        *(f"storage.Object.{name}" for name in ("componentCount", "hardDeleteTime", "metageneration", "owner")),
+        *(f"storage.Object.{name}" for name in ("restoreToken", "size", "softDeleteTime", "timeCreated")),
+        *(f"storage.Object.{name}" for name in ("timeDeleted", "timeFinalized", "timeStorageClassUpdated", "updated")),
+        # googleapis/storage-testbench, gcs/bucket.py: what a bucket's caller sends is dropped, or written over.
+        *(f"storage.Bucket.{name}" for name in ("etag", "kind", "projectNumber")),
+        # hashicorp/terraform-provider-google-beta v7.45.0, storage_managed_folder.html.markdown: its attributes.
+        *(f"storage.ManagedFolder.{name}" for name in ("createTime", "metageneration", "updateTime")),
+        # "This field is ignored on input."
+        *(f"storage.Policy.{name}" for name in ("kind", "resourceId")),
+    }
+)
+"""Properties that Google alone sets, although the documents do not say so."""
 
 UNDOCUMENTED: Mapping[str, Mapping[str, Any]] = {
     # hashicorp/terraform-provider-google-beta v7.45.0, resource_compute_network.go and resource_compute_router_nat.go.
@@ -183,60 +215,68 @@ def methods_at(verb: str, path: str) -> Iterator[tuple[Method, dict[str, str]]]:
             yield method, {name: unquote(value) for name, value in found.groupdict().items()}
 
 
-def admitted(method: Method, body: Mapping[str, Any]) -> dict[str, Any]:
+def admitted(method: Method, body: Mapping[str, Any], *, nulls: bool = False) -> dict[str, Any]:
     """A request's body without what only Google fills in, and without nulls, which are absent in its JSON.
+
+    With `nulls` they stay: in a JSON merge patch they take something away.
 
     Raises:
         RefusedCall: a field is unknown, has a wrong type, or is missing.
     """
     if not method.request:
         return {}
-    return _Reader(method).read(method.request, body, "")
+    return _Reader(method, nulls).read(method.request, body, "")
 
 
 def is_output_only(schema: Mapping[str, Any]) -> bool:
     """True for a property that Google alone sets."""
-    words = str(schema.get("description", "")).lower().lstrip("[")
-    return bool(schema.get("readOnly")) or words.startswith("output only")
+    words = str(schema.get("description", "")).lower().lstrip("[").removeprefix("a ")
+    return bool(schema.get("readOnly")) or words.startswith(("output only", "server-determined value"))
 
 
 class _Reader:
     """Reads one request's body by its method's schemas. Google's words: the errors of its JSON transcoding, as
     googleapis/google-api-python-client and hashicorp/terraform-provider-google issues quote them."""
 
-    def __init__(self, method: Method) -> None:
-        self._method = method
+    def __init__(self, method: Method, nulls: bool) -> None:
+        self._method, self._nulls = method, nulls
         self._document = method.document
 
     def read(self, name: str, body: Mapping[str, Any], at: str) -> dict[str, Any]:
         """A message of the schema `name`."""
-        properties = self._properties(name)
+        return self._message(name, self._document.schema(name).get("properties", {}), body, at)
+
+    def _message(self, name: str, documented: Mapping[str, Any], body: Mapping[str, Any], at: str) -> dict[str, Any]:
+        owner = f"{self._document.api}.{name}."
+        more = {key.removeprefix(owner): schema for key, schema in UNDOCUMENTED.items() if key.startswith(owner)}
+        properties = {**documented, **more}
         result: dict[str, Any] = {}
         for key, value in body.items():
             if key not in properties:
                 where = f" at '{at}'" if at else ""
                 raise _invalid(f'Invalid JSON payload received. Unknown name "{key}"{where}: Cannot find field.')
-            if value is not None and not is_output_only(properties[key]):
-                result[key] = self._value(properties[key], value, f"{at}.{_snake(key)}" if at else _snake(key))
+            if f"{owner}{key}" in OUTPUT_ONLY or is_output_only(properties[key]):
+                continue
+            if value is not None:
+                below = f"{at}.{_snake(key)}" if at else _snake(key)
+                result[key] = self._value(properties[key], value, below, f"{name}.{key}")
+            elif self._nulls:
+                result[key] = None
         for key, schema in properties.items():
             if key not in result and self._is_required(name, key, schema):
                 field = f"{at}.{_snake(key)}" if at else _snake(key)
                 raise RefusedCall(400, f"Required field '{field}' not specified", "required")
         return result
 
-    def _properties(self, name: str) -> dict[str, Any]:
-        owner = f"{self._document.api}.{name}."
-        more = {key.removeprefix(owner): schema for key, schema in UNDOCUMENTED.items() if key.startswith(owner)}
-        return {**self._document.schema(name).get("properties", {}), **more}
-
     def _is_required(self, name: str, key: str, schema: Mapping[str, Any]) -> bool:
-        if f"{self._document.api}.{name}.{key}" in OPTIONAL:
+        named = f"{self._document.api}.{name}.{key}"
+        if named in OPTIONAL:
             return False
         said = self._method.id in schema.get("annotations", {}).get("required", [])
-        creates = self._method.name in ("create", "insert")
-        return said or (creates and str(schema.get("description", "")).startswith("Required."))
+        creates = self._method.name in ("compose", "create", "insert")
+        return said or (creates and (named in REQUIRED or str(schema.get("description", "")).startswith("Required.")))
 
-    def _value(self, schema: Mapping[str, Any], value: Any, at: str) -> Any:
+    def _value(self, schema: Mapping[str, Any], value: Any, at: str, name: str) -> Any:
         if "$ref" in schema:
             if self._document.schema(schema["$ref"]).get("type") != "object":
                 return value
@@ -244,11 +284,17 @@ class _Reader:
         match schema.get("type"):
             case "array":
                 items = _of_type(value, list, "a list", at)
-                return [self._value(schema["items"], item, f"{at}[{index}]") for index, item in enumerate(items)]
+                return [self._value(schema["items"], item, f"{at}[{index}]", name) for index, item in enumerate(items)]
+            case "object" if "properties" in schema:
+                return self._message(name, schema["properties"], _of_type(value, dict, "an object", at), at)
             case "object":
                 below = schema.get("additionalProperties", {})
                 found = _of_type(value, dict, "a map", at).items()
-                return {key: self._value(below, item, f"{at}[{key}]") for key, item in found if item is not None}
+                return {
+                    key: item if item is None else self._value(below, item, f"{at}[{key}]", name)
+                    for key, item in found
+                    if item is not None or self._nulls
+                }
             case "boolean":
                 return _of_type(value, bool, "TYPE_BOOL", at)
             case "integer":

@@ -15,7 +15,7 @@ from emulator.google.errors import RefusedCall
 from emulator.google.http_message import Request, Response, Route, as_json, dispatch
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import ObjectFacts
-from emulator.rest.storage_json import byte_range, demands, etag, grouped, object_resource
+from emulator.rest.storage_json import body_of, byte_range, demands, etag, grouped, object_resource
 from emulator.rest.storage_uploads import Uploads
 
 _BUCKETS = "/storage/v1/b"
@@ -104,7 +104,7 @@ class StorageApi:
         return Response(status=status, headers=headers, stream=stream)
 
     def _patch(self, request: Request, bucket: str, name: str) -> Response:
-        given = request.json()
+        given = body_of("objects.update" if request.method == "PUT" else "objects.patch", request.json())
         facts = self._store.patch(
             bucket,
             name,
@@ -141,7 +141,7 @@ class StorageApi:
         self._store.bucket(bucket)
         source = self._store.get(bucket, name)
         demands(request.query, "ifSource").check(source)
-        given = request.json()
+        given = body_of("objects.rewrite", request.json())
         content = self._store.temporary()
         if not name.endswith("/"):
             content.write_bytes(self._store.path(bucket, name).read_bytes())
@@ -155,10 +155,10 @@ class StorageApi:
         )
 
     def _compose(self, request: Request, bucket: str, name: str) -> Response:
-        given = request.json()
+        given = body_of("objects.compose", request.json())
         content = self._store.temporary()
         with content.open("wb") as stream:
-            for source in given.get("sourceObjects", []):
+            for source in given["sourceObjects"]:
                 self._store.get(bucket, source["name"])
                 stream.write(self._store.path(bucket, source["name"]).read_bytes())
         destination = given.get("destination", {})

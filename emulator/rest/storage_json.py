@@ -6,12 +6,28 @@ import base64
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+from emulator.google.discovery import Method, admitted, document
 from emulator.google.errors import RefusedCall
 from emulator.google.http_message import Request
 from emulator.google.storage_index import ObjectFacts, Preconditions
+
+
+def body_of(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A body of `objects.insert`, `objects.patch` or another, as Google's description of it has it; nulls stay.
+
+    Raises:
+        RefusedCall: a field is unknown, has a wrong type, or is missing.
+    """
+    return admitted(_methods()[f"storage.{method}"], given, nulls=True)
+
+
+@cache
+def _methods() -> Mapping[str, Method]:
+    return {method.id: method for method in document("storage.v1").methods}
 
 
 def demands(query: Mapping[str, str], prefix: str = "if") -> Preconditions:

@@ -19,6 +19,7 @@ from emulator.google.errors import CloudError, RefusedCall
 from emulator.google.http_message import Request, Response
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import Checksums, ObjectFacts, Preconditions, pieces
+from emulator.rest.storage_json import body_of
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
 
@@ -118,12 +119,12 @@ class Uploads:
             return content, {"contentType": request.headers.get("Content-Type")}
         metadata, media_type, media = _parts(request)
         content.take(BytesIO(media))
-        resource = json.loads(metadata)
+        resource = body_of("objects.insert", json.loads(metadata))
         return content, {"contentType": media_type, **resource}
 
     def begin(self, request: Request, bucket: str, demands: Preconditions) -> Response:
         """Open a session; its address is in the answer's Location."""
-        resource = request.json()
+        resource = body_of("objects.insert", request.json())
         resource.setdefault("name", request.query.get("name"))
         resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
         if not resource["name"]:

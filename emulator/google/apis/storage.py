@@ -10,6 +10,7 @@ from urllib.parse import quote
 from emulator.google import policies
 from emulator.google.cloud import CloudObject, Use, timestamp
 from emulator.google.collection import Body, Call, Collection, patched, project_id, require
+from emulator.google.discovery import admitted
 from emulator.google.errors import NotFoundError, RefusedCall
 from emulator.google.scope import project_number
 from emulator.google.storage import ObjectStore
@@ -38,7 +39,10 @@ class Buckets(_InBuckets):
     kind = "storage/bucket"
 
     def do_insert(self, call: Call) -> Body:
-        return self.create(call, str(call.body["name"]), dict(call.body))
+        # "Soft delete": seven days unless said otherwise.
+        kept = {"retentionDurationSeconds": str(7 * _DAY), **call.body.get("softDeletePolicy", {})}
+        policy = {**kept, "effectiveTime": timestamp(call.cloud.now())}
+        return self.create(call, str(call.body["name"]), {**call.body, "softDeletePolicy": policy})
 
     def admit(self, call: Call, name: str, body: Mapping[str, Any], before: CloudObject | None) -> None:
         # "Bucket naming requirements", without dots: a name with dots is a domain that must be verified.
@@ -78,8 +82,6 @@ class Buckets(_InBuckets):
                 "uniformBucketLevelAccess": {"enabled": False},
                 "publicAccessPrevention": "inherited",
             },
-            # "Soft delete": seven days unless said otherwise.
-            "softDeletePolicy": {"retentionDurationSeconds": str(7 * _DAY), "effectiveTime": now},
         }
 
     def shown(self, call: Call, found: CloudObject) -> Body:
@@ -96,7 +98,7 @@ class Buckets(_InBuckets):
     def do_patch(self, call: Call) -> Body:
         """JSON merge patch (RFC 7396): nulls, which take a label away, are in `call.sent`."""
         found = self.found(call)
-        body = patched(found.body, call.sent)
+        body = patched(found.body, admitted(call.method, call.sent, nulls=True))
         generation = int(body["metageneration"]) + 1
         etag = base64.b64encode(str(generation).encode()).decode()
         changed = {"metageneration": str(generation), "etag": etag, "updated": timestamp(call.cloud.now())}

@@ -27,9 +27,9 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
         yield google
 
 
-def client(google: Google, api: str, version: str = "v1") -> Any:
+def client(google: Google, api: str, version: str = "v1", base: str = "") -> Any:
     credentials = Credentials(Tokens(google.cloud).issue())
-    options = {"api_endpoint": f"http://{google.host}"}
+    options = {"api_endpoint": f"http://{google.host}{base}"}
     return build(api, version, static_discovery=True, client_options=options, credentials=credentials)
 
 
@@ -84,6 +84,24 @@ def test_what_only_google_sets_is_not_taken_from_a_caller(google: Google) -> Non
     assert made["email"] == f"a-caller@{PROJECT}.iam.gserviceaccount.com" and made["uniqueId"] != "1"
     with pytest.raises(HttpError, match="409"):
         accounts.create(name=f"projects/{PROJECT}", body=body).execute()
+
+
+def test_what_only_google_sets_of_a_bucket_or_a_folder_is_neither_made_nor_changed_by_a_caller(google: Google) -> None:
+    storage = client(google, "storage", base="/storage/v1/")
+    wrong = {"metageneration": "9", "timeCreated": "2001-01-01T00:00:00Z", "projectNumber": "1", "locationType": "dual"}
+    policy = {"retentionDurationSeconds": "604800", "effectiveTime": "2001-01-01T00:00:00Z"}
+    access = {"uniformBucketLevelAccess": {"enabled": True}}
+    body = {"name": "a-bucket", "location": "EU", "softDeletePolicy": policy, "iamConfiguration": access, **wrong}
+    made = storage.buckets().insert(project=PROJECT, body=body).execute()
+    changed = storage.buckets().patch(bucket="a-bucket", body={**wrong, "labels": {"a": "b", "c": None}}).execute()
+    assert changed["labels"] == {"a": "b"}
+    assert (made["metageneration"], changed["metageneration"]) == ("1", "2")
+    for found in (made, changed):
+        assert {key for key in wrong if found[key] == wrong[key]} == set()
+        assert found["softDeletePolicy"]["effectiveTime"] > "2026"
+        assert found["timeCreated"] == made["timeCreated"]
+    folder = storage.managedFolders().insert(bucket="a-bucket", body={"name": "a/", "createTime": "2001"}).execute()
+    assert folder["createTime"] > "2026"
 
 
 def test_of_two_who_change_a_policy_at_once_the_second_must_read_again(google: Google) -> None:

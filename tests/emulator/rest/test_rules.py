@@ -22,6 +22,7 @@ from emulator.google.errors import CloudError, in_googles_words
 from emulator.google.http_message import Request
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import ObjectFacts, Preconditions
+from emulator.rest.storage_json import body_of
 from tests.emulator.google import enable
 
 ROOT = Path(__file__).parents[3]
@@ -226,7 +227,10 @@ DISCOVERY: Asked = {
     "a field of a wrong type": lambda g: g.post(NETWORKS, {"name": "n", "autoCreateSubnetworks": "yes"}),
     "a number that the field does not hold": lambda g: g.post(NETWORKS, {"name": "n", "mtu": 2**40}),
     "a value outside a field's list": lambda g: g.subnetwork("s", purpose="PUBLIC"),
-    "a create without a field that the schema requires": lambda g: g.post(BUCKETS, {}, project=PROJECT),
+    "a create without a field that the schema requires": (
+        lambda g: g.post(BUCKETS, {}, project=PROJECT),
+        lambda g: g.post(f"{BUCKETS}/uniform/managedFolders", {}),
+    ),
     "a body that is not JSON": lambda g: _request(b"{").json(),
     "a body that is no object": lambda g: _request(b"[]").json(),
     "a create without the parameter that names the new one": lambda g: g.post(REPOSITORIES, {"format": "DOCKER"}),
@@ -469,6 +473,10 @@ OTHERS: Asked = {
     ),
     "a managed folder deleted with objects below it, unless the call allows that": lambda g: g.full_folder(),
     "an object that does not exist": lambda g: g.objects().get("a-bucket", "nothing"),
+    "objects put together of none, or of one that is not named": (
+        lambda _: body_of("objects.compose", {"destination": {}}),
+        lambda _: body_of("objects.compose", {"sourceObjects": [{"generation": "1"}]}),
+    ),
     "an object written on a condition that does not hold": lambda g: Preconditions(generation=7).check(None),
     "a repository upstream of a virtual one that does not exist": lambda g: g.post(
         REPOSITORIES,

@@ -197,6 +197,28 @@ def test_objects_are_copied_composed_moved_patched_and_deleted(client: storage.C
         bucket.blob("one").delete()
 
 
+def test_a_body_that_is_no_objects_is_refused_and_a_whole_one_sent_back_changes_what_a_caller_may(
+    client: storage.Client, google: Google
+) -> None:
+    bucket = client.bucket("runs")
+    bucket.blob("one").upload_from_string("1")
+    here = f"http://{google.host}/storage/v1/b/runs/o"
+    for verb, path, body, words in (
+        ("PATCH", "one", {"contenttype": "text/x"}, 'Unknown name "contenttype"'),
+        ("PATCH", "one", {"metadata": {"best": 1}}, "Invalid value at 'metadata[best]'"),
+        ("POST", "both/compose", {}, "Required field 'source_objects' not specified"),
+    ):
+        refused = requests.request(verb, f"{here}/{path}", json=body)
+        said = refused.json()["error"]["message"]
+        assert (refused.status_code, words in said) == (400, True), said
+    blob = stored(client, "one")
+    blob.content_type = "text/x"
+    blob.update()
+    now = stored(client, "one")
+    assert (now.content_type, now.metageneration, now.time_created) == ("text/x", 2, blob.time_created)
+    assert bucket.get_blob("both") is None
+
+
 def test_a_spoilt_upload_is_refused_and_leaves_the_object_as_it_was(client: storage.Client, google: Google) -> None:
     blob = client.bucket("runs").blob("weights")
     blob.upload_from_string("good")
