@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from oasis_stack.command_line.offline import Deployment, Registered
 
@@ -31,23 +31,25 @@ def lines(stack: Deployment) -> Iterator[str]:
 
 
 def destroy_order(stack: Deployment) -> list[list[Registered]]:
-    """Resources that are deleted, in steps: each is in the first step after all that was made after it."""
-    users: dict[str, list[Registered]] = defaultdict(list)
-    for found in stack:
-        for urn in stack.made_before(found):
-            users[urn].append(found)
-    step: dict[str, int] = {}
+    """Resources that are deleted, in the steps of `pulumi destroy`."""
+    steps = (
+        [found for found in step if found.custom and not found.retain_on_delete]
+        for step in deletion_steps(stack, stack)
+    )
+    return [sorted(step, key=lambda found: (kind(found), found.name)) for step in steps if step]
 
-    def place(found: Registered) -> int:
-        if found.urn not in step:
-            step[found.urn] = max((place(user) + user.custom for user in users[found.urn]), default=0)
-        return step[found.urn]
 
-    steps: dict[int, list[Registered]] = defaultdict(list)
-    for found in sorted(stack, key=lambda found: (kind(found), found.name)):
-        if found.custom and not found.retain_on_delete:
-            steps[place(found)].append(found)
-    return [steps[number] for number in sorted(steps)]
+def deletion_steps(stack: Deployment, going: Iterable[Registered]) -> list[list[Registered]]:
+    """What is to go of a stack, in the steps in which Pulumi's engine deletes it, each of which ends before the next
+    begins: all is in the last step before those of what it was made after (pulumi/pulumi v3.259.0,
+    pkg/resource/deploy/step_generator.go, ScheduleDeletes)."""
+    left = {found.urn: found for found in going}
+    steps: list[list[Registered]] = []
+    while left:
+        steps.append([found for found in left.values() if not stack.made_before(found) & left.keys()])
+        for found in steps[-1]:
+            del left[found.urn]
+    return steps[::-1]
 
 
 def kind(resource: Registered) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from emulator.gcp.types import inputs_of
 from oasis_stack import components
+from oasis_stack.command_line import resource_tree
 from oasis_stack.command_line.offline import Deployment, Registered
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.facts.problem import config_key
@@ -316,6 +317,16 @@ def test_destroy_goes_in_an_order_that_works(pair: tuple[tuple[str, str], tuple[
     first, then = full.get(*pair[0]), full.get(*pair[1])
 
     assert full.is_before(then, first)
+
+
+def test_destroy_takes_each_away_as_late_as_the_engine_does(full: Deployment) -> None:
+    steps = resource_tree.destroy_order(full)
+    needs_apis_alone = [("gcp:secretmanager/secret:Secret", "wandb"), ("gcp:compute/network:Network", "network")]
+
+    [together] = [step for step in steps if full.get(*needs_apis_alone[0]) in step]
+
+    assert full.get(*needs_apis_alone[1]) in together
+    assert steps.index(together) > steps.index(next(step for step in steps if full.get(*NETWORK_FREE) in step))
 
 
 KUEUE = ("kubernetes:helm.sh/v3:Release", "kueue")
