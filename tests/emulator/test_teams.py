@@ -131,7 +131,7 @@ def test_what_holds_a_team_is_written_for_what_it_judges(teams: Emulated) -> Non
         ours = [found for found in policies if found["metadata"]["name"].startswith("oasis-team-")]
         return [found["status"]["typeChecking"] for found in ours if "typeChecking" in found.get("status", {})]
 
-    eventually(lambda: len(judged()) == 4 * len(TEAMS["oasis:teams"]))
+    eventually(lambda: len(judged()) == 5 * len(TEAMS["oasis:teams"]))
     assert not any(judged())  # no expression has a type that what it judges has not
 
 
