@@ -17,8 +17,11 @@ from urllib.parse import urlsplit
 
 from pulumi.runtime import mocks
 
+from emulator.gke import records
+from emulator.gke.node_shapes import Pool
 from emulator.google import policies
 from emulator.google.apis import serviceusage
+from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Cloud
 from emulator.google.errors import RefusedCall
@@ -26,7 +29,7 @@ from emulator.google.scope import project_number
 from emulator.protocol.wire import plain
 from oasis_stack import wait
 from oasis_stack.command_line import recovery, resource_tree
-from oasis_stack.command_line.offline import Deployment, OfflineCloud, deploy_stack
+from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registered, deploy_stack
 from oasis_stack.live_state import WaitError
 from tests.emulator.google import directly
 from tests.emulator.provider_client import Client, Failed, Held
@@ -107,6 +110,8 @@ class OneProcess(mocks.Mocks):
             set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
         self._config = config
         self._declared = _declared(json.dumps(config))
+        self._before = Deployment()
+        """What the stack file that was there before declared."""
         self._others = OfflineCloud(preview=False)
         self.held: dict[Key, Held] = {}
         """What the engine knows of Google."""
@@ -120,7 +125,6 @@ class OneProcess(mocks.Mocks):
         self._made: dict[Key, Mapping[str, Any]] = {}
         self._kept: set[Key] = set()
         self._replaced: list[Held] = []
-        self._registered: set[Key] = set()
         self._dead = False
         self._turn = threading.Lock()
 
@@ -130,7 +134,7 @@ class OneProcess(mocks.Mocks):
             shutil.copytree(self.cloud.directory, directory)
         other = OneProcess(directory or self.cloud.directory, config)
         other.held, other._made, other._kept = copy.deepcopy(self.held), dict(self._made), set(self._kept)
-        other._made_providers = dict(self._made_providers)
+        other._made_providers, other._before = dict(self._made_providers), self._declared
         return other
 
     def up(self) -> Deployment:
@@ -165,14 +169,26 @@ class OneProcess(mocks.Mocks):
             self._delete(held, 1)
         self._replaced.clear()
         for step in resource_tree.destroy_order(self._declared):
-            for found in step:
-                key = (found.type, found.name)
-                if tries is None and key in self._made:
-                    self._await(key)
-                if held := self.held.get(key):
-                    self._delete(held, tries or 1)
-                    del self.held[key]
-                self._made.pop(key, None)
+            self._let_go(step, tries)
+
+    def destroy_by_name(self, tries: int) -> None:
+        """Delete in the reverse of the order in which all was made, as a script of `delete` commands does: nothing is
+        waited for, each deletion is tried so often, ten seconds apart, and what stays refused is passed over.
+
+        Raises:
+            Failed: something stayed.
+        """
+        self._begin()
+        refused: list[str] = []
+        for key in [key for key in reversed(self.held) if key not in self._kept]:
+            try:
+                self._delete(self.held[key], tries)
+            except Failed as error:
+                refused.append(f"{key[1]}: {error}")
+            else:
+                del self.held[key]
+        if refused:
+            raise Failed("\n".join(refused))
 
     def again(self, deployment: Deployment) -> dict[str, list[str]]:
         """What a second `up` after a refresh would change: by resource, the inputs that differ and are not ignored."""
@@ -205,7 +221,6 @@ class OneProcess(mocks.Mocks):
             raise Killed
         if args.typ == f"{_WAIT}ApisAnswer":
             self.cloud.turn(serviceusage.API_SECONDS)
-        self._registered.add(key)
         if not args.typ.startswith("gcp:"):
             self._made.setdefault(key, args.inputs)
             return self._others.new_resource(args)
@@ -230,20 +245,47 @@ class OneProcess(mocks.Mocks):
 
     def _up(self) -> Deployment:
         self.steps.clear()
-        self._registered.clear()
-        deployment = deploy_stack(self._config, answers=self)
-        for held in reversed(self._replaced):
-            self._delete(held, 1)
-            self._replaced.remove(held)
-        for key in reversed([key for key in self._made if key not in self._registered]):
-            self._await(key)
-            if held := self.held.get(key):
-                if key not in self._kept:
-                    self._delete(held, 1)
-                del self.held[key]
-                self.steps.append(Step("delete", *key))
-            del self._made[key]
+        try:
+            deployment = deploy_stack(self._config, answers=self)
+            for held in reversed(self._replaced):
+                self._delete(held, 1)
+                self._replaced.remove(held)
+            now = {(found.type, found.name) for found in self._declared}
+            gone = [found for found in self._before if (found.type, found.name) not in now]
+            for step in resource_tree.deletion_steps(self._before, gone):
+                self._let_go(step)
+        finally:
+            self._gke_steps()
         return deployment
+
+    def _let_go(self, step: Iterable[Registered], tries: int | None = None) -> None:
+        """Delete all of a step, as the engine does also where one of it is refused; with `tries` as `destroy` does.
+
+        Raises:
+            Failed: the first refusal.
+        """
+        refused: list[Failed] = []
+        for found in step:
+            key = (found.type, found.name)
+            try:
+                if tries is None and key in self._made:
+                    self._await(key)
+                if held := self.held.get(key):
+                    if key not in self._kept:
+                        self._delete(held, tries or 1)
+                    del self.held[key]
+                    self.steps.append(Step("delete", *key))
+                self._made.pop(key, None)
+            except Failed as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    def _gke_steps(self) -> None:
+        """Have GKE write into pools what it adds to them."""
+        for pool in self.cloud.list(records.POOL_KIND):
+            sizes = instance_groups.sizes(self.cloud, pool.name)
+            records.record_pool(self.cloud, Pool(identity=pool.name, body=pool.body), sizes)
 
     def _provider(self, token: str) -> Client:
         made = self._made_providers.get(token)
