@@ -167,6 +167,7 @@ figures: $(STAMP)  ## measure what docs/figures.md reports; results go to benchm
 	@$(PY) -m benchmarks.tracking
 	@$(PY) -m benchmarks.ladders
 	@$(PY) -m benchmarks.lifecycles
+	@$(PY) -m benchmarks.model
 	@$(PY) -m benchmarks.gangs
 	@$(PY) -m benchmarks.interruptions --lives 20
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 from benchmarks.harness import command
 from benchmarks.harness.figures import Record, conditions, median_and_range, read, say, write
 from emulator import lifecycle
+from emulator.engine.commands import first_on_path
 from emulator.google import faults
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
@@ -43,22 +44,32 @@ _FAULTS: Mapping[Cut, Mapping[str, Any]] = {
 }
 """How each cut is asked for; the engine is killed while the call takes its time."""
 
+_COMMAND = """
+import sys
+from pathlib import Path
+from oasis_stack.__main__ import main
+sys.exit(main(sys.argv[2:], Path(sys.argv[1])))
+"""
+"""`python -m oasis_stack`, for the checkout that is its first argument."""
+
 _COMMAND_SECONDS = 600
 
 
 class Platform:
     """The emulated platform of this command, with the commands of a person in its shell."""
 
-    def __init__(self, state: State) -> None:
-        self._state, self.cloud = state, Cloud(state.directory)
+    def __init__(self, state: State, checkout: Path = CHECKOUT, programs: Sequence[Path] = ()) -> None:
+        """`checkout` is where program and stack file are; folders of `programs` come first on the shell's PATH."""
+        self.cloud, self._checkout = Cloud(state.directory), checkout
         self._environment = {**os.environ, **lifecycle.environment(state)}
+        self._environment["PATH"] = first_on_path(self._environment["PATH"], *programs)
 
     def life(self, calls: Mapping[str, int], cut: Cut, expected: Counter[str]) -> list[str]:
         """What was not whole in a life with a cut at a call of each verb, counted from 1."""
         wrong: list[str] = []
         for verb, call in calls.items():
-            first = self._run(verb, call, cut)
-            status, said = self._run(verb)
+            first = self.run(verb, call, cut)
+            status, said = self.run(verb)
             if status:
                 wrong.append(f"the second {verb} failed after a first with status {first[0]}: {said[-2000:]}")
             if verb == "up":
@@ -76,7 +87,7 @@ class Platform:
     def undisturbed(self, verb: str) -> int:
         """Give a command that must succeed; how many calls changed something."""
         self._plan([{"changes": True, "effect": "delay"}])
-        status, said = self._run(verb)
+        status, said = self.run(verb)
         if status:
             raise RuntimeError(f"{verb} failed without a cut:\n{said}")
         self._plan([])
@@ -88,14 +99,14 @@ class Platform:
             if not one.kind.startswith("serviceusage/") and self.cloud.find(one.kind, one.name):
                 self.cloud.delete(one.kind, one.name)
 
-    def _run(self, verb: str, call: int = 0, cut: Cut = "lost") -> tuple[int, str]:
+    def run(self, verb: str, call: int = 0, cut: Cut = "lost") -> tuple[int, str]:
         """Exit status and output of a command, cut off at a call if that is given."""
         for one in self.cloud.list("emulator/fault"):
             self.cloud.delete(one.kind, one.name)
         planned = {"changes": True, "after": call - 1, "times": 1, **_FAULTS[cut]}
         if call:
             self._plan([planned])
-        line = [sys.executable, "-m", "oasis_stack", verb, "--stack", "local", "--yes"]
+        line = [sys.executable, "-c", _COMMAND, str(self._checkout), verb, "--stack", "local", "--yes"]
         asked, answers = os.openpty()
         os.write(asked, b"y\n" * 20)  # a person at a terminal, who knows what is this stack's
         with tempfile.TemporaryFile("w+") as output, os.fdopen(answers) as keyboard, os.fdopen(asked):
@@ -134,7 +145,9 @@ class Platform:
 
     def _differences(self) -> list[str]:
         line = ["pulumi", "preview", "--stack", "local", "--json"]
-        done = subprocess.run(line, cwd=CHECKOUT, env=self._environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            line, cwd=self._checkout, env=self._environment, capture_output=True, text=True, check=False
+        )
         steps = json.loads(done.stdout)["steps"] if not done.returncode else []
         said = [f"preview: {done.stderr[-500:]}"] if done.returncode else []
         return said + [f"{step['op']} {step['urn'].rpartition('::')[2]}" for step in steps if step["op"] != "same"]
