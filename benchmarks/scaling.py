@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks import published
 from benchmarks.harness import command
 from benchmarks.harness.figures import today
-from benchmarks.published import Table
+from benchmarks.published import tables
+from benchmarks.published.tables import Table
 from workloads.nccl.definitions.bandwidth import format_size
 from workloads.nccl.scaling import predict, scaling
 from workloads.nccl.scaling.scaling import PUBLISHED, Collective, Fabric, Work
@@ -48,8 +48,8 @@ _READY, _DONE = 0, 1
 
 def fitted() -> Fabric:
     """The constants, each set on every second row of its table, by least squares of the logarithm of time."""
-    ring = _fit(published.GKE_ALL_GATHER, RING, ("ring",), PUBLISHED)
-    return _fit(published.AZURE_NVSWITCH, NVLS, ("nvls",), ring)
+    ring = _fit(tables.GKE_ALL_GATHER, RING, ("ring",), PUBLISHED)
+    return _fit(tables.AZURE_NVSWITCH, NVLS, ("nvls",), ring)
 
 
 def _fit(table: Table, names: Sequence[str], algorithms: Sequence[str], start: Fabric) -> Fabric:
@@ -201,8 +201,8 @@ class _Reducer:
 
 def figures(nodes: Sequence[int], steps: int) -> dict[str, Any]:
     """Everything that is reported."""
-    tests = [residuals(table, False) for table in published.TESTS]
-    held_out = [residuals(table, True) for table in (published.GKE_ALL_GATHER, published.AZURE_NVSWITCH)]
+    tests = [residuals(table, False) for table in tables.TESTS]
+    held_out = [residuals(table, True) for table in (tables.GKE_ALL_GATHER, tables.AZURE_NVSWITCH)]
     simulated = against_simulation(nodes, steps)
     rows = sum(one["rows"] for one in (*held_out, *tests))
     misses = sum(len(one["misses"]) for one in (*held_out, *tests))

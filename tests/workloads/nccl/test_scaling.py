@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 
-from benchmarks import published
 from benchmarks import scaling as figures
-from benchmarks.published import GIB, MIB
+from benchmarks.published import tables
+from benchmarks.published.tables import GIB, MIB
 from tests.support.bench_results import conditions, measured, run
 from workloads import __main__ as command_line
 from workloads.convnext.config import Model
@@ -30,7 +30,7 @@ from workloads.nccl.scaling.predict import ASSUMED_JITTER
 from workloads.nccl.scaling.scaling import PUBLISHED, Work
 from workloads.storage.folders import locate
 
-TABLES = (published.GKE_ALL_GATHER, published.AZURE_NVSWITCH, *published.TESTS)
+TABLES = (tables.GKE_ALL_GATHER, tables.AZURE_NVSWITCH, *tables.TESTS)
 
 WORK = Work(
     buckets=(4 * MIB, 25 * MIB, 25 * MIB, 8 * MIB),
@@ -72,13 +72,13 @@ def test_the_constants_are_what_the_fit_finds() -> None:
 
 
 def test_rows_of_the_fitted_tables_that_the_fit_did_not_see_are_within_twenty_percent() -> None:
-    for table in (published.GKE_ALL_GATHER, published.AZURE_NVSWITCH):
+    for table in (tables.GKE_ALL_GATHER, tables.AZURE_NVSWITCH):
         found = figures.residuals(table, every_second=True)
         assert found["rows"] == 12 and found["misses"] == {}
 
 
-@pytest.mark.parametrize("table", published.TESTS, ids=lambda table: table.name)
-def test_every_other_table_s_largest_sizes_are_within_twenty_percent(table: published.Table) -> None:
+@pytest.mark.parametrize("table", tables.TESTS, ids=lambda table: table.name)
+def test_every_other_table_s_largest_sizes_are_within_twenty_percent(table: tables.Table) -> None:
     off = {
         size: scaling.seconds(table.op, size, table.nodes, algorithms=table.algorithms) / seconds - 1
         for size, seconds in table.seconds.items()
@@ -89,12 +89,12 @@ def test_every_other_table_s_largest_sizes_are_within_twenty_percent(table: publ
 
 def test_published_times_and_bandwidths_were_read_as_their_tables_have_them() -> None:
     """Where a source prints both times and bus bandwidths, they agree here, too."""
-    gke = published.GKE_ALL_GATHER.seconds
+    gke = tables.GKE_ALL_GATHER.seconds
     assert len(gke) == 24 and max(gke) == 8 * GIB
     assert max(gke) / gke[max(gke)] * 15 / 16 / 1e9 == pytest.approx(376.40, abs=0.01)
-    azure = published.AZURE_NVSWITCH.seconds
+    azure = tables.AZURE_NVSWITCH.seconds
     assert len(azure) == 24 and 1.75 * 8 * GIB / azure[8 * GIB] / 1e9 == pytest.approx(479.98)
-    sizes = {table.name: len(table.seconds) for table in published.TESTS}
+    sizes = {table.name: len(table.seconds) for table in tables.TESTS}
     assert sum(sizes.values()) == 103 and all(table.source for table in TABLES)
     for table in TABLES:
         assert list(table.seconds) == sorted(table.seconds)
@@ -103,7 +103,7 @@ def test_published_times_and_bandwidths_were_read_as_their_tables_have_them() ->
 def test_the_committed_figures_are_of_this_model_and_list_every_miss() -> None:
     kept = json.loads(figures.RESULTS.read_text())
     assert kept["constants in use"] == asdict(PUBLISHED)
-    for found, table in zip(kept["other tables"], published.TESTS, strict=True):
+    for found, table in zip(kept["other tables"], tables.TESTS, strict=True):
         assert found == figures.residuals(table, every_second=False)
     assert kept["closed form against simulation, largest difference"] < 0.03
     assert kept["rows not fitted"] == 127

@@ -55,7 +55,7 @@ PUBLISHED = Fabric(
     nvls_ramp=4.71e-9,
 )
 """`python -m benchmarks.scaling` fits them: the ring on GKE's all-gather, NVLS on Azure's all-reduce, on every second
-row of each (`benchmarks/published.py`), and writes how far off every other row and table is."""
+row of each (`benchmarks/published/tables.py`), and writes how far off every other row and table is."""
 
 TABLED_NODES = 4
 """Most nodes of any of those tables; beyond, one figure of 248 nodes is all there is, and a prediction extrapolates."""

@@ -1,0 +1,1 @@
+"""What others have published of their measurements."""
