@@ -109,24 +109,34 @@ def _up(stack: Stack, yes: bool) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those that exist, with the inputs as they were given and the outputs as they are. Raises ProgramError."""
+    """Those that exist, with the inputs as they were given and the outputs as they are.
+
+    What one of them was to replace is from then on what the next `up` deletes, as Pulumi itself marks it.
+
+    Raises:
+        ProgramError: the refresh failed.
+    """
     state = stack.state()
     before = _deployment(state).get("resources") or []
-    known = {one["urn"] for one in before}
-    maybe = [{**one, "id": identity(one)} for one in created if identity(one) and one["urn"] not in known]
+    known = {(one["urn"], one.get("id")) for one in before}
+    named = [{**one, "id": identity(one)} for one in created if identity(one)]
+    maybe = [one for one in named if (one["urn"], one["id"]) not in known]
+    replaced = {one["urn"] for one in maybe}
+    before = [{**one, "delete": True} if one["urn"] in replaced else one for one in before]
     stack.put_state({**state, "deployment": {**_deployment(state), "resources": [*before, *maybe]}})
     if stack.run("refresh", extra=["--yes", "--skip-preview"]):
         raise ProgramError(
             f"`pulumi refresh -s {stack.name}` failed, see above; at Google nothing was changed. Run this again."
         )
-    there = {one["urn"]: one for one in _deployment(stack.state()).get("resources") or []}
+    now = _deployment(stack.state()).get("resources") or []
+    there = {one["urn"]: one for one in now if not one.get("delete")}
     return [{**there[one["urn"]], "inputs": one["inputs"]} for one in maybe if one["urn"] in there]
 
 
 def _let_go(stack: Stack, resources: Iterable[Mapping[str, Any]]) -> None:
     """Have Pulumi forget resources, at Google nothing is changed. Raises ProgramError."""
     state, forgotten = stack.state(), {one["urn"] for one in resources}
-    left = [one for one in _deployment(state)["resources"] if one["urn"] not in forgotten]
+    left = [one for one in _deployment(state)["resources"] if one["urn"] not in forgotten or one.get("delete")]
     stack.put_state({**state, "deployment": {**_deployment(state), "resources": left}})
 
 
@@ -139,7 +149,7 @@ def _failed_creates(log: Path) -> list[dict[str, Any]]:
     found = []
     for line in log.read_text().splitlines() if log.exists() else ():
         failed = json.loads(line).get("resOpFailedEvent", {}).get("metadata", {})
-        if failed.get("op") == "create":
+        if failed.get("op") in ("create", "create-replacement"):
             found.append({key: value for key, value in failed["new"].items() if key != "outputs"})
     return found
 

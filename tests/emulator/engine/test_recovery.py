@@ -101,15 +101,7 @@ def test_what_was_made_while_the_answer_was_lost_is_taken_over_and_what_another_
 
 def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tuple[ControlPlane, Stack]) -> None:
     place, stack = cloud_stack
-    _plan(place, {"call": "compute.regionOperations.get", "effect": "delay", "seconds": 300})
-    killed = subprocess.Popen(stack.command("up", "--yes", "--skip-preview"), start_new_session=True)
-    try:
-        eventually(lambda: _made(place).get("compute/subnetwork") == 3, seconds=300)
-    finally:
-        for pid in (*processes.descendants(killed.pid), killed.pid):
-            os.kill(pid, signal.SIGKILL)
-        killed.wait()
-    _plan(place)
+    _kill_an_up(place, stack, subnetworks=3)
     assert [one["type"] for one in stack.state()["deployment"]["pending_operations"]].count("creating") >= 3
     said: list[str] = []
 
@@ -121,6 +113,37 @@ def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tup
     assert recovery.up(stack, said.append, yes=True) == 0
     assert _made(place) == MADE
     assert _changes(stack) == {"same"}
+
+
+def test_a_run_killed_while_it_replaced_something_leaves_neither_the_old_nor_a_second_one(
+    cloud_stack: tuple[ControlPlane, Stack],
+) -> None:
+    place, stack = cloud_stack
+    assert recovery.up(stack, print, yes=True) == 0
+    programs.write(place.state, stack.file.parent, NETWORK.replace("10.{index}", "10.1{index}"))
+    _kill_an_up(place, stack, subnetworks=6)
+
+    stale_lock.release(stack, print)
+    recovery.settle(stack, print)
+
+    assert recovery.up(stack, print, yes=True) == 0
+    assert _made(place) == MADE
+    ranges = {one.body["ipCidrRange"] for one in place.cloud.list("compute/subnetwork")}
+    assert ranges == {f"10.1{index}.0.0/24" for index in range(3)}
+    assert _changes(stack) == {"same"}
+
+
+def _kill_an_up(place: ControlPlane, stack: Stack, subnetworks: int) -> None:
+    """Kill `pulumi up` once Google has so many subnetworks, and before it says so."""
+    _plan(place, {"call": "compute.regionOperations.get", "effect": "delay", "seconds": 300})
+    killed = subprocess.Popen(stack.command("up", "--yes", "--skip-preview"), start_new_session=True)
+    try:
+        eventually(lambda: _made(place).get("compute/subnetwork") == subnetworks, seconds=300)
+    finally:
+        for pid in (*processes.descendants(killed.pid), killed.pid):
+            os.kill(pid, signal.SIGKILL)
+        killed.wait()
+    _plan(place)
 
 
 def _plan(place: ControlPlane, *planned: dict[str, object]) -> None:
