@@ -115,6 +115,7 @@ def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tup
     assert _changes(stack) == {"same"}
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_replaced_something_leaves_neither_the_old_nor_a_second_one(
     cloud_stack: tuple[ControlPlane, Stack],
 ) -> None:
