@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,11 @@ hashicorp/terraform-provider-google-beta v7.45.0; pulumi-kubernetes, "Release", 
 nothing: a grant, an enabled API, an object of Kubernetes, which is applied by name. But for a budget, whose id is
 Google's: a second one is made, and tells too."""
 
-
 _NAMES = frozenset({"accountId", "name", "repositoryId", "secretId"})
 """Inputs that name an object."""
+
+Entry = tuple[str, str | None]
+"""URN and id of a resource in the state, where what is replaced has its successor's URN."""
 
 
 def identity(resource: Mapping[str, Any]) -> str | None:
@@ -84,10 +86,10 @@ def up(stack: Stack, say: Callable[[str], None], *, yes: bool) -> int:
         if not lost:
             return status
         say(f"Google may have made {_counted(len(lost))} that failed: asking what exists")
-        found = _take_over(stack, lost)
+        found, replaced = _take_over(stack, lost)
         others = [one for one in found if not _is_ours(one, begun)]
         if others:
-            _let_go(stack, others)
+            _let_go(stack, {one["urn"] for one in others}, replaced)
             named = ", ".join(str(one["id"]) for one in others)
             say(f"Left alone, as another may have made it: {named}. `pulumi import` takes over what is this stack's.")
         names = [one["urn"].rpartition("::")[2] for one in found if one not in others]
@@ -108,21 +110,21 @@ def _up(stack: Stack, yes: bool) -> tuple[int, list[dict[str, Any]]]:
     return status, [one for one in failed if identity(one)]
 
 
-def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those that exist, with the inputs as they were given and the outputs as they are.
-
-    What one of them was to replace is from then on what the next `up` deletes, as Pulumi itself marks it.
+def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], set[Entry]]:
+    """Those that exist, with the inputs as they were given and the outputs as they are; and what they replace, which
+    the next `up` deletes, as Pulumi itself has it.
 
     Raises:
         ProgramError: the refresh failed.
     """
     state = stack.state()
     before = _deployment(state).get("resources") or []
-    known = {(one["urn"], one.get("id")) for one in before}
+    known = {_entry(one) for one in before}
     named = [{**one, "id": identity(one)} for one in created if identity(one)]
-    maybe = [one for one in named if (one["urn"], one["id"]) not in known]
-    replaced = {one["urn"] for one in maybe}
-    before = [{**one, "delete": True} if one["urn"] in replaced else one for one in before]
+    maybe = [one for one in named if _entry(one) not in known]
+    urns = {one["urn"] for one in maybe}
+    replaced = {_entry(one) for one in before if one["urn"] in urns and not one.get("delete")}
+    before = [{**one, "delete": True} if _entry(one) in replaced else one for one in before]
     stack.put_state({**state, "deployment": {**_deployment(state), "resources": [*before, *maybe]}})
     if stack.run("refresh", extra=["--yes", "--skip-preview"]):
         raise ProgramError(
@@ -130,14 +132,29 @@ def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> list[dict[
         )
     now = _deployment(stack.state()).get("resources") or []
     there = {one["urn"]: one for one in now if not one.get("delete")}
-    return [{**there[one["urn"]], "inputs": one["inputs"]} for one in maybe if one["urn"] in there]
+    if stays := {urn for urn, _ in replaced} - there.keys():
+        _let_go(stack, stays, replaced)
+    return [{**there[one["urn"]], "inputs": one["inputs"]} for one in maybe if one["urn"] in there], replaced
 
 
-def _let_go(stack: Stack, resources: Iterable[Mapping[str, Any]]) -> None:
-    """Have Pulumi forget resources, at Google nothing is changed. Raises ProgramError."""
-    state, forgotten = stack.state(), {one["urn"] for one in resources}
-    left = [one for one in _deployment(state)["resources"] if one["urn"] not in forgotten or one.get("delete")]
+def _let_go(stack: Stack, urns: Collection[str], replaced: Collection[Entry]) -> None:
+    """Have Pulumi forget what it took over of these, and keep what that was to replace; at Google nothing is changed.
+
+    Raises:
+        ProgramError: Pulumi refuses the state.
+    """
+    state = stack.state()
+    left: list[dict[str, Any]] = []
+    for one in _deployment(state)["resources"]:
+        if one["urn"] in urns and _entry(one) in replaced:
+            left.append({key: value for key, value in one.items() if key != "delete"})
+        elif one["urn"] not in urns or one.get("delete"):
+            left.append(one)
     stack.put_state({**state, "deployment": {**_deployment(state), "resources": left}})
+
+
+def _entry(resource: Mapping[str, Any]) -> Entry:
+    return resource["urn"], resource.get("id")
 
 
 def _deployment(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -152,27 +152,8 @@ def read(reader: Callable[[Any], _Read], answer: Any) -> _Read | None:
         return None
 
 
-def chance(answer: Any) -> Chance | None:
-    """What an answer to `capacity` says; None for one that says nothing, or in a form that is not known."""
-    return read(_chance, answer)
-
-
-def preemption_rates(answer: Any) -> Preemptions | None:
-    """What an answer to `preemptions` says; None as for `chance`."""
-    return read(_preemption_rates, answer)
-
-
-def price_history(answer: Any) -> Prices | None:
-    """What an answer to `prices` says; None as for `chance`."""
-    return read(_price_history, answer)
-
-
-def window(answer: Any) -> Window | None:
-    """What an answer to `windows` says; None as for `chance`."""
-    return read(_window, answer)
-
-
-def _chance(answer: Any) -> Chance:
+def chance(answer: Any) -> Chance:
+    """What an answer to `capacity` says, for `read`."""
     scores = answer["recommendations"][0]["scores"]
     uptime = scores.get("estimatedUptime")
     return Chance(
@@ -182,7 +163,8 @@ def _chance(answer: Any) -> Chance:
     )
 
 
-def _preemption_rates(answer: Any) -> Preemptions:
+def preemption_rates(answer: Any) -> Preemptions:
+    """What an answer to `preemptions` says, for `read`."""
     found = sorted(
         (_moment(one["interval"]["startTime"]), float(one.get("preemptionRate", 0.0)))
         for one in answer["preemptionHistory"]
@@ -191,7 +173,8 @@ def _preemption_rates(answer: Any) -> Preemptions:
     return Preemptions(day=found[-1][0], rate=rates[-1], lowest=min(rates), highest=max(rates), days=len(rates))
 
 
-def _price_history(answer: Any) -> Prices:
+def price_history(answer: Any) -> Prices:
+    """What an answer to `prices` says, for `read`."""
     found = sorted((_moment(one["interval"]["startTime"]), _usd(one["listPrice"])) for one in answer["priceHistory"])
     (first, first_usd), (since, usd) = found[0], found[-1]
     return Prices(usd=usd, since=since, first=first, first_usd=first_usd)
@@ -203,7 +186,8 @@ def _usd(money: Any) -> float:
     return int(money.get("units", 0)) + int(money.get("nanos", 0)) / 1e9
 
 
-def _window(answer: Any) -> Window:
+def window(answer: Any) -> Window:
+    """What an answer to `windows` says, for `read`."""
     found = answer["recommendations"][0]["recommendationsPerSpec"][_KEY]
     place, others = found.get("location", ""), found.get("otherLocations", {})
     if place:

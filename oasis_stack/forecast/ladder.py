@@ -128,15 +128,15 @@ class Forecast:
     subject: Subject
     answers: Answers
 
-    def said(self, name: str, read: Callable[[Any], _Said | None]) -> tuple[_Said | None, str]:
+    def said(self, name: str, reader: Callable[[Any], _Said]) -> tuple[_Said | None, str]:
         """What the answer to a question says, and its age in words; None where it says nothing, or there is none."""
         answer = self.answers.known.get(name)
-        said = read(answer.content) if answer else None
+        said = advice.read(reader, answer.content) if answer else None
         return said, answer.age(self.answers.now) if answer and said else ""
 
     def quotas(self) -> tuple[list[QuotaLeft], str]:
         """The ladder's quotas whose limits Google tells, and the answer's age in words."""
-        said, age = self.said(self.subject.quotas_name(), partial(advice.read, _quotas_left))
+        said, age = self.said(self.subject.quotas_name(), _quotas_left)
         return said or [], age
 
     def chance(self, entry: CapacityEntry, zone: str, nodes: int) -> tuple[Chance | None, str]:
@@ -186,10 +186,10 @@ class Forecast:
             return None
         return told.uptime / timedelta(hours=1)
 
-    def _fresh(self, question: Question, read: Callable[[Any], _Said | None]) -> _Said | None:
+    def _fresh(self, question: Question, reader: Callable[[Any], _Said]) -> _Said | None:
         """What an answer says that is young enough to decide something."""
         answer = self.answers.known.get(question.name)
-        return read(answer.content) if answer and not answer.is_stale(self.answers.now) else None
+        return advice.read(reader, answer.content) if answer and not answer.is_stale(self.answers.now) else None
 
 
 def _answer(google: Google, question: Question) -> Any:

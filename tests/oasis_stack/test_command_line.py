@@ -685,6 +685,40 @@ def test_what_another_may_have_made_is_taken_over_if_google_or_the_terminal_says
     assert [identity in question for question in questions] == [True] * asked
 
 
+@pytest.mark.parametrize(
+    "made", ["2999-01-01T00:00:00Z", "2020-01-01T00:00:00Z", None], ids=["ours", "another's", "not"]
+)
+def test_what_a_failed_replacement_was_to_replace_goes_only_if_there_is_another_of_ours_in_its_place(
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch, made: str | None
+) -> None:
+    old = {**BUCKET, "id": "before", "outputs": {}}
+    states = [{"deployment": {"resources": [old]}}]
+
+    def pulumi(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "--event-log" in arguments and len(states) == 1:
+            event = {"resOpFailedEvent": {"metadata": {"op": "create-replacement", "new": BUCKET}}}
+            Path(arguments[arguments.index("--event-log") + 1]).write_text(json.dumps(event))
+            return subprocess.CompletedProcess(arguments, 255)
+        if arguments[3:5] == ["stack", "import"]:
+            states.append(json.loads(options["input"]))
+            standing = [one["urn"] for one in _resources(states[-1]) if not one.get("delete")]
+            assert len(standing) == len(set(standing)), "Pulumi refuses such a state"
+        if "refresh" in arguments:
+            there = [one for one in _resources(states[-1]) if made or one["id"] == "before"]
+            states[-1]["deployment"]["resources"] = [{**one, "outputs": {"timeCreated": made}} for one in there]
+        run.programs.answers["stack export"] = json.dumps(states[-1])
+        return run.programs.run(arguments, **options)
+
+    run.programs.answers["stack export"] = json.dumps(states[-1])
+    monkeypatch.setattr(subprocess, "run", pulumi)
+
+    is_ours = made is not None and made > "2026"
+    assert run("up") == (0 if is_ours else 255)
+
+    left = [(one["id"], one.get("delete", False)) for one in _resources(states[-1])]
+    assert left == ([("before", True), ("some-project-data", False)] if is_ours else [("before", False)])
+
+
 def _resources(state: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = state["deployment"]["resources"]
     return found

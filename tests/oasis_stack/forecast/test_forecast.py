@@ -267,4 +267,4 @@ def test_what_is_kept_is_the_users_alone_and_may_be_spoilt(stack: Stack, monkeyp
 @pytest.mark.parametrize("answer", [None, {}, [], {"recommendations": []}, {"recommendations": [{"scores": {}}]}])
 def test_an_answer_that_says_nothing_or_in_an_unknown_form_is_none(answer: Any) -> None:
     readers = (advice.chance, advice.preemption_rates, advice.price_history, advice.window)
-    assert [read(answer) for read in readers] == [None] * 4
+    assert [advice.read(reader, answer) for reader in readers] == [None] * 4
