@@ -299,9 +299,8 @@ def _preflight(settings: Settings, stack: Stack) -> int:
         _say(
             f"Note: {key} makes `pulumi up` somebody else than these application default credentials, which are asked."
         )
-    services = offline.deploy_stack({key: value for key, value in config.items() if key != LIMIT})
-    apis = [found.inputs["service"] for found in services if found.type == "gcp:projects/service:Service"]
-    return OK if report.run(settings, apis, _say, [Check(title="Forecast", look=look)]) else FAILED
+    program = offline.deploy_stack({key: value for key, value in config.items() if key != LIMIT})
+    return OK if report.run(settings, program, _say, [Check(title="Forecast", look=look)]) else FAILED
 
 
 def _say(text: str) -> None:

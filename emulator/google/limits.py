@@ -18,7 +18,7 @@ from typing import Any
 
 from emulator.google.cloud import Cloud
 from emulator.google.errors import RefusedCall
-from emulator.google.machines import GPU_MACHINES
+from emulator.google.machines import GPU_MACHINES, machine_size
 
 FILE = "limits.json"
 
@@ -34,15 +34,21 @@ _COUNTED: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 }
 """Quotas of what Compute Engine makes: the kind, and which of them count (discovery document, Quota.metric)."""
 
-_REGIONAL = re.compile(r"STATIC_ADDRESSES|(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")
+_REGIONAL = re.compile(r"STATIC_ADDRESSES|HDB_TOTAL_GB|SSD_TOTAL_GB|(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")
 """Quotas that a project has in each region."""
 
 _GPU_WORDS: Mapping[str, str] = {"nvidia-h200-141gb": "NVIDIA_H200_GPUS", "nvidia-l4": "NVIDIA_L4_GPUS"}
 """The quota of an accelerator's GPUs; that of those which can be taken back has PREEMPTIBLE_ before it."""
 
 
-_ALL_GPUS = "GPUS_ALL_REGIONS"
-"""Of the whole project. It is shown, and keeps no node away: what GKE's autoscaler is told of it is not published."""
+_SHOWN: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "CPUS_ALL_REGIONS": lambda config: machine_size(config["machineType"])[0],
+    "GPUS_ALL_REGIONS": lambda config: _gpus(config),
+    "HDB_TOTAL_GB": lambda config: _disk(config, "hyperdisk-balanced"),
+    "SSD_TOTAL_GB": lambda config: _disk(config, "pd-balanced") + _disk(config, "pd-ssd"),
+}
+"""What one node counts towards quotas that are shown, and keep no node away: what GKE's autoscaler is told of them is
+not published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ def read(cloud: Cloud) -> Limits:
         *(name for name in found.capacity if name.partition("/")[2] not in MODES),
     ]
     if wrong:
-        known = ", ".join([*_COUNTED, *_GPU_WORDS.values(), _ALL_GPUS])
+        known = ", ".join([*_COUNTED, *_GPU_WORDS.values(), *_SHOWN])
         modes = ", ".join(MODES)
         message = f"{FILE}: {wrong[0]!r} is no quota ({known}) and no zone's mode (ZONE/MODE; modes are {modes})"
         raise RefusedCall(400, message, "badRequest")
@@ -109,13 +115,9 @@ def shown(cloud: Cloud, project: str, region: str = "") -> list[dict[str, Any]]:
 def usage(cloud: Cloud, project: str, metric: str, region: str = "") -> float:
     """How much of a quota a project uses."""
     if metric not in _COUNTED:
-        return float(
-            sum(
-                GPU_MACHINES[config["machineType"]].gpus * count
-                for config, zone, count in _gpu_nodes(cloud, project)
-                if metric == _ALL_GPUS or (zone.startswith(f"{region}-") and metric_of(config) == metric)
-            )
-        )
+        each = _SHOWN.get(metric, lambda config: _gpus(config) if metric_of(config) == metric else 0)
+        nodes, place = _nodes(cloud, project), f"{region}-" if region else ""
+        return float(sum(each(config) * count for config, zone, count in nodes if zone.startswith(place)))
     kind, counts = _COUNTED[metric]
     place = f"projects/{project}/regions/{region}/" if _REGIONAL.fullmatch(metric) else f"projects/{project}/"
     return float(sum(counts(one.body) for one in cloud.list(kind, place)))
@@ -144,7 +146,9 @@ def left(cloud: Cloud, project: str, zone: str, mode: str) -> float:
     if held is None:
         return math.inf
     return held - sum(
-        count for config, where, count in _gpu_nodes(cloud, project) if (where, mode_of(config)) == (zone, mode)
+        count
+        for config, where, count in _nodes(cloud, project)
+        if _gpus(config) and (where, mode_of(config)) == (zone, mode)
     )
 
 
@@ -164,28 +168,38 @@ def mode_of(config: Mapping[str, Any]) -> str:
 
 
 def metric_of(config: Mapping[str, Any]) -> str:
-    """The quota that GPUs of a configuration count towards.
+    """The quota that GPUs of a configuration count towards; empty without GPUs.
 
     Flex-start counts as preemptible (Google Cloud documentation, "About flex-start provisioning mode", requirements).
     """
+    if config["machineType"] not in GPU_MACHINES:
+        return ""
     word = _GPU_WORDS[GPU_MACHINES[config["machineType"]].accelerator]
     return f"PREEMPTIBLE_{word}" if mode_of(config) in ("flex-start", "spot") else word
 
 
-def _gpu_nodes(cloud: Cloud, project: str) -> Iterator[tuple[Mapping[str, Any], str, int]]:
-    """(configuration, zone, number of nodes) of a project's pools with GPUs."""
+def _nodes(cloud: Cloud, project: str) -> Iterator[tuple[Mapping[str, Any], str, int]]:
+    """(configuration, zone, number of nodes) of a project's pools."""
     for pool in cloud.list("container/nodePool", f"projects/{project}/"):
-        if pool.body["config"]["machineType"] in GPU_MACHINES:
-            for kind, name in cloud.users(pool.kind, pool.name, "part-of"):
-                if kind == "compute/instanceGroupManager":
-                    group = cloud.get(kind, name).body
-                    yield pool.body["config"], group["zone"].rpartition("/")[2], group["targetSize"]
+        for kind, name in cloud.users(pool.kind, pool.name, "part-of"):
+            if kind == "compute/instanceGroupManager":
+                group = cloud.get(kind, name).body
+                yield pool.body["config"], group["zone"].rpartition("/")[2], group["targetSize"]
+
+
+def _gpus(config: Mapping[str, Any]) -> int:
+    machine = GPU_MACHINES.get(config["machineType"])
+    return machine.gpus if machine else 0
+
+
+def _disk(config: Mapping[str, Any], kind: str) -> int:
+    return config["diskSizeGb"] if config["diskType"] == kind else 0
 
 
 def _is_known(quota: str) -> bool:
     region, _, metric = quota.rpartition("/")
     gpus = {f"{prefix}{word}" for prefix in ("", "PREEMPTIBLE_") for word in _GPU_WORDS.values()}
-    return metric in {*_COUNTED, *gpus, _ALL_GPUS} and bool(region) == bool(_REGIONAL.fullmatch(metric))
+    return metric in {*_COUNTED, *gpus, *_SHOWN} and bool(region) == bool(_REGIONAL.fullmatch(metric))
 
 
 def _region_of(name: str) -> str:

@@ -40,7 +40,8 @@ ROLES: Mapping[str, str] = {
     # Advice: "View the availability of Spot VMs", "View the preemption rate and pricing for Spot VMs", required roles.
     "roles/compute.viewer": f"""
         compute.advice.capacity compute.advice.capacityHistory compute.machineTypes.get compute.networkProfiles.get
-        compute.projects.get compute.regions.get compute.reservations.get {_READS}""",
+        compute.projects.get compute.regions.get compute.reservationBlocks.get compute.reservationSubBlocks.get
+        compute.reservations.get {_READS}""",
     "roles/container.admin": f"container.clusters.* {_READS}",
     "roles/iam.serviceAccountAdmin": f"""
         iam.serviceAccounts.create iam.serviceAccounts.delete iam.serviceAccounts.get iam.serviceAccounts.getIamPolicy

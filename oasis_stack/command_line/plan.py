@@ -94,9 +94,11 @@ def _ladder(gpu: GpuSettings) -> Iterator[str]:
 
 
 def _quotas(settings: Settings) -> Iterator[str]:
-    yield f"Quotas to hold in {settings.region} (the ladder's sum)"
-    for one in quota.of_gpus(settings):
+    yield f"Quotas to hold in {settings.region} (with every pool at its max_nodes)"
+    for one in quota.of_nodes(settings):
         yield f"  {one.called}: {one.most} ({one.what})"
+    for metric, most in quota.by_family(settings).items():
+        yield f"  {metric.rpartition('/')[2]}: {most}"
 
 
 def _prices(settings: Settings, today: date) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from oasis_stack.facts import names
+from oasis_stack.facts.machine import BOOT_DISK_GB
 
 SYSTEM_NODES: gcp.container.NodePoolNodeConfigArgsDict = {"labels": names.SYSTEM_POOL_LABELS}
 """Label of the nodes that are always on."""
@@ -57,8 +58,7 @@ def node_config(
     """
     return {
         "disk_type": disk_type,
-        # The system and its images alone: on GPU nodes pods live on the local SSDs (saltysoup/oasis-temp, infra/base).
-        "disk_size_gb": 100,
+        "disk_size_gb": BOOT_DISK_GB,
         "image_type": "COS_CONTAINERD",
         "service_account": account,
         # Leaves every decision to the roles of the account.

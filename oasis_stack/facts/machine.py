@@ -44,6 +44,10 @@ class Machine:
     """Whether a flex-start pool of it may ask for compact placement."""
 
 
+BOOT_DISK_GB = 100
+"""Boot disk of every node: the system and its images alone, as on GPU nodes pods live on the local SSDs
+(saltysoup/oasis-temp, infra/base)."""
+
 LOCAL_SSD_GB = 375
 """Size of one local SSD, by which it is paid for ("About Local SSD disks")."""
 

@@ -15,7 +15,7 @@ from oasis_stack.forecast.advice import MODELS, Chance, Question
 from oasis_stack.forecast.answers import Answers
 from oasis_stack.forecast.proposal import Rung, cheapest_order
 from oasis_stack.preflight import quotas
-from oasis_stack.preflight.google import Ask, Google, UnseenError
+from oasis_stack.preflight.google import Ask, Google
 from oasis_stack.settings import cost
 from oasis_stack.settings.schema import GpuSettings, Settings
 
@@ -198,8 +198,7 @@ def _answer(google: Google, question: Question) -> Any:
 
 def _quotas(settings: Settings, google: Google) -> list[dict[str, Any]]:
     """Each quota of the ladder that has a limit, as `QuotaLeft` has it."""
-    told = [held for held in quotas.held(settings, google) if not isinstance(held, UnseenError) and held.said]
-    limits = [(held, min(held.said.values())) for held in told]
+    limits = [(held, min(held.said.values())) for held in quotas.left(settings, google)]
     return [
         {"called": held.quota.called, "what": held.quota.what, "limit": limit, "left": limit - held.used}
         for held, limit in limits

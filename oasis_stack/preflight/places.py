@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 
 from oasis_stack.preflight.finding import Finding, bad, good, unknown
 from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
+
+_KEY = "oasis:gpu.capacity[].reservation"
 
 
 def machine_types(settings: Settings, google: Google) -> Iterator[Finding]:
@@ -35,27 +39,58 @@ def rdma_network(settings: Settings, google: Google) -> Iterator[Finding]:
 
 
 def reservations(settings: Settings, google: Google) -> Iterator[Finding]:
-    """Whether each reservation of the ladder is there, of this machine type, for this project, and large enough."""
+    """Whether each reservation of the ladder is there, of this machine type, for this project, and large enough; and
+    each block and sub-block of them that it names."""
     gpu = settings.gpu
     wanted: dict[str, int] = {}
     for entry in gpu.capacity if gpu else ():
         if entry.reservation:
-            name = entry.reservation.partition("/reservationBlocks/")[0]
-            wanted[name] = wanted.get(name, 0) + entry.max_nodes
+            name, *parts = re.split("(?=/reservation(?:Sub)?Blocks/)", entry.reservation)
+            for part in itertools.accumulate([name, *parts]):
+                wanted[part] = wanted.get(part, 0) + entry.max_nodes
     for name, nodes in wanted.items():
         try:
-            yield _reservation(settings, google, name, nodes)
+            if "/reservationBlocks/" in name:
+                yield _block(settings, google, name, nodes)
+            else:
+                yield _reservation(settings, google, name, nodes)
         except UnseenError as unseen:
             yield unknown(unseen.problem, f"{unseen.remedy} A shared reservation is seen in its owner's project alone.")
 
 
+def _owner(google: Google, given: str) -> tuple[str, str]:
+    """Project and name of a reservation, block or sub-block, of which the name is that of the reservation and on."""
+    if not given.startswith("projects/"):
+        return google.project, given
+    _, owner, _, name = given.split("/", 3)
+    return owner, name
+
+
+def _block(settings: Settings, google: Google, given: str, nodes: int) -> Finding:
+    """A block, or a sub-block, which Google's answer has in an envelope (discovery document,
+    `ReservationBlocksGetResponse`)."""
+    owner, name = _owner(google, given)
+    answer = google.get("compute", f"projects/{owner}/zones/{settings.zone}/reservations/{name}")
+    if answer is None:
+        reservation, _, block, *sub_block = name.split("/")
+        listing = f"sub-blocks list {reservation} --block-name {block}" if sub_block else f"blocks list {reservation}"
+        listed = f"`gcloud compute reservations {listing} --zone {settings.zone} --project {owner}` lists them"
+        return bad(f"{settings.zone} of project {owner} has no {name}", f"Correct {_KEY}: {listed}.")
+    found = answer.get("resource", {})
+    if (status := found.get("status", "READY")) != "READY":
+        return bad(f"{name} is {status}", "Wait until it is READY, or name another.")
+    if (count := int(found.get("count", 0))) < nodes:
+        return bad(f"{name} has {count} nodes, and max_nodes {nodes} of it", f"Lower max_nodes to {count}.")
+    return good(f"{name} has {count} nodes, {found.get('inUseCount', 0)} of them in use")
+
+
 def _reservation(settings: Settings, google: Google, given: str, nodes: int) -> Finding:
-    key, machine_type = "oasis:gpu.capacity[].reservation", settings.gpu.machine_type if settings.gpu else ""
-    owner, name = (given.split("/")[1], given.split("/")[3]) if "/" in given else (google.project, given)
+    machine_type = settings.gpu.machine_type if settings.gpu else ""
+    owner, name = _owner(google, given)
     found = google.get("compute", f"projects/{owner}/zones/{settings.zone}/reservations/{name}")
     if found is None:
         listed = f"`gcloud compute reservations list --project {owner}` lists them"
-        return bad(f"{settings.zone} of project {owner} has no reservation {name}", f"Correct {key}: {listed}.")
+        return bad(f"{settings.zone} of project {owner} has no reservation {name}", f"Correct {_KEY}: {listed}.")
     shared = found.get("shareSettings", {})
     if owner != google.project and shared.get("shareType", "LOCAL") == "LOCAL":
         return bad(f"reservation {name} is {owner}'s alone", f"Have it shared with {google.project}.")
@@ -66,7 +101,7 @@ def _reservation(settings: Settings, google: Google, given: str, nodes: int) -> 
         return unknown(f"reservation {name} does not say what it holds", "Look at it with its owner.")
     machine, count = held.get("instanceProperties", {}).get("machineType", machine_type), int(held.get("count", 0))
     if machine != machine_type:
-        return bad(f"reservation {name} is of {machine}", f"Name one of {machine_type} in {key}.")
+        return bad(f"reservation {name} is of {machine}", f"Name one of {machine_type} in {_KEY}.")
     if count < nodes:
         return bad(
             f"reservation {name} has {count} nodes, and max_nodes {nodes} of it",

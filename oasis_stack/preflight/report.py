@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from oasis_stack.command_line.offline import Registered
 from oasis_stack.live_state import RequestRefused
 from oasis_stack.preflight import access, organisation, places, quotas
 from oasis_stack.preflight.finding import Check, Finding
@@ -15,9 +17,12 @@ from oasis_stack.settings.schema import Settings
 _MARKS = {"good": "ok ", "bad": "NO ", "unknown": "?  ", "told": "-  "}
 
 
-def checks(apis: Iterable[str]) -> list[Check]:
-    """Every check that asks Google, in the order in which they are shown."""
-    used = frozenset(apis)
+def checks(program: Iterable[Registered]) -> list[Check]:
+    """Every check that asks Google, in the order in which they are shown. `program`: all that the stack registers."""
+    made = defaultdict[str, list[str]](list)
+    for one in program:
+        made[one.type].append(one.name)
+    used = frozenset(one.inputs["service"] for one in program if one.type == "gcp:projects/service:Service")
     return [
         Check(title="Project", look=access.project),
         Check(title="Billing", look=access.billing),
@@ -26,7 +31,7 @@ def checks(apis: Iterable[str]) -> list[Check]:
         Check(title="Grants", look=access.grants),
         Check(title="Machine types", look=places.machine_types),
         Check(title="RDMA network", look=places.rdma_network),
-        Check(title="Quotas", look=quotas.check),
+        Check(title="Quotas", look=partial(quotas.check, made=made)),
         Check(title="Reservations", look=places.reservations),
         Check(title="Keys", look=places.keys),
         Check(title="Secrets", look=places.secrets),
@@ -34,12 +39,14 @@ def checks(apis: Iterable[str]) -> list[Check]:
     ]
 
 
-def run(settings: Settings, apis: Iterable[str], say: Callable[[str], None], further: Sequence[Check] = ()) -> bool:
+def run(
+    settings: Settings, program: Iterable[Registered], say: Callable[[str], None], further: Sequence[Check] = ()
+) -> bool:
     """Ask, and say what was found; True if nothing is bad.
 
     Args:
         settings: of the stack.
-        apis: that it uses.
+        program: all that it registers.
         say: told of each finding.
         further: subjects that are looked at, too, and shown last.
     """
@@ -48,7 +55,7 @@ def run(settings: Settings, apis: Iterable[str], say: Callable[[str], None], fur
     found = {here.title: here.findings(settings, google)}
     say(f"asking Google about {settings.project}; nothing is changed")
     without = ""
-    asked = [*checks(apis), *further]
+    asked = [*checks(program), *further]
     try:
         with ThreadPoolExecutor(len(asked)) as pool:
             answers = list(pool.map(lambda check: check.findings(settings, google), asked))

@@ -1,11 +1,11 @@
-"""Quotas of Compute Engine that a stack's GPUs take at most."""
+"""Quotas of Compute Engine that a stack's nodes take at most."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from oasis_stack.facts.machine import Machine
+from oasis_stack.facts.machine import BOOT_DISK_GB, LOCAL_SSD_GB, Machine, general_purpose
 from oasis_stack.settings.schema import Settings
 
 
@@ -22,13 +22,66 @@ class Quota:
     region: str
     """Empty for the whole project."""
     most: int
-    """What the ladder asks for at most."""
+    """What the stack asks for at most."""
     what: str
+    """What of the stack asks for it."""
 
     @property
     def called(self) -> str:
         """Its name, as the page in the console has it, with its dimensions."""
         return ", ".join([self.quota, *(f"{key}={value}" for key, value in self.dimensions.items())])
+
+
+def of_nodes(settings: Settings) -> list[Quota]:
+    """Quotas of all nodes: of GPUs, boot disks and vCPUs.
+
+    Names in the Cloud Quotas API: GoogleCloudPlatform/gcpdiag (project quotas), and the words in which Compute Engine
+    refuses a disk, `limit name = SSD-TOTAL-GB-per-project-region`. Balanced disks count as SSD.
+    """
+    gpu, pools = settings.gpu, (settings.cluster.system_pool, settings.cluster.cpu_pool)
+    nodes = [(general_purpose(pool.machine_type), pool.max_nodes) for pool in pools]
+    vcpus = sum(machine.vcpus * most for machine, most in nodes)
+    disks = dict.fromkeys(_DISKS, 0)
+    for machine, most in [*nodes, *([(gpu.machine, gpu.max_nodes)] if gpu else [])]:
+        disks[machine.boot_disk_type] += most * BOOT_DISK_GB
+    return [
+        *of_gpus(settings),
+        *(
+            Quota(
+                quota=f"{metric.replace('_', '-')}-per-project-region",
+                metric=metric,
+                region=settings.region,
+                most=most,
+                what="GB of boot disks",
+            )
+            for metric, most in ((_DISKS[kind], most) for kind, most in disks.items())
+            if most
+        ),
+        Quota(
+            quota="CPUS-ALL-REGIONS-per-project",
+            metric="CPUS_ALL_REGIONS",
+            region="",
+            most=vcpus,
+            what="system and CPU pools; whether GPU nodes count, no public source says",
+        ),
+    ]
+
+
+def by_family(settings: Settings) -> dict[str, int]:
+    """What else GPU nodes take at most, by the metric of the Cloud Quotas API. Each has one limit for a family of
+    machines; what A3 Ultra's is called there, no public source says."""
+    gpu = settings.gpu
+    if gpu is None:
+        return {}
+    taken = {
+        "compute.googleapis.com/local_ssd_total_storage_per_vm_family": gpu.machine.local_ssds * LOCAL_SSD_GB,
+        "compute.googleapis.com/rdma_networking_cards_per_vm_family": gpu.machine.rdma_nics,
+    }
+    return {metric: each * gpu.max_nodes for metric, each in taken.items() if each}
+
+
+_DISKS = {"pd-balanced": "SSD_TOTAL_GB", "hyperdisk-balanced": "HDB_TOTAL_GB"}
+"""Metric of each kind of boot disk."""
 
 
 def of_gpus(settings: Settings) -> list[Quota]:

@@ -302,6 +302,21 @@ class Reservations(ComputeCollection):
     kind = "compute/reservation"
 
 
+class ReservationBlocks(ComputeCollection):
+    """`.../reservations/r/reservationBlocks/b`, likewise; an answer has it in an envelope."""
+
+    kind = "compute/reservationBlock"
+
+    def do_get(self, call: Call) -> Body:
+        return {"resource": self.shown(call, call.cloud.get(self.kind, call.name))}
+
+
+class ReservationSubBlocks(ReservationBlocks):
+    """`.../reservationBlocks/b/reservationSubBlocks/s`, likewise."""
+
+    kind = "compute/reservationSubBlock"
+
+
 _ADDRESSES = (Addresses.kind, GlobalAddresses.kind)
 
 COLLECTIONS = {
@@ -316,6 +331,8 @@ COLLECTIONS = {
     "compute.networks": Networks(),
     "compute.projects": Projects(),
     "compute.regions": Regions(),
+    "compute.reservationBlocks": ReservationBlocks(),
+    "compute.reservationSubBlocks": ReservationSubBlocks(),
     "compute.reservations": Reservations(),
     "compute.routers": Routers(),
     "compute.subnetworks": Subnetworks(),

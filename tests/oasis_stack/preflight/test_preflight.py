@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -37,19 +36,19 @@ FAMILY, PREEMPTIBLE = "GPUS-PER-GPU-FAMILY-per-project-region", "PREEMPTIBLE-NVI
 PAID = {"billingAccountName": f"billingAccounts/{ACCOUNT}"}
 HUB_SECRET = "projects/hub/secrets/token"
 NUMBERS = itertools.count(1)
-QUOTAS = {GPUS: 64, "GPUS_ALL_REGIONS": 64}
+DISKS = {"us-central1/HDB_TOTAL_GB": 800, "us-central1/SSD_TOTAL_GB": 700}
+OBJECTS = {"FIREWALLS": 2, "NETWORKS": 3, "ROUTERS": 1, "SUBNETWORKS": 10}
+QUOTAS = {GPUS: 64, "GPUS_ALL_REGIONS": 64, "CPUS_ALL_REGIONS": 56, **DISKS, **OBJECTS}
+BLOCK = "ours/reservationBlocks/b"
+SUB_BLOCK = f"{BLOCK}/reservationSubBlocks/s"
+IN_BLOCK = changed("oasis:gpu.capacity[0].reservation", BLOCK)
+IN_SUB_BLOCK = changed("oasis:gpu.capacity[0].reservation", SUB_BLOCK)
 
 
 @pytest.fixture(scope="module")
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
     with served(tmp_path_factory.mktemp("google")) as google:
         yield google
-
-
-@functools.cache
-def apis_of(config: str) -> list[str]:
-    services = deploy_stack(json.loads(config))
-    return [found.inputs["service"] for found in services if found.type == "gcp:projects/service:Service"]
 
 
 class Project:
@@ -59,8 +58,9 @@ class Project:
         self.cloud, self.name = google.cloud, name
         self.config = {**config, "gcp:project": name}
         self.settings = parse(from_config(self.config))
-        self.apis = apis_of(json.dumps(config))
-        for api in {*self.apis, *(f"{api}.googleapis.com" for api in ASKED)}:
+        self.program = deploy_stack(config)
+        apis = {one.inputs["service"] for one in self.program if one.type == "gcp:projects/service:Service"}
+        for api in {*apis, *(f"{api}.googleapis.com" for api in ASKED)}:
             enable(self.cloud, api, name)
         enable(self.cloud, "cloudkms.googleapis.com", "keys")
         enable(self.cloud, "secretmanager.googleapis.com", "hub")
@@ -73,6 +73,8 @@ class Project:
         self.quota(FAMILY, 16, gpu_family="NVIDIA_H200", region="us-central1")
         self.quota(PREEMPTIBLE, 64)
         self.reservation()
+        self.block()
+        self.block(SUB_BLOCK)
         set_identity(self.cloud, Identity(project=name, zone="us-central1-b", principal=CALLER))
 
     def facts(self, **facts: object) -> None:
@@ -96,8 +98,11 @@ class Project:
         rows = [{"dimensions": dimensions, "details": {"value": str(value)}, "applicableLocations": ["us-central1"]}]
         # The general row stands last, and is not meant where the specific one fits.
         rows.append({"details": {"value": "0"}, "applicableLocations": ["us-central1"]})
-        name = f"projects/{self.name}/locations/global/services/compute.googleapis.com/quotaInfos/{quota}"
+        name = self.quota_name(quota)
         self.cloud.put("cloudquotas/quotaInfo", name, {"name": name, "quotaId": quota, "dimensionsInfos": rows})
+
+    def quota_name(self, quota: str) -> str:
+        return f"projects/{self.name}/locations/global/services/compute.googleapis.com/quotaInfos/{quota}"
 
     def reservation(self, **changes: object) -> None:
         name = f"projects/{self.name}/zones/us-central1-b/reservations/ours"
@@ -105,12 +110,21 @@ class Project:
         body = {"name": "ours", "status": "READY", "specificReservation": {**held, **changes}}
         self.cloud.put("compute/reservation", name, body)
 
+    def block(self, name: str = BLOCK, **changes: object) -> None:
+        kind = "compute/reservationSubBlock" if name == SUB_BLOCK else "compute/reservationBlock"
+        full = f"projects/{self.name}/zones/us-central1-b/reservations/{name}"
+        self.cloud.put(kind, full, {"status": "READY", "count": 2, "inUseCount": 0, **changes})
+
+    def networks(self, *names: str) -> None:
+        for name in names:
+            self.cloud.put("compute/network", f"projects/{self.name}/global/networks/{name}", {"name": name})
+
     def policy(self, constraint: str, **rule: object) -> None:
         self.cloud.put("orgpolicy/policy", f"projects/{self.name}/policies/{constraint}", {"rules": [rule]})
 
     def findings(self) -> tuple[bool, list[str]]:
         said: list[str] = []
-        return report.run(self.settings, self.apis, said.append), said
+        return report.run(self.settings, self.program, said.append), said
 
 
 @pytest.fixture
@@ -129,6 +143,8 @@ def project(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         FULL,
         BUDGET,
         BALANCED,
+        IN_BLOCK,
+        IN_SUB_BLOCK,
         changed("oasis:gpu", None),
         changed("oasis:build.peered", True),
         changed("oasis:cluster.secrets_encryption_key", KEY),
@@ -191,24 +207,58 @@ DEFECTS = {
     ),
     "too few preemptible GPUs": Defect(
         lambda it: (it.limits(quotas={**QUOTAS, GPUS: 8}), it.quota(PREEMPTIBLE, 8)),
-        f"{PREEMPTIBLE} is 8 in us-central1, and the ladder takes 48",
+        f"{PREEMPTIBLE} is 8 in us-central1, and the stack takes 48",
     ),
     "too few GPUs, as one API says": Defect(
         lambda it: it.limits(quotas={**QUOTAS, GPUS: 8}), "Compute Engine says 8, Cloud Quotas says 64"
     ),
     "too few GPUs, as the other says": Defect(
-        lambda it: it.quota(PREEMPTIBLE, 0), "is 0 in us-central1, and the ladder takes 48"
+        lambda it: it.quota(PREEMPTIBLE, 0), "is 0 in us-central1, and the stack takes 48"
     ),
     "too few reserved GPUs": Defect(
         lambda it: it.quota(FAMILY, 8, gpu_family="NVIDIA_H200", region="us-central1"),
-        f"{FAMILY}, gpu_family=NVIDIA_H200 is 8 in us-central1, and the ladder takes 16",
+        f"{FAMILY}, gpu_family=NVIDIA_H200 is 8 in us-central1, and the stack takes 16",
     ),
     "reserved GPUs of another family": Defect(
         lambda it: it.quota(FAMILY, 64, gpu_family="NVIDIA_H100", region="us-central1"), "NVIDIA_H200 is 0"
     ),
     "too few GPUs in all": Defect(
         lambda it: it.limits(quotas={**QUOTAS, "GPUS_ALL_REGIONS": 0}),
-        "GPUS-ALL-REGIONS-per-project is 0, and the ladder takes 64",
+        "GPUS-ALL-REGIONS-per-project is 0, and the stack takes 64",
+    ),
+    **{
+        f"too few {quota.rpartition('/')[2]}": Defect(
+            lambda it, quota=quota: it.limits(quotas={**QUOTAS, quota: QUOTAS[quota] - 1}),
+            f"is {QUOTAS[quota] - 1} in us-central1, and the stack takes {QUOTAS[quota]} (GB of boot disks)",
+        )
+        for quota in DISKS
+    },
+    "too few vCPUs": Defect(
+        lambda it: it.limits(quotas={**QUOTAS, "CPUS_ALL_REGIONS": 12}),
+        "CPUS-ALL-REGIONS-per-project is 12, and the stack takes 56",
+    ),
+    **{
+        f"too few {quota}": Defect(
+            lambda it, quota=quota: it.limits(quotas={**QUOTAS, quota: OBJECTS[quota] - 1}),
+            f"{quota} is {OBJECTS[quota] - 1}, of which 0 are in use; the stack makes {OBJECTS[quota]}",
+        )
+        for quota in OBJECTS
+    },
+    "networks that others have": Defect(
+        lambda it: it.networks("default", "network-1234567"),
+        "NETWORKS is 3, of which 2 are in use; the stack makes 3",
+    ),
+    "no such block": Defect(
+        lambda it: it.cloud.delete(
+            "compute/reservationBlock", f"projects/{it.name}/zones/us-central1-b/reservations/{BLOCK}"
+        ),
+        f"has no {BLOCK}",
+        IN_BLOCK,
+    ),
+    "a small block": Defect(lambda it: it.block(count=1), f"{BLOCK} has 1 nodes, and max_nodes 2 of it", IN_BLOCK),
+    "a block on its way": Defect(lambda it: it.block(status="CREATING"), f"{BLOCK} is CREATING", IN_BLOCK),
+    "a small sub-block": Defect(
+        lambda it: it.block(SUB_BLOCK, count=1), f"{SUB_BLOCK} has 1 nodes, and max_nodes 2 of it", IN_SUB_BLOCK
     ),
     "no such reservation": Defect(
         lambda it: it.cloud.delete("compute/reservation", f"projects/{it.name}/zones/us-central1-b/reservations/ours"),
@@ -328,6 +378,31 @@ def test_a_location_is_allowed_as_google_writes_it(
     _, said = judged.findings()
     [told] = said[said.index("\nOrganisation policies") + 1 :][:1]
     assert told.startswith(f"  {mark}  the policy gcp.resourceLocations" if mark else "  ok"), told
+
+
+def test_a_stack_that_is_up_is_not_told_to_ask_for_what_it_holds(
+    project: Callable[[Mapping[str, Any]], Project],
+) -> None:
+    made = project(FULL)
+    made.networks("network-1234567", "rdma-gvnic-1234567", "rdma-rdma-1234567")
+    fine, said = made.findings()
+    text = "\n".join(said)
+    assert (
+        fine and "?   NETWORKS is 3, of which 3 are in use; the stack makes 3, and there are 3 of these names" in text
+    )
+
+
+def test_limits_of_a_family_of_machines_are_told(project: Callable[[Mapping[str, Any]], Project]) -> None:
+    wide = project(FULL)
+    wide.quota("SSD", 12000, vm_family="A3", region="us-central1")
+    info = wide.cloud.get("cloudquotas/quotaInfo", wide.quota_name("SSD"))
+    metric = "compute.googleapis.com/local_ssd_total_storage_per_vm_family"
+    wide.cloud.put(info.kind, info.name, {**info.body, "metric": metric})
+    _, said = wide.findings()
+    assert (
+        "  -   local_ssd_total_storage_per_vm_family is 12000 for A3, 0 for all; GPU nodes take 96000, of a family "
+        "that no public source names"
+    ) in said
 
 
 def test_of_several_reservations_one_that_cannot_be_seen_hides_no_other(
