@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google.api_core import exceptions
-from google.cloud import compute_v1
+from google.cloud import cloudquotas_v1, compute_v1
 from google.oauth2.credentials import Credentials
 from googleapiclient.discovery import build
 from googleapiclient.errors import HttpError
@@ -216,3 +216,22 @@ def test_quotas_are_kept_and_shown(google_cloud: Google, compute: Any, own: dict
         ]
     finally:
         limits.unlink()
+
+
+def test_google_s_own_client_reads_the_quotas_that_compute_engine_does_not_list(
+    google_cloud: Google, own: dict[str, Any]
+) -> None:
+    enable(google_cloud.cloud, "cloudquotas.googleapis.com")
+    parent = f"projects/{PROJECT}/locations/global/services/compute.googleapis.com"
+    family = {"gpu_family": "NVIDIA_H200", "region": "us-central1"}
+    rows = [{"dimensions": family, "details": {"value": "16"}, "applicableLocations": ["us-central1"]}]
+    for quota in ("GPUS-PER-GPU-FAMILY-per-project-region", "NETWORKS-per-project"):
+        body = {"name": f"{parent}/quotaInfos/{quota}", "quotaId": quota, "dimensionsInfos": rows}
+        google_cloud.cloud.put("cloudquotas/quotaInfo", body["name"], body)
+
+    client = cloudquotas_v1.CloudQuotasClient(transport="rest", **own)
+    first, _ = client.list_quota_infos(parent=parent)
+
+    assert first.quota_id == "GPUS-PER-GPU-FAMILY-per-project-region"
+    (row,) = first.dimensions_infos
+    assert (dict(row.dimensions), row.details.value) == (family, 16)
