@@ -377,13 +377,16 @@ def test_a_cluster_s_ray_of_another_version_is_told_with_both_and_exit_code_8(
     assert [(request.path, request.headers["Authorization"]) for request in asked] == [("/api/version", "Bearer right")]
 
 
-def test_a_stack_s_forecast_is_a_line_for_each_rung_and_fails_nothing(
+def test_a_stack_s_forecast_is_a_line_for_each_rung_and_only_a_wrong_stack_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", {"python": doctor.CHECKS["python"]})
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-    for stack, said in (("local", "Google was asked nothing: no Google credentials"), ("nowhere", "no stack file")):
-        assert command_line.main(["doctor", "--stack", stack]) == 0
+    for stack, code, said in (
+        ("local", 0, "Google was asked nothing: no Google credentials"),
+        ("nowhere", PlaceError.exit_code, "no stack file"),
+    ):
+        assert command_line.main(["doctor", "--stack", stack]) == code
         assert said in capsys.readouterr().out
     monkeypatch.setattr(forecast, "CHECKOUT", tmp_path)
     assert command_line.main(["doctor", "--json", "--stack", "local"]) == 0

@@ -7,16 +7,17 @@ instead of passing.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from workloads.doctor import access, cluster, hardware, software
 from workloads.doctor.finding import Doubtful, Finding, NotHere, Subject
 from workloads.environment import ClusterEnvironment, variable
-from workloads.errors import EXIT_OK, AuthError, PlaceError, WorkloadError
+from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError, WorkloadError
 from workloads.jobs import forecast
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
@@ -58,17 +59,17 @@ def run_doctor(args: argparse.Namespace) -> int:
         0 where none failed, 7 where only tokens, keys and permissions did, else 8.
     """
     place = this_place(os.environ)
-    failed: list[Finding] = []
-    for name, check in CHECKS.items():
-        finding = examine(name, check, place)
+    findings: list[Finding] = []
+    for finding in itertools.chain(
+        (examine(name, check, place) for name, check in CHECKS.items()), expected(args.stack) if args.stack else ()
+    ):
         _show(finding, args.json)
-        failed += [finding] if finding.outcome == "fail" else []
-    for finding in expected(args.stack) if args.stack else ():
-        _show(finding, args.json)
+        findings.append(finding)
+    failed = [finding for finding in findings if finding.outcome == "fail"]
     if not failed:
         return EXIT_OK
     if not args.json:
-        print(f"\n{len(failed)} of {len(CHECKS)} checks failed", file=sys.stderr)
+        print(f"\n{len(failed)} of {len(findings)} checks failed", file=sys.stderr)
     return AuthError.exit_code if all(finding.authentication for finding in failed) else PlaceError.exit_code
 
 
@@ -91,12 +92,14 @@ def examine(name: str, check: Callable[[Subject], str], place: Subject) -> Findi
         return Finding(check=name, outcome="fail", found=found, remedy=software.MAKE_IMAGE)
 
 
-def expected(stack: str) -> list[Finding]:
-    """The forecast of a stack's nodes, a line each; that there is none fails nothing."""
+def expected(stack: str) -> Iterator[Finding]:
+    """The forecast of a stack's nodes, a line each; only a stack file that is wrong, or is not there, fails."""
     try:
-        return [Finding(check="forecast", outcome="ok", found=line) for line in forecast.lines(stack)]
+        for line in forecast.lines(stack):
+            yield Finding(check="forecast", outcome="ok", found=line)
     except WorkloadError as problem:
-        return [Finding(check="forecast", outcome="warn", found=problem.problem, remedy=problem.remedy)]
+        outcome = "fail" if isinstance(problem, UsageError) else "warn"
+        yield Finding(check="forecast", outcome=outcome, found=problem.problem, remedy=problem.remedy)
 
 
 def this_place(variables: Mapping[str, str]) -> Subject:
