@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.test_train import Bench, run_python, survivors, until
@@ -69,20 +70,24 @@ def test_a_killed_decoder_and_a_killed_rank_cost_a_restart_and_ctrl_c_leaves_no_
         until(lambda: len(named("multiprocessing.forkserver")) >= 2 * (1 + each), process)
         return named("multiprocessing.forkserver")
 
-    decoders = decoding(2)  # those of validation come after an epoch: nothing has been reported yet
-    os.kill(max(decoders), signal.SIGKILL)
-    until(lambda: len(bench.resumed("streamed")) == 2, process)
-    assert survivors(decoders) == {}
+    def goes_on() -> None:
+        """Wait until the run has a newer checkpoint, with which its history is stored, too."""
+        before = bench.checkpoints("streamed")[-1:]
+        until(lambda: bench.checkpoints("streamed")[-1:] > before, process)
 
-    before = bench.checkpoints("streamed")[-1]
-    until(lambda: bench.checkpoints("streamed")[-1] > before, process)
+    decoders = decoding(2)  # those of validation come after an epoch: nothing has been reported yet, nor stored
+    servers = {psutil.Process(pid).ppid() for pid in decoders}
+    os.kill(next(pid for pid in decoders if pid not in servers), signal.SIGKILL)
+    until(lambda: decoders.keys().isdisjoint(named("multiprocessing.forkserver")), process)
+
+    goes_on()
+    starts = len(bench.resumed("streamed"))
     decoders = decoding(4)
     os.kill(min(named("RayTrainWorker")), signal.SIGKILL)
-    until(lambda: len(bench.resumed("streamed")) == 3, process)
+    until(lambda: len(bench.resumed("streamed")) == starts + 1, process)
     assert survivors(decoders) == {}
 
-    before = bench.checkpoints("streamed")[-1]
-    until(lambda: bench.checkpoints("streamed")[-1] > before, process)
+    goes_on()
     family = descendants(process.pid)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=400)

@@ -137,7 +137,9 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str], secon
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, f"ended early with {process.returncode}:\n{process.communicate()[0]}"
-        assert time.monotonic() < deadline, "it took too long"
+        if time.monotonic() > deadline:
+            process.send_signal(signal.SIGINT)
+            raise AssertionError(f"it took too long:\n{process.communicate(timeout=60)[0]}")
         time.sleep(0.1)
 
 
