@@ -2,11 +2,11 @@
 
 The real Kueue on the emulated platform, each part on one of its own. `orders`: gangs of two nodes, while Google gives
 nodes, refuses, ends a booking or takes nodes back in a random order; none may be placed by halves, which is judged by
-the API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota
-and priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `scale`: many
-jobs of two nodes at once, in queues of different sizes, with each step of each job timed, as a table and a plot. Times
-are those of this machine, and of an emulated Google that brings nodes within a second. Each part is written as soon as
-it is done.
+the API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota and
+priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `ledger`: what
+trainings of one node say that they used, beside the lives of their nodes. `scale`: many jobs of two nodes at once, in
+queues of different sizes, with each step of each job timed, as a table and a plot. Times are those of this machine, and
+of an emulated Google that brings nodes within a second. Each part is written as soon as it is done.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gang_trials import destroys, orders, scale, stage, teams
+from benchmarks.gang_trials import destroys, ledger, orders, scale, stage, teams
 from benchmarks.harness import command
 from benchmarks.harness.figures import Record, conditions, read, today, write
 
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 
 PLOT = RESULTS.parents[1] / "docs" / "queue.png"
 
-PARTS = ("orders", "teams", "destroys", "scale")
+PARTS = ("orders", "teams", "destroys", "ledger", "scale")
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -33,6 +33,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--gangs", type=int, default=300, metavar="N", help="gangs of `orders` (300)")
     parser.add_argument("--jobs", type=int, default=50, metavar="N", help="jobs of `teams` (50)")
     parser.add_argument("--destroys", type=int, default=50, metavar="N", help="destroys of `destroys` (50)")
+    parser.add_argument("--trainings", type=int, default=6, metavar="N", help="trainings of `ledger` (6)")
     parser.add_argument(
         "--nodes", type=int, nargs="+", default=[10, 100, 1000], metavar="N", help="sizes of `scale` (10 100 1000)"
     )
@@ -44,6 +45,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "orders": (orders.SETTINGS, orders.WATCHED, orders.measure, chosen.gangs),
         "teams": (teams.SETTINGS, teams.WATCHED, teams.measure, chosen.jobs),
         "destroys": (destroys.SETTINGS, (), destroys.measure, chosen.destroys),
+        "ledger": (ledger.SETTINGS, ledger.WATCHED, ledger.measure, chosen.trainings),
     }
     found: Record = read(chosen.results) | {"conditions": conditions()}
     wrong: list[str] = []
