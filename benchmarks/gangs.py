@@ -6,7 +6,8 @@ the API server's own record of what happened. `teams`: jobs of three teams over 
 priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `ledger`: what
 trainings of one node say that they used, beside the lives of their nodes. `scale`: many jobs of two nodes at once, in
 queues of different sizes, with each step of each job timed, as a table and a plot. Times are those of this machine, and
-of an emulated Google that brings nodes within a second. Each part is written as soon as it is done.
+of an emulated Google that brings nodes within a second. Each part is written as soon
+as it is done, each of the `destroys` at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.gang_trials import destroys, ledger, orders, scale, stage, teams
 from benchmarks.harness import command
-from benchmarks.harness.figures import Record, conditions, read, today, write
+from benchmarks.harness.figures import Record, conditions, read, say, today, write
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -32,7 +33,13 @@ def main(given: Sequence[str] | None = None) -> int:
     command.add_parts(parser, PARTS)
     parser.add_argument("--gangs", type=int, default=300, metavar="N", help="gangs of `orders` (300)")
     parser.add_argument("--jobs", type=int, default=50, metavar="N", help="jobs of `teams` (50)")
-    parser.add_argument("--destroys", type=int, default=50, metavar="N", help="destroys of `destroys` (50)")
+    parser.add_argument(
+        "--destroys",
+        type=int,
+        default=50,
+        metavar="N",
+        help="destroys of `destroys`, those of an earlier run included (50)",
+    )
     parser.add_argument("--trainings", type=int, default=6, metavar="N", help="trainings of `ledger` (6)")
     parser.add_argument(
         "--nodes", type=int, nargs="+", default=[10, 100, 1000], metavar="N", help="sizes of `scale` (10 100 1000)"
@@ -44,14 +51,14 @@ def main(given: Sequence[str] | None = None) -> int:
     measures = {
         "orders": (orders.SETTINGS, orders.WATCHED, orders.measure, chosen.gangs),
         "teams": (teams.SETTINGS, teams.WATCHED, teams.measure, chosen.jobs),
-        "destroys": (destroys.SETTINGS, (), destroys.measure, chosen.destroys),
         "ledger": (ledger.SETTINGS, ledger.WATCHED, ledger.measure, chosen.trainings),
     }
+    wholes = {"destroys": _destroys, "scale": _scale}
     found: Record = read(chosen.results) | {"conditions": conditions()}
     wrong: list[str] = []
     for part in chosen.parts or PARTS:
-        if part == "scale":
-            wrong += _scale(chosen, found)
+        if part in wholes:
+            wrong += wholes[part](chosen, found)
             continue
         settings, watched, measure, count = measures[part]
         with stage.running(settings, watched) as platform:
@@ -59,6 +66,20 @@ def main(given: Sequence[str] | None = None) -> int:
         wrong += problems
         write(chosen.results, found)
     return command.conclude(chosen.results, found, wrong)
+
+
+def _destroys(chosen: argparse.Namespace, found: Record) -> list[str]:
+    """Destroy as often as is missing to the number asked for, and keep each; returns what is wrong."""
+    known = found.get("destroys", {}).get("each", [])
+    each = [one for one in known if one["seed"] == chosen.seed and not one["wrong"]][: chosen.destroys]
+    if len(each) < chosen.destroys:
+        with stage.running(destroys.SETTINGS, ()) as platform:
+            for one in destroys.trials(platform, range(len(each), chosen.destroys), chosen.seed):
+                each.append(one)
+                found["destroys"] = destroys.summary(each)
+                write(chosen.results, found)
+                say(f"{len(each)} of {chosen.destroys} destroys, the last in {one.get('seconds', 0):.0f} s")
+    return [problem for one in each for problem in one["wrong"]]
 
 
 def _scale(chosen: argparse.Namespace, found: Record) -> list[str]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from benchmarks.gang_trials.stage import KUEUE, Stage, conditions, holds
 from benchmarks.harness import figures
-from benchmarks.harness.figures import median_and_range, say, today
+from benchmarks.harness.figures import median_and_range, today
 from emulator import lifecycle
 from emulator.google.cloud import Cloud
 from emulator.machine.state import EmulatorError
@@ -21,31 +22,43 @@ MOST_JOBS, MOST_SECONDS = 6, 10.0
 """Jobs of a destroy, and how long they have until it begins."""
 
 
-def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[str]]:
-    """(what the jobs were at when a destroy began, and how long it took; what failed or stayed)"""
+def trials(stage: Stage, numbers: range, seed: int) -> Iterator[figures.Record]:
+    """Destroy the stack once for each number, each with jobs of its own, and make it again between two of them.
+
+    Yields:
+        What the jobs were at when a destroy began, how long it took, and what failed or stayed, after which there is
+        no further one.
+    """
     cloud, engine = Cloud(stage.state.directory), lifecycle.engine(stage.state, lambda _line: None, SETTINGS)
-    met, seconds, wrong = Counter[str](), list[float](), list[str]()
-    for number in range(count):
-        if number:
+    for number in numbers:
+        if number != numbers.start:
             lifecycle.deploy(stage.state, engine, lambda _line: None)
-        chance = random.Random(f"{seed} {number}")
-        _make_jobs(stage, chance)
-        met += states(stage)
-        begun = time.monotonic()
+        _make_jobs(stage, random.Random(f"{seed} {number}"))
+        met, begun = states(stage), time.monotonic()
         try:
             lifecycle.destroy(stage.state, engine, lambda _line: None)
         except EmulatorError as error:
-            wrong.append(f"destroy {number}: {error}")
-            break
-        seconds.append(time.monotonic() - begun)
-        inventory = cloud.inventory()
-        wrong += [f"destroy {number} left {one.kind} {one.name}" for one in inventory.other]
+            yield {"number": number, "seed": seed, "jobs": dict(met), "wrong": [f"destroy {number}: {error}"]}
+            return
+        seconds, inventory = round(time.monotonic() - begun, 2), cloud.inventory()
+        left = [f"destroy {number} left {one.kind} {one.name}" for one in inventory.other]
+        yield {"number": number, "seed": seed, "jobs": dict(met), "seconds": seconds, "wrong": left}
         for one in inventory.kept:  # the next stack begins without
             if not one.kind.startswith("serviceusage/") and cloud.find(one.kind, one.name):
                 cloud.delete(one.kind, one.name)
-        say(f"{number + 1} of {count} destroys, the last in {seconds[-1]:.0f} s")
-    found = {"date": today(), "destroys": len(seconds), "left or failed": len(wrong), "jobs": dict(met)}
-    return {**found, "seconds each": median_and_range(seconds) if seconds else {}}, wrong
+
+
+def summary(each: Sequence[figures.Record]) -> figures.Record:
+    """All trials as figures, and one by one, from which a later run goes on."""
+    seconds = [one["seconds"] for one in each if "seconds" in one]
+    return {
+        "date": today(),
+        "destroys": len(seconds),
+        "left or failed": sum(len(one["wrong"]) for one in each),
+        "jobs": dict(sum((Counter(one["jobs"]) for one in each), Counter[str]())),
+        "seconds each": median_and_range(seconds) if seconds else {},
+        "each": list(each),
+    }
 
 
 def _make_jobs(stage: Stage, chance: random.Random) -> None:
