@@ -31,7 +31,6 @@ from emulator.google import faults
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, State
-from workloads.errors import EXIT_INTERRUPTED
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -160,7 +159,6 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order (1)")
     chosen = parser.parse_args(given)
     lives: list[Record] = read(chosen.results).get("lives", [])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))  # the platform ends with this command
     with tempfile.TemporaryDirectory(prefix="oasis-interruptions-") as folder:
         state = State(Path(folder) / ".oasis")
         try:

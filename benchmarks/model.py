@@ -18,7 +18,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -43,7 +42,6 @@ from emulator.rest import cloud_server
 from tests.emulator.one_process import Cut, Killed, OneProcess
 from tests.emulator.provider_client import Failed
 from tests.support.legal_stacks import ladders_of_rungs
-from workloads.errors import EXIT_INTERRUPTED
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -301,7 +299,6 @@ def main(given: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore", DeprecationWarning)  # of the SDK's own modules
     lives: list[Record] = read(chosen.results).get("lives", [])
     missing = sorted({*range(chosen.engine_schedules)} - {one["number"] for one in lives if one["seed"] == chosen.seed})
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))  # the platform ends with this command
     with tempfile.TemporaryDirectory(prefix="oasis-model-") as folder:
         state = State(Path(folder) / ".oasis")
         try:

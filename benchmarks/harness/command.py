@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from benchmarks.harness import figures
 from benchmarks.harness.figures import Record
-from workloads import closed_pipe
+from workloads import closed_pipe, interruption
 from workloads.errors import EXIT_INTERRUPTED, WorkloadError
 
 
@@ -79,5 +79,6 @@ def exit_code(main: Callable[[], int]) -> int:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """End this process as the benchmark ends."""
+    """End this process as the benchmark ends, with all that it started also where SIGTERM ends it."""
+    interruption.install()
     sys.exit(closed_pipe.run(lambda: exit_code(main)))

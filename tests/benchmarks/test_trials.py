@@ -1,13 +1,31 @@
-"""Trials that are kept between invocations of a benchmark."""
+"""Trials that are kept between invocations of a benchmark, and how one ends."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import collectives
 from benchmarks.harness.trials import Trials
+from emulator.machine.state import CHECKOUT
+from workloads.errors import EXIT_INTERRUPTED
+
+MEASURING = """
+import signal, time
+from benchmarks.harness import command
+def main():
+    try:
+        print("begun", flush=True)
+        time.sleep(600)
+    finally:
+        print("cleaned up", flush=True)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+command.run(main)
+"""
+"""As a shell without job control starts it in the background: with SIGINT ignored."""
 
 
 def test_a_mistyped_part_costs_no_kept_trial_and_fresh_forgets_them(
@@ -26,3 +44,12 @@ def test_a_mistyped_part_costs_no_kept_trial_and_fresh_forgets_them(
 
     collectives.main([*results, "--fresh", "kills"])
     assert trials.kept() == []
+
+
+def test_a_benchmark_that_is_terminated_cleans_up_also_in_the_background() -> None:
+    command = [sys.executable, "-c", MEASURING]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout and benchmark.stdout.readline() == "begun\n"
+        benchmark.terminate()
+        assert benchmark.stdout.read() == "cleaned up\n"
+    assert benchmark.returncode == EXIT_INTERRUPTED
