@@ -10,7 +10,8 @@ from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
 
 Verdict = Literal["good", "bad", "unknown", "told"]
-"""`bad`: `up` would fail, or wait in vain; `unknown`: Google did not say; `told`: nothing that `up` depends on."""
+"""`bad`: `up` would fail, or wait in vain; `unknown`: what Google said does not tell; `told`: nothing that `up` depends
+on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ def bad(what: str, remedy: str) -> Finding:
 
 
 def unknown(what: str, remedy: str) -> Finding:
-    """Google did not say."""
+    """What Google said, or did not say, does not tell."""
     return Finding(verdict="unknown", what=what, remedy=remedy)
 
 

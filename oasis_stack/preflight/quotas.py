@@ -100,7 +100,7 @@ def _objects(google: Google, quota: Mapping[str, Any], names: Sequence[str], pat
     ask = f"Ask for more at {_PAGE}, or delete what is not needed."
     listed = [str(one["name"]) for one in google.list("compute", f"projects/{google.project}/{path}", "items")]
     own = [name for name in names if any(re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{7}}", one) for one in listed)]
-    if len(own) == len(names):
+    if own and limit >= used + len(names) - len(own):
         return unknown(f"{what}, and there are {len(own)} of these names", f"If they are another stack's: {ask}")
     return bad(what, ask)
 

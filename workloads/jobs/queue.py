@@ -102,6 +102,7 @@ def judge(workload: Body, everyone: Iterable[Body]) -> Standing:
         everyone: all of the namespace, for who is ahead.
     """
     conditions, checks = _conditions(workload), workload.get("status", {}).get("admissionChecks") or ()
+    # A check is rejected once Google has given up a request, and also when it takes the nodes back (CapacityRevoked).
     rejected = [check for check in checks if check["state"] == "Rejected"]
     evicted = conditions.get("Evicted", {})
     if rejected or workload["spec"].get("active") is False:
