@@ -6,8 +6,8 @@ the API server's own record of what happened. `teams`: jobs of three teams over 
 priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `ledger`: what
 trainings of one node say that they used, beside the lives of their nodes. `scale`: many jobs of two nodes at once, in
 queues of different sizes, with each step of each job timed, as a table and a plot. Times are those of this machine, and
-of an emulated Google that brings nodes within a second. Each part is written as soon
-as it is done, each of the `destroys` at once.
+of an emulated Google that brings nodes within a second. Each part is written as soon as it is done, and each of the
+`destroys`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(given: Sequence[str] | None = None) -> int:
 def _destroys(chosen: argparse.Namespace, found: Record) -> list[str]:
     """Destroy as often as is missing to the number asked for, and keep each; returns what is wrong."""
     known = found.get("destroys", {}).get("each", [])
-    each = [one for one in known if one["seed"] == chosen.seed and not one["wrong"]][: chosen.destroys]
+    each = [one for one in known if one["seed"] == chosen.seed][: chosen.destroys]
     if len(each) < chosen.destroys:
         with stage.running(destroys.SETTINGS, ()) as platform:
             for one in destroys.trials(platform, range(len(each), chosen.destroys), chosen.seed):

@@ -49,11 +49,12 @@ def left(settings: Settings, google: Google) -> list[Held]:
         infos = _cloud_quotas(google)
     except UnseenError:
         infos = []
-    return [held for held in _held(wanted, google, infos) if held.said]
+    return [held for held in _held(wanted, _compute(google, settings.region), infos) if held.said]
 
 
-def _held(wanted: Sequence[Quota], google: Google, infos: Iterable[Mapping[str, Any]]) -> Iterator[Held]:
-    compute = {region: _compute(google, region) for region in {quota.region for quota in wanted}}
+def _held(
+    wanted: Sequence[Quota], compute: Mapping[str, Mapping[str, Any]], infos: Iterable[Mapping[str, Any]]
+) -> Iterator[Held]:
     listed = {info["quotaId"]: info for info in infos}
     for quota in wanted:
         own, info = compute[quota.region].get(quota.metric), listed.get(quota.quota)
@@ -78,16 +79,16 @@ def check(settings: Settings, google: Google, made: Mapping[str, Sequence[str]])
     except UnseenError as unseen:
         infos = []
         yield unanswered(unseen)
-    for found in _held(of_nodes(settings), google, infos):
+    compute = _compute(google, settings.region)
+    for found in _held(of_nodes(settings), compute, infos):
         yield from _judged(found)
     for metric, most in by_family(settings).items():
         rows = [row for info in infos if info.get("metric") == metric for row in info.get("dimensionsInfos", [])]
         if said := [_row(row) for row in rows if _is_here(settings.region, row)]:
             name = metric.rpartition("/")[2]
             yield told(f"{name} is {', '.join(said)}; GPU nodes take {most}, of a family that no public source names")
-    compute = _compute(google, "")
     for token, (metric, path) in _OBJECTS.items():
-        names, quota = made.get(token, ()), compute.get(metric)
+        names, quota = made.get(token, ()), compute[""].get(metric)
         if names and quota:
             yield _objects(google, quota, names, path.format(region=settings.region))
 
@@ -158,8 +159,13 @@ def _row(row: Mapping[str, Any]) -> str:
 
 
 def _compute(google: Google, region: str) -> dict[str, dict[str, Any]]:
-    path = f"projects/{google.project}" + (f"/regions/{region}" if region else "")
-    return {quota["metric"]: quota for quota in (google.get("compute", path) or {}).get("quotas", [])}
+    """Quotas of a region and, under an empty name, of the whole project, each by its metric."""
+    project = f"projects/{google.project}"
+    answers = {"": google.get("compute", project), region: google.get("compute", f"{project}/regions/{region}")}
+    return {
+        place: {quota["metric"]: quota for quota in (answer or {}).get("quotas", [])}
+        for place, answer in answers.items()
+    }
 
 
 def _cloud_quotas(google: Google) -> list[dict[str, Any]]:
