@@ -175,7 +175,7 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     assert survivors(family) == {}
 
     before = bench.checkpoints("digits")[-1]
-    third = bench.start("digits")
+    third = bench.start("digits", OASIS_SUBMITTED_WITH="--ray-job")  # on nodes of its own
     until(lambda: bench.checkpoints("digits")[-1] > before, third)
     workers = [pid for pid, line in descendants(third.pid).items() if "RayTrainWorker" in line]
     assert len(workers) == 2
@@ -199,6 +199,8 @@ def test_a_run_survives_ctrl_c_a_killed_driver_and_a_killed_worker_and_reaches_9
     for name in ("curve.png", "metrics.jsonl", "summary.json", "table.txt"):
         assert (kept / "results" / name).read_bytes() == (results / name).read_bytes()
     assert len(bench.checkpoints("digits")) <= 3
+    of_third, after_kill = cost.stays(locate(kept))[-2:]
+    assert of_third.ended <= after_kill.began < of_third.ended + 1, "what a restart takes is paid for, once"
 
 
 def test_a_run_stops_with_a_checkpoint_when_its_budget_is_spent_and_goes_on_with_a_higher_one(bench: Bench) -> None:
@@ -219,11 +221,15 @@ def test_a_run_stops_with_a_checkpoint_when_its_budget_is_spent_and_goes_on_with
     assert again.returncode == 10, said
     assert "run dear has cost" in said and "starting Ray" not in said
 
-    more = bench.start("dear", "--epochs", "1", "--workers", "2", "--max-usd", "10000", **price)
+    alone = {**price, "OASIS_SUBMITTED_WITH": "--queue --nodes 1"}
+    more = bench.start("dear", "--epochs", "1", "--workers", "2", "--max-usd", "10000", **alone)
     said, _ = more.communicate(timeout=400)
     assert more.returncode == 0, said
     assert bench.resumed("dear")[-1] == kept
-    assert len(cost.stays(folder)) == 2
+    first, second = cost.stays(folder)
+    assert first == stay and second.began > first.ended
+    trained = json.loads((bench.directory / "results" / "dear" / "summary.json").read_text())["seconds"]
+    assert second.ended - second.began > trained, "nodes that are the job's alone are paid for since Ray is up there"
 
 
 def test_train_as_the_page_gives_it_trains_on_the_digits_in_an_empty_folder_and_shows_its_table(tmp_path: Path) -> None:

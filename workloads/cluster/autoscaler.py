@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -63,9 +65,21 @@ def draining() -> dict[str, float]:
 def settled_seconds() -> float | None:
     """Seconds since a node last joined or left; None if that is not known."""
     try:
-        client = importlib.import_module("ray._raylet").GcsClient(address=ray.get_runtime_context().gcs_address)
-        nodes = client.get_all_node_info().values()
-        changes = [max(node.start_time_ms, node.end_time_ms) for node in nodes]
+        changes = [max(node.start_time_ms, node.end_time_ms) for node in _nodes()]
     except (ImportError, AttributeError, RayError):
         return None
     return time.time() - max(changes) / 1000 if changes else None
+
+
+def joined(ids: Collection[str]) -> float | None:
+    """Unix time at which the first of some nodes joined Ray, by their ids; None if that is not known."""
+    try:
+        times = [node.start_time_ms for node in _nodes() if node.node_id.hex() in ids]
+    except (ImportError, AttributeError, RayError):
+        return None
+    return min(times) / 1000 if times else None
+
+
+def _nodes() -> list[Any]:
+    client = importlib.import_module("ray._raylet").GcsClient(address=ray.get_runtime_context().gcs_address)
+    return list(client.get_all_node_info().values())

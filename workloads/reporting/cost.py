@@ -17,8 +17,9 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stay:
-    """A time that a run's workers spent on nodes, from their start to the last that is known of them: what a kill took
-    from them since the newest checkpoint is not in it, nor is the wait for nodes, nor what nodes idle afterwards."""
+    """A time that a run spent on nodes, to the last that is known of its workers. It begins as they start, or, on nodes
+    that came for this run alone, as Ray comes up there, or the start before it ended. What a kill took since the newest
+    checkpoint is not in it, nor is the wait for nodes, nor what nodes idle afterwards."""
 
     began: float
     """Unix time."""

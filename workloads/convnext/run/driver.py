@@ -115,6 +115,7 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
             "attempt": run.attempt,
             "node_hour_usd": run.node_hour_usd,
             "max_usd": run.max_usd,
+            "own_nodes": run.own_nodes,
         },
         backend_config=ProcessGroup(timeout_seconds=run.collective_timeout, data=run.config.data),
         scaling_config=scaling,

@@ -46,6 +46,8 @@ class Run:
     """GPU nodes that a job of the stack's queue may have."""
     node_hour_usd: float | None = None
     """Price of an hour of one of its nodes; None where it is not known."""
+    own_nodes: bool = False
+    """Whether its nodes come for it alone, and go with it."""
     max_usd: float | None = None
     """What all its attempts together may cost; None without a limit."""
     promise: ClusterEnvironment | None = None

@@ -191,6 +191,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
         gpu_queue_nodes=cluster.gpu_queue_nodes if cluster else 0,
         timeout=args.timeout,
         node_hour_usd=cost.node_hour_usd(cluster, gpus, {} if place.told_by else os.environ),
+        own_nodes=not {"--queue", "--ray-job"}.isdisjoint(os.environ.get(SUBMITTED_VARIABLE, "").split()),
         max_usd=args.max_usd,
     )
     _check_budget(run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray.train
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from workloads.checkpoints import manifest
 from workloads.checkpoints.store import Checkpoint, CheckpointStore
+from workloads.cluster import autoscaler
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.data import sources
 from workloads.convnext.images.location import fetched
@@ -39,7 +40,8 @@ def work(job: dict[str, Any]) -> Record:
     Args:
         job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, how many the run
             is made for, where there may be fewer; `attempt`, the name of the driver's; `node_hour_usd`, the price of an
-            hour of one of its nodes, and `max_usd`, what the run may cost, each None where nobody has said it.
+            hour of one of its nodes, and `max_usd`, what the run may cost, each None where nobody has said it;
+            `own_nodes`, True where they came for this run alone.
 
     Returns:
         The summary of the run.
@@ -59,13 +61,15 @@ def work(job: dict[str, Any]) -> Record:
     places = _places(training)
     nodes = {node for node, _ in places}
     # Before this start's own records: they count from its beginning.
-    spent = cost.usd(cost.stays(folder)) if training.rank == 0 and job.get("max_usd") else 0.0
-    stay = {"began": began, "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
+    earlier = cost.stays(folder) if training.rank == 0 and (job.get("max_usd") or job.get("own_nodes")) else []
+    alone = training.rank == 0 and job.get("own_nodes")
+    paid_since = _paid_since(nodes, earlier, began) if alone else began
+    stay = {"began": paid_since, "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
     resumed = _resume(training, store, reporter, {"attempt": job.get("attempt", ""), **stay})
     reporter.flush()  # where the run goes on is told at once, not with the first records
     watched = Notice(nodes) if training.rank == 0 else None
     until = min((end for _, end in places if end is not None), default=None)
-    reporter.start(until, watched, Budget.of(job.get("max_usd"), spent, stay))
+    reporter.start(until, watched, Budget.of(job.get("max_usd"), cost.usd(earlier), stay))
     try:
         last = training.run(reporter, reporter.save_if_due)
     finally:
@@ -83,6 +87,18 @@ def work(job: dict[str, Any]) -> Record:
         "resumed_from": resumed.name if resumed else None,
         "seconds": time.time() - began,
     }
+
+
+def _paid_since(nodes: Collection[str], earlier: Sequence[cost.Stay], began: float) -> float:
+    """When a run began to pay for nodes of its own: as Ray came up there, or as an earlier start on them ended.
+
+    Args:
+        nodes: Ray's ids of them.
+        earlier: the run's starts before this one.
+        began: when this start's workers began, unix time.
+    """
+    joined = autoscaler.joined(nodes)
+    return began if joined is None else max([joined, *(stay.ended for stay in earlier)])
 
 
 def _kernels(folder: Folder) -> Choice | None:
