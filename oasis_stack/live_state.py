@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from oasis_stack.facts.names import CLOUD_PLATFORM_SCOPE
@@ -263,6 +264,16 @@ def google_says_disabled(api: str, project: str) -> bool:
     service = api.partition(".")[0]
     url = google_api(service, f"https://{api}/{base}") + path.format(project=project)
     return says_disabled(google_answer(project, url))
+
+
+def google_time(project: str, url: str) -> float:
+    """Unix time by Google's clock, in whole seconds, from the answer to a question, whatever it says.
+
+    Raises:
+        RequestRefused: no credentials.
+        NotAnswering: the request may succeed later.
+    """
+    return parsedate_to_datetime(google_answer(project, url).headers["Date"]).timestamp()
 
 
 def says_disabled(answer: requests.Response) -> bool:

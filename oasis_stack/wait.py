@@ -24,13 +24,19 @@ from oasis_stack.live_state import (
     RequestRefused,
     Unreachable,
     WaitError,
+    google_api,
     google_says_disabled,
+    google_time,
     last_part,
     made_by_gke,
     peered_worker_pools,
     say,
     until_none,
 )
+
+GRANT_SECONDS = 120
+"""After which Google's services know of a grant (IAM documentation, "Access change propagation": "typically 2 minutes,
+potentially 7 minutes or longer")."""
 
 UNREACHABLE_MINUTES = 5
 """How long a destroy asks a cluster that does not answer at all."""
@@ -120,6 +126,25 @@ class _ApisAnswer(Waiter):
             props["timeout_minutes"],
             f"Look with `gcloud services list --project={props['project']}`: if one is missing, check the project's "
             "billing account. Then run `pulumi up` again: it goes on waiting.",
+        )
+
+
+class _GrantInEffect(Waiter):
+    def await_arrival(self, props: Mapping[str, Any]) -> None:
+        url = google_api("cloudkms", "https://cloudkms.googleapis.com/") + f"v1/{props['key']}"
+        until: list[float] = []
+
+        def unknown() -> list[str]:
+            now = google_time(props["project"], url)
+            if not until:
+                until.append(now + GRANT_SECONDS)
+            return [f"a grant on {last_part(props['key'])}"] if now <= until[0] else []
+
+        until_none(
+            f"waiting {GRANT_SECONDS // 60} minutes, as Google's services do not know at once of",
+            unknown,
+            props["timeout_minutes"],
+            "Google's clock did not get that far. Run `pulumi up` again: it waits again.",
         )
 
 
@@ -317,6 +342,18 @@ class ApisAnswer(Resource, module="wait", name="ApisAnswer"):
         """`apis` such as `compute.googleapis.com`; those that `up` does not call are not asked."""
         props = {"project": project, "apis": list(apis), "timeout_minutes": timeout_minutes}
         super().__init__(_ApisAnswer(), name, props, opts)
+
+
+class GrantInEffect(Resource, module="wait", name="GrantInEffect"):
+    """Exists once a grant on a key has had the time that Google's services take to know of it. Makes nothing, removes
+    nothing."""
+
+    def __init__(
+        self, name: str, project: str, key: str, timeout_minutes: int, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        """`key` is a Cloud KMS key's full name, granted in what this one depends on."""
+        props = {"project": project, "key": key, "timeout_minutes": timeout_minutes}
+        super().__init__(_GrantInEffect(), name, props, opts)
 
 
 class CustomResourcesServed(Resource, module="wait", name="CustomResourcesServed"):

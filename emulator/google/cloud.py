@@ -37,6 +37,7 @@ KEPT_KINDS = frozenset(
 OWN_KINDS = frozenset(
     {
         "emulator/fault",
+        "emulator/grants",
         "emulator/identity",
         "emulator/operation",
         "iam/workloadIdentityPool",

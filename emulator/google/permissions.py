@@ -123,7 +123,7 @@ def require_permission(call: Call, permission: str, resource: str) -> None:
         return
     project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
     of = (resource,) if "/billingAccounts/" in resource else (project, resource.partition("/versions/")[0])
-    held = {role for name in of for role in policies.roles(call.cloud, name, call.principal)}
+    held = {role for name in of for role in policies.roles_in_effect(call.cloud, name, call.principal)}
     if not holds(held, permission):
         known = ", ".join(roles_with(permission)) or "none that is known here"
         denied = f"Permission '{permission}' denied for resource '{resource}' (or it may not exist)."
@@ -133,7 +133,7 @@ def require_permission(call: Call, permission: str, resource: str) -> None:
 def tested(call: Call, resource: str) -> dict[str, list[str]]:
     """Those of the permissions that a caller asks about which it holds on a resource, or on its project."""
     project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
-    held = {role for name in {resource, project} for role in policies.roles(call.cloud, name, call.principal)}
+    held = {role for name in {resource, project} for role in policies.roles_in_effect(call.cloud, name, call.principal)}
     asked: list[str] = call.body.get("permissions", [])
     found = [permission for permission in asked if not call.principal or holds(held, permission)]
     return {"permissions": found} if found else {}

@@ -1,7 +1,7 @@
 """IAM policies: who holds which role on one resource. A set replaces all of it, guarded by the etag that was read.
 
 Reference: Google Cloud documentation, "Policy" of the IAM API and "Manage access to projects, folders, and
-organizations" (read-modify-write).
+organizations" (read-modify-write). Google's services know of a grant some time after it is in the policy.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from emulator.google.cloud import Cloud, Use
 from emulator.google.errors import RefusedCall
 
 KIND = "iam/policy"
+_TIMES = "emulator/grants"
+"""When each grant of a policy was made, by role and member."""
+
+GRANT_SECONDS = 120.0
+"""After which a grant is in effect (IAM documentation, "Access change propagation": "typically 2 minutes, potentially 7
+minutes or longer"). One that is withdrawn has no effect at once here."""
 
 _NONE: Mapping[str, Any] = {"version": 1, "etag": "ACAB"}
 """What a resource answers on which nobody holds a role."""
@@ -54,13 +60,34 @@ def put(cloud: Cloud, resource: str, policy: Mapping[str, Any], owner: Use | Non
         return dict(_NONE)
     digest = hashlib.sha256(json.dumps([bindings, now["etag"]], sort_keys=True).encode()).digest()
     body = {"version": 1, "etag": base64.b64encode(digest[:8]).decode(), "bindings": bindings}
-    return cloud.put(KIND, resource, body, [owner] if owner else []).body
+    made = _times(cloud, resource)
+    stored = cloud.put(KIND, resource, body, [owner] if owner else [])
+    times = {grant: made.get(grant, cloud.now()) for grant in _grants(bindings)}
+    cloud.put(_TIMES, resource, times, [Use(kind=KIND, name=resource, relation="part-of")])
+    return stored.body
 
 
 def roles(cloud: Cloud, resource: str, member: str) -> set[str]:
     """Roles that a member holds on the resource itself."""
     bindings = get(cloud, resource).get("bindings", [])
     return {binding["role"] for binding in bindings if member in binding["members"]}
+
+
+def roles_in_effect(cloud: Cloud, resource: str, member: str) -> set[str]:
+    """Those of them that Google's services know of by now."""
+    made, now = _times(cloud, resource), cloud.now()
+    held = roles(cloud, resource, member)
+    return {role for role in held if now >= made.get(f"{role} {member}", 0) + GRANT_SECONDS}
+
+
+def _times(cloud: Cloud, resource: str) -> dict[str, float]:
+    found = cloud.find(_TIMES, resource)
+    return found.body if found else {}
+
+
+def _grants(bindings: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for binding in bindings:
+        yield from (f"{binding['role']} {member}" for member in binding["members"])
 
 
 def _admit_member(cloud: Cloud, member: str) -> None:

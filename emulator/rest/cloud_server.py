@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from email.utils import formatdate
 from io import BufferedReader, RawIOBase
 from typing import Any, BinaryIO, cast
 
@@ -77,6 +78,7 @@ class CloudServer:
     """The HTTP server: Starlette on uvicorn, which answers each request in a thread."""
 
     def __init__(self, cloud: Cloud, port: int) -> None:
+        self._cloud = cloud
         self.apis = apis_of(cloud)
         self._socket = socket.create_server(("127.0.0.1", port), backlog=128)
         self.server_address = self._socket.getsockname()
@@ -90,6 +92,7 @@ class CloudServer:
             log_level="warning",
             timeout_graceful_shutdown=1,
             timeout_keep_alive=24 * 3600,
+            date_header=False,
         )
         self._server = uvicorn.Server(settings)
 
@@ -113,9 +116,10 @@ class CloudServer:
         found = answer(self.apis, request)
         if found.status >= 400:  # what went well is in the buckets
             print(f"{time.strftime('%H:%M:%S')} {given.method} {given.url} {found.status}", flush=True)
+        headers = {"Date": formatdate(self._cloud.now(), usegmt=True), **found.headers}
         if found.stream is None:
-            return starlette.responses.Response(found.body, found.status, found.headers)
-        return starlette.responses.StreamingResponse(_sent(found), found.status, found.headers)
+            return starlette.responses.Response(found.body, found.status, headers)
+        return starlette.responses.StreamingResponse(_sent(found), found.status, headers)
 
 
 def apis_of(cloud: Cloud) -> tuple[Api, ...]:

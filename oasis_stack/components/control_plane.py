@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 import pulumi
 import pulumi_gcp as gcp
 
+from oasis_stack import wait
+
 Endpoint = Literal["dns", "ip"]
 
 MAINTENANCE_START = "03:00"
@@ -94,8 +96,8 @@ def endpoints(endpoint: Endpoint) -> gcp.container.ClusterControlPlaneEndpointsC
 
 def key_grant(
     parent: pulumi.Resource, name: str, project: str, project_number: pulumi.Input[str], key: EncryptionKey
-) -> gcp.kms.CryptoKeyIAMMember:
-    """Registers GKE's service agent and its use of the key for Kubernetes Secrets."""
+) -> wait.GrantInEffect:
+    """Registers GKE's service agent, its use of the key for Kubernetes Secrets, and a wait until that is in effect."""
     # In a project that has had no cluster yet the agent does not exist, and Google refuses grants to nobody.
     agent = gcp.projects.ServiceIdentity(
         f"{name}-agent",
@@ -103,7 +105,7 @@ def key_grant(
         service="container.googleapis.com",
         opts=pulumi.ResourceOptions(parent=parent),
     )
-    return gcp.kms.CryptoKeyIAMMember(
+    grant = gcp.kms.CryptoKeyIAMMember(
         f"{name}-secrets",
         crypto_key_id=key.name,
         role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
@@ -113,6 +115,13 @@ def key_grant(
             "serviceAccount:service-{0}@container-engine-robot.iam.gserviceaccount.com", project_number
         ),
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[agent]),
+    )
+    return wait.GrantInEffect(
+        f"{name}-secrets-in-effect",
+        project=project,
+        key=key.name,
+        timeout_minutes=10,
+        opts=pulumi.ResourceOptions(parent=parent, depends_on=[grant]),
     )
 
 

@@ -107,6 +107,7 @@ class OneProcess(mocks.Mocks):
             ):
                 bindings = [{"role": role, "members": [CALLER]} for role in sorted(held)]
                 policies.put(self.cloud, policies.full_name(f"{service}.googleapis.com", name), {"bindings": bindings})
+            self.cloud.turn(policies.GRANT_SECONDS)
             set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
         self._config = config
         self._declared = _declared(json.dumps(config))
@@ -221,6 +222,8 @@ class OneProcess(mocks.Mocks):
             raise Killed
         if args.typ == f"{_WAIT}ApisAnswer":
             self.cloud.turn(serviceusage.API_SECONDS)
+        elif args.typ == f"{_WAIT}GrantInEffect":
+            self.cloud.turn(policies.GRANT_SECONDS)
         if not args.typ.startswith("gcp:"):
             self._made.setdefault(key, args.inputs)
             return self._others.new_resource(args)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,11 @@ def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated
     overlay = {**OPTIONAL, "oasis:wandb_api_key": _encrypted(emulated, "oasis:wandb_api_key", API_KEY)}
     key = f"//cloudkms.googleapis.com/{KMS_KEY}"
 
-    changes = emulated.engine(overlay).up().changes
+    with ThreadPoolExecutor(1) as beside:
+        # Two minutes pass at Google once the program says that it waits for them.
+        passing = beside.submit(_turned_at, emulated, "do not know at once of: a grant on kubernetes", 2 * 60 + 1)
+        changes = emulated.engine(overlay).up().changes
+        passing.result()
 
     assert set(changes) == {"same", "update", "create"}
     (address,), (version,) = (_of_the_stack(emulated, kind) for kind in ("compute/address", "secretmanager/version"))
@@ -131,6 +136,12 @@ def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated
     (version,) = _of_the_stack(emulated, "secretmanager/version")
     assert (version.body["state"], version.body["payload"]) == ("DESTROYED", "")
     assert set(emulated.engine().up(refresh=True).changes) == {"same"}
+
+
+def _turned_at(emulated: Emulated, words: str, seconds: float) -> None:
+    """Turn Google's clock once an `up` has said something."""
+    eventually(lambda: any(words in line for line in emulated.lines))
+    emulated.cloud.turn(seconds)
 
 
 def _of_the_stack(emulated: Emulated, kind: str) -> list[CloudObject]:

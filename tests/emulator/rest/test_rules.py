@@ -20,6 +20,7 @@ from emulator.google.callers import Tokens
 from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError, in_googles_words
 from emulator.google.http_message import Request
+from emulator.google.policies import GRANT_SECONDS
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import ObjectFacts, Preconditions
 from emulator.rest.storage_json import body_of
@@ -38,6 +39,7 @@ REGION = f"compute/v1/projects/{PROJECT}/regions/us-central1"
 LOCATION = f"v1/projects/{PROJECT}/locations/us-central1"
 CLUSTERS, CLUSTER = f"{LOCATION}/clusters", f"{LOCATION}/clusters/oasis"
 REPOSITORIES, WORKERS = f"{LOCATION}/repositories", f"{LOCATION}/workerPools"
+KEY = f"projects/{PROJECT}/locations/us-central1/keyRings/r/cryptoKeys/k"
 SECRETS, SECRET = f"v1/projects/{PROJECT}/secrets", f"v1/projects/{PROJECT}/secrets/key"
 ACCOUNTS, POLICY = f"v1/projects/{PROJECT}/serviceAccounts", f"v1/projects/{PROJECT}"
 CONNECTIONS = "v1/services/servicenetworking.googleapis.com/connections"
@@ -159,8 +161,8 @@ class Google:
         spec = {"targetResources": wanted, "timeRangeSpec": {**times, **lengths}}
         return self.post(f"{REGION}/advice/calendarMode", {"futureResourcesSpecs": dict.fromkeys(names, spec)})
 
-    def grant(self, member: str, **policy: Any) -> Any:
-        bindings = [{"role": "roles/viewer", "members": [member]}]
+    def grant(self, member: str, role: str = "roles/viewer", **policy: Any) -> Any:
+        bindings = [{"role": role, "members": [member]}]
         return self.post(f"{POLICY}:setIamPolicy", {"policy": {"bindings": bindings, **policy}})
 
     def peer(self, network: str = "net", ranges: tuple[str, ...] = ("peering",)) -> Any:
@@ -241,6 +243,11 @@ ANYWHERE: Asked = {
     "a call without a good access token": lambda g: Tokens(g.cloud).require(_request(Authorization="Bearer x")),
     "a call of an API that is off in the project": lambda g: g.ask("GET", "v1/projects/other-project/secrets/s", {}),
     "a call of a caller whose roles lack its permission": lambda g: g.ask("GET", SECRET, {}, ME),
+    "a call less than two minutes after the grant that it needs": lambda g: (
+        g.grant(ME, role="roles/secretmanager.admin"),
+        g.cloud.turn(GRANT_SECONDS - 1),
+        g.ask("GET", SECRET, {}, ME),
+    ),
     "a policy written back with another etag than was read": lambda g: g.grant(ME, etag="AAAA"),
     "a grant to a service account that does not exist": lambda g: g.grant(f"serviceAccount:nobody@{DOMAIN}"),
     "a grant to a workload before any cluster has a workload pool": lambda g: g.grant(
@@ -356,6 +363,9 @@ CLUSTER_RULES: Asked = {
     "a workload pool that is not the project's": lambda g: g.cluster(
         "c", workloadIdentityConfig={"workloadPool": "other.svc.id.goog"}
     ),
+    "secrets encrypted with a key that GKE's agent may not use": lambda g: g.cluster(
+        "c", databaseEncryption={"state": "ENCRYPTED", "keyName": KEY}
+    ),
     "multi-networking without Dataplane V2": lambda g: g.cluster("c", networkConfig={"enableMultiNetworking": True}),
     "nodes outside the cluster's region": lambda g: g.cluster("c", locations=["us-east4-b"]),
     "pods in a range that the subnetwork lacks": lambda g: g.cluster(
@@ -437,10 +447,8 @@ POOL_RULES: Asked = {
     ),
     "nodes as an account that does not exist": lambda g: g.pool(config={"serviceAccount": f"nobody@{DOMAIN}"}),
     "nodes as an account of which the caller is no user": lambda g: (
-        g.post(
-            f"{POLICY}:setIamPolicy",
-            {"policy": {"bindings": [{"role": "roles/container.admin", "members": [ME]}]}},
-        ),
+        g.grant(ME, role="roles/container.admin"),
+        g.cloud.turn(GRANT_SECONDS),
         g.ask(
             "POST",
             f"{CLUSTER}/nodePools",

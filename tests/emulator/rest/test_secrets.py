@@ -11,6 +11,7 @@ import requests
 from google.api_core import exceptions
 from google.cloud import secretmanager_v1
 
+from emulator.google import policies
 from emulator.google.callers import Identity, set_identity
 from emulator.google.scope import project_number
 from tests.emulator.google import PROJECT, Google, lead_clients_to, served
@@ -84,6 +85,10 @@ def test_a_workload_reads_only_what_it_was_granted(client: Client, google: Googl
         policy.bindings.add(role=role, members=[MEMBER])
         client.set_iam_policy(request={"resource": SECRET, "policy": policy})
         set_identity(google.cloud, workload)
+        google.cloud.turn(policies.GRANT_SECONDS - 1)
+    with pytest.raises(exceptions.Forbidden):
+        client.access_secret_version(name=f"{SECRET}/versions/latest")
+    google.cloud.turn(1)
     assert client.access_secret_version(name=f"{SECRET}/versions/latest").payload.data == b"key"
     with pytest.raises(exceptions.Forbidden):
         client.access_secret_version(name=f"projects/{PROJECT}/secrets/other/versions/latest")

@@ -74,6 +74,7 @@ class Stack:
         resource = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{PROJECT}")
         bindings = [{"role": f"roles/{role}", "members": [CALLER]} for role in roles]
         policies.put(self.google.cloud, resource, {"bindings": bindings})
+        self.google.cloud.turn(policies.GRANT_SECONDS)
         set_identity(self.google.cloud, Identity(project=PROJECT, zone="us-central1-b", principal=CALLER))
 
     def faults(self, *faults: Mapping[str, Any]) -> None:

@@ -85,11 +85,13 @@ class Project:
         bindings = [{"role": role, "members": [CALLER]} for role in roles]
         resource = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{self.name}")
         policies.put(self.cloud, resource, {"bindings": bindings})
+        self.cloud.turn(policies.GRANT_SECONDS)
 
     def role_on(self, service: str, resource: str, role: str) -> None:
         policies.put(
             self.cloud, policies.full_name(service, resource), {"bindings": [{"role": role, "members": [CALLER]}]}
         )
+        self.cloud.turn(policies.GRANT_SECONDS)
 
     def limits(self, **parts: object) -> None:
         (self.cloud.directory / "limits.json").write_text(json.dumps(parts))

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from emulator.google import policies
 from emulator.google.apis.kubernetes_engine import cluster_parts
 from emulator.google.apis.kubernetes_engine.cluster_operations import begin, link, require_idle, status
 from emulator.google.apis.kubernetes_engine.node_pools import GKE_VERSION, NodePools
@@ -19,6 +20,7 @@ from emulator.google.apis.kubernetes_engine.pool_rules import CLUSTER, POOL
 from emulator.google.cloud import Cloud, CloudObject, Use, timestamp
 from emulator.google.collection import Body, Call, Collection, last
 from emulator.google.errors import RefusedCall
+from emulator.google.scope import project_number
 
 _DEFAULT_POOL = "default-pool"
 
@@ -153,11 +155,27 @@ class Clusters(Collection):
         if subnetwork:
             body |= _blocks(call.cloud.get("compute/subnetwork", subnetwork), body)
         _admit(call.project, name, body)
+        self._admit_key(call, name, body["databaseEncryption"])
         # GKE API, MaintenancePolicy: "a hash identifying the version of this policy"; that of none is there as well.
         policy = body.get("maintenancePolicy", {})
         policy = {**policy, "resourceVersion": digest(policy.get("window", {}))}
         body |= {"labelFingerprint": digest(body.get("resourceLabels", {})), "maintenancePolicy": policy}
         return {**body, "etag": digest(body)}
+
+    def _admit_key(self, call: Call, name: str, encryption: Body) -> None:
+        """Refuse a key that GKE's agent may not use yet (GKE documentation, "Encrypt secrets at the application layer":
+        the agent is granted access to the key first)."""
+        before = call.cloud.find(self.kind, name)
+        if encryption["state"] != "ENCRYPTED" or (before and before.body["databaseEncryption"] == encryption):
+            return
+        agent = f"serviceAccount:service-{project_number(call.project)}@container-engine-robot.iam.gserviceaccount.com"
+        key = policies.full_name("cloudkms.googleapis.com", encryption["keyName"])
+        role = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
+        if role not in policies.roles_in_effect(call.cloud, key, agent):
+            raise bad(
+                f"Permission 'cloudkms.cryptoKeyVersions.useToEncrypt' denied for {agent} on "
+                f"{encryption['keyName']}: it needs {role}."
+            )
 
 
 def _place(call: Call, key: str) -> str:
