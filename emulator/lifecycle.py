@@ -228,9 +228,11 @@ def take_down(state: State) -> list[str]:
 
 def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = None, checkout: Path = CHECKOUT) -> Engine:
     """The engine for the local stack of a checkout; `overlay` wins over the stack file."""
+    # Tests and benchmarks have folders elsewhere, and leave the stack file's port to people.
+    wanted = _wanted_port() if state.directory == CHECKOUT / ".oasis" else None
     ports = {
         "oasis:ray": {
-            "dashboard_port": state.port("ray-dashboard", preferred=_wanted_port()),
+            "dashboard_port": state.port("ray-dashboard", preferred=wanted),
             "operator_repository": cloud_server.charts_address(state),
         }
     }
