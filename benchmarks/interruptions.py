@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,8 +28,8 @@ from emulator import lifecycle
 from emulator.engine.commands import first_on_path
 from emulator.google import faults
 from emulator.google.cloud import Cloud
-from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, State
+from tests.support.processes import kill
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -131,8 +130,7 @@ class Platform:
         while running.poll() is None:
             if self._counted() >= call:
                 time.sleep(0.1)  # whatever else was under way is answered
-                for pid in (*processes.descendants(running.pid), running.pid):
-                    os.kill(pid, signal.SIGKILL)
+                kill(running)
                 return
             time.sleep(0.05)
 

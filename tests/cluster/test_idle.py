@@ -11,7 +11,7 @@ import pytest
 
 from emulator.machine.state import CHECKOUT
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+pytestmark = pytest.mark.ray
 
 HOLDERS = ("Actor.remote()", "task.remote()", "placement_group([{'GPU': 1}])")
 

@@ -1,11 +1,17 @@
-"""Command lines of what runs on this machine, as tests and benchmarks look for them."""
+"""What runs on this machine, as tests and benchmarks look for it and end it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
+from typing import Any
 
 import psutil
+
+from emulator.machine import processes
+from tests.support.waiting import eventually
 
 
 def running(*words: str) -> dict[int, str]:
@@ -27,3 +33,14 @@ def command(pid: int) -> str:
     with contextlib.suppress(psutil.NoSuchProcess):
         return " ".join(psutil.Process(pid).cmdline())
     return ""
+
+
+def kill(command: subprocess.Popen[Any]) -> None:
+    """Kill a command and all that it started, and wait until all of them have ended, which takes a killed process a
+    moment: for as long it holds what it has locked."""
+    family = (*processes.descendants(command.pid), command.pid)
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    command.wait()
+    eventually(lambda: not any(map(processes.start_time, family)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,13 +13,13 @@ import pytest
 from emulator import lifecycle
 from emulator.google import faults
 from emulator.google.apis import serviceusage
-from emulator.machine import processes
 from emulator.rest import cloud_server
 from oasis_stack.command_line import recovery, stale_lock
 from oasis_stack.command_line.pulumi_stack import Stack
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
 from tests.emulator.provider_client import PROJECT, Client
+from tests.support.processes import kill
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.emulated
@@ -115,7 +113,6 @@ def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tup
     assert _changes(stack) == {"same"}
 
 
-@pytest.mark.long
 def test_a_run_killed_while_it_replaced_something_leaves_neither_the_old_nor_a_second_one(
     cloud_stack: tuple[ControlPlane, Stack],
 ) -> None:
@@ -141,9 +138,7 @@ def _kill_an_up(place: ControlPlane, stack: Stack, subnetworks: int) -> None:
     try:
         eventually(lambda: _made(place).get("compute/subnetwork") == subnetworks, seconds=300)
     finally:
-        for pid in (*processes.descendants(killed.pid), killed.pid):
-            os.kill(pid, signal.SIGKILL)
-        killed.wait()
+        kill(killed)
     _plan(place)
 
 
