@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray.train
@@ -61,15 +61,12 @@ def work(job: dict[str, Any]) -> Record:
     places = _places(training)
     nodes = {node for node, _ in places}
     # Before this start's own records: they count from its beginning.
-    earlier = cost.stays(folder) if training.rank == 0 and (job.get("max_usd") or job.get("own_nodes")) else []
-    alone = training.rank == 0 and job.get("own_nodes")
-    paid_since = _paid_since(nodes, earlier, began) if alone else began
-    stay = {"began": paid_since, "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
+    stay, spent = _stay(job, folder, nodes, began, training.rank)
     resumed = _resume(training, store, reporter, {"attempt": job.get("attempt", ""), **stay})
     reporter.flush()  # where the run goes on is told at once, not with the first records
     watched = Notice(nodes) if training.rank == 0 else None
     until = min((end for _, end in places if end is not None), default=None)
-    reporter.start(until, watched, Budget.of(job.get("max_usd"), cost.usd(earlier), stay))
+    reporter.start(until, watched, Budget.of(job.get("max_usd"), spent, stay))
     try:
         last = training.run(reporter, reporter.save_if_due)
     finally:
@@ -89,16 +86,26 @@ def work(job: dict[str, Any]) -> Record:
     }
 
 
-def _paid_since(nodes: Collection[str], earlier: Sequence[cost.Stay], began: float) -> float:
-    """When a run began to pay for nodes of its own: as Ray came up there, or as an earlier start on them ended.
+def _stay(job: dict[str, Any], folder: Folder, nodes: Collection[str], began: float, rank: int) -> tuple[Record, float]:
+    """What the run's history is to have of the cost of this start, and, on rank 0, the USD of those before it.
+
+    Nodes of the run's own are paid for since Ray came up there, or since an earlier start on them ended.
 
     Args:
-        nodes: Ray's ids of them.
-        earlier: the run's starts before this one.
+        job: as `work` has it.
+        folder: of the run.
+        nodes: Ray's ids of those that it is on.
         began: when this start's workers began, unix time.
+        rank: this one.
     """
-    joined = autoscaler.joined(nodes)
-    return began if joined is None else max([joined, *(stay.ended for stay in earlier)])
+    stay = {"began": began, "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
+    if rank or not (job.get("max_usd") or job.get("own_nodes")):
+        return stay, 0.0
+    earlier = cost.stays(folder)
+    joined = autoscaler.joined(nodes) if job.get("own_nodes") else None
+    if joined is not None:
+        stay["began"] = max([joined, *(one.ended for one in earlier)])
+    return stay, cost.usd(earlier)
 
 
 def _kernels(folder: Folder) -> Choice | None:
