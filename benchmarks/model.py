@@ -76,8 +76,11 @@ _MADE_UP: Mapping[str, str] = {
 }
 """What Google and Pulumi make up in names; GKE has a hash at the end of its own, after as much as there is room for."""
 
-_OF_THE_MOMENT = frozenset({"createTime", "effectiveTime", "etag", "id", "timeCreated", "uid", "updateTime", "updated"})
-"""Fields that differ from one `up` to the next."""
+_OF_THE_MOMENT = frozenset(
+    {"createTime", "effectiveTime", "etag", "id", "metageneration", "timeCreated", "uid", "updateTime", "updated"}
+)
+"""Fields that differ from one `up` to the next; `metageneration` counts changes, and what a killed run had changed
+beside the call that it was killed at, and not kept, the next one changes again."""
 
 _CONTROL_PLANE = frozenset({"clusterCaCertificate", "endpoint", "privateEndpoint", "publicEndpoint"})
 """Fields about the Kubernetes behind a cluster, which the model has none of."""
