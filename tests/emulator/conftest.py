@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +17,15 @@ from emulator.engine.commands import Engine
 from emulator.google.cloud import Cloud
 from emulator.kubernetes import control_plane
 from emulator.kubernetes.api import Api, ApiError, Body
-from emulator.machine.state import State
+from emulator.machine.state import CHECKOUT, State
 from tests.support.waiting import eventually
+
+PATIENCE_SECONDS = 900  # a Ray that starts beside another test's takes minutes on two cores
+
+
+def shell(state: State) -> dict[str, str]:
+    """The environment of a shell with what `python -m emulator env` prints."""
+    return {**os.environ, **lifecycle.environment(state)}
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,24 @@ class Emulated:
     def engine(self, overlay: Mapping[str, Any] | None = None) -> Engine:
         """An engine for the stack with other settings on top."""
         return lifecycle.engine(self.state, self.lines.append, overlay)
+
+    def start_workloads(self, *words: str) -> subprocess.Popen[str]:
+        """`python -m workloads` as a user types it, running."""
+        command = [sys.executable, "-m", "workloads", *words]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=shell(self.state), cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True)
+
+    def workloads(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`python -m workloads`, done."""
+        return subprocess.run(
+            [sys.executable, "-m", "workloads", *words],
+            env=shell(self.state),
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
 
 
 @pytest.fixture(scope="session")

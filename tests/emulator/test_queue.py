@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from emulator import lifecycle
 from emulator.kubernetes.api import Body
-from emulator.machine.state import CHECKOUT
-from tests.emulator.conftest import Emulated
+from tests.emulator.conftest import PATIENCE_SECONDS, Emulated, shell
 from tests.support.queued_jobs import documented_job
 from tests.support.waiting import eventually
 
@@ -26,7 +22,6 @@ pytestmark = pytest.mark.emulated
 
 RAY, KUEUE, REQUESTS = "ray.io/v1", "kueue.x-k8s.io/v1beta2", "autoscaling.x-k8s.io/v1"
 NAMESPACE, POOL = "ray", "cloud.google.com/gke-nodepool"
-PATIENCE_SECONDS = 900  # a Ray that starts beside another test's takes minutes on two cores
 WHERE = """
 import sys, ray
 ray.init(logging_level="error")
@@ -55,15 +50,15 @@ def test_two_nodes_come_together_or_not_at_all_and_the_job_runs_on_its_own_ray(
     _limits(emulated).write_text(json.dumps(ONE_NODE))
     (tmp_path / "where.py").write_text(WHERE)
     words = ("--queue", "--nodes", "2", "--working-dir", str(tmp_path), "--", "python3", "where.py")
-    client = _start(emulated, "submit", *words)
+    client = emulated.start_workloads("submit", *words)
 
     request = _the_request(emulated)
     [pods] = request["spec"]["podSets"]
     assert pods["count"] == 2
     eventually(lambda: "GCE out of resources" in _waits_for(emulated))
     assert not _nodes(emulated), "a node was bought for half a job"
-    [waiting] = [line for line in _run(emulated, "jobs", "list").stdout.splitlines() if " QUEUED " in line]
-    assert waiting.split()[0] in _run(emulated, "jobs", "logs", waiting.split()[0]).stderr
+    [waiting] = [line for line in emulated.workloads("jobs", "list").stdout.splitlines() if " QUEUED " in line]
+    assert waiting.split()[0] in emulated.workloads("jobs", "logs", waiting.split()[0]).stderr
 
     _limits(emulated).unlink()
     eventually(lambda: _placed(emulated) == 2)
@@ -92,19 +87,19 @@ def test_a_plain_job_gets_both_nodes_or_none_and_the_next_job_waits_behind_it_wh
 
     eventually(lambda: _placed(emulated, "job-name=gang") == 2)
     assert len(_nodes(emulated)) == 2
-    screen = _run(emulated, "status").stdout
+    screen = emulated.workloads("status").stdout
     assert re.search(r"^2 GPU nodes on, up to [\d.]+ USD an hour at list price$", screen, re.MULTILINE), screen
     assert screen.count(f"{NAMESPACE}/gang-") == 2
 
-    client = _start(emulated, "submit", "--queue", "--", "python3", "-c", "raise SystemExit(7)")
+    client = emulated.start_workloads("submit", "--queue", "--", "python3", "-c", "raise SystemExit(7)")
     eventually(lambda: _jobs(emulated))
     [second] = _jobs(emulated)
-    eventually(lambda: "behind gang, which has 2 nodes" in _run(emulated, "jobs", "logs", second).stderr)
+    eventually(lambda: "behind gang, which has 2 nodes" in emulated.workloads("jobs", "logs", second).stderr)
     client.kill()
     client.communicate()
     emulated.api.delete(job, "Foreground")
 
-    followed = _run(emulated, "jobs", "attach", second)
+    followed = emulated.workloads("jobs", "attach", second)
 
     assert followed.returncode == 7, followed.stdout + followed.stderr
     assert not _staged(emulated)
@@ -117,22 +112,22 @@ def test_what_idles_is_ended_once_that_was_seen_long_enough_and_goes_on_when_tol
     utilisation = emulated.state.path("utilisation.json")
     try:
         eventually(lambda: all(_running(emulated, selector) for selector in selectors.values()))
-        assert "2 young" in _run(emulated, "idle", "--end").stdout
+        assert "2 young" in emulated.workloads("idle", "--end").stdout
         for selector in selectors.values():
             _backdate(emulated, selector)
-        assert "2 not seen; " in _run(emulated, "idle", "--end").stdout
+        assert "2 not seen; " in emulated.workloads("idle", "--end").stdout
         utilisation.write_text(json.dumps({f"{NAMESPACE}/{name}-*": 0 for name in selectors}))
-        eventually(lambda: _run(emulated, "idle").stdout.count(" suspend it: ") == 2)
+        eventually(lambda: emulated.workloads("idle").stdout.count(" suspend it: ") == 2)
         assert all(_running(emulated, selector) for selector in selectors.values())
 
-        ended = _run(emulated, "idle", "--end")
+        ended = emulated.workloads("idle", "--end")
 
         assert ended.returncode == 0, ended.stdout + ended.stderr
         eventually(lambda: not emulated.api.list("v1", "Pod", NAMESPACE, labelSelector="ray.io/cluster=mine"))
         eventually(lambda: not _nodes(emulated))
         for whose, name in (("Job", "sleeper"), ("RayCluster", "mine")):
             [undone] = re.findall(rf"^ended {whose} ray/{name}; `(.*)` has it go on$", ended.stdout, re.MULTILINE)
-            subprocess.run(shlex.split(undone), env=_environment(emulated), check=True, timeout=PATIENCE_SECONDS)
+            subprocess.run(shlex.split(undone), env=shell(emulated.state), check=True, timeout=PATIENCE_SECONDS)
             eventually(lambda name=name: _running(emulated, selectors[name]))
     finally:
         utilisation.unlink(missing_ok=True)
@@ -141,7 +136,7 @@ def test_what_idles_is_ended_once_that_was_seen_long_enough_and_goes_on_when_tol
 
 def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:
     _limits(emulated).write_text(json.dumps(ONE_NODE))
-    client = _start(emulated, "submit", "--queue", "--nodes", "2", "--working-dir", "docs", "--", "true")
+    client = emulated.start_workloads("submit", "--queue", "--nodes", "2", "--working-dir", "docs", "--", "true")
     _the_request(emulated)
     assert _staged(emulated)
 
@@ -211,33 +206,6 @@ def _jobs(found: Emulated) -> list[str]:
     return [job["metadata"]["name"] for job in found.api.list(RAY, "RayJob", NAMESPACE)]
 
 
-def _status(found: Emulated, name: str) -> Body:
-    return (found.api.get(RAY, "RayJob", name, NAMESPACE) or {}).get("status", {})
-
-
 def _staged(found: Emulated) -> list[str]:
     """Working directories of queued jobs in the runs bucket."""
     return [str(file) for file in found.state.directory.glob("buckets/*-runs/.queued/**/*") if file.is_file()]
-
-
-def _start(found: Emulated, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workloads", *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=_environment(found), cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True)
-
-
-def _run(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workloads", *words]
-    return subprocess.run(
-        command,
-        env=_environment(found),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
-
-
-def _environment(found: Emulated) -> dict[str, str]:
-    return {**os.environ, **lifecycle.environment(found.state)}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from emulator import lifecycle
 from emulator.kubernetes.api import Body
-from emulator.machine.state import CHECKOUT, EmulatorError
-from tests.emulator.conftest import Emulated
+from emulator.machine.state import EmulatorError
+from tests.emulator.conftest import Emulated, shell
 from tests.support.queued_jobs import PRIORITY, QUEUE, documented_job, queued_ray_job
 from tests.support.waiting import eventually
 
@@ -137,7 +134,7 @@ def test_what_holds_a_team_is_written_for_what_it_judges(teams: Emulated) -> Non
 
 def _as_ann(found: Emulated, body: Body, *words: str) -> subprocess.CompletedProcess[str]:
     asked = ("kubectl", "--as", ANN, *words, "-f", "-")
-    return subprocess.run(asked, env=_environment(found), input=json.dumps(body), capture_output=True, text=True)
+    return subprocess.run(asked, env=shell(found.state), input=json.dumps(body), capture_output=True, text=True)
 
 
 def test_lent_nodes_come_back_to_their_team_and_the_job_that_had_them_runs_again(teams: Emulated) -> None:
@@ -165,15 +162,15 @@ def test_lent_nodes_come_back_to_their_team_and_the_job_that_had_them_runs_again
 
 def test_a_team_s_job_has_a_ray_of_its_own_and_its_folder_of_the_bucket(teams: Emulated) -> None:
     job = ("submit", "--team", "vision", "--queue", "--", "python3", "-c", WHERE)
-    done = _workloads(teams, *job)
+    done = teams.workloads(*job)
 
     assert done.returncode == 0, done.stdout + done.stderr
     [bucket] = [one.name for one in teams.cloud.list("storage/bucket") if one.name.endswith("-runs")]
     assert f"here vision gs://{bucket}/teams/vision" in done.stdout
-    name = _workloads(teams, "jobs", "list", "--team", "vision").stdout.split("\n")[1].split()[0]
-    assert name not in _workloads(teams, "jobs", "list").stdout
-    assert _workloads(teams, "jobs", "attach", name, "--team", "vision").returncode == 0
-    assert "up to 2 GPU nodes" in _workloads(teams, "status", "--team", "vision").stdout
+    name = teams.workloads("jobs", "list", "--team", "vision").stdout.split("\n")[1].split()[0]
+    assert name not in teams.workloads("jobs", "list").stdout
+    assert teams.workloads("jobs", "attach", name, "--team", "vision").returncode == 0
+    assert "up to 2 GPU nodes" in teams.workloads("status", "--team", "vision").stdout
     refused = {
         ("submit", "--team", "vision", "--", "true"): "Add --queue",
         ("submit", "--team", "vison", "--queue", "--", "true"): "has no team vison",
@@ -182,7 +179,7 @@ def test_a_team_s_job_has_a_ray_of_its_own_and_its_folder_of_the_bucket(teams: E
         ("jobs", "stop", "nothing", "--team", "vision"): "Team vision has no job nothing",
     }
     with ThreadPoolExecutor() as at_once:  # each waits for kubectl more than it works
-        found = at_once.map(lambda words: _workloads(teams, *words), refused)
+        found = at_once.map(lambda words: teams.workloads(*words), refused)
         for done, said in zip(found, refused.values(), strict=True):
             assert done.returncode != 0 and said in done.stderr, done.stderr
 
@@ -201,14 +198,3 @@ def _allowed(
 
 def _running(found: Emulated, namespace: str) -> int:
     return len(found.api.list("v1", "Pod", namespace, fieldSelector="status.phase=Running"))
-
-
-def _workloads(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workloads", *words]
-    return subprocess.run(
-        command, env=_environment(found), cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=900
-    )
-
-
-def _environment(found: Emulated) -> dict[str, str]:
-    return {**os.environ, **lifecycle.environment(found.state)}

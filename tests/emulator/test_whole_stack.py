@@ -23,7 +23,7 @@ from emulator.kubernetes.api import Body
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, EmulatorError
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY
-from tests.emulator.conftest import Emulated, objects
+from tests.emulator.conftest import Emulated, objects, shell
 from tests.support.processes import running
 from tests.support.queued_jobs import documented_job
 from tests.support.waiting import eventually
@@ -316,8 +316,7 @@ def _kept(found: Emulated) -> set[str]:
 
 def _submit(found: Emulated, *command: str) -> None:
     workloads = (sys.executable, "-m", "workloads", "submit", "--stack", "local", "--detach")
-    environment = {**os.environ, **lifecycle.environment(found.state)}
-    subprocess.run([*workloads, *command], env=environment, cwd=CHECKOUT, check=True, timeout=400)
+    subprocess.run([*workloads, *command], env=shell(found.state), cwd=CHECKOUT, check=True, timeout=400)
 
 
 def _bucket(found: Emulated, role: str) -> str:
@@ -326,9 +325,8 @@ def _bucket(found: Emulated, role: str) -> str:
 
 def _run(found: Emulated, *command: str, given: str = "") -> str:
     """A command of the user's, in the shell that `python -m emulator env` makes; what it printed."""
-    environment = {**os.environ, **lifecycle.environment(found.state)}
     done = subprocess.run(
-        command, env=environment, cwd=CHECKOUT, input=given, capture_output=True, text=True, check=True
+        command, env=shell(found.state), cwd=CHECKOUT, input=given, capture_output=True, text=True, check=True
     )
     return done.stdout
 

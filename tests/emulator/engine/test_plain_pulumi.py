@@ -20,7 +20,7 @@ from emulator.google.cloud import Cloud
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, EmulatorError, State
 from tests.emulator import programs
-from tests.emulator.conftest import ControlPlane
+from tests.emulator.conftest import ControlPlane, shell
 from tests.emulator.google import make_bucket
 from tests.support.waiting import read_until
 
@@ -38,9 +38,8 @@ def state(tmp_path: Path) -> State:
 
 
 def pulumi(state: State, command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **lifecycle.environment(state)}
     return subprocess.run(
-        ["pulumi", *command.split()], env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False
+        ["pulumi", *command.split()], env=shell(state), cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from emulator import lifecycle
 from emulator.machine.state import CHECKOUT, State
 from policies.rules import BUCKET, BUDGET, CLUSTER, Resource
 from tests.emulator import programs
-from tests.emulator.conftest import ControlPlane, Emulated
+from tests.emulator.conftest import ControlPlane, Emulated, shell
 from tests.support.policy_breaks import BREAKS, KEPT, STRICT, Break, recorded
 from tests.support.program import deploy_stack
 
@@ -41,8 +39,7 @@ def environment() -> None:
 def pulumi(state: State, checkout: Path, command: str, pack: Path = PACK) -> tuple[int, str]:
     """The exit status of a command with the pack, and all that it says, on one line."""
     words = ["pulumi", "--cwd", str(checkout), *command.split(), "--policy-pack", str(pack)]
-    environment = {**os.environ, **lifecycle.environment(state)}
-    done = subprocess.run(words, env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=shell(state), cwd=CHECKOUT, capture_output=True, text=True, check=False)
     return done.returncode, " ".join(f"{done.stdout}{done.stderr}".split())
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
-from emulator import lifecycle
 from emulator.kubernetes.api import Body
-from emulator.machine.state import CHECKOUT, State
+from emulator.machine.state import State
 from emulator.ray import job_clusters
-from tests.emulator.conftest import Emulated
+from tests.emulator.conftest import PATIENCE_SECONDS, Emulated
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.emulated
@@ -37,8 +33,7 @@ def test_a_rayjob_runs_on_a_cluster_of_its_own_that_is_there_for_it_alone(emulat
     (tmp_path / "hello.py").write_text(HELLO)
     (tmp_path / "greeting.txt").write_text("hello")
 
-    done = _run(
-        emulated,
+    done = emulated.workloads(
         "submit",
         "--ray-job",
         "--working-dir",
@@ -61,12 +56,12 @@ def test_a_rayjob_runs_on_a_cluster_of_its_own_that_is_there_for_it_alone(emulat
     assert cluster.startswith(f"{name}-")
     assert _clusters(emulated) == ["oasis"]
     eventually(lambda: _left(emulated, cluster) == [])
-    assert _run(emulated, "jobs", "attach", name).returncode == 42
+    assert emulated.workloads("jobs", "attach", name).returncode == 42
     _delete(emulated, job)
 
 
 def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emulated: Emulated) -> None:
-    submitted = _run(emulated, "submit", "--ray-job", "--detach", "--", "sleep", "1000")
+    submitted = emulated.workloads("submit", "--ray-job", "--detach", "--", "sleep", "1000")
     assert submitted.returncode == 0, submitted.stderr
     name = submitted.stdout.strip()
     [job] = emulated.api.list(RAY, "RayJob", NAMESPACE)
@@ -80,9 +75,9 @@ def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emula
     assert ours["image"] == its["image"]
     assert {"/data", "/bucket", "/scratch", "/dev/shm"} <= _mounted(ours) == _mounted(its)
     eventually(lambda: _protected(emulated) == (2, 0))  # heads, and those that may be disturbed
-    assert name in _run(emulated, "jobs", "list").stdout
+    assert name in emulated.workloads("jobs", "list").stdout
 
-    stopped = _run(emulated, "jobs", "stop", name)
+    stopped = emulated.workloads("jobs", "stop", name)
 
     assert stopped.returncode == 0, stopped.stderr
     assert _status(emulated, name)["jobStatus"] == "STOPPED"
@@ -92,32 +87,18 @@ def test_a_detached_rayjob_is_like_the_stack_s_cluster_and_stops_by_its_id(emula
 
 
 def test_ctrl_c_while_the_cluster_comes_up_leaves_nothing(emulated: Emulated) -> None:
-    command = [sys.executable, "-m", "workloads", "submit", "--ray-job", "--", "sleep", "1000"]
     before = [job["metadata"]["name"] for job in emulated.api.list(RAY, "RayJob", NAMESPACE)]
-    client = subprocess.Popen(
-        command, env=_environment(emulated), cwd=CHECKOUT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+    client = emulated.start_workloads("submit", "--ray-job", "--", "sleep", "1000")
     eventually(lambda: len(_clusters(emulated)) == 2)
     [cluster] = set(_clusters(emulated)) - {"oasis"}
 
     client.send_signal(signal.SIGINT)
 
-    _, said = client.communicate(timeout=900)
+    _, said = client.communicate(timeout=PATIENCE_SECONDS)
     assert client.returncode == 130, said
     assert [job["metadata"]["name"] for job in emulated.api.list(RAY, "RayJob", NAMESPACE)] == before
     # A Ray that was being started when its cluster went is ended when it is up.
     eventually(lambda: _left(emulated, cluster) == [])
-
-
-def _run(found: Emulated, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workloads", *words]
-    return subprocess.run(
-        command, env=_environment(found), cwd=CHECKOUT, capture_output=True, text=True, timeout=900, check=False
-    )
-
-
-def _environment(found: Emulated) -> dict[str, str]:
-    return {**os.environ, **lifecycle.environment(found.state)}
 
 
 def _delete(found: Emulated, job: Body) -> None:
