@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ PATIENCE_SECONDS = 900  # a Ray that starts beside another test's takes minutes 
 def shell(state: State) -> dict[str, str]:
     """The environment of a shell with what `python -m emulator env` prints."""
     return {**os.environ, **lifecycle.environment(state)}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    """The folder of an emulator that has nothing yet."""
+    return State(tmp_path / ".oasis")
 
 
 @dataclass(frozen=True)

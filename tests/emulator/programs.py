@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -11,12 +12,15 @@ from emulator.engine.commands import Engine
 from emulator.google.cloud import Cloud, Use
 from emulator.kubernetes import control_plane
 from emulator.machine.state import State
+from emulator.ray.deployed_ray import DeployedRay
+from tests.support import stub_kubectl
 
 Body = dict[str, Any]
 
 PROJECT = "projects/p"
 CLUSTER = f"{PROJECT}/locations/us-central1/clusters/oasis"
 _HEAD = """
+from dataclasses import replace
 from pathlib import Path
 
 import pulumi
@@ -92,6 +96,12 @@ def add_pool(
         body,
         [Use(kind="container/cluster", name=CLUSTER, relation="part-of")],
     )
+
+
+def deployed_ray(dashboard: str, token: str = "t") -> DeployedRay:
+    """What the emulator reads of a deployed stack to run its Ray, with the dashboard at this URL."""
+    outputs = vars(replace(stub_kubectl.OUTPUTS, ray_dashboard_url=dashboard))
+    return DeployedRay(environment={name: str(value) for name, value in outputs.items()}, token=token)
 
 
 def gpu_pod(name: str, namespace: str = "default") -> Body:

@@ -37,11 +37,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> State:
-    return State(tmp_path / ".oasis")
-
-
 def test_a_program_is_known_by_its_pins_package_and_flags_and_by_nothing_of_the_checkout() -> None:
     others = [
         dataclasses.replace(ETCD, package="go.etcd.io/etcd/etcdctl/v3"),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,31 +26,18 @@ from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
-from tests.emulator.test_build import Usage
 from tests.support import stub_kubectl
 from tests.support.waiting import eventually
 
-
-@pytest.fixture
-def state(tmp_path: Path) -> State:
-    return State(tmp_path / ".oasis")
+SLEEP = ["sleep", "600"]
 
 
-@pytest.mark.parametrize(
-    ("disk_gb", "memory_gb", "words"),
-    [(1, 64, r"1\.0 GB are free.*up to 2 GB.*larger disk"), (64, 2, r"2\.0 GB of memory.*up to 3 GB.*End other")],
-)
-def test_too_little_room_is_said_before_anything_is_started(
-    state: State, monkeypatch: pytest.MonkeyPatch, disk_gb: int, memory_gb: int, words: str
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(100 << 30, 0, disk_gb << 30))
-    monkeypatch.setattr(free_space, "free_memory", lambda: memory_gb << 30)
-
-    with pytest.raises(EmulatorError, match=words), lifecycle.started(state, print):
-        pass
-
-    assert not state.path("bin").exists()
-    assert state.processes() == []
+def ray_of_sleepers(state: State, monkeypatch: pytest.MonkeyPatch, nodes_alive: Callable[..., int]) -> DeployedRay:
+    """Have Ray's nodes be processes that only sleep, and `nodes_alive` say how many are up. Returns what to start."""
+    for command in ("_head_command", "_worker_command"):
+        monkeypatch.setattr(ray_nodes, command, lambda *_: SLEEP)
+    monkeypatch.setattr(ray_dashboard, "nodes_alive", nodes_alive)
+    return programs.deployed_ray(f"http://127.0.0.1:{state.port('ray-dashboard')}")
 
 
 def test_a_second_ctrl_c_does_not_disturb_the_end(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +168,9 @@ def test_a_demo_forgets_its_own_earlier_run_and_measurement_and_no_other(state: 
 def test_what_is_taken_down_is_named_rays_nodes_and_those_of_jobs_too(state: State) -> None:
     parts = ["kube-apiserver", ray_nodes.HEAD, *ray_nodes.WORKERS]
     for name in parts:
-        state.spawn(name, ["sleep", "600"])
+        state.spawn(name, SLEEP)
     job = State(state.path(job_clusters.FOLDER, "a-job"))
-    job.spawn(ray_nodes.HEAD, ["sleep", "600"])
+    job.spawn(ray_nodes.HEAD, SLEEP)
 
     names = lifecycle.take_down(state)
 
@@ -208,11 +196,9 @@ def test_the_documented_overrides_are_those_that_ray_gets(tmp_path: Path) -> Non
 def test_a_dashboard_port_that_somebody_took_meanwhile_is_one_message_and_starts_nothing(state: State) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        outputs = {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}
-        deployed = DeployedRay(environment={name: str(value) for name, value in outputs.items()}, token="t")
         remedy = rf"cannot have {url}: Address already in use\. End what listens.*oasis:ray\.dashboard_port"
         with pytest.raises(EmulatorError, match=remedy):
-            ray_nodes.start(state, deployed, {}, print)
+            ray_nodes.start(state, programs.deployed_ray(url), {}, print)
 
     assert state.processes() == []
     assert not state.log(ray_nodes.HEAD).exists()
@@ -223,17 +209,13 @@ def test_a_ray_whose_head_ends_while_it_starts_is_started_again_a_few_times(
     state: State, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     starts: list[int] = []
-    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
-    outputs = {name: str(value) for name, value in {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}.items()}
-    deployed = DeployedRay(environment=outputs, token="t")
 
     def head(*_: object) -> list[str]:
         starts.append(1)
-        return ["false"] if len(starts) <= failures else ["sleep", "600"]
+        return ["false"] if len(starts) <= failures else SLEEP
 
+    deployed = ray_of_sleepers(state, monkeypatch, lambda *_: 3 if len(starts) > failures else 0)
     monkeypatch.setattr(ray_nodes, "_head_command", head)
-    monkeypatch.setattr(ray_nodes, "_worker_command", lambda *_: ["sleep", "600"])
-    monkeypatch.setattr(ray_dashboard, "nodes_alive", lambda *_: 3 if len(starts) > failures else 0)
     said: list[str] = []
     try:
         if failures == 1:
@@ -249,19 +231,15 @@ def test_a_ray_whose_head_ends_while_it_starts_is_started_again_a_few_times(
 
 
 def test_ctrl_c_while_ray_starts_leaves_none_of_its_nodes(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
-    outputs = {name: str(value) for name, value in {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}.items()}
     started: list[int] = []
 
     def press(*_: object) -> int:
         started.extend(process.pid for process in state.processes())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ray_nodes, "_head_command", lambda *_: ["sleep", "600"])
-    monkeypatch.setattr(ray_nodes, "_worker_command", lambda *_: ["sleep", "600"])
-    monkeypatch.setattr(ray_dashboard, "nodes_alive", press)
+    deployed = ray_of_sleepers(state, monkeypatch, press)
     with pytest.raises(KeyboardInterrupt):
-        ray_nodes.start(state, DeployedRay(environment=outputs, token="t"), {}, print)
+        ray_nodes.start(state, deployed, {}, print)
     assert len(started) == 3
     assert state.processes() == [] and not any(Path(f"/proc/{pid}").exists() for pid in started)
 
@@ -270,19 +248,16 @@ def test_a_worker_that_ends_while_it_starts_is_started_again_and_no_other_node(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts: list[str] = []
-    url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
-    outputs = {name: str(value) for name, value in {**vars(stub_kubectl.OUTPUTS), "ray_dashboard_url": url}.items()}
 
     def worker(_state: State, name: str, *_: object) -> list[str]:
         starts.append(name)
-        return ["false"] if len(starts) == 1 else ["sleep", "600"]
+        return ["false"] if len(starts) == 1 else SLEEP
 
-    monkeypatch.setattr(ray_nodes, "_head_command", lambda *_: ["sleep", "600"])
+    deployed = ray_of_sleepers(state, monkeypatch, lambda *_: 3 if len(starts) == 3 else 0)
     monkeypatch.setattr(ray_nodes, "_worker_command", worker)
-    monkeypatch.setattr(ray_dashboard, "nodes_alive", lambda *_: 3 if len(starts) == 3 else 0)
     said: list[str] = []
     try:
-        ray_nodes.start(state, DeployedRay(environment=outputs, token="t"), {}, said.append)
+        ray_nodes.start(state, deployed, {}, said.append)
         first, other = ray_nodes.WORKERS
         assert starts == [first, other, first]
         assert said[1:] == [f"{first} ended while it started; starting it once more"]

@@ -27,11 +27,6 @@ DEAF = [
 PARENT = [sys.executable, "-c", f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True).wait()"]
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> State:
-    return State(tmp_path / ".oasis")
-
-
 def test_a_stopped_process_takes_along_what_it_started_even_in_another_session(state: State) -> None:
     process = state.spawn("parent", PARENT)
     while not (children := processes.descendants(process.pid)):

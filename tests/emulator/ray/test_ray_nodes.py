@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from emulator.machine import processes
 from emulator.machine.state import State
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
-from emulator.ray.deployed_ray import DeployedRay
-from tests.support import stub_kubectl
+from tests.emulator.programs import deployed_ray
 from tests.support.processes import running
 from tests.support.waiting import eventually
 
@@ -35,8 +33,7 @@ def test_stop_leaves_nothing_of_ray_or_its_jobs_even_if_the_nodes_first_processe
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     state = State(tmp_path / ".oasis")
     url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
-    outputs = {name: str(value) for name, value in vars(replace(stub_kubectl.OUTPUTS, ray_dashboard_url=url)).items()}
-    deployed = DeployedRay(environment=outputs, token=secrets.token_hex(32))
+    deployed = deployed_ray(url, secrets.token_hex(32))
     sessions = ray_folder.session_directory(state.directory)
     assert sessions.is_relative_to("/tmp") and not sessions.is_relative_to(tmp_path)
     try:
