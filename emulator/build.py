@@ -163,8 +163,7 @@ def _build_one(state: State, program: Program, label: str, report: Report) -> No
             command, log, environment, TOOLS / program.tool, lambda seconds: report(f"{label}: {seconds:.0f} s"), 15
         )
         if status != 0:
-            words = log.read_text(errors="replace").strip().splitlines()[-12:]
-            raise EmulatorError(f"building {program.name} failed ({log}):\n  " + "\n  ".join(words))
+            raise EmulatorError(f"building {program.name} failed ({log}):\n  {processes.last_words(log)}")
         workplace.rename(target)
     finally:
         shutil.rmtree(workplace, ignore_errors=True)

@@ -24,6 +24,7 @@ from emulator.gcp import tables as gcp_tables
 from emulator.google.cloud import Cloud
 from emulator.google.collection import last
 from emulator.kubernetes import control_plane, helm
+from emulator.machine import processes
 from emulator.machine.belongings import content
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
 from emulator.programs import free_space
@@ -71,10 +72,7 @@ def started(state: State, report: Report, provider: str = "") -> Iterator[Engine
         cloud_server.spawn(state)  # beside the control plane, which it needs nothing of
         control_plane.start(state, heads_wait=True)
         cloud_server.start(state)
-        if state.process("gke") is None:
-            state.spawn(
-                "gke", [sys.executable, "-u", "-m", "emulator.gke.controller"], env={"PYTHONPATH": str(CHECKOUT)}
-            )
+        state.spawn_module("gke", "emulator.gke.controller")
         job_clusters.start(state)
         helm.restart(state)
         yield engine(state, report)
@@ -255,10 +253,9 @@ def trouble(state: State) -> str:
     if not ended:
         return ""
     log = state.log(ended[0])
-    words = "\n  ".join(log.read_text(errors="replace").strip().splitlines()[-12:]) if log.exists() else "(nothing)"
     return (
         f"{ended[0]}, a part of the emulated cloud, ended by itself. `.venv/bin/python -m emulator up` starts it "
-        f"again; its log is {log} and ends with:\n  {words}"
+        f"again; its log is {log} and ends with:\n  {processes.last_words(log)}"
     )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from emulator.machine import processes
+from emulator.machine.loopback import past_proxies
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
 
 STACK = "local"
@@ -197,7 +198,7 @@ class Engine:
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_IGNORE_AMBIENT_PLUGINS": "true",
             "PATH": first_on_path(os.environ.get("PATH", ""), self._state.path("bin"), Path(sys.executable).parent),
-            **_past_proxies(),
+            **past_proxies(),
             **self._environment,
         }
 
@@ -367,13 +368,6 @@ def _cancel(child: subprocess.Popen[str]) -> None:
 def first_on_path(path: str, *folders: Path) -> str:
     """A PATH with folders before what else is on it, each once."""
     return os.pathsep.join(dict.fromkeys([*map(str, folders), *path.split(os.pathsep)]))
-
-
-def _past_proxies() -> dict[str, str]:
-    """Everything of the emulator is on loopback, whatever proxy the user's shell has for the rest."""
-    exempt = [part for part in (os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "").split(",") if part]
-    value = ",".join(dict.fromkeys([*exempt, "127.0.0.1", "localhost"]))
-    return {"NO_PROXY": value, "no_proxy": value}
 
 
 def merged(config: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from emulator.kubernetes.api import Api, ApiError, Body
+from emulator.machine.loopback import answers
 from emulator.machine.state import EmulatorError, State
 from emulator.programs.go_modules import TOOLS
 
 _READY_SECONDS = 240
-_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on loopback, whatever proxy there is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +98,7 @@ def await_operator(state: State, name: str, port: int) -> None:
         EmulatorError: it ended, or is not ready in time.
     """
     deadline = time.monotonic() + _READY_SECONDS
-    while not _answers(port):
+    while not answers(f"http://127.0.0.1:{port}/readyz"):
         if state.process(name) is None or time.monotonic() > deadline:
             raise EmulatorError(f"{name} does not come up; the reason is at the end of {state.log(name)}")
         time.sleep(0.1)
-
-
-def _answers(port: int) -> bool:
-    try:
-        with _DIRECTLY.open(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False

@@ -83,6 +83,12 @@ def run(
         raise
 
 
+def last_words(log: Path) -> str:
+    """The end of what a process wrote, indented for a message."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return "\n  ".join(lines[-12:]) or "(nothing)"
+
+
 def start_time(pid: int) -> int | None:
     """Start of the process, in clock ticks; None when it has ended, its last thread included (a zombie has)."""
     fields = _fields(pid)

@@ -13,6 +13,7 @@ import random
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -119,6 +120,11 @@ class State:
         process = processes.start(name, command, self.log(name), environment, cwd or self.directory)
         write_atomically(self._record(name), json.dumps(process.record()))
         return process
+
+    def spawn_module(self, name: str, module: str) -> None:
+        """Start a module of this checkout as a standing process, unless it runs."""
+        if self.process(name) is None:
+            self.spawn(name, [sys.executable, "-u", "-m", module], env={"PYTHONPATH": str(CHECKOUT)})
 
     def log(self, name: str) -> Path:
         """Path of a process's output."""

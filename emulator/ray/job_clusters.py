@@ -18,7 +18,7 @@ from pathlib import Path
 from emulator.kubernetes import control_plane, pod_network
 from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError, UnreachableError
 from emulator.kubernetes.pod_network import PodNetwork
-from emulator.machine.state import CHECKOUT, EmulatorError, State
+from emulator.machine.state import EmulatorError, State
 from emulator.ray import deployed_ray
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
@@ -128,9 +128,7 @@ NAME = "job-clusters"
 
 def start(state: State) -> None:
     """Start the standing process unless it runs."""
-    if state.process(NAME) is None:
-        command = [sys.executable, "-u", "-m", "emulator.ray.job_clusters"]
-        state.spawn(NAME, command, env={"PYTHONPATH": str(CHECKOUT)})
+    state.spawn_module(NAME, "emulator.ray.job_clusters")
 
 
 def main() -> None:

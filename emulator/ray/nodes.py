@@ -323,10 +323,7 @@ def _await_nodes(
         if ended or time.monotonic() > deadline:
             name = ended[0] if ended else HEAD
             how = f"{name} ended" if ended else "not every Ray node answered in time"
-            message = f"{how}. Its log is {state.log(name)}; it ends with:\n{_tail(state.log(name))}"
+            log = state.log(name)
+            message = f"{how}. Its log is {log}; it ends with:\n  {processes.last_words(log)}"
             raise _EndedError(message, name) if ended else EmulatorError(message)
         time.sleep(0.25)
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(nothing)"

@@ -11,10 +11,7 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from email.utils import formatdate
 from io import BufferedReader, RawIOBase
@@ -32,7 +29,8 @@ from emulator.google.callers import SERVER, Tokens
 from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError, RefusedCall, in_googles_words
 from emulator.google.http_message import Request, Response, as_error
-from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
+from emulator.machine.loopback import answers, past_proxies
+from emulator.machine.state import EmulatorError, State, write_atomically
 from emulator.rest import charts
 from emulator.rest.google_apis import GoogleRest
 from emulator.rest.metadata import MetadataServer
@@ -201,16 +199,14 @@ class _Body(RawIOBase):
 
 def spawn(state: State) -> None:
     """Start the server unless it runs; `start` also waits for it."""
-    if state.process(NAME) is None:
-        command = [sys.executable, "-u", "-m", "emulator.rest.cloud_server"]
-        state.spawn(NAME, command, env={"PYTHONPATH": str(CHECKOUT)})
+    state.spawn_module(NAME, "emulator.rest.cloud_server")
 
 
 def start(state: State) -> None:
     """Start the server unless it runs, and wait until it answers. Raises EmulatorError."""
     spawn(state)
     deadline = time.monotonic() + _START_SECONDS
-    while not _answers(state.port(NAME)):
+    while not answers(f"http://127.0.0.1:{state.port(NAME)}/"):
         if state.process(NAME) is None or time.monotonic() > deadline:
             raise EmulatorError(f"the emulated Google does not answer; see {state.log(NAME)}")
         time.sleep(0.05)
@@ -226,8 +222,6 @@ def environment(state: State) -> dict[str, str]:
     host = f"127.0.0.1:{state.port(NAME)}"
     empty = state.path("gcloud")
     empty.mkdir(exist_ok=True)
-    beyond = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    direct = ",".join(filter(None, [beyond, "127.0.0.1", "localhost"]))
     return {
         **dict.fromkeys(ADDRESSES, f"http://{host}"),
         "GCE_METADATA_HOST": host,
@@ -238,17 +232,8 @@ def environment(state: State) -> dict[str, str]:
         # The user's own Google credentials must never come here.
         "CLOUDSDK_CONFIG": str(empty),
         "GOOGLE_APPLICATION_CREDENTIALS": "",
-        "NO_PROXY": direct,
-        "no_proxy": direct,
+        **past_proxies(),
     }
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}/", timeout=2):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def main() -> None:

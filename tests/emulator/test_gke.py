@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 
@@ -15,7 +14,6 @@ from emulator.gke import services as gke_services
 from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.errors import InUseError
 from emulator.kubernetes.api import ApiError, Body, KindNotServedError
-from emulator.machine.state import CHECKOUT
 from oasis_stack.components.compute_class import compute_class_spec
 from oasis_stack.settings.settings import from_config, parse
 from tests.emulator import programs
@@ -36,10 +34,7 @@ PROVISIONING = "autoscaling.x-k8s.io/v1"
 def gke(bare_cluster: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane with GKE's process at work over a cluster with three pools."""
     programs.cloud_with_pools(bare_cluster.cloud)
-    environment = {"PYTHONPATH": str(CHECKOUT)}
-    bare_cluster.state.spawn(
-        "gke", [sys.executable, "-u", "-m", "emulator.gke.controller"], env=environment, cwd=CHECKOUT
-    )
+    bare_cluster.state.spawn_module("gke", "emulator.gke.controller")
     try:
         eventually(lambda: _served(bare_cluster, CLASS["apiVersion"], CLASS["kind"]))
         body = {

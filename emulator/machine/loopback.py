@@ -1,0 +1,25 @@
+"""Ways to what listens on loopback, where everything of the emulator is: past whatever proxy the user's shell has."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens a URL without a proxy."""
+
+
+def answers(url: str) -> bool:
+    """True if a server is there and does not refuse."""
+    try:
+        with DIRECTLY.open(url, timeout=2):
+            return True
+    except OSError:  # urllib's own errors are among them
+        return False
+
+
+def past_proxies() -> dict[str, str]:
+    """Variables by which a program asks for loopback directly, and for what the user has exempted."""
+    exempt = [part for part in (os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "").split(",") if part]
+    value = ",".join(dict.fromkeys([*exempt, "127.0.0.1", "localhost"]))
+    return {"NO_PROXY": value, "no_proxy": value}
