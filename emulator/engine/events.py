@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from emulator.protocol.wire import UNKNOWN
+
 _VERBS = {
     "create": ("created", "would create"),
     "update": ("updated", "would update"),
@@ -30,8 +32,6 @@ _PREAMBLE = re.compile(r"^(an unhandled error occurred: |python inline source ru
 _FRAMES = re.compile(r"(?s).*Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _STEP = re.compile(r"""\.?([^.\["\]]+)|\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]""")
 """One step of a property path (Pulumi documentation, "Resource options: ignoreChanges"): a name, an index, a key."""
-_UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
-"""In place of what is known only after an update (pulumi/pulumi, sdk/go/common/resource/plugin/rpc.go)."""
 _VALUE_WIDTH = 60
 _SILENCE_SECONDS = 10.0
 _MARKUP = re.compile(r"<\{%.*?%\}>|\x1b\[[0-9;]*m")
@@ -133,7 +133,7 @@ def _at(values: Any, path: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False).replace(f'"{_UNKNOWN}"', "(known after up)")
+    text = json.dumps(value, ensure_ascii=False).replace(f'"{UNKNOWN}"', "(known after up)")
     return text if len(text) <= _VALUE_WIDTH else f"{text[:_VALUE_WIDTH]}..."
 
 

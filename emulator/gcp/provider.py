@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf import empty_pb2
@@ -26,7 +26,7 @@ from emulator.google.cloud import Cloud, CloudObject
 from emulator.google.errors import CloudError, in_googles_words
 from emulator.google.scope import Scope
 from emulator.machine.state import State
-from emulator.protocol.plugin import Provider, serve_provider
+from emulator.protocol.plugin import Provider, any_change, difference, serve_provider
 from emulator.protocol.wire import UNKNOWN, Secret, decode, encode, holds_secret, plain
 
 # The provider knows only those labels and annotations that its own configuration gave: none, for what it imports
@@ -87,12 +87,11 @@ class GcpProvider(Provider):
             old, new = plain(decode(request.old_inputs)), plain(decode(request.news))
             found = gcp_diff.changes(row, old, new)
             replaced = [change.path for change in found if change.replaces]
-            outcome = provider_pb2.DiffResponse.DIFF_SOME if found else provider_pb2.DiffResponse.DIFF_NONE
             return provider_pb2.DiffResponse(
-                changes=outcome,
+                changes=any_change(found),
                 diffs=sorted({change.path.split(".")[0].split("[")[0] for change in found}),
                 replaces=sorted({path.split(".")[0].split("[")[0] for path in replaced}),
-                detailedDiff={change.path: _property_diff(change) for change in found},
+                detailedDiff={change.path: difference(change.kind, change.replaces) for change in found},
                 hasDetailedDiff=True,
                 deleteBeforeReplace=bool(replaced) and _keeps_its_name(row.auto_name, old, new),
             )
@@ -169,14 +168,9 @@ def _answering(context: Context, subject: str) -> Iterator[None]:
     try:
         yield
     except CloudError as error:
-        _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{in_googles_words(error)}")
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(in_googles_words(error)))
     except (MissingRowError, gcp_types.UnknownTypeError, gcp_invokes.UnknownFunctionError, ValueError) as error:
-        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"{subject}: {error}")
-
-
-def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    context.abort(code, message)
-    raise AssertionError("abort does not return")
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{subject}: {error}")
 
 
 def _foreseen(token: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,11 +197,6 @@ def _keeps_its_name(auto_name: tuple[str, int] | None, old: Mapping[str, Any], n
     if auto_name is None or auto_name[0] in new.get(gcp_diff.DEFAULTS, []):
         return False
     return old.get(auto_name[0]) == new.get(auto_name[0])
-
-
-def _property_diff(change: gcp_diff.Change) -> provider_pb2.PropertyDiff:
-    kind = f"{change.kind.upper()}{'_REPLACE' if change.replaces else ''}"
-    return provider_pb2.PropertyDiff(kind=provider_pb2.PropertyDiff.Kind.Value(kind), inputDiff=True)
 
 
 if __name__ == "__main__":

@@ -5,34 +5,17 @@ Of node affinity it reads the required terms; what it cannot judge (pod affinity
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-Body = dict[str, Any]
+from kubernetes.utils.quantity import parse_quantity
 
-_UNITS = {
-    "m": 1e-3,
-    "": 1.0,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-    "Pi": 2.0**50,
-}
+Body = dict[str, Any]
 
 
 def quantity(text: str) -> float:
     """A Kubernetes quantity (`100m`, `2Gi`, `8`) as a number."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([A-Za-z]*)", str(text))
-    if found is None or found[2] not in _UNITS:
-        raise ValueError(f"{text!r} is not a quantity that the emulated autoscaler reads")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(parse_quantity(text))
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-from emulator.google.cloud import Cloud, CloudObject
+from emulator.google.cloud import Cloud
+from emulator.google.collection import last
 from emulator.kubernetes.api import Api, Body
+from emulator.kubernetes.objects import is_true
 
 _VERSION = "networking.gke.io/v1"
 _FINALIZER = "networking.gke.io/gnp-controller"
@@ -32,7 +34,7 @@ class DeviceNetworkControllers:
             return
         for parameters in sets:
             self._parameter_set(parameters, sets, networks)
-        ready = {parameters["metadata"]["name"] for parameters in sets if _is(parameters, "Ready")}
+        ready = {parameters["metadata"]["name"] for parameters in sets if is_true(parameters, "Ready")}
         pods = self._api.list("v1", "Pod") if networks else []
         for network in networks:
             self._network(network, ready, pods)
@@ -56,21 +58,20 @@ class DeviceNetworkControllers:
         if not any(network.body.get("name") == vpc for network in self._cloud.list("compute/network")):
             return "VPCNotFound", f"VPC: {vpc} was not found"
         subnets = self._cloud.list("compute/subnetwork")
-        if not any(found.body.get("name") == subnet and _last(found.body.get("network")) == vpc for found in subnets):
+        if not any(
+            found.body.get("name") == subnet and last(found.body.get("network", "")) == vpc for found in subnets
+        ):
             return "SubnetNotFound", f"Subnet: {subnet} was not found in VPC: {vpc}"
         if not spec.get("deviceMode"):
             return "GNPReady", ""
-        if any(_last(cluster.body.get("network")) == vpc for cluster in self._clusters()):
+        if any(last(cluster.body.get("network", "")) == vpc for cluster in self._cloud.list("container/cluster")):
             return "DeviceModeCantUseDefaultVPC", "GNP with deviceMode can't reference the default VPC"
         for other in sets:
             if other["metadata"]["name"] == parameters["metadata"]["name"]:
                 continue
-            if other["spec"].get("vpcSubnet") == subnet and _older(other, parameters):
+            if other["spec"].get("vpcSubnet") == subnet and _age(other) < _age(parameters):
                 return "DeviceModeSubnetAlreadyInUse", f"Subnet {subnet} is in use by GNP {other['metadata']['name']}"
         return "GNPReady", ""
-
-    def _clusters(self) -> list[CloudObject]:
-        return self._cloud.list("container/cluster")
 
     def _network(self, network: Body, ready: set[str], pods: Iterable[Body]) -> None:
         metadata = network["metadata"]
@@ -111,18 +112,5 @@ def _essence(condition: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(condition.get(key) for key in ("type", "status", "reason", "message"))
 
 
-def _is(target: Body, kind: str) -> bool:
-    conditions = target.get("status", {}).get("conditions") or []
-    return any(entry["type"] == kind and entry["status"] == "True" for entry in conditions)
-
-
-def _older(one: Body, other: Body) -> bool:
-    return _age(one) < _age(other)
-
-
 def _age(body: Body) -> tuple[str, str]:
     return body["metadata"]["creationTimestamp"], body["metadata"]["name"]
-
-
-def _last(path: object) -> str:
-    return str(path or "").rpartition("/")[2]

@@ -20,6 +20,7 @@ from emulator.gke.node_shapes import REQUEST_LABEL, Pool
 from emulator.google import faults, limits
 from emulator.google.cloud import Cloud
 from emulator.kubernetes.api import Api, Body, KindNotServedError
+from emulator.kubernetes.objects import is_true
 
 VERSION, KIND = "autoscaling.x-k8s.io/v1", "ProvisioningRequest"
 
@@ -95,9 +96,9 @@ class QueuedProvisioning:
         self._provided = {name: since for name, since in self._provided.items() if name in names}
         queued = [pool for pool in pools if pool.queued]
         for request in sorted(ours, key=lambda one: str(one["metadata"]["creationTimestamp"])):
-            if _is(request, "Failed") or _is(request, "CapacityRevoked"):
+            if is_true(request, "Failed") or is_true(request, "CapacityRevoked"):
                 continue
-            if _is(request, "Provisioned"):
+            if is_true(request, "Provisioned"):
                 self._age(request)
             elif len(request["spec"]["podSets"]) > 1:
                 self._tell(request, Failed=ONE_SET)
@@ -193,11 +194,6 @@ NOT_SCHEDULABLE = "Provisioning Request's pods cannot be scheduled in the nodepo
 
 def _resize_request(request: Body) -> str:
     return str(request.get("status", {}).get("provisioningClassDetails", {}).get("ResizeRequestName", ""))
-
-
-def _is(request: Body, kind: str) -> bool:
-    conditions = request.get("status", {}).get("conditions") or []
-    return any(entry["type"] == kind and entry["status"] == "True" for entry in conditions)
 
 
 def _told(condition: Body) -> Told:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from emulator.google import policies
-from emulator.google.collection import Call
+from emulator.google.collection import Body, Call, Collection
 from emulator.google.discovery import Method
 from emulator.google.errors import RefusedCall
 
@@ -123,20 +123,27 @@ def require_permission(call: Call, permission: str, resource: str) -> None:
         return
     project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
     of = (resource,) if "/billingAccounts/" in resource else (project, resource.partition("/versions/")[0])
-    held = {role for name in of for role in policies.roles_in_effect(call.cloud, name, call.principal)}
-    if not holds(held, permission):
+    if not holds(_roles(call, *of), permission):
         known = ", ".join(roles_with(permission)) or "none that is known here"
         denied = f"Permission '{permission}' denied for resource '{resource}' (or it may not exist)."
         raise RefusedCall(403, f"{denied} Roles that hold it: {known}.", "forbidden")
 
 
-def tested(call: Call, resource: str) -> dict[str, list[str]]:
-    """Those of the permissions that a caller asks about which it holds on a resource, or on its project."""
-    project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
-    held = {role for name in {resource, project} for role in policies.roles_in_effect(call.cloud, name, call.principal)}
-    asked: list[str] = call.body.get("permissions", [])
-    found = [permission for permission in asked if not call.principal or holds(held, permission)]
-    return {"permissions": found} if found else {}
+class Testable(Collection):
+    """Resources of which a caller can ask what it may do with them."""
+
+    def do_test_iam_permissions(self, call: Call) -> Body:
+        """Those of the permissions that a caller asks about which it holds on the resource, or on its project."""
+        project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
+        held = _roles(call, self.full_name(call), project)
+        asked: list[str] = call.body.get("permissions", [])
+        found = [permission for permission in asked if not call.principal or holds(held, permission)]
+        return {"permissions": found} if found else {}
+
+
+def _roles(call: Call, *resources: str) -> set[str]:
+    """Those that the caller has on any of these resources, by their full names."""
+    return {role for name in resources for role in policies.roles_in_effect(call.cloud, name, call.principal)}
 
 
 def roles_with(permission: str) -> list[str]:

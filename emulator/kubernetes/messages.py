@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NoReturn
 
 import grpc
@@ -58,22 +58,6 @@ def placed(outputs: Body) -> Body:
     )
 
 
-def any_change(changed: Collection[str]) -> provider_pb2.DiffResponse.DiffChanges.ValueType:
-    """The protocol's word for whether anything changed."""
-    return provider_pb2.DiffResponse.DIFF_SOME if changed else provider_pb2.DiffResponse.DIFF_NONE
-
-
 def top_level(paths: Iterable[str]) -> list[str]:
     """The inputs that the paths lead into."""
     return sorted({re.split(r"[.\[]", path)[1] for path in paths})
-
-
-def difference(how: str, replaces: bool) -> provider_pb2.PropertyDiff:
-    """One changed path; `how` as `objects.changes` has it."""
-    kinds = provider_pb2.PropertyDiff
-    pairs = {
-        "add": (kinds.ADD, kinds.ADD_REPLACE),
-        "delete": (kinds.DELETE, kinds.DELETE_REPLACE),
-        "update": (kinds.UPDATE, kinds.UPDATE_REPLACE),
-    }
-    return kinds(kind=pairs[how][replaces], inputDiff=True)

@@ -52,6 +52,12 @@ _IDENTITY = (".apiVersion", ".kind", ".metadata.name", ".metadata.namespace")
 _LIST_KEYS = ("name", "groupName", "key", "mountPath", "containerPort", "port", "ip", "type")
 
 
+def is_true(live: Body, condition: str) -> bool:
+    """True if a live object's status says that a condition holds."""
+    conditions = live.get("status", {}).get("conditions") or []
+    return any(entry["type"] == condition and entry["status"] == "True" for entry in conditions)
+
+
 def annotation(body: Mapping[str, Any], name: str) -> str:
     """An annotation's text; empty without it."""
     return str(body.get("metadata", {}).get("annotations", {}).get(name, ""))

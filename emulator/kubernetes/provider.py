@@ -22,7 +22,7 @@ from emulator.kubernetes.config import ProviderConfig
 from emulator.kubernetes.wait import NotReadyError, StillThereError, until_gone, until_ready
 from emulator.machine.state import EmulatorError
 from emulator.protocol import wire
-from emulator.protocol.plugin import Provider, serve_provider
+from emulator.protocol.plugin import Provider, any_change, difference, serve_provider
 
 VERSION = "4.34.2"
 """Version of the SDK that the program imports; the engine asks for the provider of the same version."""
@@ -56,7 +56,7 @@ class KubernetesProvider(Provider):
         changed = messages.top_level(objects.changes(old, new))
         before, after = ProviderConfig.read(old).cluster, ProviderConfig.read(new).cluster
         moved = changed if before and after and before != after else []
-        return provider_pb2.DiffResponse(changes=messages.any_change(changed), diffs=changed, replaces=moved)
+        return provider_pb2.DiffResponse(changes=any_change(changed), diffs=changed, replaces=moved)
 
     def Configure(
         self, request: provider_pb2.ConfigureRequest, context: grpc.ServicerContext
@@ -89,12 +89,12 @@ class KubernetesProvider(Provider):
         else:
             replaces = objects.replacing(old, new, self._settings.mutable_kinds)
         return provider_pb2.DiffResponse(
-            changes=messages.any_change(found),
+            changes=any_change(found),
             diffs=messages.top_level(found),
             replaces=messages.top_level(replaces),
             deleteBeforeReplace=bool(replaces) and objects.same_place(old, new),
             hasDetailedDiff=True,
-            detailedDiff={path.lstrip("."): messages.difference(how, path in replaces) for path, how in found.items()},
+            detailedDiff={path.lstrip("."): difference(how, path in replaces) for path, how in found.items()},
         )
 
     def Create(self, request: provider_pb2.CreateRequest, context: grpc.ServicerContext) -> provider_pb2.CreateResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent import futures
 
 import grpc
@@ -27,6 +27,17 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
     def Cancel(self, request: empty_pb2.Empty, context: grpc.ServicerContext) -> empty_pb2.Empty:
         return empty_pb2.Empty()
+
+
+def any_change(changed: Collection[object]) -> provider_pb2.DiffResponse.DiffChanges.ValueType:
+    """The protocol's word for whether anything changed."""
+    return provider_pb2.DiffResponse.DIFF_SOME if changed else provider_pb2.DiffResponse.DIFF_NONE
+
+
+def difference(how: str, replaces: bool) -> provider_pb2.PropertyDiff:
+    """One changed input: `add`, `delete` or `update`."""
+    kind = f"{how.upper()}_REPLACE" if replaces else how.upper()
+    return provider_pb2.PropertyDiff(kind=provider_pb2.PropertyDiff.Kind.Value(kind), inputDiff=True)
 
 
 def serve_provider(provider: Provider) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+from emulator.google.cloud import timestamp
 from emulator.google.discovery import Method, admitted, document
 from emulator.google.errors import RefusedCall
 from emulator.google.http_message import Request
@@ -77,10 +77,6 @@ def etag(facts: ObjectFacts) -> str:
     return base64.b64encode(f"{facts.generation}/{facts.metageneration}".encode()).decode()
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def object_resource(request: Request, bucket: str, name: str, facts: ObjectFacts) -> dict[str, Any]:
     """An object as the API shows it."""
     path = f"{bucket}/o/{quote(name, safe='')}"
@@ -100,8 +96,8 @@ def object_resource(request: Request, bucket: str, name: str, facts: ObjectFacts
         "size": str(facts.size),
         "crc32c": facts.crc32c,
         "etag": etag(facts),
-        "timeCreated": _time(facts.generation / 1e6),
-        "updated": _time(facts.modified / 1e9),
+        "timeCreated": timestamp(facts.generation / 1e6),
+        "updated": timestamp(facts.modified / 1e9),
     }
     if facts.md5:
         shown["md5Hash"] = facts.md5

@@ -18,7 +18,7 @@ from emulator.google import policies
 from emulator.google.cloud import CloudObject
 from emulator.google.collection import Body, Call, Collection
 from emulator.google.errors import RefusedCall
-from emulator.google.permissions import tested
+from emulator.google.permissions import Testable
 from emulator.google.scope import project_number
 
 ACCOUNT = "billingAccounts/000000-000000-000000"
@@ -46,13 +46,10 @@ class Projects(Collection):
         }
 
 
-class Accounts(Collection):
+class Accounts(Testable):
     """`billingAccounts/a`."""
 
     kind = "cloudbilling/billingAccount"
-
-    def do_test_iam_permissions(self, call: Call) -> Body:
-        return tested(call, self.full_name(call))
 
 
 class Skus(Collection):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from emulator.google import policies
-from emulator.google.collection import Body, Call, Collection
-from emulator.google.permissions import tested
+from emulator.google.collection import Body, Call
+from emulator.google.permissions import Testable
 
 
-class CryptoKeys(Collection):
+class CryptoKeys(Testable):
     """`projects/p/locations/l/keyRings/r/cryptoKeys/k`."""
 
     kind = "cloudkms/cryptoKey"
@@ -16,9 +16,6 @@ class CryptoKeys(Collection):
         found = call.cloud.find(self.kind, call.name)
         state = found.body["state"] if found else "ENABLED"
         return {"name": call.name, "purpose": "ENCRYPT_DECRYPT", "primary": {"state": state}}
-
-    def do_test_iam_permissions(self, call: Call) -> Body:
-        return tested(call, self.full_name(call))
 
     def do_get_iam_policy(self, call: Call) -> Body:
         return policies.get(call.cloud, self.full_name(call))

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from emulator.google import policies
 from emulator.google.collection import Body, Call, Collection, numbered
-from emulator.google.permissions import tested
+from emulator.google.permissions import Testable
 from emulator.google.scope import project_number
 
 
-class Projects(Collection):
+class Projects(Testable):
     """`projects/p`."""
 
     kind = "resourcemanager/project"
@@ -23,9 +23,6 @@ class Projects(Collection):
 
     def do_get_iam_policy(self, call: Call) -> Body:
         return policies.get(call.cloud, self.full_name(call))
-
-    def do_test_iam_permissions(self, call: Call) -> Body:
-        return tested(call, self.full_name(call))
 
     def do_set_iam_policy(self, call: Call) -> Body:
         return policies.put(call.cloud, self.full_name(call), call.body["policy"])

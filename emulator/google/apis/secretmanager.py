@@ -12,12 +12,12 @@ import google_crc32c
 from emulator.google.cloud import Cloud, CloudObject, Use, timestamp
 from emulator.google.collection import Body, Call, Collection, numbered, require
 from emulator.google.errors import RefusedCall
-from emulator.google.permissions import tested
+from emulator.google.permissions import Testable
 
 SECRET, VERSION = "secretmanager/secret", "secretmanager/version"
 
 
-class Secrets(Collection):
+class Secrets(Testable):
     """`projects/p/secrets/s`."""
 
     kind = SECRET
@@ -50,9 +50,6 @@ class Secrets(Collection):
 
     def found(self, call: Call) -> CloudObject:
         return _secret(call.cloud, call.name)
-
-    def do_test_iam_permissions(self, call: Call) -> Body:
-        return tested(call, self.full_name(call))
 
 
 class Versions(Collection):
