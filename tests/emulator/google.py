@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from google.auth.compute_engine import _metadata
+from google.oauth2.credentials import Credentials
+from googleapiclient.discovery import build
 
 from emulator.gcp.resources.google_client import Transport, answer_of, quota_header
 from emulator.google.callers import Tokens
@@ -37,6 +39,15 @@ class Google:
     @property
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def credentials(self) -> Credentials:
+        """An operator's."""
+        return Credentials(Tokens(self.cloud).issue())
+
+    def client(self, api: str, version: str = "v1", base: str = "") -> Any:
+        """Google's own client of an API, from its discovery document."""
+        options = {"api_endpoint": f"http://{self.host}{base}"}
+        return build(api, version, static_discovery=True, client_options=options, credentials=self.credentials())
 
     def make_bucket(self, name: str) -> str:
         """A bucket, as the provider would make it."""
@@ -93,14 +104,14 @@ def enable(cloud: Cloud, api: str, project: str = PROJECT) -> None:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[Google]:
-    """Serve an emulated Google for the time of the block."""
+def served(directory: Path, *apis: str) -> Iterator[Google]:
+    """Serve an emulated Google for the time of the block, with these APIs on beside those of secrets and storage."""
     state = State(directory)
     cloud = Cloud(state.directory)
     try:
         cloud_server.start(state)
-        for api in ("secretmanager.googleapis.com", "storage.googleapis.com"):
-            enable(cloud, api)
+        for api in ("secretmanager", "storage", *apis):
+            enable(cloud, f"{api}.googleapis.com")
         yield Google(cloud, state.port(cloud_server.NAME))
     finally:
         state.stop(cloud_server.NAME)

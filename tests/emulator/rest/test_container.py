@@ -11,7 +11,7 @@ from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
 from emulator.google.callers import Identity, set_identity
-from tests.emulator.google import PROJECT, Google, directly, enable, lead_clients_to, served
+from tests.emulator.google import PROJECT, Google, directly, lead_clients_to, served
 from tests.support.waiting import eventually
 
 LOCATION = f"projects/{PROJECT}/locations/us-central1"
@@ -43,9 +43,7 @@ FLEX: dict[str, Any] = {
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OASIS_EMULATOR_LATENCY_SECONDS", str(SECONDS))
-        with served(tmp_path_factory.mktemp("google")) as google:
-            for api in ("compute.googleapis.com", "container.googleapis.com"):
-                enable(google.cloud, api)
+        with served(tmp_path_factory.mktemp("google"), "compute", "container") as google:
             set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b"))
             google.cloud.create("compute/network", NETWORK, {"name": "net"})
             yield google

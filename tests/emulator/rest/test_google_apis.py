@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google.oauth2.credentials import Credentials
-from googleapiclient.discovery import build
 from googleapiclient.errors import HttpError
 
 from emulator.google import operations
-from emulator.google.callers import Tokens
 from emulator.google.scope import project_number
 from tests.emulator.google import PROJECT, Google, directly, enable, served
 
@@ -21,21 +18,13 @@ ME = "user:me@example.com"
 
 @pytest.fixture(scope="module")
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with served(tmp_path_factory.mktemp("google")) as google:
-        for api in ("artifactregistry.googleapis.com", "iam.googleapis.com"):
-            enable(google.cloud, api)
+    with served(tmp_path_factory.mktemp("google"), "artifactregistry", "iam") as google:
         yield google
-
-
-def client(google: Google, api: str, version: str = "v1", base: str = "") -> Any:
-    credentials = Credentials(Tokens(google.cloud).issue())
-    options = {"api_endpoint": f"http://{google.host}{base}"}
-    return build(api, version, static_discovery=True, client_options=options, credentials=credentials)
 
 
 @pytest.fixture
 def repositories(google: Google) -> Any:
-    return client(google, "artifactregistry").projects().locations().repositories()
+    return google.client("artifactregistry").projects().locations().repositories()
 
 
 def test_a_repository_is_made_by_an_operation_and_reads_back_with_what_google_adds(
@@ -43,7 +32,7 @@ def test_a_repository_is_made_by_an_operation_and_reads_back_with_what_google_ad
 ) -> None:
     begun = repositories.create(parent=LOCATION, repositoryId="made", body={"format": "DOCKER"}).execute()
     google.cloud.turn(60)
-    operation = client(google, "artifactregistry").projects().locations().operations().get(name=begun["name"]).execute()
+    operation = google.client("artifactregistry").projects().locations().operations().get(name=begun["name"]).execute()
     found = repositories.get(name=f"{LOCATION}/repositories/made").execute()
     assert operation["done"] and operation["response"] == found
     assert found["registryUri"] == f"us-central1-docker.pkg.dev/{PROJECT}/made"
@@ -78,7 +67,7 @@ def test_a_body_that_the_documents_do_not_know_is_refused_and_makes_nothing(
 
 
 def test_what_only_google_sets_is_not_taken_from_a_caller(google: Google) -> None:
-    accounts = client(google, "iam").projects().serviceAccounts()
+    accounts = google.client("iam").projects().serviceAccounts()
     body = {"accountId": "a-caller", "serviceAccount": {"displayName": "Me", "uniqueId": "1", "email": "x@y"}}
     made = accounts.create(name=f"projects/{PROJECT}", body=body).execute()
     assert made["email"] == f"a-caller@{PROJECT}.iam.gserviceaccount.com" and made["uniqueId"] != "1"
@@ -87,7 +76,7 @@ def test_what_only_google_sets_is_not_taken_from_a_caller(google: Google) -> Non
 
 
 def test_what_only_google_sets_of_a_bucket_or_a_folder_is_neither_made_nor_changed_by_a_caller(google: Google) -> None:
-    storage = client(google, "storage", base="/storage/v1/")
+    storage = google.client("storage", base="/storage/v1/")
     wrong = {"metageneration": "9", "timeCreated": "2001-01-01T00:00:00Z", "projectNumber": "1", "locationType": "dual"}
     policy = {"retentionDurationSeconds": "604800", "effectiveTime": "2001-01-01T00:00:00Z"}
     access = {"uniformBucketLevelAccess": {"enabled": True}}
@@ -105,7 +94,7 @@ def test_what_only_google_sets_of_a_bucket_or_a_folder_is_neither_made_nor_chang
 
 
 def test_of_two_who_change_a_policy_at_once_the_second_must_read_again(google: Google) -> None:
-    projects = client(google, "cloudresourcemanager").projects()
+    projects = google.client("cloudresourcemanager").projects()
     read = projects.getIamPolicy(resource=PROJECT, body={}).execute()
     first, second = (
         {"policy": {**read, "bindings": [{"role": role, "members": [ME]}]}} for role in ("roles/viewer", "roles/editor")

@@ -15,7 +15,7 @@ from emulator.google.apis.cloudbuild import PRODUCER
 from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Use
 from emulator.google.scope import project_number
-from tests.emulator.google import Google, enable, lead_clients_to, served
+from tests.emulator.google import Google, lead_clients_to, served
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 FLAVOR = {"Metadata-Flavor": "Google"}
@@ -23,10 +23,8 @@ FLAVOR = {"Metadata-Flavor": "Google"}
 
 @pytest.fixture(scope="module")
 def google_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with served(tmp_path_factory.mktemp("google")) as served_google:
+    with served(tmp_path_factory.mktemp("google"), "compute", "cloudbuild") as served_google:
         set_identity(served_google.cloud, Identity(project="test-project", zone="us-central1-b"))
-        for api in ("compute.googleapis.com", "cloudbuild.googleapis.com"):
-            enable(served_google.cloud, api)
         yield served_google
 
 
