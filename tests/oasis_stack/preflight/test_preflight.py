@@ -129,8 +129,12 @@ class Project:
         return report.run(self.settings, self.program, said.append), said
 
 
+Make = Callable[[Mapping[str, Any]], Project]
+"""A project for a stack with these settings, in which nothing is amiss yet."""
+
+
 @pytest.fixture
-def project(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], Project]:
+def project(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     lead_clients_to(google, monkeypatch)
     for name in (*access.PROGRAMS, *access.LATER):
         (tmp_path / name).write_text("#!/bin/sh\n")
@@ -152,9 +156,7 @@ def project(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         changed("oasis:cluster.secrets_encryption_key", KEY),
     ],
 )
-def test_nothing_is_found_in_a_project_that_lacks_nothing(
-    project: Callable[[Mapping[str, Any]], Project], config: dict[str, Any]
-) -> None:
+def test_nothing_is_found_in_a_project_that_lacks_nothing(project: Make, config: dict[str, Any]) -> None:
     fine, said = project(config).findings()
     assert fine and said[-1] == "\nnothing to mend before `up`", "\n".join(said)
     assert not [line for line in said if line.startswith(("  NO", "  ?"))]
@@ -320,9 +322,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_each_defect_of_a_project_is_found_alone_and_says_what_to_do(
-    project: Callable[[Mapping[str, Any]], Project], name: str
-) -> None:
+def test_each_defect_of_a_project_is_found_alone_and_says_what_to_do(project: Make, name: str) -> None:
     defect = DEFECTS[name]
     spoilt = project(defect.config)
     defect.spoil(spoilt)
@@ -337,16 +337,14 @@ def test_each_defect_of_a_project_is_found_alone_and_says_what_to_do(
     assert remedy.startswith("      ") and remedy.endswith("."), text
 
 
-def test_a_project_that_the_caller_may_not_see_is_as_one_that_there_is_not(
-    project: Callable[[Mapping[str, Any]], Project],
-) -> None:
+def test_a_project_that_the_caller_may_not_see_is_as_one_that_there_is_not(project: Make) -> None:
     hidden = project(FULL)
     hidden.roles([])
     fine, said = hidden.findings()
     assert not fine and f"there is no project {hidden.name} that you may see (cloudresourcemanager" in "\n".join(said)
 
 
-def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Callable[[Mapping[str, Any]], Project]) -> None:
+def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Make) -> None:
     dim = project(FULL)
     for api in ("cloudquotas", "orgpolicy"):
         dim.cloud.delete("serviceusage/service", f"projects/{dim.name}/services/{api}.googleapis.com")
@@ -372,9 +370,7 @@ def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Callable[[
         (_allowed("in:low-carbon-locations"), "? "),
     ],
 )
-def test_a_location_is_allowed_as_google_writes_it(
-    project: Callable[[Mapping[str, Any]], Project], rule: dict[str, object], mark: str
-) -> None:
+def test_a_location_is_allowed_as_google_writes_it(project: Make, rule: dict[str, object], mark: str) -> None:
     judged = project(FULL)
     judged.policy("gcp.resourceLocations", **rule)
     _, said = judged.findings()
@@ -383,9 +379,7 @@ def test_a_location_is_allowed_as_google_writes_it(
 
 
 @pytest.mark.parametrize("there", [1, 3])
-def test_a_stack_that_is_up_is_not_told_to_ask_for_what_it_holds(
-    project: Callable[[Mapping[str, Any]], Project], there: int
-) -> None:
+def test_a_stack_that_is_up_is_not_told_to_ask_for_what_it_holds(project: Make, there: int) -> None:
     made = project(FULL)
     made.networks(*["network-1234567", "rdma-gvnic-1234567", "rdma-rdma-1234567"][:there])
     fine, said = made.findings()
@@ -393,7 +387,7 @@ def test_a_stack_that_is_up_is_not_told_to_ask_for_what_it_holds(
     assert fine and f"  ?   {held}" in said
 
 
-def test_limits_of_a_family_of_machines_are_told(project: Callable[[Mapping[str, Any]], Project]) -> None:
+def test_limits_of_a_family_of_machines_are_told(project: Make) -> None:
     wide = project(FULL)
     wide.quota("SSD", 12000, vm_family="A3", region="us-central1")
     info = wide.cloud.get("cloudquotas/quotaInfo", wide.quota_name("SSD"))
@@ -406,11 +400,9 @@ def test_limits_of_a_family_of_machines_are_told(project: Callable[[Mapping[str,
     ) in said
 
 
-def test_of_several_reservations_one_that_cannot_be_seen_hides_no_other(
-    project: Callable[[Mapping[str, Any]], Project],
-) -> None:
+def test_of_several_reservations_one_that_cannot_be_seen_hides_no_other(project: Make) -> None:
     ladder = [{"mode": "reservation", "reservation": "projects/owner-project/reservations/theirs", "max_nodes": 1}]
-    ladder += [{"mode": "reservation", "reservation": "ours", "max_nodes": nodes} for nodes in (2,)]
+    ladder += [{"mode": "reservation", "reservation": "ours", "max_nodes": 2}]
     both = project(changed("oasis:gpu.capacity", ladder))
     both.reservation(count="0")
     enable(both.cloud, "compute.googleapis.com", "owner-project")
