@@ -104,20 +104,24 @@ def deployed_ray(dashboard: str, token: str = "t") -> DeployedRay:
     return DeployedRay(environment={name: str(value) for name, value in outputs.items()}, token=token)
 
 
+def kubernetes_object(
+    api_version: str, kind: str, name: str, spec: Body, namespace: str = "", **metadata: object
+) -> Body:
+    """An object with a spec, in a namespace or in none."""
+    place = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **place, **metadata}, "spec": spec}
+
+
 def gpu_pod(name: str, namespace: str = "default") -> Body:
     """A pod that takes a whole H200 node of the class `h200`."""
     limits = {"nvidia.com/gpu": "8", "cpu": "100", "memory": "1000Gi"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "nodeSelector": {"cloud.google.com/compute-class": "h200"},
-            "tolerations": [
-                {"key": "nvidia.com/gpu", "operator": "Exists"},
-                {"key": "cloud.google.com/compute-class", "value": "h200"},
-            ],
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "c", "image": "i", "resources": {"limits": limits}}],
-        },
+    spec = {
+        "nodeSelector": {"cloud.google.com/compute-class": "h200"},
+        "tolerations": [
+            {"key": "nvidia.com/gpu", "operator": "Exists"},
+            {"key": "cloud.google.com/compute-class", "value": "h200"},
+        ],
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": "i", "resources": {"limits": limits}}],
     }
+    return kubernetes_object("v1", "Pod", name, spec, namespace)

@@ -135,13 +135,8 @@ def test_nodes_and_their_pods_go_with_their_pool(gke: ControlPlane) -> None:
         gke.cloud, "short", {"machineType": "e2-standard-4", "labels": {"role": "short"}}, {"totalMinNodeCount": 1}, []
     )
     eventually(lambda: len(_nodes(gke)) == 2)
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "on-short", "namespace": "default"},
-        "spec": {"nodeSelector": {"role": "short"}, "containers": [{"name": "c", "image": "i"}]},
-    }
-    gke.api.create(pod)
+    spec = {"nodeSelector": {"role": "short"}, "containers": [{"name": "c", "image": "i"}]}
+    gke.api.create(programs.kubernetes_object("v1", "Pod", "on-short", spec, "default"))
     eventually(
         lambda: (gke.api.get("v1", "Pod", "on-short", "default") or {}).get("status", {}).get("phase") == "Running"
     )
@@ -155,15 +150,9 @@ def test_nodes_and_their_pods_go_with_their_pool(gke: ControlPlane) -> None:
 def test_a_parameter_set_is_held_while_its_network_is_there_and_says_what_is_wrong(gke: ControlPlane) -> None:
     api = gke.api
     parameters = _parameter_set("rdma-0", "rdma", "rdma-0")
-    network = {
-        "apiVersion": NETWORKING,
-        "kind": "Network",
-        "metadata": {"name": "rdma-0"},
-        "spec": {
-            "type": "Device",
-            "parametersRef": {"group": "networking.gke.io", "kind": "GKENetworkParamSet", "name": "rdma-0"},
-        },
-    }
+    reference = {"group": "networking.gke.io", "kind": "GKENetworkParamSet", "name": "rdma-0"}
+    spec = {"type": "Device", "parametersRef": reference}
+    network = programs.kubernetes_object(NETWORKING, "Network", "rdma-0", spec)
     for body in (
         parameters,
         network,
@@ -190,12 +179,8 @@ def test_a_parameter_set_is_held_while_its_network_is_there_and_says_what_is_wro
 
 
 def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_while(gke: ControlPlane) -> None:
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "lb", "namespace": "default"},
-        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], "selector": {"a": "b"}},
-    }
+    spec = {"type": "LoadBalancer", "ports": [{"port": 80}], "selector": {"a": "b"}}
+    service = programs.kubernetes_object("v1", "Service", "lb", spec, "default")
     gke.api.create(service)
     eventually(lambda: _ingress(gke))
     network = f"{programs.PROJECT}/global/networks/primary"
@@ -428,9 +413,5 @@ def _reason(found: ControlPlane, kind: str, name: str, condition: str) -> str:
 
 
 def _parameter_set(name: str, vpc: str, subnet: str) -> Body:
-    return {
-        "apiVersion": NETWORKING,
-        "kind": "GKENetworkParamSet",
-        "metadata": {"name": name},
-        "spec": {"vpc": vpc, "vpcSubnet": subnet, "deviceMode": "RDMA"},
-    }
+    spec = {"vpc": vpc, "vpcSubnet": subnet, "deviceMode": "RDMA"}
+    return programs.kubernetes_object(NETWORKING, "GKENetworkParamSet", name, spec)

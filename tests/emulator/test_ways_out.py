@@ -23,6 +23,7 @@ from emulator.kubernetes.api import Api, ApiError, Body
 from emulator.machine.state import CHECKOUT
 from oasis_stack.pod_specs import admission_policy
 from tests.emulator.conftest import ControlPlane
+from tests.emulator.programs import kubernetes_object
 from tests.emulator.ray.test_ray_cluster import Platform, platform_on
 from tests.support.waiting import eventually
 
@@ -65,12 +66,7 @@ class Way:
 
 def _pod(namespace: str = "ray", **spec: Any) -> Body:
     container = {"name": "c", "image": "i", **spec.pop("container", {})}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "way-out", "namespace": namespace},
-        "spec": {"containers": [container], **spec},
-    }
+    return kubernetes_object("v1", "Pod", "way-out", {"containers": [container], **spec}, namespace)
 
 
 def _set(path: str, value: Any) -> list[Body]:
@@ -100,16 +96,12 @@ _BINDING = {
     "roleRef": {"apiGroup": _ROLES, "kind": "ClusterRole", "name": "cluster-admin"},
     "subjects": [{"kind": "ServiceAccount", "name": "ray", "namespace": "ray"}],
 }
-_RAY_JOB = {
-    "apiVersion": "ray.io/v1",
-    "kind": "RayJob",
-    "metadata": {"name": "way-out", "namespace": "ray"},
-    "spec": {
-        "submissionMode": "InteractiveMode",
-        "entrypoint": "id",
-        "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": {"spec": _pod(volumes=DISK)["spec"]}}},
-    },
+_RAY_JOB_SPEC = {
+    "submissionMode": "InteractiveMode",
+    "entrypoint": "id",
+    "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {}, "template": {"spec": _pod(volumes=DISK)["spec"]}}},
 }
+_RAY_JOB = kubernetes_object("ray.io/v1", "RayJob", "way-out", _RAY_JOB_SPEC, "ray")
 _ACCOUNTS = "/api/v1/namespaces/{}/serviceaccounts/{}/token"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
@@ -375,22 +367,14 @@ def test_a_rayjob_with_such_a_template_gets_no_pod_from_whomever_it_comes(ray: R
 
 
 def _service(annotations: dict[str, str], **spec: Any) -> Body:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "way-out", "namespace": "ray", "annotations": annotations},
-        "spec": {"ports": [{"port": 80}], **spec},
-    }
+    ports = [{"port": 80}]
+    return kubernetes_object("v1", "Service", "way-out", {"ports": ports, **spec}, "ray", annotations=annotations)
 
 
 def _ingress(annotations: dict[str, str], **spec: Any) -> Body:
     backend = {"service": {"name": "way-out", "port": {"number": 80}}}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "Ingress",
-        "metadata": {"name": "way-out", "namespace": "ray", "annotations": annotations},
-        "spec": {"defaultBackend": backend, **spec},
-    }
+    whole = {"defaultBackend": backend, **spec}
+    return kubernetes_object("networking.k8s.io/v1", "Ingress", "way-out", whole, "ray", annotations=annotations)
 
 
 INTERNAL, GCE_INTERNAL = {admission_policy.INTERNAL_SERVICE: "Internal"}, "gce-internal"

@@ -24,6 +24,7 @@ from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, EmulatorError
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY
 from tests.emulator.conftest import Emulated, objects, shell
+from tests.emulator.programs import kubernetes_object
 from tests.support.processes import running
 from tests.support.queued_jobs import documented_job
 from tests.support.waiting import eventually
@@ -333,19 +334,14 @@ def _run(found: Emulated, *command: str, given: str = "") -> str:
 
 def _service() -> Body:
     spec = {"type": "LoadBalancer", "ports": [{"port": 80}], "selector": {"a": "b"}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "by-hand", "namespace": "default"},
-        "spec": spec,
-    }
+    return kubernetes_object("v1", "Service", "by-hand", spec, "default")
 
 
 def _ray_job() -> Body:
     template = {"spec": {"containers": [{"name": "ray", "image": "rayproject/ray:2.60.0"}]}}
     cluster = {"rayVersion": "2.60.0", "headGroupSpec": {"rayStartParams": {}, "template": template}}
     spec = {"entrypoint": "sleep 1000", "shutdownAfterJobFinishes": True, "rayClusterSpec": cluster}
-    return {"apiVersion": RAY, "kind": "RayJob", "metadata": {"name": "by-hand", "namespace": "default"}, "spec": spec}
+    return kubernetes_object(RAY, "RayJob", "by-hand", spec, "default")
 
 
 def _tree() -> dict[str, str]:
