@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -316,8 +315,8 @@ def _kept(found: Emulated) -> set[str]:
 
 
 def _submit(found: Emulated, *command: str) -> None:
-    workloads = (sys.executable, "-m", "workloads", "submit", "--stack", "local", "--detach")
-    subprocess.run([*workloads, *command], env=shell(found.state), cwd=CHECKOUT, check=True, timeout=400)
+    done = found.workloads("submit", "--stack", "local", "--detach", *command)
+    assert done.returncode == 0, done.stderr
 
 
 def _bucket(found: Emulated, role: str) -> str:
