@@ -15,7 +15,7 @@ import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
 from oasis_stack.facts import names
-from oasis_stack.facts.retention import RepositoryRetention
+from oasis_stack.facts.retention import DAY_SECONDS, RepositoryRetention
 from oasis_stack.facts.site import Site
 
 Format = Literal["DOCKER", "PYTHON"]
@@ -23,7 +23,6 @@ Format = Literal["DOCKER", "PYTHON"]
 LOCAL_PRIORITY, REMOTE_PRIORITY = 20, 10
 """The higher one is asked first (saltysoup/oasis-temp, infra/base/registry.tf)."""
 
-DAY_SECONDS = 24 * 60 * 60
 
 MADE_HERE_DAYS = 180
 """Age at which an image or a package that was made here is deleted, unless it is one of the newest or in use."""

@@ -14,10 +14,8 @@ import pulumi_gcp as gcp
 
 from oasis_stack.components.adoption import keep_or_adopt
 from oasis_stack.facts import names
-from oasis_stack.facts.retention import BucketRetention
+from oasis_stack.facts.retention import DAY_SECONDS, BucketRetention
 from oasis_stack.facts.site import Site
-
-DAY_SECONDS = 24 * 60 * 60
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,23 +59,20 @@ class DeviceNetworks(pulumi.ComponentResource):
     def _pair(self, name: str, nic: AdditionalNetwork, device_mode: str, served: pulumi.Resource) -> pulumi.Output[str]:
         """One parameter set and the Network on it; the name comes from the Network, so that its users wait for it."""
         timeouts = pulumi.CustomTimeouts(delete=DELETE_TIMEOUT)
-        parameters = kubernetes.apiextensions.CustomResource(
-            name,
-            api_version=API_VERSION,
-            kind="GKENetworkParamSet",
-            metadata={"name": name},
-            spec=parameter_set_spec(nic, device_mode),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[served], custom_timeouts=timeouts),
-        )
-        network = kubernetes.apiextensions.CustomResource(
-            name,
-            api_version=API_VERSION,
-            kind="Network",
-            metadata={"name": name},
-            spec=network_spec(name),
-            # The set's finalizer holds it until no Network refers to it: so the Network is made last and goes first.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[parameters], custom_timeouts=timeouts),
-        )
+
+        def made(kind: str, spec: dict[str, Any], after: pulumi.Resource) -> pulumi.Resource:
+            return kubernetes.apiextensions.CustomResource(
+                name,
+                api_version=API_VERSION,
+                kind=kind,
+                metadata={"name": name},
+                spec=spec,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[after], custom_timeouts=timeouts),
+            )
+
+        parameters = made("GKENetworkParamSet", parameter_set_spec(nic, device_mode), served)
+        # The set's finalizer holds it until no Network refers to it: so the Network is made last and goes first.
+        network = made("Network", network_spec(name), parameters)
         return network.urn.apply(lambda _: name)
 
 

@@ -168,22 +168,16 @@ class ImageBuild(pulumi.ComponentResource):
         bucket: gcp.storage.Bucket,
     ) -> None:
         child = pulumi.ResourceOptions(parent=self)
-        gcp.artifactregistry.RepositoryIamMember(
-            f"{name}-push",
-            project=args.site.project,
-            location=args.site.region,
-            repository=args.image_repository_id,
-            role="roles/artifactregistry.writer",
-            member=builder.member,
-            opts=child,
-        )
+        granted = {"push": (args.image_repository_id, "roles/artifactregistry.writer")}
         for short, repository in args.readable_repositories.items():
+            granted[f"pull-{short}"] = (repository, "roles/artifactregistry.reader")
+        for short, (repository, role) in granted.items():
             gcp.artifactregistry.RepositoryIamMember(
-                f"{name}-pull-{short}",
+                f"{name}-{short}",
                 project=args.site.project,
                 location=args.site.region,
                 repository=repository,
-                role="roles/artifactregistry.reader",
+                role=role,
                 member=builder.member,
                 opts=child,
             )

@@ -44,15 +44,7 @@ class RdmaNetwork(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: RdmaNetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:RdmaNetwork", name, None, opts)
-        child = pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS)
-        gvnic = gcp.compute.Network(
-            f"{name}-gvnic",
-            project=args.site.project,
-            auto_create_subnetworks=False,
-            routing_mode="REGIONAL",
-            mtu=RDMA_MTU,
-            opts=child,
-        )
+        gvnic = self._network(f"{name}-gvnic", args, None)
         gcp.compute.Firewall(
             f"{name}-gvnic-internal",
             project=args.site.project,
@@ -60,17 +52,10 @@ class RdmaNetwork(pulumi.ComponentResource):
             direction="INGRESS",
             source_ranges=[args.addresses.gvnic],
             allows=[{"protocol": protocol} for protocol in ("tcp", "udp", "icmp")],
-            opts=child,
+            opts=pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS),
         )
-        rdma = gcp.compute.Network(
-            f"{name}-rdma",
-            project=args.site.project,
-            auto_create_subnetworks=False,
-            routing_mode="REGIONAL",
-            mtu=RDMA_MTU,
-            network_profile=f"projects/{args.site.project}/global/networkProfiles/{args.site.zone}-vpc-roce",
-            opts=child,
-        )
+        roce = f"projects/{args.site.project}/global/networkProfiles/{args.site.zone}-vpc-roce"
+        rdma = self._network(f"{name}-rdma", args, roce)
         gvnic_subnet = self._subnet(f"{name}-gvnic", args, gvnic, args.addresses.gvnic)
         rdma_subnets = [
             self._subnet(f"{name}-rdma-{index}", args, rdma, block) for index, block in enumerate(args.addresses.rdma)
@@ -95,6 +80,17 @@ class RdmaNetwork(pulumi.ComponentResource):
             AdditionalNetwork(network=self.gvnic_network_name, subnetwork=self.gvnic_subnet_name),
             *(AdditionalNetwork(network=self.rdma_network_name, subnetwork=nic) for nic in self.rdma_subnet_names),
         ]
+
+    def _network(self, name: str, args: RdmaNetworkArgs, profile: str | None) -> gcp.compute.Network:
+        return gcp.compute.Network(
+            name,
+            project=args.site.project,
+            auto_create_subnetworks=False,
+            routing_mode="REGIONAL",
+            mtu=RDMA_MTU,
+            network_profile=profile,
+            opts=pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS),
+        )
 
     def _subnet(
         self, name: str, args: RdmaNetworkArgs, network: gcp.compute.Network, block: str

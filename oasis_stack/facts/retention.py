@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DAY_SECONDS = 24 * 60 * 60
+
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
