@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -181,6 +182,13 @@ def pulumi(state: State, verb: str, given: Sequence[str], report: Report) -> int
 def start_ray(state: State, report: Report) -> None:
     """The standing Ray behind the deployed RayCluster, unless it runs."""
     deployed = deployed_ray.find(control_plane.kubeconfig_file(state))
+    url = deployed.environment["ray_dashboard_url"]
+    if urlsplit(url).hostname != "127.0.0.1":
+        report(
+            f"the stack's Ray is not started: its dashboard is at {url} (oasis:ray.dashboard_access), an address that "
+            "the emulated cloud does not have. To run jobs here, set that to port-forward."
+        )
+        return
     ray_nodes.start(state, deployed, environment(state), report)
 
 

@@ -69,5 +69,6 @@ def node_config(
         "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": True},
         "kubelet_config": {"insecure_kubelet_readonly_port_enabled": "FALSE"},
         "metadata": {"disable-legacy-endpoints": "true"},
-        "resource_labels": dict(resource_labels),
+        # Never none: the provider cannot take the last one away (hashicorp/terraform-provider-google issue 15848).
+        "resource_labels": {"managed-by": "oasis", **resource_labels},
     }

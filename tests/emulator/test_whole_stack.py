@@ -119,6 +119,9 @@ def test_what_is_off_by_default_comes_goes_and_keeps_a_secret_to_itself(emulated
     assert policies.get(emulated.cloud, key)["bindings"]
     service = next(found for found in emulated.api.list("v1", "Service", "ray") if found["spec"].get("loadBalancerIP"))
     assert service["spec"]["loadBalancerIP"] == address.body["address"]
+    said: list[str] = []
+    lifecycle.start_ray(emulated.state, said.append)
+    assert said[0].startswith(f"the stack's Ray is not started: its dashboard is at http://{address.body['address']}:")
     purposes = {subnet.body.get("purpose") for subnet in emulated.cloud.list("compute/subnetwork")}
     assert "REGIONAL_MANAGED_PROXY" in purposes
     (cluster,) = emulated.cloud.list("container/cluster")

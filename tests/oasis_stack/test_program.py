@@ -379,7 +379,7 @@ def test_labels_are_on_everything_that_takes_some(other: Deployment) -> None:
     }
     assert unlabelled == set()
     pools = other.of_type(GPU_POOL)
-    assert all(at(pool, "nodeConfig.resourceLabels") == {"team": "vision"} for pool in pools)
+    assert all(at(pool, "nodeConfig.resourceLabels.team") == "vision" for pool in pools)
 
 
 def test_nothing_is_public_by_default(full: Deployment) -> None:

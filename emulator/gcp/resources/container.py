@@ -55,7 +55,8 @@ class _OfGke(Resource):
         for key, value in changed.items():
             if key not in _MACHINE:
                 wrapped = {_CONFIG_WRAPPED[key]: value} if key in _CONFIG_WRAPPED else value
-                self.change(google, "PUT", path, {"name": name, key: wrapped})
+                # Nothing of what is to be empty (google-beta v7.45.0, node_config.go, GetOk).
+                self.change(google, "PUT", path, {"name": name, **({key: wrapped} if value else {})})
 
 
 @dataclass(frozen=True, kw_only=True)

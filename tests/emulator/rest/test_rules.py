@@ -380,6 +380,10 @@ CLUSTER_RULES: Asked = {
     ),
     "a cluster deleted while an operation runs on it": lambda g: g.meanwhile(lambda: g.ask("DELETE", CLUSTER, {})),
     "a pool made while an operation runs on its cluster": lambda g: g.meanwhile(g.pool),
+    "a pool's change that changes nothing": lambda g: (
+        g.pool(),
+        g.ask("PUT", f"{CLUSTER}/nodePools/gpu", {"name": "gpu"}),
+    ),
     "a pool changed while an operation runs on its cluster": lambda g: g.meanwhile(
         lambda: g.post(f"{CLUSTER}/nodePools/default-pool:setSize", {"nodeCount": 2})
     ),

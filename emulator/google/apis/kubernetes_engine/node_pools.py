@@ -8,7 +8,7 @@ from typing import Any
 from emulator.google import policies
 from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.apis.kubernetes_engine.cluster_operations import begin, link, require_idle, status
-from emulator.google.apis.kubernetes_engine.places import digest, pruned
+from emulator.google.apis.kubernetes_engine.places import bad, digest, pruned
 from emulator.google.apis.kubernetes_engine.pool_rules import CLUSTER, POOL, admit_pool, pairs_of
 from emulator.google.cloud import CloudObject, Use
 from emulator.google.collection import Body, Call, Collection
@@ -94,6 +94,10 @@ class NodePools(Collection):
                 changed[_OF_THE_POOL[key]] = value
             elif key not in _NAMES:
                 config[key] = value.get(_LISTS[key], {}) if key in _LISTS else value
+        if not changed and not config:
+            raise bad(
+                "At least one of ['node_version', 'image_type', 'updated_node_pool', 'locations'] must be specified."
+            )
         if "diskSizeGb" in config:
             config["diskSizeGb"] = int(config["diskSizeGb"])
         found = self.found(call)
