@@ -12,7 +12,6 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from workloads.cluster.stack import DeployedStack
 from workloads.errors import WorkloadFailedError
@@ -76,7 +75,7 @@ def _suspend(stack: DeployedStack, holder: Holder, flags: str) -> str:
 def _end_job(stack: DeployedStack, holder: Holder, flags: str) -> str:
     job = stack.get("job", holder.name)
     if queue_name := (job["metadata"].get("labels") or {}).get(ray_job.QUEUE_LABEL):
-        found = [one for one in stack.get(queue.WORKLOADS)["items"] if holder.uid in _owners(one)]
+        found = [one for one in stack.get(queue.WORKLOADS)["items"] if holder.uid in queue.owners(one, "uid")]
         if not found:
             raise WorkloadFailedError(
                 f"{holder} is of the queue {queue_name}, and Kueue has no Workload of it.", "Look again in a minute."
@@ -86,10 +85,6 @@ def _end_job(stack: DeployedStack, holder: Holder, flags: str) -> str:
         stack.ask("patch", queue.WORKLOADS, name, "--type", "merge", "--patch", _spec(active=False))
         return _patch(stack, queue.WORKLOADS, name, _spec(active=True))
     return _suspend(stack, holder, flags)
-
-
-def _owners(workload: dict[str, Any]) -> list[str]:
-    return [str(owner["uid"]) for owner in workload["metadata"].get("ownerReferences") or ()]
 
 
 def _spec(**fields: bool) -> str:

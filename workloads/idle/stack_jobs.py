@@ -16,10 +16,8 @@ import requests
 from workloads.cluster.stack import DeployedStack
 from workloads.errors import WorkloadError, first_line
 from workloads.idle.holders import STACK_JOB, Holder
-from workloads.jobs.dashboard import Dashboard, reach
+from workloads.jobs.dashboard import MOST_ROWS, Dashboard, reach
 from workloads.jobs.follow import Jobs
-
-_MOST = 10_000  # of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)
 
 GIVEN_BACK = "no job holds them; Ray ends its workers when they have had none for ray.idle_timeout_seconds"
 UNKNOWN = "held by what Ray knows no job of, such as a detached actor"
@@ -78,7 +76,7 @@ def _users(dashboard: Dashboard) -> Iterator[tuple[str, str]]:
 def _rows(dashboard: Dashboard, kind: str, state: str) -> list[dict[str, Any]]:
     """What Ray has of a kind in a state; never a part of it."""
     wanted = f"filter_keys=state&filter_predicates=%3D&filter_values={state}"
-    answer = dashboard.get(f"/api/v0/{kind}?detail=1&limit={_MOST}&{wanted}")["data"]["result"]
+    answer = dashboard.get(f"/api/v0/{kind}?detail=1&limit={MOST_ROWS}&{wanted}")["data"]["result"]
     if answer["num_filtered"] > len(answer["result"]) or answer["partial_failure_warning"]:
         raise RuntimeError(f"Ray shows {len(answer['result'])} of {answer['num_filtered']} {kind}")
     return answer["result"]

@@ -163,7 +163,7 @@ def duration(seconds: float) -> str:
 def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
     """Print the log so far; of an ended job whose cluster is gone, what KubeRay kept of it."""
     if alone and not alone.job and not alone.over:
-        why = queue.describe(deployed, alone) if alone.queue else pending.describe(deployed, alone.cluster)
+        why = queue.look(deployed, alone).text if alone.queue else pending.describe(deployed, alone.cluster)
         print(f"{name} has not begun: {why}", file=sys.stderr)
         return EXIT_OK
     try:

@@ -26,8 +26,8 @@ from workloads.jobs.entry_point import Supply
 READY_SECONDS = 30.0
 """How long a new port-forward may take to answer."""
 
-
-_MOST_NODES = 10_000  # of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)
+MOST_ROWS = 10_000
+"""Of an answer of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)."""
 
 
 class Dashboard:
@@ -78,7 +78,7 @@ class Dashboard:
 
     def nodes(self) -> list[Supply]:
         """The nodes that are up, with all they have, free or not."""
-        found = self.get(f"/api/v0/nodes?limit={_MOST_NODES}")["data"]["result"]["result"]
+        found = self.get(f"/api/v0/nodes?limit={MOST_ROWS}")["data"]["result"]["result"]
         alive = [node for node in found if node["state"] == "ALIVE"]
         return [Supply(name=f"node {one['node_ip']}", resources=one["resources_total"], count=1) for one in alive]
 

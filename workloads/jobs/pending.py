@@ -61,7 +61,8 @@ def look(stack: DeployedStack, pods: Iterable[Body] | None = None) -> list[Wait]
     try:
         seen: Iterable[Body] = stack.get("pods")["items"] if pods is None else pods
         without = [pod for pod in seen if _has_no_node(pod)]
-        return judge(without, _events(stack)) if without else []
+        events = stack.get("events", "--field-selector", "involvedObject.kind=Pod")["items"] if without else ()
+        return judge(without, events)
     except WorkloadError:
         return []
 
@@ -132,10 +133,6 @@ def _scheduler(pod: Body) -> str:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message", ""))
     return ""
-
-
-def _events(stack: DeployedStack) -> list[Body]:
-    return stack.get("events", "--field-selector", "involvedObject.kind=Pod")["items"]
 
 
 def _moment(event: Body) -> str:

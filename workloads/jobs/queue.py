@@ -68,11 +68,6 @@ def folder(stack: DeployedStack, name: str) -> str:
     return f"{stack.environment.runs_uri.rstrip('/')}/.queued/{name}"
 
 
-def describe(stack: DeployedStack, status: Status) -> str:
-    """Why a job of the queue has not begun, in words."""
-    return look(stack, status).text
-
-
 def look(stack: DeployedStack, status: Status) -> Standing:
     """How it stands with a job of the queue that has not begun.
 
@@ -83,7 +78,7 @@ def look(stack: DeployedStack, status: Status) -> Standing:
         found = stack.get(WORKLOADS)["items"]
     except AuthError as error:
         return Standing("waits", f"why it waits is not shown to you: {error.problem}")
-    own = [one for one in found if status.uid in _owners(one, "uid")]
+    own = [one for one in found if status.uid in owners(one, "uid")]
     if not own:
         return Standing("waits", "Kueue has not taken it up yet")
     standing = judge(own[-1], found)
@@ -318,7 +313,7 @@ def _ahead(workload: Body, everyone: Iterable[Body]) -> list[str]:
         same = other["metadata"]["name"] == workload["metadata"]["name"]
         if same or spec.get("queueName") != workload["spec"].get("queueName") or spec.get("active") is False:
             continue
-        name, nodes = next(iter(_owners(other, "name")), other["metadata"]["name"]), counted(_nodes(other), "node")
+        name, nodes = next(iter(owners(other, "name")), other["metadata"]["name"]), counted(_nodes(other), "node")
         if _is(other, "Finished"):
             continue
         if _is(other, "QuotaReserved"):
@@ -333,7 +328,8 @@ def _created(workload: Body) -> tuple[str, str]:
     return str(metadata.get("creationTimestamp", "")), str(metadata["name"])
 
 
-def _owners(workload: Body, key: str) -> list[str]:
+def owners(workload: Body, key: str) -> list[str]:
+    """A field of each object that a Workload was made for, its `name` or its `uid`."""
     return [str(owner[key]) for owner in workload["metadata"].get("ownerReferences") or ()]
 
 

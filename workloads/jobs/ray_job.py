@@ -189,13 +189,15 @@ def queued_manifest(job: Job, stack: DeployedStack, spec: dict[str, Any], nodes:
     Raises:
         PlaceError: the stack's RayCluster has no GPU workers.
     """
+    # A team's priority has the team's name.
+    priority = {PRIORITY_LABEL: stack.environment.team} if stack.environment.team else {}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": {
             "name": job.name,
             "namespace": stack.environment.ray_namespace,
-            "labels": {QUEUE_LABEL: stack.environment.gpu_queue, **_priority(stack.environment.team)},
+            "labels": {QUEUE_LABEL: stack.environment.gpu_queue, **priority},
         },
         "spec": {
             "submissionMode": "HTTPMode",
@@ -210,11 +212,6 @@ def queued_manifest(job: Job, stack: DeployedStack, spec: dict[str, Any], nodes:
             "rayClusterSpec": _fixed(spec, nodes, stack.environment.gpu_queue_run_seconds),
         },
     }
-
-
-def _priority(team: str) -> dict[str, str]:
-    """Label that gives a job its team's priority, which has the team's name."""
-    return {PRIORITY_LABEL: team} if team else {}
 
 
 def _another(spec: dict[str, Any]) -> dict[str, Any]:

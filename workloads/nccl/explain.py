@@ -142,7 +142,7 @@ def _table(found: Sequence[Found], node: str, zone: str) -> tuple[Table, list[st
         kind = kinds.setdefault((one.fault.name, one.fault.meaning), Kind(one))
         kind.places.append(one.place)
         kind.devices.update(dict.fromkeys(filter(None, [one.fault.device])))
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = tables.plain()
     for heading, share in (("line", 2), ("what", 4), ("likely cause", 6), ("what to do", 8)):
         table.add_column(heading, ratio=share, overflow="fold")
     origin, said, commands = cause(found), dict[str, str](), list[tuple[str, str]]()

@@ -155,10 +155,7 @@ def entries(path: str, prefix: str = "") -> list[Entry]:
 
 def delete(path: str) -> None:
     """Delete one file; nothing happens if it is gone."""
-    try:
-        calls.unlink(path)
-    except FileNotFoundError:
-        return
+    _remove_one(path, True)
 
 
 def remove(path: str) -> None:

@@ -15,6 +15,8 @@ import ray
 from ray.exceptions import RayError
 from ray.train.backend import Backend, BackendConfig
 
+from workloads.cluster import process_group
+
 LEAVE_SECONDS = 3.0
 """How long the ranks of a finished run may take to leave; nothing is lost by not waiting longer."""
 
@@ -56,7 +58,7 @@ class _MeetOnOneAddress(Backend):
         if status is None or not status.finished or status.errors:
             return  # some rank still computes, waits for a lost one, or is lost; Ray ends their processes in any case
         with contextlib.suppress(RayError):
-            ray.get(worker_group.execute_async(_leave), timeout=LEAVE_SECONDS)
+            ray.get(worker_group.execute_async(process_group.leave), timeout=LEAVE_SECONDS)
 
 
 def _fetch(data: str) -> None:
@@ -68,8 +70,6 @@ def _fetch(data: str) -> None:
 
 
 def _listen() -> tuple[str, int]:
-    from workloads.cluster import process_group
-
     address = ray.util.get_node_ip_address()
     _listeners[:] = [process_group.listen(address)]
     return address, _listeners[0].getsockname()[1]
@@ -78,14 +78,6 @@ def _listen() -> tuple[str, int]:
 def _join(rank: int, ranks: int, address: str, port: int, timeout_seconds: float) -> None:
     import ray.train.torch
 
-    from workloads.cluster import process_group
-
     device = ray.train.torch.get_device()
     listener = _listeners.pop() if rank == 0 else None
     process_group.join(rank, ranks, address, port, listener, timedelta(seconds=timeout_seconds), device)
-
-
-def _leave() -> None:
-    from workloads.cluster import process_group
-
-    process_group.leave()

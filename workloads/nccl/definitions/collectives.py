@@ -58,9 +58,9 @@ class Collective:
     """One collective operation of the benchmark."""
 
     name: str
-    redop: str
+    redop: str = "none"
     """Reduction; `none` for those that only move. As nccl-tests prints it: `sum` for sendrecv, which has none."""
-    root: int
+    root: int = -1
     """Root rank; -1 for those without one."""
     factor: Callable[[int], float]
     """busbw / algbw for a number of ranks."""
@@ -141,7 +141,6 @@ COLLECTIVES = {
         Collective(
             name="all_reduce",
             redop="sum",
-            root=-1,
             factor=all_reduce_factor,
             counts=_whole,
             run=lambda source, target, seat: dist.all_reduce(target),
@@ -152,8 +151,6 @@ COLLECTIVES = {
         ),
         Collective(
             name="all_gather",
-            redop="none",
-            root=-1,
             factor=exchange_factor,
             counts=_gathered,
             run=lambda source, target, seat: dist.all_gather_into_tensor(target, source),
@@ -163,7 +160,6 @@ COLLECTIVES = {
         Collective(
             name="reduce_scatter",
             redop="sum",
-            root=-1,
             factor=exchange_factor,
             counts=_scattered,
             run=lambda source, target, seat: dist.reduce_scatter_tensor(target, source),
@@ -175,7 +171,6 @@ COLLECTIVES = {
         ),
         Collective(
             name="broadcast",
-            redop="none",
             root=ROOT,
             factor=one_way_factor,
             counts=_whole,
@@ -186,8 +181,6 @@ COLLECTIVES = {
         ),
         Collective(
             name="all_to_all",
-            redop="none",
-            root=-1,
             factor=exchange_factor,
             counts=_exchanged,
             run=lambda source, target, seat: dist.all_to_all_single(target, source),
@@ -197,7 +190,6 @@ COLLECTIVES = {
         Collective(
             name="sendrecv",
             redop="sum",
-            root=-1,
             factor=one_way_factor,
             counts=_whole,
             run=_send_and_receive,

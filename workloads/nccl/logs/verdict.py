@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from workloads.nccl.logs import path
-from workloads.nccl.logs.path import Choice, Nic, RankLog
+from workloads.nccl.logs.path import Nic, RankLog
 from workloads.nccl.logs.remedies import ENVIRONMENT, INSTALLER, REPLACE_NODE, SAME_IMAGE
 from workloads.nccl.logs.xids import Severity
 
@@ -162,7 +162,7 @@ def read(logs: Mapping[int, str], nics: int, promised: bool, hosts: Mapping[int,
         tuner=_first(log.tuner for log in ranks.values()),
         algorithm=largest.algorithm if largest else "",
         protocol=largest.protocol if largest else "",
-        channels=_channels(ranks.values(), largest),
+        channels=(largest.channels if largest else 0) or max((log.channels for log in ranks.values()), default=0),
         nvls=_everywhere(log.nvls for log in ranks.values()),
         nics=states,
         problems=_problems(ranks, paths, states, nics, promised),
@@ -217,10 +217,6 @@ def _nics(ranks: Iterable[RankLog]) -> Iterator[NicState]:
             gpu_direct=_everywhere(nic.direct for nic in seen),
             channels=sum(nic.channels for nic in seen),
         )
-
-
-def _channels(ranks: Iterable[RankLog], largest: Choice | None) -> int:
-    return (largest.channels if largest else 0) or max((log.channels for log in ranks), default=0)
 
 
 def _first(values: Iterable[str]) -> str:

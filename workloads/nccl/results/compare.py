@@ -16,8 +16,6 @@ from operator import attrgetter
 from statistics import NormalDist, mean, median, variance
 from typing import Any
 
-from rich.table import Table
-
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
 from workloads.nccl.definitions.bandwidth import Row, Timing, format_size
@@ -432,7 +430,7 @@ def _names(runs: dict[StageKey, list[_StageResult]]) -> str:
 
 def _show(found: Comparison) -> None:
     """Print the table, and beneath it what else there is to know."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = tables.plain()
     for heading in ("collective", "stage", "sizes", "", "A", "B", "B against A"):
         table.add_column(heading, justify="right" if heading in ("A", "B") else "left", no_wrap=True)
     for one in found.lines:

@@ -81,7 +81,8 @@ def best(pairs: Iterable[tuple[tuple[int, int], float]]) -> dict[int, float]:
 
 
 def _of_links(one: Measured) -> Iterator[Suspect]:
-    node, hosts, each = one.conditions.node_of_rank, one.conditions.hosts, _ranks_per_node(one)
+    node, hosts = one.conditions.node_of_rank, one.conditions.hosts
+    each = one.conditions.ranks // one.conditions.nodes
     inside = [(link.ranks, link.seconds) for link in one.links if node[link.ranks[0]] == node[link.ranks[1]]]
     between = [(link.ranks, link.seconds) for link in one.links if node[link.ranks[0]] != node[link.ranks[1]]]
     rails: dict[int, float] = {}
@@ -138,10 +139,6 @@ def _nodes(seconds: Mapping[int, float], how: str, hosts: Mapping[int, str]) -> 
 def _seconds(one: Measured) -> float:
     """Time of the largest size, where bandwidth counts and latency does not."""
     return one.rows[-1].in_place.seconds
-
-
-def _ranks_per_node(one: Measured) -> int:
-    return one.conditions.ranks // one.conditions.nodes
 
 
 def _hosts(measured: Sequence[Measured]) -> dict[int, str]:

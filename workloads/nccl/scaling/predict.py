@@ -14,8 +14,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from workloads import tables
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl.scaling import gradients, measured_all_reduce, scaling
@@ -324,7 +322,7 @@ def _residuals(found: Sequence[Prediction]) -> Iterator[str]:
 
 def _show(found: Sequence[Prediction]) -> None:
     compared = any(one.measured is not None for one in found)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = tables.plain()
     for heading in ("nodes", "GPUs", "step", "all-reduce", "exposed", "images/s", "efficiency", "", "all-reduce by"):
         if heading or compared:
             table.add_column(heading or "measured", justify="left" if heading.endswith("by") else "right", no_wrap=True)
