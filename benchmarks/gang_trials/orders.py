@@ -30,10 +30,7 @@ STEPS = {"give": 6, "fail": 3, "expire": 2, "revoke": 2, "finish": 4}
 
 def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[str]]:
     """(what happened to so many gangs; each gang that was placed by halves)"""
-    [asks] = stage.api.list(KUEUE, "ProvisioningRequestConfig")
-    # A failed request is asked again after a minute; here at once, which changes no order.
-    quick = {"backoffLimitCount": 3, "backoffBaseSeconds": 1, "backoffMaxSeconds": 1}
-    stage.api.merge(asks, {"spec": {"retryStrategy": quick}})
+    stage.ask_again_at_once(3)
     stage.hold(0)
     chance, made, steps, ends = random.Random(seed), 0, Counter[str](), Counter[str]()
     while True:
@@ -121,10 +118,7 @@ def _take(stage: Stage, step: str, chance: random.Random) -> int:
 
 
 def _finish_one(stage: Stage, chance: random.Random) -> int:
-    gangs = defaultdict[str, list[Body]](list)
-    for pod in stage.api.list("v1", "Pod", "ray", labelSelector="job-name", fieldSelector="status.phase=Running"):
-        gangs[pod["metadata"]["labels"]["job-name"]].append(pod)
-    whole = [pods for pods in gangs.values() if len(pods) == GANG]
+    whole = stage.running_gangs(GANG)
     if not whole:
         return 0
     for pod in chance.choice(whole):

@@ -10,10 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.gang_trials.stage import KUEUE, REQUEST_LABEL, Event, Stage, holds
+from benchmarks.gang_trials.stage import REQUEST_LABEL, Event, Stage, holds
 from benchmarks.harness import figures
 from benchmarks.harness.figures import say, spread
-from emulator.kubernetes.api import Body
 from tests.support.queued_jobs import documented_job
 
 GANG = 2
@@ -52,10 +51,7 @@ def measure(stage: Stage, nodes: int, pods: int) -> tuple[figures.Record, list[s
     Returns:
         Figures, and jobs that never ended or of which the record lacks a step.
     """
-    [asks] = stage.api.list(KUEUE, "ProvisioningRequestConfig")
-    # A request that found the pool full is made again after a minute; here at once.
-    quick = {"backoffLimitCount": 100, "backoffBaseSeconds": 1, "backoffMaxSeconds": 1}
-    stage.api.merge(asks, {"spec": {"retryStrategy": quick}})
+    stage.ask_again_at_once(100)
     stage.api.create(documented_job(WARM_UP, GANG))
     if problem := _until_done(stage, nodes, 1):
         return {}, [problem]
@@ -96,10 +92,7 @@ def _until_done(stage: Stage, nodes: int, count: int) -> str:
 
 
 def _finish_those_that_run(stage: Stage) -> None:
-    gangs = defaultdict[str, list[Body]](list)
-    for pod in stage.api.list("v1", "Pod", "ray", labelSelector="job-name", fieldSelector="status.phase=Running"):
-        gangs[pod["metadata"]["labels"]["job-name"]].append(pod)
-    whole = [pod for pods in gangs.values() if len(pods) == GANG for pod in pods]
+    whole = [pod for pods in stage.running_gangs(GANG) for pod in pods]
     hosts = {pod["spec"]["nodeName"] for pod in whole}
     for pod in whole:
         stage.succeed(pod)

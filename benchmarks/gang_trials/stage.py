@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,20 @@ class Stage:
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps({"capacity": {"us-central1-b/flex-start": nodes}}))
         partial.replace(file)
+
+    def ask_again_at_once(self, times: int) -> None:
+        """Have a request for nodes that failed made again so often without the usual minute between, which changes no
+        order."""
+        [asks] = self.api.list(KUEUE, "ProvisioningRequestConfig")
+        quick = {"backoffLimitCount": times, "backoffBaseSeconds": 1, "backoffMaxSeconds": 1}
+        self.api.merge(asks, {"spec": {"retryStrategy": quick}})
+
+    def running_gangs(self, size: int) -> list[list[Body]]:
+        """Pods of each job of which so many run."""
+        gangs = defaultdict[str, list[Body]](list)
+        for pod in self.api.list("v1", "Pod", "ray", labelSelector="job-name", fieldSelector="status.phase=Running"):
+            gangs[pod["metadata"]["labels"]["job-name"]].append(pod)
+        return [pods for pods in gangs.values() if len(pods) == size]
 
     def succeed(self, pod: Body) -> None:
         """End a pod as its containers would."""

@@ -15,7 +15,7 @@ class Table:
     """One published measurement."""
 
     name: str
-    op: str
+    op: str = "all_reduce"
     nodes: int
     seconds: dict[int, float]
     """Time of a call, out of place where both were printed, by size."""
@@ -56,7 +56,6 @@ GKE_ALL_GATHER = Table(
 )
 AZURE_NVSWITCH = Table(
     name="Azure ND H200 v5, 1 node, all_reduce",
-    op="all_reduce",
     nodes=1,
     seconds=_bandwidths(
         KIB,
@@ -85,7 +84,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="H200, 1 node, all_reduce, blocking",
-        op="all_reduce",
         nodes=1,
         seconds=_bandwidths(
             32 * KIB,
@@ -98,7 +96,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="H200, 2 nodes, all_reduce, NCCL's choice",
-        op="all_reduce",
         nodes=2,
         seconds=_times(
             KIB,
@@ -110,7 +107,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="H200, 2 nodes, all_reduce of int8, which has no NVLS",
-        op="all_reduce",
         nodes=2,
         seconds={10 * GIB: 51702.1e-6, 20 * GIB: 103274e-6, 40 * GIB: 206424e-6},
         algorithms=("ring", "tree"),
@@ -118,7 +114,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="AWS p5en (H200, EFA), 4 nodes, all_reduce, ring",
-        op="all_reduce",
         nodes=4,
         seconds=_one(4 * GIB, _THIRTY_TWO, 364.65),
         algorithms=RING,
@@ -126,7 +121,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="AWS p5en (H200, EFA), 4 nodes, all_reduce, NVLSTree",
-        op="all_reduce",
         nodes=4,
         seconds=_one(4 * GIB, _THIRTY_TWO, 310.07),
         algorithms=("nvls",),
@@ -134,7 +128,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="B200, EFA, 4 nodes, all_reduce, blocking",
-        op="all_reduce",
         nodes=4,
         seconds=_bandwidths(
             32 * KIB,
@@ -147,7 +140,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="H200, 8 NICs, 248 nodes, all_reduce, one typical figure",
-        op="all_reduce",
         nodes=248,
         seconds=_one(512 * MIB, 2 * 1983 / 1984, 350.0),
         algorithms=ANY,
@@ -155,7 +147,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="HGX with 8x 400G IB, 4 nodes, all_reduce",
-        op="all_reduce",
         nodes=4,
         seconds=_one(16 * GIB, _THIRTY_TWO, 365.8),
         algorithms=ANY,
@@ -163,7 +154,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="HGX with 8x 400G IB, 2 nodes, all_reduce, NCCL's choice",
-        op="all_reduce",
         nodes=2,
         seconds=_one(16 * GIB, _SIXTEEN, 470.0),
         algorithms=ANY,
@@ -171,7 +161,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="MI355X, 8x 400G RoCE, 2 nodes, all_reduce",
-        op="all_reduce",
         nodes=2,
         seconds={8 * GIB: 43674e-6, 16 * GIB: 86980e-6},
         algorithms=RING,
@@ -179,7 +168,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="MI355X, 8x 400G RoCE, 4 nodes, all_reduce",
-        op="all_reduce",
         nodes=4,
         seconds={8 * GIB: 44952e-6, 16 * GIB: 89839e-6},
         algorithms=RING,
@@ -187,7 +175,6 @@ TESTS: tuple[Table, ...] = (
     ),
     Table(
         name="H200, 1 node, all_reduce, ring",
-        op="all_reduce",
         nodes=1,
         seconds=_one(16 * GIB, _EIGHT, 367.61),
         algorithms=RING,
