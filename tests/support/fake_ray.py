@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from tests.support import loopback, stub_kubectl
 from tests.support.loopback import Reply, Request
 from tests.support.stub_kubectl import OUTPUTS
+from workloads.environment import ClusterEnvironment
 from workloads.jobs import follow
 
 TOKEN = "a-token-of-this-test-alone"
@@ -46,6 +48,8 @@ class FakeRay:
         self.packages: list[bytes] = []
         self.state: dict[str, list[dict[str, Any]]] = {"nodes": NODES}
         """What its state API knows, by kind."""
+        self.folder = Path()
+        """Of the `kubectl` that leads here, once it is standing."""
         self._polls = 0
         self._serving = ExitStack()
         self.url = self._serving.enter_context(loopback.answering(self._reply))
@@ -56,6 +60,30 @@ class FakeRay:
 
     def close(self) -> None:
         self._serving.close()
+
+    def kubectl_knows(self, outputs: ClusterEnvironment = OUTPUTS, token: str = TOKEN, **known: Any) -> None:
+        """Have kubectl say this of the stack whose dashboard this is; `known` as of `stub_kubectl.install`."""
+        at = replace(outputs, ray_dashboard_url=self.url)
+        stub_kubectl.install(self.folder, at, token, self.port, **known)
+
+    def kubectl_refuses(self, words: str, answer: str) -> None:
+        """Have kubectl refuse every command with these words, and do the others as before."""
+        stub = (self.folder / "kubectl").read_text()
+        refusal = f'case "$*" in {words}) echo "{answer}" >&2; exit 1;; esac'
+        (self.folder / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
+
+    def ray_jobs(self) -> list[dict[str, Any]]:
+        """The RayJobs that are there."""
+        return [json.loads(file.read_text()) for file in sorted((self.folder / "rayjobs").glob("*"))]
+
+    def replace_ray_job(self, job: dict[str, Any]) -> None:
+        """Have KubeRay's object be this one."""
+        (self.folder / "rayjobs" / f"{job['metadata']['name']}.json").write_text(json.dumps(job))
+
+    def forwards(self) -> list[int]:
+        """Processes of the port-forwards that were started."""
+        log = self.folder / "forwards"
+        return [int(line) for line in log.read_text().split()] if log.exists() else []
 
     def answer(self, method: str, path: str, body: bytes) -> Reply:
         if path == "/api/version":
@@ -128,8 +156,9 @@ class FakeRay:
 def standing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     """A stack whose dashboard answers at its URL, and a kubectl that knows it and leads port-forwards to it."""
     fake = FakeRay()
-    at = replace(OUTPUTS, ray_dashboard_url=fake.url)
-    monkeypatch.setenv("PATH", stub_kubectl.install(folder, at, TOKEN, fake.port))
+    fake.folder = folder
+    fake.kubectl_knows()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(follow, "_LEAST_PAUSE_SECONDS", 0.05)
     try:
         yield fake

@@ -116,14 +116,3 @@ def install(
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
-def forwards(folder: Path) -> list[int]:
-    """Pids of the port-forwards that were started."""
-    log = folder / "forwards"
-    return [int(line) for line in log.read_text().split()] if log.exists() else []
-
-
-def ray_jobs(folder: Path) -> list[dict[str, Any]]:
-    """The RayJobs that are there."""
-    return [json.loads(file.read_text()) for file in sorted((folder / "rayjobs").glob("*"))]

@@ -21,6 +21,7 @@ from google.auth.credentials import AnonymousCredentials
 
 from emulator.machine.state import CHECKOUT
 from tests.support import loopback, namespaces, stub_kubectl
+from tests.support.command_line import CommandLine
 from tests.support.loopback import Reply, Request
 from tests.support.stub_kubectl import OUTPUTS
 from tests.support.wandb_server import answering, silent
@@ -336,14 +337,13 @@ def test_a_wrong_version_is_told_with_what_to_install_and_exit_code_8(
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: CommandLine,
 ) -> None:
     for variable in [variable for variable in os.environ if variable.startswith(("OASIS_", "RAY_", "WANDB_"))]:
         monkeypatch.delenv(variable)
     package(tmp_path, name, version, *requires)
     monkeypatch.syspath_prepend(tmp_path)
-    assert command_line.main(["doctor"]) == 8
-    found = told(capsys.readouterr().out)
+    found = told(cli("doctor", code=8).out)
     assert list(found) == [check]
     assert found[check].endswith(said)
 
@@ -378,7 +378,7 @@ def test_a_cluster_s_ray_of_another_version_is_told_with_both_and_exit_code_8(
 
 
 def test_a_stack_s_forecast_is_a_line_for_each_rung_and_only_a_wrong_stack_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", {"python": doctor.CHECKS["python"]})
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
@@ -386,11 +386,9 @@ def test_a_stack_s_forecast_is_a_line_for_each_rung_and_only_a_wrong_stack_fails
         ("local", 0, "Google was asked nothing: no Google credentials"),
         ("nowhere", PlaceError.exit_code, "no stack file"),
     ):
-        assert command_line.main(["doctor", "--stack", stack]) == code
-        assert said in capsys.readouterr().out
+        assert said in cli("doctor", "--stack", stack, code=code).out
     monkeypatch.setattr(forecast, "CHECKOUT", tmp_path)
-    assert command_line.main(["doctor", "--json", "--stack", "local"]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    last = json.loads(cli("doctor", "--json", "--stack", "local").out.splitlines()[-1])
     assert (last["check"], last["outcome"]) == ("forecast", "warn")
     assert "No module named oasis_stack" in last["found"]
 
@@ -458,7 +456,7 @@ def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_a
     ],
 )
 def test_the_exit_code_says_whether_a_key_or_something_else_is_missing(
-    problems: list[PlaceError], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    problems: list[PlaceError], code: int, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(problem: PlaceError) -> object:
         def check(place: Subject) -> str:
@@ -468,12 +466,10 @@ def test_the_exit_code_says_whether_a_key_or_something_else_is_missing(
 
     checks = {f"check {number}": failing(problem) for number, problem in enumerate(problems)}
     monkeypatch.setattr(doctor, "CHECKS", {"python": doctor.CHECKS["python"], **checks})
-    assert command_line.main(["doctor", "--json"]) == code
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [json.loads(line) for line in cli("doctor", "--json", code=code).out.splitlines()]
     assert [record["outcome"] for record in found] == ["ok", *["fail"] * len(problems)]
     assert [record["remedy"] for record in found[1:]] == [problem.remedy for problem in problems]
-    assert command_line.main(["doctor"]) == code
-    text = capsys.readouterr().out
+    text = cli("doctor", code=code).out
     assert all(problem.remedy in text for problem in problems)
 
 
@@ -498,11 +494,10 @@ def test_the_doctor_runs_on_a_python_with_nothing_installed_and_says_what_is_mis
 
 @pytest.mark.parametrize("command", ["train", "bench"])
 def test_an_image_without_torch_sends_to_make_image_with_exit_code_8(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command_line, "find_spec", lambda name: None if name == "torch" else object())
-    assert command_line.main([command]) == 8
-    assert re.search(NEW_IMAGE, capsys.readouterr().err)
+    assert re.search(NEW_IMAGE, cli(command, code=8).err)
 
 
 def test_the_versions_here_are_those_the_doctor_wants() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import CommandLine
 from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
 from workloads import dry_run
@@ -145,9 +146,7 @@ def test_a_terminal_gets_a_table_with_the_whole_of_each_value(
         assert request.startswith("nothing, placed PACK")
 
 
-def test_a_dry_run_prints_and_starts_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_prints_and_starts_nothing(tmp_path: Path, cli: CommandLine) -> None:
     words = [
         "train",
         "--dry-run",
@@ -157,8 +156,7 @@ def test_a_dry_run_prints_and_starts_nothing(
         "--results",
         str(tmp_path / "results"),
     ]
-    assert command_line.main([*words, "--seed", "7", "--wandb", "off"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli(*words, "--seed", "7", "--wandb", "off").out)
     assert document["settings"]["seed"] == {"value": 7, "origin": "flag --seed"}
     assert document["settings"]["wandb-key"]["value"] == "not looked for"
     assert document["request"]["bundles"] == [{"CPU": 1}] * 2
@@ -166,11 +164,11 @@ def test_a_dry_run_prints_and_starts_nothing(
 
 
 def test_a_batch_larger_than_the_digits_is_refused_before_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
     images = sum(name.startswith("train/") for name, _ in digits.images())
     assert command_line.main(["train", "--dry-run", "--batch-size", str(images)]) == 0
-    assert command_line.main(["train", "--dry-run", "--batch-size", str(images + 1)]) == 2
-    assert f"digits has {images} training images" in capsys.readouterr().err
+    said = cli("train", "--dry-run", "--batch-size", str(images + 1), code=2).err
+    assert f"digits has {images} training images" in said
     assert list(tmp_path.iterdir()) == []

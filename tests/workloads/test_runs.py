@@ -16,6 +16,7 @@ import torch
 
 from tests.emulator.google import served
 from tests.support import stub_kubectl
+from tests.support.command_line import CommandLine
 from tests.support.storage_places import storage_place
 from workloads import __main__ as command_line
 from workloads.checkpoints import manifest
@@ -287,7 +288,7 @@ def test_gc_removes_no_checkpoint_of_a_run_whose_others_are_all_damaged(place: F
 
 
 def test_the_place_is_the_stacks_runs_bucket_with_kubectl_or_in_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(tmp_path / "google") as google:
         google.make_bucket("test-runs")
@@ -299,16 +300,14 @@ def test_the_place_is_the_stacks_runs_bucket_with_kubectl_or_in_a_job(
         assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a"]
         for name, value in vars(stub_kubectl.OUTPUTS).items():
             monkeypatch.setenv(f"OASIS_{name.upper()}", str(value))
-        assert command_line.main(["runs", "list", "--json"]) == 0
-        assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a"]
+        assert [row["run"] for row in json.loads(cli("runs", "list", "--json").out)] == ["a"]
 
 
 def test_without_kubectl_the_message_names_the_way_to_runs_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert command_line.main(["runs", "list"]) == 8
-    assert "--storage .oasis/runs" in capsys.readouterr().err
+    assert "--storage .oasis/runs" in cli("runs", "list", code=8).err
     assert command_line.main(["runs", "list", "--storage", "x", "--stack", "dev"]) == 2
 
 

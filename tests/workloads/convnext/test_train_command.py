@@ -19,6 +19,7 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
+from tests.support.command_line import CommandLine
 from workloads.__main__ import main
 from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
@@ -263,24 +264,19 @@ def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
         location.check_data("imagenet", here=False)
 
 
-def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--data", "/nonexistent", "--workers", "1:3", "--dry-run"]) == 0
-    said = capsys.readouterr().out
+def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, cli: CommandLine) -> None:
+    said = cli("train", "--data", "/nonexistent", "--workers", "1:3", "--dry-run").out
     assert "nothing was started" in said
-    assert main(["train", "--dry-run", "--json"]) == 0
-    place = json.loads(capsys.readouterr().out)["settings"]["data-place"]["value"]
+    place = json.loads(cli("train", "--dry-run", "--json").out)["settings"]["data-place"]["value"]
     assert place == str(laptop / ".oasis" / "data" / "digits")  # where the run itself writes and reads them
     assert "asked of Ray: 3 x [1 CPU], placed SPREAD" in said
     assert list(laptop.iterdir()) == []
 
 
-def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
-    laptop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(laptop: Path, cli: CommandLine) -> None:
     words = ["train", "--run", "both", "--data", "synthetic", "--wandb", "off"]
     with run_lock.hold_here(locate(laptop / ".oasis/runs/both").uri, "both"):
-        assert main(words) == 2
-        assert "run both is being trained by another `train` on this machine" in capsys.readouterr().err
+        assert "run both is being trained by another `train` on this machine" in cli(*words, code=2).err
     with pytest.raises(AssertionError, match="Ray was started"):
         main(words)
 

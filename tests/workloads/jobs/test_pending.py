@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import stub_kubectl
+from tests.support.command_line import CommandLine
 from tests.support.fake_ray import TOKEN, FakeRay
 from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
@@ -79,6 +80,7 @@ def test_the_autoscalers_newest_word_is_the_verdict(
 def test_status_doctor_and_a_followed_job_that_waits_for_nodes_tell_the_two_apart(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    cli: CommandLine,
     capsys: pytest.CaptureFixture[str],
     events: list[dict[str, Any]],
     words: str,
@@ -94,11 +96,8 @@ def test_status_doctor_and_a_followed_job_that_waits_for_nodes_tell_the_two_apar
         ray.lines = [capsys.readouterr().out.strip()] * 8
         monkeypatch.delenv(progress.FORM_VARIABLE)
 
-        assert command_line.main(["submit", "--", "true"]) == 0
-
-        assert f"2 gpu pods without a node: {words}" in capsys.readouterr().err
-        assert command_line.main(["status"]) == 0
-        assert f"2 gpu pods without a node: {words}" in capsys.readouterr().out
+        assert f"2 gpu pods without a node: {words}" in cli("submit", "--", "true").err
+        assert f"2 gpu pods without a node: {words}" in cli("status").out
         command_line.main(["doctor", "--json"])
         found = {line["check"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
         assert found["nodes for pods"]["outcome"] == ("fail" if words == NEVER else "warn")

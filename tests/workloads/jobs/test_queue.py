@@ -6,7 +6,7 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from pyarrow import fs
 from ray._private.runtime_env.packaging import unzip_package
 
 from tests.support import fake_ray, stub_kubectl
-from tests.support.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
+from tests.support.command_line import CommandLine
+from tests.support.fake_ray import FakeRay, press_ctrl_c_once
 from tests.support.stub_kubectl import CLUSTER, OUTPUTS
-from workloads import __main__ as command_line
 from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS
 from workloads.errors import PlaceError
 from workloads.jobs import dashboard, follow, queue, ray_job, submit
@@ -95,35 +95,26 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Path) -> Iterator[FakeRay]:
     """The cluster of any RayJob, which KubeRay has submitted the job to, and a queue in which it is the job's turn."""
     with fake_ray.standing(tmp_path, monkeypatch) as found:
-        stand(found, tmp_path, monkeypatch, [PENDING, ASKED, ADMITTED])
+        found.kubectl_knows(steps=[PENDING, ASKED, ADMITTED])
         yield found
 
 
-def stand(
-    ray: FakeRay, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[Any], others: Sequence[Any] = ()
-) -> None:
-    at = replace(OUTPUTS, ray_dashboard_url=ray.url)
-    monkeypatch.setenv("PATH", stub_kubectl.install(folder, at, TOKEN, ray.port, steps=steps, others=others))
-
-
-def handed_in(folder: Path, *words: str) -> dict[str, Any]:
+def handed_in(ray: FakeRay, cli: CommandLine, *words: str) -> dict[str, Any]:
     """The RayJob of a submission that is left in the queue."""
-    assert command_line.main(["submit", "--queue", "--detach", *words]) == 0
-    [job] = stub_kubectl.ray_jobs(folder)
+    cli("submit", "--queue", "--detach", *words)
+    [job] = ray.ray_jobs()
     return job
 
 
-def archives(bucket: Path) -> list[Path]:
-    return sorted(bucket.rglob("*.zip"))
+def archives(ray: FakeRay) -> list[Path]:
+    """Working directories in the runs bucket."""
+    return sorted((ray.folder / "buckets").rglob("*.zip"))
 
 
 @pytest.mark.thorough
-def test_a_queued_job_is_followed_from_the_queue_to_its_end_and_leaves_nothing(
-    ray: FakeRay, tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_queued_job_is_followed_from_the_queue_to_its_end_and_leaves_nothing(ray: FakeRay, cli: CommandLine) -> None:
     ray.exit_code = 42
-    assert command_line.main(["submit", "--queue", "--nodes", "2", "--", "doctor"]) == 42
-    said = capsys.readouterr()
+    said = cli("submit", "--queue", "--nodes", "2", "--", "doctor", code=42)
     assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
     told = said.err
     for words in (
@@ -137,14 +128,14 @@ def test_a_queued_job_is_followed_from_the_queue_to_its_end_and_leaves_nothing(
         assert words in told
         told = told[told.index(words) :]
     assert not ray.submitted  # KubeRay does that
-    [job] = stub_kubectl.ray_jobs(tmp_path)
+    [job] = ray.ray_jobs()
     assert job["spec"]["ttlSecondsAfterFinished"] == 0  # so the cluster went at once
-    assert archives(bucket) == []
-    assert not any(Path(f"/proc/{pid}").exists() for pid in stub_kubectl.forwards(tmp_path))
+    assert archives(ray) == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ray.forwards())
 
 
 def test_the_rayjob_is_of_a_fixed_size_with_one_set_of_gpu_pods_that_may_go_to_queued_nodes(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = json.loads(json.dumps(CLUSTER))
     cluster["autoscalerOptions"] = {"version": "v2"}
@@ -155,8 +146,8 @@ def test_the_rayjob_is_of_a_fixed_size_with_one_set_of_gpu_pods_that_may_go_to_q
     pod["initContainers"] = [{"name": "gib", "resources": {"limits": {"cpu": "1"}}}]
     pod["containers"][0]["env"] = [{"name": "A", "value": "b"}, {"name": "OASIS_MAX_RUN_SECONDS", "value": "604800"}]
     monkeypatch.setattr(stub_kubectl, "CLUSTER", cluster)
-    stand(ray, tmp_path, monkeypatch, [PENDING])
-    job = handed_in(tmp_path, "--nodes", "2", "--num-cpus", "3", "--resources", '{"GPU": 1}', "--", "Python3", "a b")
+    ray.kubectl_knows(steps=[PENDING])
+    job = handed_in(ray, cli, "--nodes", "2", "--num-cpus", "3", "--resources", '{"GPU": 1}', "--", "Python3", "a b")
     assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "gpu"}
     spec, made = job["spec"], job["spec"]["rayClusterSpec"]
     assert spec["suspend"] and spec["shutdownAfterJobFinishes"] and "preRunningDeadlineSeconds" not in spec
@@ -182,7 +173,7 @@ def test_the_rayjob_is_of_a_fixed_size_with_one_set_of_gpu_pods_that_may_go_to_q
 
 
 def test_the_working_directory_waits_in_the_runs_bucket_as_ray_fetches_it(
-    ray: FakeRay, tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, tmp_path: Path, bucket: Path, cli: CommandLine
 ) -> None:
     project = tmp_path / "project"
     for name in ("job.py", "src/a.py", ".git/HEAD", "a.ckpt", "ignored/c.txt", "own.bin"):
@@ -191,28 +182,27 @@ def test_the_working_directory_waits_in_the_runs_bucket_as_ray_fetches_it(
     (project / ".gitignore").write_text("ignored\n")
     (tmp_path / "env.yaml").write_text("env_vars: {A: b}\nexcludes: ['*.bin']\n")
     words = ["--working-dir", str(project), "--runtime-env", str(tmp_path / "env.yaml"), "--", "python", "job.py"]
-    job = handed_in(tmp_path, *words)
+    job = handed_in(ray, cli, *words)
     name = job["metadata"]["name"]
     environment = yaml.safe_load(job["spec"]["runtimeEnvYAML"])
     assert environment["env_vars"]["A"] == "b"
-    [archive] = archives(bucket)
+    [archive] = archives(ray)
     assert environment["working_dir"] == f"gs://test-runs/{archive.relative_to(bucket)}"
     unpacked = tmp_path / "unpacked"
     unzip_package(str(archive), str(unpacked), remove_top_level_directory=True, unlink_zip=False)
     found = {str(file.relative_to(unpacked)) for file in unpacked.rglob("*") if file.is_file()}
     assert found == {"job.py", "src/a.py", ".gitignore"}
-    capsys.readouterr()
-    assert command_line.main(["jobs", "stop", name]) == 0
-    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+    cli("jobs", "stop", name)
+    assert ray.ray_jobs() == [] and archives(ray) == []
 
 
-def test_a_command_of_ours_takes_the_package_along(ray: FakeRay, tmp_path: Path, bucket: Path) -> None:
-    job = handed_in(tmp_path, "--nodes", "2", "--", "bench", "--nodes=2")
+def test_a_command_of_ours_takes_the_package_along(ray: FakeRay, cli: CommandLine) -> None:
+    job = handed_in(ray, cli, "--nodes", "2", "--", "bench", "--nodes=2")
     assert job["spec"]["entrypoint"] == "python -m workloads bench --nodes=2"
     assert json.loads(job["spec"]["entrypointResources"]) == {"driver": 0.01}
     variables = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
     assert variables["OASIS_SUBMITTED_WITH"] == "--queue --nodes 2"
-    [archive] = archives(bucket)
+    [archive] = archives(ray)
     assert "working_dir/workloads/jobs/submit.py" in zipfile.ZipFile(io.BytesIO(archive.read_bytes())).namelist()
 
 
@@ -233,43 +223,27 @@ def test_a_command_of_ours_takes_the_package_along(ray: FakeRay, tmp_path: Path,
     ],
 )
 def test_what_could_not_run_is_refused_before_it_is_in_the_queue(
-    ray: FakeRay,
-    tmp_path: Path,
-    bucket: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    code: int,
-    said: str,
+    ray: FakeRay, tmp_path: Path, cli: CommandLine, arguments: list[str], code: int, said: str
 ) -> None:
     for name, text in (("ENV", "env_vars: {EPOCHS: 3}"), ("LOCAL", "working_dir: a.zip")):
         (tmp_path / name).write_text(text)
     given = [str(tmp_path / word) if word in ("ENV", "LOCAL") else word for word in arguments]
-    assert command_line.main(["submit", *given]) == code
-    assert said in capsys.readouterr().err
-    assert not stub_kubectl.ray_jobs(tmp_path) and archives(bucket) == []
+    assert said in cli("submit", *given, code=code).err
+    assert not ray.ray_jobs() and archives(ray) == []
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_a_stack_without_a_queue_says_what_makes_one(
-    ray: FakeRay,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    dry: list[str],
-) -> None:
-    without = replace(OUTPUTS, gpu_queue="", gpu_queue_nodes=0)
-    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, without, TOKEN))
-    assert command_line.main(["submit", "--queue", *dry, "--", "true"]) == 2
-    said = capsys.readouterr().err
+def test_a_stack_without_a_queue_says_what_makes_one(ray: FakeRay, cli: CommandLine, dry: list[str]) -> None:
+    ray.kubectl_knows(replace(OUTPUTS, gpu_queue="", gpu_queue_nodes=0))
+    said = cli("submit", "--queue", *dry, "--", "true", code=2).err
     assert "mode queued to oasis:gpu.capacity" in said and "submit --ray-job" in said
 
 
-def test_a_dry_run_says_which_queue_and_how_many_nodes(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["submit", "--queue", "--nodes", "2", "--dry-run", "--json", "--", "true"]) == 0
-    assert "2 GPU nodes from the queue gpu" in json.loads(capsys.readouterr().out)["settings"]["cluster"]["value"]
-    words = ["submit", "--queue", "--nodes", "2", "--dry-run", "--", "train", "--workers", "16"]
-    assert command_line.main(words) == 0
-    assert "2 GPU nodes from the queue gpu" in capsys.readouterr().out
+def test_a_dry_run_says_which_queue_and_how_many_nodes(ray: FakeRay, cli: CommandLine) -> None:
+    words = ["submit", "--queue", "--nodes", "2", "--dry-run"]
+    settings = json.loads(cli(*words, "--json", "--", "true").out)["settings"]
+    assert "2 GPU nodes from the queue gpu" in settings["cluster"]["value"]
+    assert "2 GPU nodes from the queue gpu" in cli(*words, "--", "train", "--workers", "16").out
 
 
 RUNNING = other("first", "09:00", 2, condition("QuotaReserved", True), condition("Admitted", True))
@@ -299,33 +273,22 @@ RUNNING = other("first", "09:00", 2, condition("QuotaReserved", True), condition
     ],
 )
 def test_why_a_job_waits_is_said_in_words(
-    ray: FakeRay,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    step: Any,
-    others: list[Any],
-    words: str,
+    ray: FakeRay, cli: CommandLine, step: Any, others: list[Any], words: str
 ) -> None:
-    stand(ray, tmp_path, monkeypatch, [step], others)
-    name = handed_in(tmp_path, "--", "true")["metadata"]["name"]
-    assert command_line.main(["jobs", "logs", name]) == 0
-    said = capsys.readouterr().err
+    ray.kubectl_knows(steps=[step], others=others)
+    name = handed_in(ray, cli, "--", "true")["metadata"]["name"]
+    said = cli("jobs", "logs", name).err
     assert f"{name} has not begun: " in said and words in said
 
 
 def test_a_job_that_kueue_has_not_seen_or_whose_workload_may_not_be_seen_waits_too(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, cli: CommandLine
 ) -> None:
-    stand(ray, tmp_path, monkeypatch, [])
-    name = handed_in(tmp_path, "--", "true")["metadata"]["name"]
-    assert command_line.main(["jobs", "logs", name]) == 0
-    assert "Kueue has not taken it up yet" in capsys.readouterr().err
-    stub = (tmp_path / "kubectl").read_text()
-    refusal = 'case "$*" in *workloads*) echo "Error from server (Forbidden): workloads" >&2; exit 1;; esac'
-    (tmp_path / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
-    assert command_line.main(["jobs", "logs", name]) == 0
-    assert "why it waits is not shown to you" in capsys.readouterr().err
+    ray.kubectl_knows(steps=[])
+    name = handed_in(ray, cli, "--", "true")["metadata"]["name"]
+    assert "Kueue has not taken it up yet" in cli("jobs", "logs", name).err
+    ray.kubectl_refuses("*workloads*", "Error from server (Forbidden): workloads")
+    assert "why it waits is not shown to you" in cli("jobs", "logs", name).err
 
 
 @pytest.mark.parametrize(
@@ -342,19 +305,11 @@ def test_a_job_that_kueue_has_not_seen_or_whose_workload_may_not_be_seen_waits_t
     ],
 )
 def test_a_job_whose_nodes_will_not_come_is_removed_with_the_reason(
-    ray: FakeRay,
-    tmp_path: Path,
-    bucket: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    step: Any,
-    code: int,
-    words: str,
+    ray: FakeRay, cli: CommandLine, step: Any, code: int, words: str
 ) -> None:
-    stand(ray, tmp_path, monkeypatch, [PENDING, step])
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == code
-    assert words in capsys.readouterr().err
-    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+    ray.kubectl_knows(steps=[PENDING, step])
+    assert words in cli("submit", "--queue", "--", "doctor", code=code).err
+    assert ray.ray_jobs() == [] and archives(ray) == []
 
 
 def press_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,31 +320,30 @@ def press_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_in_the_queue_takes_the_job_out_with_its_working_directory(
-    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     press_in_the_queue(monkeypatch)
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 130
-    assert "out of the queue; Ctrl-C again leaves it there" in capsys.readouterr().err
-    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+    assert "out of the queue; Ctrl-C again leaves it there" in cli("submit", "--queue", "--", "doctor", code=130).err
+    assert ray.ray_jobs() == [] and archives(ray) == []
 
 
 def test_a_second_ctrl_c_leaves_the_job_in_the_queue(
-    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     def press(*_: object) -> None:
         raise KeyboardInterrupt
 
     press_in_the_queue(monkeypatch)
     monkeypatch.setattr(ray_job, "remove", press)
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 130
-    [job] = stub_kubectl.ray_jobs(tmp_path)
-    assert f"jobs attach {job['metadata']['name']}" in capsys.readouterr().err
-    assert len(archives(bucket)) == 1
+    said = cli("submit", "--queue", "--", "doctor", code=130).err
+    [job] = ray.ray_jobs()
+    assert f"jobs attach {job['metadata']['name']}" in said
+    assert len(archives(ray)) == 1
 
 
 @pytest.mark.thorough
 def test_ctrl_c_while_it_runs_stops_the_job_and_has_its_cluster_removed(
-    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     press_ctrl_c_once(monkeypatch)
     stop = submit._stop
@@ -399,40 +353,37 @@ def test_ctrl_c_while_it_runs_stops_the_job_and_has_its_cluster_removed(
         return stop(args, follower)
 
     monkeypatch.setattr(submit, "_stop", known)
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 130
+    cli("submit", "--queue", "--", "doctor", code=130)
     assert ray.stopped
-    assert [job["spec"]["ttlSecondsAfterFinished"] for job in stub_kubectl.ray_jobs(tmp_path)] == [0]
-    assert archives(bucket) == []
+    assert [job["spec"]["ttlSecondsAfterFinished"] for job in ray.ray_jobs()] == [0]
+    assert archives(ray) == []
 
 
 @pytest.mark.thorough
 def test_a_detached_job_is_listed_as_queued_left_by_ctrl_c_and_attached_to_again(
-    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    job = handed_in(tmp_path, "--", "doctor")
-    name = job["metadata"]["name"]
-    printed = capsys.readouterr()
+    printed = cli("submit", "--queue", "--detach", "--", "doctor")
+    name = ray.ray_jobs()[0]["metadata"]["name"]
     assert printed.out.split() == [name] and f"jobs attach {name}" in printed.err
-    assert command_line.main(["jobs", "list"]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(name)]
+    [line] = [line for line in cli("jobs", "list").out.splitlines() if line.startswith(name)]
     assert "QUEUED" in line
     with monkeypatch.context() as patched:
         press_in_the_queue(patched)
-        assert command_line.main(["jobs", "attach", name]) == 130
-    assert len(archives(bucket)) == len(stub_kubectl.ray_jobs(tmp_path)) == 1
+        cli("jobs", "attach", name, code=130)
+    assert len(archives(ray)) == len(ray.ray_jobs()) == 1
     ray.exit_code = 3
-    assert command_line.main(["jobs", "attach", name]) == 3
-    said = capsys.readouterr()
+    said = cli("jobs", "attach", name, code=3)
     assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
     assert "8 more GPUs must come free" in said.err
-    assert archives(bucket) == []
+    assert archives(ray) == []
 
 
-def put_back(folder: Path) -> None:
+def put_back(ray: FakeRay) -> None:
     """Kueue takes the cluster of the RayJob that is there."""
-    [job] = stub_kubectl.ray_jobs(folder)
+    [job] = ray.ray_jobs()
     job["spec"]["suspend"] = True
-    (folder / "rayjobs" / f"{job['metadata']['name']}.json").write_text(json.dumps(job))
+    ray.replace_ray_job(job)
 
 
 def lost(ray: FakeRay) -> None:
@@ -446,54 +397,47 @@ def failed(ray: FakeRay) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("seen", [lost, failed])
 def test_a_job_whose_nodes_are_taken_back_waits_in_the_queue_again_and_is_followed_again(
-    ray: FakeRay,
-    tmp_path: Path,
-    bucket: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    seen: Callable[[FakeRay], None],
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, seen: Callable[[FakeRay], None]
 ) -> None:
-    stand(ray, tmp_path, monkeypatch, [ADMITTED, EVICTED, ADMITTED])
+    ray.kubectl_knows(steps=[ADMITTED, EVICTED, ADMITTED])
     run, times = follow.Follower.run, list[float]()
 
     def evict_once(follower: follow.Follower) -> Any:
         times.append(time.monotonic())
         if len(times) == 1:
-            put_back(tmp_path)
+            put_back(ray)
             seen(ray)
         elif seen is failed:
             ray.exit_code, ray._polls = 0, 0
         return run(follower)
 
     monkeypatch.setattr(follow.Follower, "run", evict_once)
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 0
-    said = capsys.readouterr().err
+    said = cli("submit", "--queue", "--", "doctor").err
     assert "Kueue took the nodes of job doctor-" in said and "put back into the queue (a node was repaired)" in said
-    assert len(times) == 2 and archives(bucket) == []
+    assert len(times) == 2 and archives(ray) == []
 
 
 @pytest.mark.thorough
 def test_a_job_that_ran_until_its_nodes_end_is_told_how_its_run_goes_on(
-    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    stand(ray, tmp_path, monkeypatch, [ADMITTED, ADMITTED, REVOKED])
+    ray.kubectl_knows(steps=[ADMITTED, ADMITTED, REVOKED])
     run = follow.Follower.run
 
     def revoke(follower: follow.Follower) -> Any:
-        put_back(tmp_path)
+        put_back(ray)
         lost(ray)
         return run(follower)
 
     monkeypatch.setattr(follow.Follower, "run", revoke)
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 4
-    said = capsys.readouterr().err
+    said = cli("submit", "--queue", "--", "doctor", code=4).err
     assert "ran until its nodes were taken from it: the maximum run duration was exceeded" in said
     assert "with the same --run" in said and "begins anew" not in said
-    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+    assert ray.ray_jobs() == [] and archives(ray) == []
 
 
 def test_what_was_kept_for_a_job_goes_with_it_whoever_deleted_it(
-    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     find, asked = ray_job.find, list[str]()
 
@@ -502,15 +446,14 @@ def test_what_was_kept_for_a_job_goes_with_it_whoever_deleted_it(
         return find(stack, name) if len(asked) == 1 else None
 
     monkeypatch.setattr(ray_job, "find", until_deleted)
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 5
-    assert "was deleted while it was waited for" in capsys.readouterr().err
-    assert archives(bucket) == []
+    assert "was deleted while it was waited for" in cli("submit", "--queue", "--", "doctor", code=5).err
+    assert archives(ray) == []
 
 
 def test_a_job_that_kuberay_has_not_got_submitted_is_stopped_all_the_same(
-    ray: FakeRay, tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = handed_in(tmp_path, "--", "doctor")
+    job = handed_in(ray, cli, "--", "doctor")
     name = job["metadata"]["name"]
     known = ray_job.status_of
 
@@ -518,15 +461,15 @@ def test_a_job_that_kuberay_has_not_got_submitted_is_stopped_all_the_same(
         return replace(known(body), suspended=False, phase="Running", job="")
 
     monkeypatch.setattr(ray_job, "status_of", running_unsubmitted)
-    assert command_line.main(["jobs", "stop", name]) == 0
-    assert stub_kubectl.ray_jobs(tmp_path) == [] and archives(bucket) == []
+    cli("jobs", "stop", name)
+    assert ray.ray_jobs() == [] and archives(ray) == []
 
 
 @pytest.mark.thorough
 def test_an_eviction_is_noticed_as_soon_as_the_dashboard_is_gone(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    stand(ray, tmp_path, monkeypatch, [ADMITTED, EVICTED, ADMITTED])
+    ray.kubectl_knows(steps=[ADMITTED, EVICTED, ADMITTED])
     monkeypatch.setattr(dashboard, "READY_SECONDS", 0.5)
     details, asked = follow.Jobs.details, list[str]()
 
@@ -534,36 +477,29 @@ def test_an_eviction_is_noticed_as_soon_as_the_dashboard_is_gone(
         asked.append(name)
         ray.broken = 1.0 if len(asked) == 1 else 0.0
         if len(asked) == 1:
-            put_back(tmp_path)
+            put_back(ray)
         return details(jobs, name)
 
     monkeypatch.setattr(follow.Jobs, "details", evict)
     began = time.monotonic()
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 0
+    assert "Kueue took the nodes of job doctor-" in cli("submit", "--queue", "--", "doctor").err
     assert time.monotonic() - began < follow.PATIENCE_SECONDS / 3
-    assert "Kueue took the nodes of job doctor-" in capsys.readouterr().err
 
 
 def test_kubernetes_out_of_reach_leaves_the_job_in_the_queue_and_says_how_to_go_on(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     def gone(*_: object) -> None:
         raise PlaceError("no route", "")
 
     monkeypatch.setattr(queue, "look", gone)
     monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 8
-    [job] = stub_kubectl.ray_jobs(tmp_path)
-    said = capsys.readouterr().err
+    said = cli("submit", "--queue", "--", "doctor", code=8).err
+    [job] = ray.ray_jobs()
     assert "stays in the queue" in said and f"jobs attach {job['metadata']['name']}" in said
 
 
-def test_a_job_that_the_api_server_does_not_take_leaves_no_working_directory(
-    ray: FakeRay, tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stub = (tmp_path / "kubectl").read_text()
-    refusal = 'case "$*" in *" create "*) echo "Error from server (Forbidden): rayjobs" >&2; exit 1;; esac'
-    (tmp_path / "kubectl").write_text(stub.replace("#!/bin/sh\n", f"#!/bin/sh\n{refusal}\n"))
-    assert command_line.main(["submit", "--queue", "--", "doctor"]) == 7
-    assert "(Forbidden): rayjobs" in capsys.readouterr().err
-    assert archives(bucket) == []
+def test_a_job_that_the_api_server_does_not_take_leaves_no_working_directory(ray: FakeRay, cli: CommandLine) -> None:
+    ray.kubectl_refuses('*" create "*', "Error from server (Forbidden): rayjobs")
+    assert "(Forbidden): rayjobs" in cli("submit", "--queue", "--", "doctor", code=7).err
+    assert archives(ray) == []

@@ -15,6 +15,7 @@ import pytest
 from ray._private import ray_constants
 
 from tests.support import fake_ray, stub_kubectl
+from tests.support.command_line import CommandLine
 from tests.support.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
 from tests.support.loopback import Reply
 from tests.support.stub_kubectl import OUTPUTS
@@ -31,26 +32,20 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
         yield found
 
 
-def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(ray: FakeRay, cli: CommandLine) -> None:
     ray.exit_code = 42
-    assert command_line.main(["submit", "--", "python3", "hello world.py"]) == 42
-    said = capsys.readouterr()
+    said = cli("submit", "--", "python3", "hello world.py", code=42)
     assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
     assert ray.submitted["entrypoint"] == "python3 'hello world.py'"
     assert ray.submitted["entrypoint_resources"] == {"driver": 0.01}
     assert not ray.submitted.get("entrypoint_num_cpus")
 
 
-def test_an_exit_code_of_another_program_is_not_taken_for_one_of_ours(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exit_code_of_another_program_is_not_taken_for_one_of_ours(ray: FakeRay, cli: CommandLine) -> None:
     ray.exit_code = 3
     for command, own in ((["ls"], True), (["bench"], False)):
         ray.submitted.clear()
-        assert command_line.main(["submit", "--", *command]) == 3
-        last = capsys.readouterr().err.splitlines()[-1]
+        last = cli("submit", "--", *command, code=3).err.splitlines()[-1]
         assert "ended with exit code 3" in last and ("its command's own" in last) is own
 
 
@@ -64,47 +59,37 @@ def test_a_connection_that_breaks_loses_no_line_and_repeats_none(
     assert capsys.readouterr().out.splitlines() == ray.lines
 
 
-def test_our_own_commands_take_the_package_along_and_report_as_json(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_own_commands_take_the_package_along_and_report_as_json(ray: FakeRay, cli: CommandLine) -> None:
     ray.lines = [json.dumps({"event": "note", "text": "hello from the job"})]
-    assert command_line.main(["submit", "--", "bench", "--nodes", "2"]) == 0
-    assert "hello from the job" in capsys.readouterr().out.splitlines()
+    assert "hello from the job" in cli("submit", "--", "bench", "--nodes", "2").out.splitlines()
     assert ray.submitted["entrypoint"] == "python -m workloads bench --nodes 2"
     assert ray.submitted["runtime_env"]["env_vars"]["OASIS_PROGRESS"] == "json"
     assert ray.submitted["runtime_env"]["working_dir"].startswith("gcs://")
 
 
-def test_what_gpu_nodes_cost_is_said_of_a_job_that_may_bring_some_up(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_gpu_nodes_cost_is_said_of_a_job_that_may_bring_some_up(ray: FakeRay, cli: CommandLine) -> None:
     costs = "each GPU node that it has added costs up to 51.40 USD an hour at list price"
 
     def told(*words: str) -> str:
         ray.submitted.clear()
-        assert command_line.main(["submit", *words]) == 0
-        return capsys.readouterr().err
+        return cli("submit", *words).err
 
     assert costs in told("--", "bench", "--nodes", "2")
     assert "all 4 that the stack can have, 205.60 USD" in told("--num-gpus", "1", "--", "python3", "x.py")
     assert costs not in told("--", "python3", "x.py")
     assert costs not in told("--", "doctor")
-    unknown = replace(OUTPUTS, ray_dashboard_url=ray.url, gpu_node_hour_usd="")
-    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, unknown, TOKEN))
+    ray.kubectl_knows(replace(OUTPUTS, gpu_node_hour_usd=""))
     assert "what its GPU nodes cost is not known of us-central1: `make prices` reads it" in told("--", "train")
 
 
-def test_a_detached_job_leaves_its_id_on_stdout_and_how_to_attach_on_stderr(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command_line.main(["submit", "--detach", "--context", "far away", "--", "sleep", "100"]) == 0
-    printed = capsys.readouterr()
+def test_a_detached_job_leaves_its_id_on_stdout_and_how_to_attach_on_stderr(ray: FakeRay, cli: CommandLine) -> None:
+    printed = cli("submit", "--detach", "--context", "far away", "--", "sleep", "100")
     assert printed.out.split() == [ray.submitted["submission_id"]]
     assert f"jobs attach {printed.out.strip()} --context 'far away'" in printed.err
 
 
 def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job(
-    ray: FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, tmp_path: Path, cli: CommandLine
 ) -> None:
     folder = tmp_path / "project"
     wanted = ["job.py", "src/data/loader.py", "kept.tar"]
@@ -117,23 +102,21 @@ def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job(
     environment = tmp_path / "env.yaml"
     environment.write_text("env_vars: {A: b}\nexcludes: ['*.bin', '!kept.tar']\n")
     arguments = ["--working-dir", str(folder), "--runtime-env", str(environment), "--env", "C=d=e"]
-    assert command_line.main(["submit", *arguments, "--", "python", "job.py"]) == 0
+    said = cli("submit", *arguments, "--", "python", "job.py").err
     variables = ray.submitted["runtime_env"]["env_vars"]
     assert (variables["A"], variables["C"]) == ("b", "d=e")
     assert _uploaded(ray) == {*wanted, ".gitignore"}
-    said = capsys.readouterr().err
     assert "4 files" in said and "left out: .env, .git, a.ckpt, data, ignored, my-venv, own.bin" in said
 
 
 def test_a_working_directory_that_is_too_large_is_refused_with_the_names_of_what_makes_it_large(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setattr(working_dir, "LIMIT_BYTES", 5_000)
     (tmp_path / "images").mkdir()
     for name in ("images/1.jpg", "images/2.jpg", "video.mp4"):
         (tmp_path / name).write_bytes(bytes(2_000))
-    assert command_line.main(["submit", "--working-dir", str(tmp_path), "--", "true"]) == 2
-    said = capsys.readouterr().err
+    said = cli("submit", "--working-dir", str(tmp_path), "--", "true", code=2).err
     assert "images 4.0 kB, video.mp4 2.0 kB" in said and ".rayignore" in said
     assert not ray.submitted and not ray.packages
 
@@ -142,16 +125,11 @@ def test_the_limit_is_what_ray_s_jobs_api_takes() -> None:
     assert ray_constants.DASHBOARD_CLIENT_MAX_SIZE == working_dir.LIMIT_BYTES
 
 
-def test_a_file_that_one_of_our_commands_names_travels_with_it(ray: FakeRay, tmp_path: Path) -> None:
+def test_a_file_that_one_of_our_commands_names_travels_with_it(ray: FakeRay, cli: CommandLine, tmp_path: Path) -> None:
     space, key = tmp_path / "space.yaml", tmp_path / "key"
     for file in (space, key):
         file.write_text("lr: [0.1]\n")
-    assert (
-        command_line.main(
-            ["submit", "--", "tune", f"--space={space}", "--data", str(space), "--wandb-key-file", str(key)]
-        )
-        == 0
-    )
+    cli("submit", "--", "tune", f"--space={space}", "--data", str(space), "--wandb-key-file", str(key))
     words = ray.submitted["entrypoint"].split()
     assert words[4:] == ["--space=arguments/space.yaml", "--data", "arguments/space.yaml", "--wandb-key-file", str(key)]
     assert {"arguments/space.yaml", "workloads/jobs/submit.py", "workloads/convnext/learning/model.py"} <= _uploaded(
@@ -160,9 +138,9 @@ def test_a_file_that_one_of_our_commands_names_travels_with_it(ray: FakeRay, tmp
     assert not any("key" in name.split("/") for name in _uploaded(ray))
 
 
-def test_what_the_command_takes_is_asked_for_by_ray_s_own_parameters(ray: FakeRay) -> None:
+def test_what_the_command_takes_is_asked_for_by_ray_s_own_parameters(ray: FakeRay, cli: CommandLine) -> None:
     arguments = ["--entrypoint-num-cpus", "2", "--resources", '{"GPU": 1, "memory": 1e9}']
-    assert command_line.main(["submit", *arguments, "--", "true"]) == 0
+    cli("submit", *arguments, "--", "true")
     asked = {name: value for name, value in ray.submitted.items() if name.startswith("entrypoint_") and value}
     assert asked == {"entrypoint_num_cpus": 2, "entrypoint_num_gpus": 1, "entrypoint_memory": 1_000_000_000}
 
@@ -177,34 +155,29 @@ def test_what_the_command_takes_is_asked_for_by_ray_s_own_parameters(ray: FakeRa
         ["--ray-job", "--resources", '{"TPU": 1}'],
     ],
 )
-def test_what_no_node_can_ever_have_is_refused_at_once(
-    ray: FakeRay, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert command_line.main(["submit", *arguments, "--", "true"]) == 3
-    said = capsys.readouterr().err
+def test_what_no_node_can_ever_have_is_refused_at_once(ray: FakeRay, arguments: list[str], cli: CommandLine) -> None:
+    said = cli("submit", *arguments, "--", "true", code=3).err
     assert "worker group cpu: up to 4 x 8 CPU" in said and "worker group gpu: up to 2 x 200 CPU, 8 GPU" in said
-    assert not ray.submitted and not stub_kubectl.ray_jobs(tmp_path)
+    assert not ray.submitted and not ray.ray_jobs()
 
 
 @pytest.mark.thorough
 def test_a_wait_for_a_node_says_why_and_ends_with_the_exit_code_for_capacity(
-    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
     pod = {
         "metadata": {"name": "gpu-1", "uid": "1", "labels": {"ray.io/group": "gpu"}},
         "status": {"phase": "Pending", "conditions": [condition]},
     }
-    at = replace(OUTPUTS, ray_dashboard_url=ray.url)
-    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at, TOKEN, pods=[pod]))
+    ray.kubectl_knows(pods=[pod])
     monkeypatch.setattr(follow, "_SILENCE_SECONDS", 0)
     ray.pending, ray.exit_code, ray.message = 3, -1, "configured by RAY_JOB_START_TIMEOUT_SECONDS."
-    assert command_line.main(["submit", "--num-gpus", "8", "--", "true"]) == 4
-    assert "0/2 nodes are available" in capsys.readouterr().err
+    assert "0/2 nodes are available" in cli("submit", "--num-gpus", "8", "--", "true", code=4).err
 
 
 def test_an_answer_to_a_submission_that_was_lost_is_not_a_second_submission(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, lost = FakeRay.answer, []
 
@@ -216,60 +189,50 @@ def test_an_answer_to_a_submission_that_was_lost_is_not_a_second_submission(
         return answered
 
     monkeypatch.setattr(FakeRay, "answer", lose_one)
-    assert command_line.main(["submit", "--", "true"]) == 0
+    cli("submit", "--", "true")
     assert lost
 
 
 def test_where_the_url_does_not_answer_a_port_forward_on_loopback_is_made_and_ended(
-    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, cli: CommandLine
 ) -> None:
     dead = replace(OUTPUTS, ray_dashboard_url="http://127.0.0.1:1")
-    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, dead, TOKEN, ray.port))
-    assert command_line.main(["submit", "--", "true"]) == 0
-    [forward] = stub_kubectl.forwards(tmp_path)
+    stub_kubectl.install(ray.folder, dead, TOKEN, ray.port)
+    cli("submit", "--", "true")
+    [forward] = ray.forwards()
     assert not Path(f"/proc/{forward}").exists()
 
 
-def test_somebody_else_s_ray_at_the_url_is_passed_by(
-    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_else_s_ray_at_the_url_is_passed_by(ray: FakeRay, cli: CommandLine) -> None:
     other = FakeRay()
     other.token = "another"
     try:
         at_other = replace(OUTPUTS, ray_dashboard_url=other.url)
-        monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at_other, TOKEN, ray.port))
-        assert command_line.main(["submit", "--", "true"]) == 0
+        stub_kubectl.install(ray.folder, at_other, TOKEN, ray.port)
+        cli("submit", "--", "true")
     finally:
         other.close()
     assert ray.submitted and not other.submitted
 
 
-def test_a_refused_token_is_an_authentication_failure(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_refused_token_is_an_authentication_failure(ray: FakeRay, cli: CommandLine) -> None:
     ray.token = "renewed"
-    assert command_line.main(["submit", "--", "true"]) == 7
-    assert "refuses the stack's token" in capsys.readouterr().err
-    assert not any(Path(f"/proc/{pid}").exists() for pid in stub_kubectl.forwards(tmp_path))
+    assert "refuses the stack's token" in cli("submit", "--", "true", code=7).err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ray.forwards())
 
 
 def test_a_secret_that_may_not_be_read_and_a_cluster_without_a_stack_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, OUTPUTS, token=""))
-    assert command_line.main(["jobs", "list"]) == 7
-    assert "is forbidden" in capsys.readouterr().err
+    assert "is forbidden" in cli("jobs", "list", code=7).err
     monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, None, TOKEN))
-    assert command_line.main(["jobs", "list"]) == 8
-    assert "pulumi up" in capsys.readouterr().err
+    assert "pulumi up" in cli("jobs", "list", code=8).err
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert command_line.main(["status"]) == 8
-    assert "kubectl is not installed" in capsys.readouterr().err
+    assert "kubectl is not installed" in cli("status", code=8).err
 
 
-def test_with_a_stack_kubectl_must_point_at_the_same_cluster(
-    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_a_stack_kubectl_must_point_at_the_same_cluster(tmp_path: Path, ray: FakeRay, cli: CommandLine) -> None:
     at = replace(OUTPUTS, ray_dashboard_url=ray.url)
     pulumi = tmp_path / "pulumi"
 
@@ -278,18 +241,16 @@ def test_with_a_stack_kubectl_must_point_at_the_same_cluster(
         pulumi.chmod(0o755)
 
     outputs({**vars(at), "gpus_per_node": 8.0, "kubeconfig": "[secret]"})
-    assert command_line.main(["submit", "--stack", "dev", "--", "true"]) == 0
+    cli("submit", "--stack", "dev", "--", "true")
     outputs({**vars(at), "cluster_name": "the-other-one"})
-    assert command_line.main(["submit", "--stack", "dev", "--", "true"]) == 2
-    assert "get_credentials_command --stack dev" in capsys.readouterr().err
+    assert "get_credentials_command --stack dev" in cli("submit", "--stack", "dev", "--", "true", code=2).err
 
 
 def test_a_stack_that_pulumi_does_not_know_is_told_from_a_pulumi_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("PATH", f"{stub_kubectl.install(tmp_path, OUTPUTS, TOKEN)}{os.pathsep}/usr/bin:/bin")
-    assert command_line.main(["submit", "--stack", "loacl", "--", "true"]) == 8
-    assert "pulumi is not installed.\nInstall it." in capsys.readouterr().err
+    assert "pulumi is not installed.\nInstall it." in cli("submit", "--stack", "loacl", "--", "true", code=8).err
     known = json.dumps([{"name": "dev"}, {"name": "local"}])
     pulumi = tmp_path / "pulumi"  # what 3.259 answers, and its exit status
     pulumi.write_text(
@@ -301,26 +262,23 @@ esac
 """
     )
     pulumi.chmod(0o755)
-    assert command_line.main(["submit", "--stack", "loacl", "--", "true"]) == 2
-    told = capsys.readouterr().err
+    told = cli("submit", "--stack", "loacl", "--", "true", code=2).err
     assert "no stack loacl, but dev, local; did you mean local?" in told and "nstall" not in told
 
 
-def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def dry_run(cli: CommandLine, *words: str) -> dict[str, Any]:
     """What `submit --dry-run --json` says: each setting with its origin, the rest as it is."""
-    capsys.readouterr()
-    assert command_line.main(["submit", "--dry-run", "--json", *words]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("submit", "--dry-run", "--json", *words).out)
     return found | {name: (one["value"], one["origin"]) for name, one in found["settings"].items()}
 
 
 def test_a_dry_run_says_what_a_job_would_use_and_who_says_so_and_submits_nothing(
-    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     # Whoever may read the ConfigMap, and not the token, may ask.
-    monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, replace(OUTPUTS, ray_dashboard_url=ray.url), token=""))
+    ray.kubectl_knows(token="")
     words = ["--", "train", "--recipe", "imagenet_a3_ultra", "--workers", "16", "--run", "first"]
-    found = dry_run(capsys, *words)
+    found = dry_run(cli, *words)
     told = "the stack's ConfigMap oasis-environment"
     assert (found["recipe"], found["workers"]) == (
         ("imagenet_a3_ultra", "flag --recipe"),
@@ -333,22 +291,20 @@ def test_a_dry_run_says_what_a_job_would_use_and_who_says_so_and_submits_nothing
     pulumi = tmp_path / "pulumi"
     pulumi.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(vars(OUTPUTS))}\nEND\n")
     pulumi.chmod(0o755)
-    found = dry_run(capsys, "--stack", "dev", "--ray-job", *words)
+    found = dry_run(cli, "--stack", "dev", "--ray-job", *words)
     assert (found["storage"], found["rdma-nics"]) == (("gs://test-runs/first", "stack dev"), (8, "stack dev"))
     assert found["address"] == ("a cluster of its own", "where the job runs")
-    assert command_line.main(["submit", "--dry-run", *words]) == 0
-    printed = capsys.readouterr()
+    printed = cli("submit", "--dry-run", *words)
     assert "not submitted: `python -m workloads train --recipe" in printed.err and "0.01 driver" in printed.err
     assert "asked of Ray: 16 x [1 GPU, 1 CPU], placed PACK\nnothing was started" in printed.out
-    assert not ray.submitted and not ray.packages and not stub_kubectl.ray_jobs(tmp_path)
+    assert not ray.submitted and not ray.packages and not ray.ray_jobs()
     assert "emulated" not in printed.err
     monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:1")
-    assert command_line.main(["submit", "--dry-run", *words]) == 0
-    assert "its emulated nodes have no GPU: CPU workers run there" in capsys.readouterr().err
+    assert "its emulated nodes have no GPU: CPU workers run there" in cli("submit", "--dry-run", *words).err
 
 
 def test_a_dry_run_of_each_command_of_ours_and_of_any_other_program_has_the_stack_s_values(
-    tmp_path: Path, ray: FakeRay, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ray: FakeRay, cli: CommandLine
 ) -> None:
     space = tmp_path / "space.yaml"
     space.write_text("batch_size: [16, 64]\n")
@@ -362,7 +318,7 @@ def test_a_dry_run_of_each_command_of_ours_and_of_any_other_program_has_the_stac
     assert set(commands) < set(submit.OWN_COMMANDS)
     told = "the stack's ConfigMap oasis-environment"
     for name, command in commands.items():
-        found = dry_run(capsys, "--", *command)
+        found = dry_run(cli, "--", *command)
         assert found["gpus-per-node"] == (8, told)
         assert sum(bundle["GPU"] for bundle in found["request"]["bundles"]) == (32 if name == "bench" else 8)
         assert len(found.get("trials", ())) == (2 if "--space" in command else 0)
@@ -370,7 +326,7 @@ def test_a_dry_run_of_each_command_of_ours_and_of_any_other_program_has_the_stac
         (["python3", "a b.py"], "python3 'a b.py'"),
         (["digits", "--to", "gs://x"], "python -m workloads digits --to gs://x"),
     ):
-        found = dry_run(capsys, "--", *command)
+        found = dry_run(cli, "--", *command)
         assert (found["entrypoint"], found["gpus-per-node"]) == ((entrypoint, "the command"), (8, told))
         assert found["request"]["bundles"] == [{"driver": 0.01}]
     assert not ray.submitted
@@ -386,10 +342,9 @@ def test_a_dry_run_of_each_command_of_ours_and_of_any_other_program_has_the_stac
     ],
 )
 def test_a_dry_run_refuses_what_the_job_would_refuse(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+    ray: FakeRay, cli: CommandLine, words: list[str], code: int, said: str
 ) -> None:
-    assert command_line.main(["submit", "--dry-run", "--", *words]) == code
-    assert said in capsys.readouterr().err
+    assert said in cli("submit", "--dry-run", "--", *words, code=code).err
     assert not ray.submitted
 
 
@@ -410,10 +365,9 @@ def test_a_dry_run_refuses_what_the_job_would_refuse(
     ],
 )
 def test_bad_input_is_refused_before_anything_is_submitted(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    ray: FakeRay, cli: CommandLine, arguments: list[str], words: str
 ) -> None:
-    assert command_line.main(["submit", *arguments]) == 2
-    assert words in capsys.readouterr().err
+    assert words in cli("submit", *arguments, code=2).err
     assert not ray.submitted
 
 
@@ -436,64 +390,59 @@ def test_what_our_own_command_refuses_is_refused_before_there_is_a_job(
 
 
 def test_when_tells_what_is_expected_of_the_nodes_that_the_job_may_get_and_submits_nothing(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
 
     def told(*words: str) -> str:
-        assert command_line.main(["submit", "--stack", "local", "--when", *words]) == 0
-        return capsys.readouterr().out
+        return cli("submit", "--stack", "local", "--when", *words).out
 
     ladder, queue = told("--", "train"), told("--queue", "--nodes", "2", "--", "train")
     assert "Google was asked nothing: no Google credentials" in ladder and "no Google credentials" in queue
     assert ("order" in ladder, "order" in queue) == (True, False)
     assert told("--", "ls") == "ls asks for no GPU node, so that it waits for none\n"
-    assert command_line.main(["submit", "--when", "--", "train"]) == 2
-    assert "--when is without --stack" in capsys.readouterr().err
-    assert command_line.main(["submit", "--stack", "nowhere", "--when", "--", "train"]) == 2
-    assert "there is no stack file Pulumi.nowhere.yaml" in capsys.readouterr().err
+    assert "--when is without --stack" in cli("submit", "--when", "--", "train", code=2).err
+    said = cli("submit", "--stack", "nowhere", "--when", "--", "train", code=2).err
+    assert "there is no stack file Pulumi.nowhere.yaml" in said
     assert not ray.submitted
 
 
 def test_any_other_program_is_run_and_one_that_looks_like_our_own_is_asked_about(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, cli: CommandLine
 ) -> None:
-    assert command_line.main(["submit", "--", "trian", "--recpie", "x"]) == 0
     assert "trian is no command of this package, so the job runs a program of that name; did you mean train?" in (
-        capsys.readouterr().err
+        cli("submit", "--", "trian", "--recpie", "x").err
     )
     assert ray.submitted["entrypoint"] == "trian --recpie x"
 
 
 @pytest.mark.parametrize("kind", [[], ["--ray-job"]])
 def test_a_folder_that_takes_no_results_is_refused_before_anything_is_submitted(
-    ray: FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: list[str]
+    ray: FakeRay, tmp_path: Path, cli: CommandLine, kind: list[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert command_line.main(["submit", *kind, "--results", str(tmp_path / "file" / "a"), "--", "bench"]) == 8
-    assert f"cannot write results to {tmp_path}/file/a: Not a directory." in capsys.readouterr().err
+    said = cli("submit", *kind, "--results", str(tmp_path / "file" / "a"), "--", "bench", code=8).err
+    assert f"cannot write results to {tmp_path}/file/a: Not a directory." in said
     assert not ray.submitted
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "env_vars: [A]", "\x00"])
 def test_a_runtime_environment_that_is_none_is_refused(
-    ray: FakeRay, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, tmp_path: Path, text: str, cli: CommandLine
 ) -> None:
     (tmp_path / "env.yaml").write_text(text)
-    assert command_line.main(["submit", "--runtime-env", str(tmp_path / "env.yaml"), "--", "true"]) == 2
-    assert "env.yaml" in capsys.readouterr().err
+    assert "env.yaml" in cli("submit", "--runtime-env", str(tmp_path / "env.yaml"), "--", "true", code=2).err
     assert not ray.submitted
 
 
 @pytest.mark.parametrize("form", ["file", "flag"])
 def test_a_secret_is_refused_wherever_it_is_named_and_its_value_is_not_shown(
-    ray: FakeRay, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, tmp_path: Path, form: str, cli: CommandLine
 ) -> None:
     (tmp_path / "env.yaml").write_text("env_vars: {EPOCHS: '3', WANDB_API_KEY: hidden}\n")
     source = "--runtime-env" if form == "file" else "--env"
     value = str(tmp_path / "env.yaml") if form == "file" else "WANDB_API_KEY=hidden"
-    assert command_line.main(["submit", source, value, "--", "true"]) == 2
-    said = capsys.readouterr().err
+    said = cli("submit", source, value, "--", "true", code=2).err
     assert "variable WANDB_API_KEY looks like a secret" in said and "hidden" not in said
     assert not ray.submitted
 
@@ -524,16 +473,16 @@ def test_an_unknown_word_is_answered_with_the_usage_of_the_command_that_was_type
     assert said in text
 
 
-def test_jobs_without_an_action_lists_them(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_without_an_action_lists_them(ray: FakeRay, cli: CommandLine) -> None:
     for words in (["jobs"], ["jobs", "--context", "test"]):
-        assert command_line.main(words) == 0
-        assert "on the stack's cluster" in capsys.readouterr().out
+        assert "on the stack's cluster" in cli(*words).out
 
 
-def test_which_stack_is_said_on_either_side_of_the_action(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_stack_is_said_on_either_side_of_the_action(
+    ray: FakeRay, cli: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in (["--context", "test", "logs", "none"], ["logs", "--context", "test", "none"]):
-        assert command_line.main(["jobs", *words]) == 0
-        assert "line 0" in capsys.readouterr().out
+        assert "line 0" in cli("jobs", *words).out
     with pytest.raises(SystemExit):
         command_line.main(["jobs", "--context", "test", "lgos", "none"])
     assert "invalid choice: 'lgos'" in (told := capsys.readouterr().err) and "did you mean logs?" in told
@@ -557,7 +506,7 @@ def _jobs(ray: FakeRay) -> follow.Jobs:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_ctrl_c_before_ray_s_answer_stops_what_ray_may_have_taken(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], taken: bool
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, taken: bool
 ) -> None:
     hand_in = submit.hand_in
 
@@ -567,23 +516,21 @@ def test_ctrl_c_before_ray_s_answer_stops_what_ray_may_have_taken(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(submit, "hand_in", interrupted)
-    assert command_line.main(["submit", "--", "sleep", "100"]) == 130
+    said = cli("submit", "--", "sleep", "100", code=130).err
     assert bool(ray.stopped) == taken
-    assert ("Ray had not taken it yet" in capsys.readouterr().err) == (not taken)
+    assert ("Ray had not taken it yet" in said) == (not taken)
 
 
 @pytest.mark.thorough
 def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     ray.deaf = True
     monkeypatch.setattr(follow, "STOP_SECONDS", 0.5)
     press_ctrl_c_once(monkeypatch)
-    assert command_line.main(["submit", "--", "sleep", "100"]) == 130
+    assert "it has not stopped" in cli("submit", "--", "sleep", "100", code=130).err
     assert ray.stopped
-    assert "it has not stopped" in capsys.readouterr().err
-    assert command_line.main(["jobs", "stop", ray.submitted["submission_id"]]) == 5
-    assert "has not stopped within" in capsys.readouterr().err
+    assert "has not stopped within" in cli("jobs", "stop", ray.submitted["submission_id"], code=5).err
 
 
 def test_a_dashboard_that_is_gone_while_a_job_stops_is_not_waited_for_longer(
@@ -611,13 +558,12 @@ def test_a_dashboard_that_is_gone_is_said_to_be_asked_again(
 
 
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+    ray: FakeRay, cli: CommandLine
 ) -> None:
     from workloads.cluster.stack import DeployedStack
 
     assert TOKEN not in repr(DeployedStack(environment=OUTPUTS, token=TOKEN, kubectl=("kubectl",)))
-    assert command_line.main(["submit", "--", "bench"]) == 0
-    printed = capsys.readouterr()
+    printed = cli("submit", "--", "bench")
     assert ray.submitted["entrypoint"] == "python -m workloads bench"
     assert TOKEN not in printed.out + printed.err + json.dumps(ray.submitted)
     assert TOKEN not in os.environ.values()

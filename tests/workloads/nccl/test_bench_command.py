@@ -15,10 +15,10 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
+from tests.support.command_line import CommandLine
 from tests.support.stub_kubectl import OUTPUTS
 from tests.workloads.nccl import test_suspects
 from tests.workloads.nccl.test_bandwidth import row
-from workloads import __main__ as command_line
 from workloads.cluster import session
 from workloads.cluster.session import Place as WhereRayIs
 from workloads.errors import PlaceError, WorkloadFailedError
@@ -75,35 +75,33 @@ def stack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_wrong_result_is_exit_code_6_and_the_table_that_shows_it_is_kept(
-    measured: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, tmp_path: Path, cli: CommandLine
 ) -> None:
     measured.rows.append(row(ranks=2, wrong=3))
-    assert command_line.main(["bench", "--results", str(tmp_path), "--name", "bad"]) == 6
-    printed = capsys.readouterr()
+    printed = cli("bench", "--results", str(tmp_path), "--name", "bad", code=6)
     assert "6 elements" in printed.err
     assert "# Out of bounds values : 6 FAILED" in printed.out
     assert "# Out of bounds values : 6 FAILED" in (tmp_path / "bad" / "all_reduce.txt").read_text()
 
 
-def test_a_right_result_is_exit_code_0_and_its_files(measured: Cluster, tmp_path: Path) -> None:
-    assert command_line.main(["bench", "--results", str(tmp_path), "--name", "good"]) == 0
+def test_a_right_result_is_exit_code_0_and_its_files(measured: Cluster, cli: CommandLine, tmp_path: Path) -> None:
+    cli("bench", "--results", str(tmp_path), "--name", "good")
     forms = {file.suffix for file in (tmp_path / "good").iterdir()}
     assert forms == {".txt", ".jsonl", ".csv", ".png", ".svg"}
 
 
 def test_a_fabric_that_is_not_what_the_stack_promised_is_exit_code_9_after_everything_is_kept(
-    measured: Cluster, stack: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, stack: None, tmp_path: Path, cli: CommandLine
 ) -> None:
     measured.conditions = replace(CONDITIONS, nodes=2, ranks=2, node_of_rank=(0, 1))
     measured.logs = dict.fromkeys(range(2), "a:1:2 [0] NCCL INFO Using network Socket\n")
-    assert command_line.main(["bench", "--stages", "all", "--results", str(tmp_path), "--name", "slow"]) == 9
-    printed = capsys.readouterr()
+    printed = cli("bench", "--stages", "all", "--results", str(tmp_path), "--name", "slow", code=9)
     assert "The fabric is not as it must be" in printed.err and "all:" in printed.err
     assert (tmp_path / "slow" / "all_reduce.txt").exists()
 
 
 def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
-    measured: Cluster, stack: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, stack: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
 ) -> None:
     problem = "Rank 1 of 'all', on node 0 (a/1) died: lost"
 
@@ -114,8 +112,7 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
         raise stopped
 
     monkeypatch.setattr(driver, "run", fail)
-    assert command_line.main(["bench", "--results", str(tmp_path), "--name", "lost"]) == 5
-    printed = capsys.readouterr()
+    printed = cli("bench", "--results", str(tmp_path), "--name", "lost", code=5)
     assert problem in printed.err
     assert f"the stages that were finished written to {tmp_path / 'lost'}" in printed.out
     read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
@@ -124,7 +121,7 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
 
 
 def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
-    measured: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
 ) -> None:
     def fail(*_: Any, **__: Any) -> list[Measured]:
         (tmp_path / "results" / "lost").touch()  # where the folder would be
@@ -133,16 +130,15 @@ def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
         raise stopped
 
     monkeypatch.setattr(driver, "run", fail)
-    assert command_line.main(["bench", "--results", str(tmp_path / "results"), "--name", "lost"]) == 5
-    printed = capsys.readouterr()
+    printed = cli("bench", "--results", str(tmp_path / "results"), "--name", "lost", code=5)
     assert "Rank 1 of 'all'" in printed.err and "nothing of it could be kept: " in printed.out
 
 
 def test_sizes_that_cannot_be_divided_among_all_ranks_are_refused_before_nodes_are_waited_for(
-    measured: Cluster, stack: None, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, stack: None, cli: CommandLine
 ) -> None:
-    assert command_line.main(["bench", "--op", "all_gather", "--sizes", "128:1M"]) == 2
-    assert "128 B cannot be divided among 16 ranks for all_gather" in capsys.readouterr().err
+    said = cli("bench", "--op", "all_gather", "--sizes", "128:1M", code=2).err
+    assert "128 B cannot be divided among 16 ranks for all_gather" in said
     assert measured.asked == {}
 
 
@@ -158,10 +154,9 @@ def test_sizes_that_cannot_be_divided_among_all_ranks_are_refused_before_nodes_a
     ],
 )
 def test_an_algorithm_that_the_collective_does_not_have_is_refused_before_nodes_are_waited_for(
-    measured: Cluster, stack: None, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    measured: Cluster, stack: None, cli: CommandLine, arguments: list[str], words: str
 ) -> None:
-    assert command_line.main(["bench", *arguments]) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
+    assert words in " ".join(cli("bench", *arguments, code=2).err.split())
     assert measured.asked == {}
 
 
@@ -180,44 +175,37 @@ def test_an_algorithm_that_the_collective_does_not_have_is_refused_before_nodes_
     ],
 )
 def test_bad_input_is_answered_before_anything_starts(
-    measured: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    code: int,
-    words: str,
+    measured: Cluster, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, arguments: list[str], code: int, words: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command_line.main(["bench", *arguments]) == code
-    assert words in capsys.readouterr().err
+    assert words in cli("bench", *arguments, code=code).err
     assert measured.asked == {}
 
 
 def test_nccl_is_refused_on_a_stack_without_gpus_and_more_nodes_than_it_can_have_too(
-    measured: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     cpus = replace(OUTPUTS, gpus_per_node=0, rdma_nics=0, machine_type="", accelerator="", gpu_max_nodes=0)
     monkeypatch.setattr(session, "prepare", lambda _: WhereRayIs(address="127.0.0.1:1", environment=cpus))
-    assert command_line.main(["bench", "--backend", "nccl"]) == 8
-    assert "this stack has no GPU nodes" in capsys.readouterr().err
+    assert "this stack has no GPU nodes" in cli("bench", "--backend", "nccl", code=8).err
     monkeypatch.setattr(session, "prepare", lambda _: WhereRayIs(address="127.0.0.1:1", environment=OUTPUTS))
-    assert command_line.main(["bench", "--nodes", str(OUTPUTS.gpu_max_nodes + 1)]) == 3
-    assert command_line.main(["bench", "--ranks-per-node", str(OUTPUTS.gpus_per_node + 1)]) == 2
+    cli("bench", "--nodes", str(OUTPUTS.gpu_max_nodes + 1), code=3)
+    cli("bench", "--ranks-per-node", str(OUTPUTS.gpus_per_node + 1), code=2)
     assert measured.asked == {}
 
 
 def test_without_sizes_cpus_are_measured_to_64_mib_and_sizes_asked_for_are_not_shortened(
-    measured: Cluster, monkeypatch: pytest.MonkeyPatch
+    measured: Cluster, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "write", lambda *_: [])
     results = ["--name", "a"]
     for arguments, last, shorten in (([], 64 << 20, True), (["--sizes", "1K:16G:2"], 16 << 30, False)):
-        assert command_line.main(["bench", *results, *arguments]) == 0
+        cli("bench", *results, *arguments)
         assert (measured.asked["sizes"][-1], measured.asked["shorten"]) == (last, shorten)
 
 
 def test_on_a_stack_s_gpus_the_whole_ladder_is_climbed_and_on_cpus_all_ranks_at_once(
-    measured: Cluster, stack: None, monkeypatch: pytest.MonkeyPatch
+    measured: Cluster, cli: CommandLine, stack: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stages() -> list[str]:
         return [stage.name for stages in measured.asked["rounds"] for stage in stages]
@@ -225,25 +213,24 @@ def test_on_a_stack_s_gpus_the_whole_ladder_is_climbed_and_on_cpus_all_ranks_at_
     monkeypatch.setattr(report, "write", lambda *_: [])
     results = ["--name", "a"]
     gpus = OUTPUTS.gpus_per_node
-    assert command_line.main(["bench", *results]) == 0
+    cli("bench", *results)
     assert stages() == ["node 0", "node 1", "all", "nodes 0+1, ring"]
     assert measured.asked["layout"] == Layout(nodes=2, ranks_per_node=gpus, gpus_per_node=gpus)
     assert (measured.asked["sizes"][-1], measured.asked["shorten"]) == (16 << 30, True)
-    assert command_line.main(["bench", *results, "--op", "all_gather"]) == 0  # has no tree that hides the wire
+    cli("bench", *results, "--op", "all_gather")  # has no tree that hides the wire
     assert stages() == ["node 0", "node 1", "all"]
-    assert command_line.main(["bench", *results, "--stages", "all", "--algo", "tree"]) == 0
+    cli("bench", *results, "--stages", "all", "--algo", "tree")
     assert measured.asked["rounds"] == ((Stage(name="all", nodes=(0, 1), algorithm="TREE"),),)
-    assert command_line.main(["bench", *results, "--backend", "gloo", "--average", "--dtype", "half"]) == 0
+    cli("bench", *results, "--backend", "gloo", "--average", "--dtype", "half")
     assert stages() == ["all"]
     assert measured.asked["layout"].backend == "gloo"
     assert (measured.asked["plan"].average, measured.asked["plan"].dtype) == (True, "half")
 
 
 def test_a_dry_run_says_what_would_be_measured_and_asked_for_and_where_each_value_came_from(
-    measured: Cluster, stack: None, capsys: pytest.CaptureFixture[str]
+    measured: Cluster, stack: None, cli: CommandLine
 ) -> None:
-    assert command_line.main(["bench", "--op", "broadcast", "--dry-run", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(cli("bench", "--op", "broadcast", "--dry-run", "--json").out)
     settings = {name: (one["value"], one["origin"]) for name, one in said["settings"].items()}
     assert settings["op"] == ("broadcast", "flag --op")
     assert settings["nodes"] == (2, "default")

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.bench_results import conditions, measured, run, timing
-from workloads import __main__ as command_line
+from tests.support.command_line import CommandLine
 from workloads.errors import DataIntegrityError, UsageError
 from workloads.nccl.definitions.bandwidth import Row
 from workloads.nccl.definitions.stages import Link, Stage
@@ -290,11 +290,10 @@ def test_one_rank_has_no_bus_and_is_drawn_all_the_same() -> None:
     ],
 )
 def test_what_is_no_whole_file_of_results_is_one_message_and_the_right_exit_code(
-    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+    written: Path, tmp_path: Path, cli: CommandLine, words: list[str], code: int, said: str
 ) -> None:
     content = (written / "all_reduce.jsonl").read_bytes()
     for name, kept in (("whole/all_reduce", content), ("cut", content[:-30]), ("metrics/journal", b"{}\n")):
         (tmp_path / f"{name}.jsonl").parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.jsonl").write_bytes(kept)
-    assert command_line.main(["bench", *(word.format(tmp_path) for word in words)]) == code
-    assert said in capsys.readouterr().err
+    assert said in cli("bench", *(word.format(tmp_path) for word in words), code=code).err

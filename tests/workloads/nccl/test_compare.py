@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.bench_results import conditions, measured, run
-from workloads import __main__ as command_line
+from tests.support.command_line import CommandLine
 from workloads.errors import UsageError
 from workloads.nccl.definitions.bandwidth import format_size
 from workloads.nccl.definitions.stages import Stage
@@ -98,9 +98,7 @@ def test_calls_that_vary_widen_the_noise() -> None:
     assert wide.change.noise > 1.3 * narrow.change.noise
 
 
-def test_noise_in_which_half_the_speed_would_be_lost_is_judged_by_nobody(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_noise_in_which_half_the_speed_would_be_lost_is_judged_by_nobody(tmp_path: Path, cli: CommandLine) -> None:
     """One size each, of which the second run's places disagree by a factor of fifty."""
     one = measured(Stage(name="all", nodes=(0, 1)), conditions(2))
     last = one.rows[-1]
@@ -109,13 +107,11 @@ def test_noise_in_which_half_the_speed_would_be_lost_is_judged_by_nobody(
         report.write([locate(tmp_path / name)], [replace(one, rows=rows)])
     words = ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b")]
 
-    assert command_line.main(words) == 0
-    printed = capsys.readouterr().out
+    printed = cli(*words).out
     assert "too noisy to judge (noise above 50 %)" in printed and "no difference" not in printed
     assert "# too noisy to judge: Give several results on each side" in printed
     # Whoever asks for a failure is not told that all is well by a comparison that saw nothing.
-    assert command_line.main([*words, "--fail-on-regression"]) == 5
-    assert "1 of 1 comparisons of the two are too noisy" in capsys.readouterr().err
+    assert "1 of 1 comparisons of the two are too noisy" in cli(*words, "--fail-on-regression", code=5).err
 
 
 @pytest.mark.parametrize(
@@ -166,7 +162,7 @@ def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_m
 
 @pytest.mark.thorough
 def test_the_command_prints_a_table_says_what_differs_and_fails_only_if_told_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: CommandLine
 ) -> None:
     draw = random.Random("command")
     before, after = run(2, draw), run(2, draw, slower=1.25)
@@ -176,13 +172,10 @@ def test_the_command_prints_a_table_says_what_differs_and_fails_only_if_told_to(
     for name, found in (("a", before), ("b", after)):
         report.write([locate(tmp_path / name)], found)
     words = ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b" / "all_reduce.jsonl")]
-    assert command_line.main(words) == 0
-    printed = capsys.readouterr().out
+    printed = cli(*words).out
     assert printed.count("slower by") == 6 and "(noise " in printed
     assert "# nccl: 2.30.4 in A, 2.31.1 in B" in printed
     assert "# all_reduce (float), node 0 only in A" in printed
     assert f"# all_reduce (float), {after[0].stage.name}: {largest} only in A" in printed
-    assert command_line.main([*words, "--fail-on-regression"]) == 5
-    assert "is slower than" in capsys.readouterr().err
-    assert command_line.main(["bench", "compare", words[3], words[2], "--fail-on-regression"]) == 0
-    assert capsys.readouterr().out.count("faster by") == 6
+    assert "is slower than" in cli(*words, "--fail-on-regression", code=5).err
+    assert cli("bench", "compare", words[3], words[2], "--fail-on-regression").out.count("faster by") == 6

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import CommandLine
 from tests.workloads.nccl.test_verdict import LOGS
-from workloads.__main__ import main
 from workloads.nccl.logs import faults, xids
 
 CATALOGUE = {
@@ -179,7 +179,7 @@ def test_who_failed_first_is_told_from_those_who_saw_a_peer_go() -> None:
 
 
 def test_a_kernels_line_without_a_name_is_not_laid_on_the_node_of_the_pod_whose_log_it_stands_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: CommandLine
 ) -> None:
     log = tmp_path / "job.log"
     log.write_text(
@@ -187,26 +187,23 @@ def test_a_kernels_line_without_a_name_is_not_laid_on_the_node_of_the_pod_whose_
         "[ 8123.445] NVRM: Xid (PCI:0000:8d:00): 79, pid=1, GPU has fallen off the bus.\n"
     )
 
-    said = explained(capsys, str(log))
+    said = explained(cli, str(log))
 
     assert "Xid 79" in said
     assert "On the node that wrote the log, which no line names" in said and "node of node-a" not in said
 
 
-def explained(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def explained(cli: CommandLine, *words: str) -> str:
     """What `explain` prints."""
-    assert main(["explain", *words]) == 0
-    return capsys.readouterr().out
+    return cli("explain", *words).out
 
 
-def test_logs_are_explained_in_a_table_with_each_kind_of_error_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_are_explained_in_a_table_with_each_kind_of_error_once(tmp_path: Path, cli: CommandLine) -> None:
     lost = "NVRM: Xid (PCI:0000:{}:00): 79, pid=1101234, GPU has fallen off the bus.\n"
     kernel, quiet, log = tmp_path / "kern.log", tmp_path / "quiet.log", LOGS / "nccl_1814_completion.txt"
     kernel.write_text("step 1\n" + lost.format("c6") + lost.format("c7"))
     quiet.write_text("step 1\n")
-    said = explained(capsys, str(kernel), str(log), "--node", "gke-h200-1", "--zone", "us-east5-a")
+    said = explained(cli, str(kernel), str(log), "--node", "gke-h200-1", "--zone", "us-east5-a")
     assert f"{log}: NCCL's own IB through host memory, without GPUDirect RDMA, 2 of 2 NICs carry channels" in said
     table, _, commands = said.partition("\nOn gke-h200-1:\n")
     assert "kern.log:2 and 1 more" in table and "nccl_1814_completion.txt:4" in table
@@ -214,25 +211,23 @@ def test_logs_are_explained_in_a_table_with_each_kind_of_error_once(
     assert "0000:c6:00" in table and "0000:c7:00" in table and "The machine needs a power" in table
     assert "gcloud compute instances report-host-as-faulty gke-h200-1 --zone us-east5-a" in commands
     assert not {"NODE", "ZONE"} & set(said.split()), "a placeholder was left"
-    assert f"{quiet}: no Xid and no error of NCCL" in explained(capsys, str(quiet))
+    assert f"{quiet}: no Xid and no error of NCCL" in explained(cli, str(quiet))
 
 
-def test_a_pod_s_log_gives_commands_that_find_its_node_themselves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pod_s_log_gives_commands_that_find_its_node_themselves(tmp_path: Path, cli: CommandLine) -> None:
     log = tmp_path / "rank0.log"
     log.write_text(
         "ray-worker-7:9:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=4 (Recv)\n"
     )
-    said = explained(capsys, str(log))
+    said = explained(cli, str(log))
     assert "--field-selector metadata.name=ray-worker-7" in said and "kubectl cordon $NODE" in said
     assert not {"NODE", "ZONE"} & set(said.split())
 
 
-def test_the_kernel_s_log_names_its_node_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kernel_s_log_names_its_node_itself(tmp_path: Path, cli: CommandLine) -> None:
     log = tmp_path / "kern.log"
     log.write_text("booted\nAug 30 11:43:14 gke-h200-1 kernel: [97.1] NVRM: Xid (PCI:0000:c6:00): 79, pid=1, lost\n")
-    said = explained(capsys, str(log))
+    said = explained(cli, str(log))
     assert "kubectl cordon gke-h200-1" in said and "ZONE=$(kubectl get node gke-h200-1 " in said
     assert not {"NODE", "ZONE"} & set(said.split())
 
@@ -266,11 +261,11 @@ PEERS = (
     ],
 )
 def test_a_remote_process_that_exited_is_followed_to_its_own_line(
-    line: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: str, name: str, tmp_path: Path, cli: CommandLine
 ) -> None:
     log = tmp_path / "worker.log"
     log.write_text(f"step 12 of 100\n{PEERS}{line}\n")
-    said = " ".join(explained(capsys, str(log)).split())
+    said = " ".join(explained(cli, str(log)).split())
     assert said.count(f"error: {name}: ") == 1, "the failing rank's own line"
     for follower in ("connection lost", "RDMA completion error 12", "ncclRemoteError"):
         assert follower in said
@@ -278,9 +273,10 @@ def test_a_remote_process_that_exited_is_followed_to_its_own_line(
     assert "cordon" not in said, "the nodes of ranks that only saw another one go are sound"
 
     log.write_text(PEERS)
-    assert "add the logs of the other ranks and nodes" in " ".join(explained(capsys, str(log)).split())
+    assert "add the logs of the other ranks and nodes" in " ".join(explained(cli, str(log)).split())
 
 
-def test_a_log_that_is_not_there_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "nowhere.log"]) == 2
-    assert capsys.readouterr().err.startswith("error: nowhere.log cannot be read: No such file or directory.")
+def test_a_log_that_is_not_there_is_one_message(cli: CommandLine) -> None:
+    assert cli("explain", "nowhere.log", code=2).err.startswith(
+        "error: nowhere.log cannot be read: No such file or directory."
+    )

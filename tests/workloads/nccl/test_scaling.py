@@ -19,7 +19,7 @@ from benchmarks import scaling as figures
 from benchmarks.published import tables
 from benchmarks.published.tables import GIB, MIB
 from tests.support.bench_results import conditions, measured, run
-from workloads import __main__ as command_line
+from tests.support.command_line import CommandLine
 from workloads.convnext.config import Model
 from workloads.convnext.learning.model import STAGES, build
 from workloads.nccl.definitions.stages import Stage
@@ -173,10 +173,9 @@ def test_the_slowest_of_many_ranks_is_as_slow_as_drawing_them_shows() -> None:
         assert scaling.slowest_of(ranks) == pytest.approx(drawn, rel=0.06)
 
 
-def predict(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
+def predict(cli: CommandLine, *words: str) -> list[list[str]]:
     """The cells of the table that `bench predict` prints, its head first."""
-    assert command_line.main(["bench", "predict", *words]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith("#")]
+    lines = [line for line in cli("bench", "predict", *words).out.splitlines() if line and not line.startswith("#")]
     return [line.split("  ") for line in lines]
 
 
@@ -189,9 +188,9 @@ def efficiencies(cells: list[list[str]]) -> dict[int, float]:
     }
 
 
-def test_predict_prints_and_writes_what_the_formula_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_prints_and_writes_what_the_formula_says(tmp_path: Path, cli: CommandLine) -> None:
     words = ["--nodes", "1,2,16,1000", "--batch", "64", "--images-per-second", "2000", "--out", str(tmp_path)]
-    found = efficiencies(predict(capsys, *words, "--jitter", "0.01"))
+    found = efficiencies(predict(cli, *words, "--jitter", "0.01"))
     work = figures.work(2000, 64, 0.01)
     for nodes, share in found.items():
         assert share == pytest.approx(
@@ -204,13 +203,10 @@ def test_predict_prints_and_writes_what_the_formula_says(tmp_path: Path, capsys:
     assert b"<svg" in (tmp_path / "efficiency.svg").read_bytes()
 
 
-def test_predict_says_what_is_extrapolated_and_assumes_that_steps_vary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_says_what_is_extrapolated_and_assumes_that_steps_vary(tmp_path: Path, cli: CommandLine) -> None:
     def said(*words: str) -> tuple[dict[int, bool], str]:
         """Whether each number of nodes is marked in the table, and everything that was printed."""
-        assert command_line.main(["bench", "predict", "--nodes", "2,4,128,1000", *words]) == 0
-        printed = capsys.readouterr().out
+        printed = cli("bench", "predict", "--nodes", "2,4,128,1000", *words).out
         rows = [line for line in printed.splitlines() if line[:5].strip(" ,0123456789") == "" and "%" in line]
         return {int(row.split()[0].replace(",", "")): row.endswith("extrapolated") for row in rows}, printed
 
@@ -232,15 +228,15 @@ def test_the_assumed_jitter_is_what_published_clusters_lose_to_their_slowest_ran
 
 
 @pytest.mark.thorough
-def test_a_curve_that_was_measured_replaces_the_constants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_curve_that_was_measured_replaces_the_constants(tmp_path: Path, cli: CommandLine) -> None:
     """A fabric at half its speed is measured on two nodes; the prediction for sixteen takes that with it."""
     sound, slow = tmp_path / "sound", tmp_path / "slow"
     for folder, factor in ((sound, 1.0), (slow, 2.0)):
         report.write([locate(folder)], run(2, slower=factor))
     words = ["--nodes", "1,2,16", "--batch", "256", "--jitter", "0"]
-    constants = efficiencies(predict(capsys, *words))
-    measured_sound = efficiencies(predict(capsys, *words, "--from", str(sound)))
-    measured_slow = efficiencies(predict(capsys, *words, "--from", str(slow / "all_reduce.jsonl")))
+    constants = efficiencies(predict(cli, *words))
+    measured_sound = efficiencies(predict(cli, *words, "--from", str(sound)))
+    measured_slow = efficiencies(predict(cli, *words, "--from", str(slow / "all_reduce.jsonl")))
     for nodes in (1, 2, 16):
         assert measured_sound[nodes] == pytest.approx(constants[nodes], abs=1.5e-4)
         assert 1 - measured_slow[nodes] == pytest.approx(2 * (1 - constants[nodes]), abs=2.5e-4)
@@ -260,7 +256,7 @@ def journal(folder: Path, workers: int, rate: float) -> Path:
     return folder
 
 
-def test_what_was_trained_stands_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_trained_stands_beside_the_prediction(tmp_path: Path, cli: CommandLine) -> None:
     runs = [journal(tmp_path / str(workers), workers, rate) for workers, rate in ((8, 16000.0), (32, 60800.0))]
     words = [
         "--nodes",
@@ -271,8 +267,7 @@ def test_what_was_trained_stands_beside_the_prediction(tmp_path: Path, capsys: p
         str(tmp_path),
         *(word for run in runs for word in ("--measured", str(run))),
     ]
-    assert command_line.main(["bench", "predict", *words]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("bench", "predict", *words).out
     one, two, four = json.loads((tmp_path / "prediction.json").read_text())["predictions"]
     # One node is what one GPU's speed is reckoned from; four are 5 % slower per GPU than that.
     assert one["measured"] == pytest.approx(one["efficiency"], rel=1e-6)
@@ -300,11 +295,10 @@ def test_what_was_trained_stands_beside_the_prediction(tmp_path: Path, capsys: p
     ],
 )
 def test_a_request_that_makes_no_sense_is_one_message_and_exit_code_2(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command_line.main(["bench", "predict", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert said in cli("bench", "predict", *words, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -316,12 +310,11 @@ def test_a_request_that_makes_no_sense_is_one_message_and_exit_code_2(
     ],
 )
 def test_a_curve_that_the_formula_cannot_carry_on_is_refused(
-    under: Conditions, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    under: Conditions, said: str, tmp_path: Path, cli: CommandLine
 ) -> None:
     one = measured(Stage(name="all", nodes=tuple(range(under.nodes))), conditions(2, under.op))
     report.write([locate(tmp_path)], [replace(one, conditions=under)])
-    assert command_line.main(["bench", "predict", "--from", str(tmp_path)]) == 2
-    assert said in capsys.readouterr().err
+    assert said in cli("bench", "predict", "--from", str(tmp_path), code=2).err
 
 
 def test_predicting_and_comparing_load_neither_torch_nor_ray() -> None:

@@ -1,0 +1,21 @@
+"""The command line of the workloads in this process, as a person gives it."""
+
+from __future__ import annotations
+
+import pytest
+from _pytest.capture import CaptureResult
+
+from workloads.__main__ import main
+
+
+class CommandLine:
+    """Gives a command; what it prints, and has printed since a test last looked, once it has ended as expected."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str, code: int = 0) -> CaptureResult[str]:
+        ended = main(words)
+        said = self._capsys.readouterr()
+        assert ended == code, f"`{' '.join(words)}` ended with {ended}, not {code}:\n{said.out}{said.err}"
+        return said
