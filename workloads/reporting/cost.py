@@ -18,8 +18,8 @@ HOUR = 3600.0
 @dataclass(frozen=True, kw_only=True)
 class Stay:
     """A time that a run spent on nodes, to the last that is known of its workers. It begins as they start, or, on nodes
-    that came for this run alone, as Ray comes up there, or the start before it ended. What a kill took since the newest
-    checkpoint is not in it, nor is the wait for nodes, nor what nodes idle afterwards."""
+    that came for this run alone, as Ray comes up there, or the start before it ended. Not in it are the wait for nodes,
+    what nodes idle afterwards, and, elsewhere than on such nodes, what a kill took since the newest checkpoint."""
 
     began: float
     """Unix time."""
