@@ -185,15 +185,16 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> list[tuple[dict[str, int], Cut]]:
-    """The lives that are not yet lived, in an order of their own: each call of `up` once with each cut, and each of
-    `destroy` as often as that takes."""
+    """The lives that are not yet lived: first one with each call of `up`, their cuts in turn, then those with the other
+    cuts, in a random order each; each call of `destroy` comes as often as that takes."""
     lived = {(one["at"]["up"], one["cut"]) for one in lives}
+    cuts = get_args(Cut)
+    chance = random.Random(seed)
     every = [
-        ({"up": call, "destroy": call % calls["destroy"] + 1}, cut)
-        for call in range(1, calls["up"] + 1)
-        for cut in get_args(Cut)
+        ({"up": call, "destroy": call % calls["destroy"] + 1}, cuts[(call + turn) % len(cuts)])
+        for turn in range(len(cuts))
+        for call in chance.sample(range(1, calls["up"] + 1), calls["up"])
     ]
-    random.Random(seed).shuffle(every)
     return [(at, cut) for at, cut in every if (at["up"], cut) not in lived]
 
 
