@@ -157,7 +157,15 @@ def deploy(
         # What fails is raised. Tasks that fail beside it would say so when they are collected: in another test, and
         # while that one parses, in which Python 3.11 cannot be disturbed by the parser that draws a traceback.
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        await stack.run_in_stack(lambda: _discard(program()))
+        await stack.run_in_stack(settled)
+
+    async def settled() -> None:
+        program()
+        # Pulumi waits for one task at a time, and adds itself to all others each time: half of what a run takes.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            done, _ = await asyncio.wait(others, return_when=asyncio.FIRST_EXCEPTION)
+            if any(task.cancelled() or task.exception() for task in done):
+                return
 
     def run() -> None:
         settings.configure(
@@ -176,10 +184,6 @@ def deploy(
     # Pulumi keeps its whole state in context variables: a copied context leaves nothing behind for the next test.
     contextvars.copy_context().run(run)
     return monitor.deployment
-
-
-def _discard(_: object) -> None:
-    return None
 
 
 class _Monitor(mocks.MockMonitor):

@@ -7,6 +7,7 @@ written.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 import tempfile
@@ -119,15 +120,24 @@ def fill(path: Path, keys: Sequence[str], value: str) -> bool:
 
 def _load(text: str, name: str) -> dict[str, Any]:
     try:
-        loaded, tree = yaml.load(text, Loader=_Loader) or {}, yaml.compose(text, Loader=_Loader)
+        tree, twice = _composed(text)
+        loaded = _Loader("").construct_document(tree) if tree else {}
     except yaml.YAMLError as error:
         where = str(error).replace('"<unicode string>"', name)
         raise StackFileError(f"{name} is no valid YAML, and nothing was done: {where}") from None
-    if twice := "; ".join(f"{key} stands on lines {first} and {second}" for key, first, second in _twice(tree)):
-        raise StackFileError(f"{name}: {twice}. A key stands once; remove one line of the two.")
-    if not isinstance(loaded, dict):
+    if twice:
+        lines = "; ".join(f"{key} stands on lines {first} and {second}" for key, first, second in twice)
+        raise StackFileError(f"{name}: {lines}. A key stands once; remove one line of the two.")
+    if not isinstance(loaded or {}, dict):
         raise StackFileError(f"{name} must be keys and values. See Pulumi.dev.yaml.")
-    return loaded
+    return loaded or {}
+
+
+@functools.lru_cache(maxsize=8)  # a command asks for the same file several times
+def _composed(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
+    """The text's nodes, and its keys that stand twice: read before merges (`<<`) are resolved into the nodes."""
+    tree = yaml.compose(text, Loader=_Loader)
+    return tree, list(_twice(tree))
 
 
 def _twice(node: yaml.Node | None, path: str = "") -> Iterator[tuple[str, int, int]]:
