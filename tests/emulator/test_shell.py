@@ -31,6 +31,7 @@ def run(checkout: Path, shell: dict[str, str], *words: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.thorough
 def test_a_command_says_whether_its_shells_cloud_has_ended_or_is_up_elsewhere(checkout: Path) -> None:
     state = State.of_checkout(checkout)
     shell = lifecycle.environment(state)

@@ -172,6 +172,7 @@ def replaced(before: Deployment, after: Deployment) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.thorough
 def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment) -> None:
     # The zone is looked at below: another one of the same region has no H200. A key must be in the cluster's region.
     rest = everything_changed(but=MAY_REPLACE | {"zone", "wandb_api_key"})

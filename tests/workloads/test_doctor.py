@@ -521,6 +521,7 @@ def test_the_kernel_s_listeners_are_read_in_both_address_families() -> None:
     assert listeners.parse("  sl  local_address rem_address   st tx_queue rx_queue") is None
 
 
+@pytest.mark.thorough
 def test_a_listener_is_seen_while_the_process_opens_and_closes_other_descriptors() -> None:
     done = threading.Event()
 

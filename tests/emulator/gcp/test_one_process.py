@@ -119,7 +119,7 @@ def test_what_an_interrupted_run_made_can_be_made_again_or_is_found_by_its_input
 
 
 @pytest.mark.parametrize("cut", get_args(Cut))
-@pytest.mark.parametrize("part", [0.15, 0.5, 0.85])
+@pytest.mark.parametrize("part", [*(pytest.param(part, marks=pytest.mark.thorough) for part in (0.15, 0.85)), 0.5])
 def test_after_an_interruption_anywhere_the_next_run_finishes_and_nothing_is_there_twice(
     standing: OneProcess, tmp_path: Path, part: float, cut: Cut
 ) -> None:
@@ -197,6 +197,7 @@ def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing
     assert google.again(deployment) == {}
 
 
+@pytest.mark.thorough
 def test_two_stacks_of_one_project_know_nothing_of_each_other(standing: OneProcess, tmp_path: Path) -> None:
     first = standing.configured(PEERED, tmp_path / "both")
     theirs = contents(first)
@@ -245,6 +246,7 @@ def test_no_legal_stack_is_refused_and_every_one_goes_by_one_destroy(
     assert [(one.kind, one.name) for one in google.cloud.inventory().other] == []
 
 
+@pytest.mark.thorough
 def test_a_budget_follows_its_settings_and_goes_with_them_or_with_the_stack(
     standing: OneProcess, tmp_path: Path
 ) -> None:

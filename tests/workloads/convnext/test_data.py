@@ -185,6 +185,7 @@ def test_shards_as_others_write_them_are_read(tmp_path: Path) -> None:
     assert (images[1].int() - torch.tensor(expected).permute(2, 0, 1)).abs().max() <= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["folder", "shards"])
 def test_loader_processes_give_what_the_training_process_gives_epoch_after_epoch(tmp_path: Path, layout: str) -> None:
     root = (

@@ -76,6 +76,7 @@ def test_the_autoscalers_newest_word_is_the_verdict(
     assert words in wait.reason
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("events", "words"), [([refused(NO_FIT)], NEVER), ([failed("GCE stock-out")], NO_CAPACITY)])
 def test_status_doctor_and_a_followed_job_that_waits_for_nodes_tell_the_two_apart(
     tmp_path: Path,

@@ -28,6 +28,7 @@ from workloads.errors import UsageError
 from workloads.storage.folders import locate
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -73,6 +74,7 @@ def test_for_an_h200_the_kernels_keep_their_sums_in_registers(side: int, tmp_pat
         assert stack == 0 and registers <= 168, (kernel.__name__, side, registers, stack)
 
 
+@pytest.mark.thorough
 def test_the_operator_has_the_gradients_of_what_it_computes_and_says_what_it_returns() -> None:
     generator = torch.Generator().manual_seed(0)
 
