@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from emulator.google import policies
 from emulator.google.callers import Identity, set_identity
 from oasis_stack import __main__ as command_line
+from oasis_stack import live_state
 from oasis_stack.forecast import advice, ladder, report
 from oasis_stack.preflight.google import Google as Questions
 from oasis_stack.settings.settings import from_config, parse
@@ -228,7 +230,11 @@ def test_a_right_that_is_missing_hides_what_it_is_needed_for_alone(stack: Stack)
     assert said[-1].endswith("Ask for the permission compute.advice.calendarMode.")
 
 
-def test_what_has_not_come_in_time_is_said_and_not_waited_for(stack: Stack, tmp_path: Path) -> None:
+def test_what_has_not_come_in_time_is_said_and_not_waited_for(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, find = threading.Event(), live_state.google_credentials
+    monkeypatch.setattr(live_state, "google_credentials", lambda project: asked.wait(60) and find(project))
     stack.faults({"call": "compute.advice.capacityHistory", "effect": "delay", "seconds": 600})
     subject = ladder.of(parse(from_config(CONFIG)))
     assert subject
@@ -238,6 +244,7 @@ def test_what_has_not_come_in_time_is_said_and_not_waited_for(stack: Stack, tmp_
         "Google was asked nothing: no Google credentials were found within 0 s. Run `gcloud auth application-default"
     )
     assert said[-1].startswith(unfound)
+    asked.set()
     google.get("compute", f"projects/{PROJECT}")
     said = report.lines(subject, google, tmp_path / "kept.json", 1)
     late = re.fullmatch(r"(\d+) of 25 questions not answered within 1 s: ask again", said[-1])
