@@ -42,6 +42,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.thorough
 def test_no_line_ends_in_spaces_and_a_terminal_s_width_is_kept_without_cutting_what_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

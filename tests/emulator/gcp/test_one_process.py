@@ -118,8 +118,9 @@ def test_what_an_interrupted_run_made_can_be_made_again_or_is_found_by_its_input
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cut", get_args(Cut))
-@pytest.mark.parametrize("part", [*(pytest.param(part, marks=pytest.mark.thorough) for part in (0.15, 0.85)), 0.5])
+@pytest.mark.parametrize("part", [0.15, 0.5, 0.85])
 def test_after_an_interruption_anywhere_the_next_run_finishes_and_nothing_is_there_twice(
     standing: OneProcess, tmp_path: Path, part: float, cut: Cut
 ) -> None:

@@ -76,6 +76,7 @@ def _make(gke: Any, name: str, **changes: Any) -> str:
     return f"{LOCATION}/clusters/{name}"
 
 
+@pytest.mark.thorough
 def test_a_cluster_and_a_pool_are_provisioned_until_their_operations_are_over(google: Google, gke: Any) -> None:
     clusters, name = gke.clusters(), f"{LOCATION}/clusters/oasis"
     operation = clusters.create(parent=LOCATION, body={"cluster": {**CLUSTER, "name": "oasis"}}).execute()
@@ -110,6 +111,7 @@ def test_a_field_that_gke_does_not_have_is_refused_in_its_words(gke: Any) -> Non
         gke.clusters().nodePools().list(parent=f"{LOCATION}/clusters/nowhere").execute()
 
 
+@pytest.mark.thorough
 def test_labels_and_a_pools_limits_are_changed_in_place(gke: Any) -> None:
     name = _make(gke, "changed")
     clusters, pool = gke.clusters(), f"{name}/nodePools/default-pool"
@@ -134,6 +136,7 @@ def test_labels_and_a_pools_limits_are_changed_in_place(gke: Any) -> None:
     assert not {"initialNodeCount", "nodeConfig", "nodePools"} & bare.keys()
 
 
+@pytest.mark.thorough
 def test_the_size_of_a_pool_is_that_of_its_groups(gke: Any, google: Google) -> None:
     name = _make(gke, "sized")
     pool = f"{name}/nodePools/default-pool"
@@ -146,6 +149,7 @@ def test_the_size_of_a_pool_is_that_of_its_groups(gke: Any, google: Google) -> N
     assert [group["targetSize"] for group in groups if group["selfLink"] == url] == [3]
 
 
+@pytest.mark.thorough
 def test_a_clusters_own_rules_and_private_endpoint_outlive_it_for_a_while(gke: Any, google: Google) -> None:
     name = _make(gke, "late")
 
