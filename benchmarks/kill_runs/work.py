@@ -29,7 +29,7 @@ from workloads.convnext.run import worker
 from workloads.errors import WorkloadFailedError
 from workloads.storage.folders import locate
 
-IMAGES, CLASSES, SIDE = 512, 4, 32
+IMAGES, CLASSES = 512, 4
 BITS = 16
 """Of an image's number: a grid of 4 x 4 squares of 8 pixels, white for 1."""
 
