@@ -4,8 +4,8 @@ The real engine, the real API server and the emulated Google, on a platform of t
 call of `up` that changes something in the emulated Google ends badly, and one of `destroy`: its answer is lost, or the
 engine and its providers are killed before Google has the call, or before they have the answer. Then the same command
 is given again, once. A life is whole if both second commands succeed, all is there once and no preview shows a change,
-and nothing is left at the end. There are some hundred calls and three ways, a minute each: results are written life by
-life, and the next run goes on with those that are missing (`--lives`: at most so many more).
+and nothing is left at the end. There are some seventy calls of `up` and three ways, a minute or more each: results
+are written life by life, and the next run goes on with those that are missing (`--lives`: at most so many more).
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> list[tuple[dict[str, int], Cut]]:
     """The lives that are not yet lived: first one with each call of `up`, their cuts in turn, then those with the other
-    cuts, in a random order each; each call of `destroy` comes as often as that takes."""
-    lived = {(one["at"]["up"], one["cut"]) for one in lives}
+    cuts, in a random order each. Each call of `destroy` comes as often as that takes, and where it never came, as what
+    Google is asked differs from run to run, a life is lived again with it."""
+    lived, destroyed = {(one["at"]["up"], one["cut"]) for one in lives}, {one["at"]["destroy"] for one in lives}
     cuts = get_args(Cut)
     chance = random.Random(seed)
     every = [
@@ -195,7 +196,7 @@ def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> li
         for turn in range(len(cuts))
         for call in chance.sample(range(1, calls["up"] + 1), calls["up"])
     ]
-    return [(at, cut) for at, cut in every if (at["up"], cut) not in lived]
+    return [(at, cut) for at, cut in every if (at["up"], cut) not in lived or at["destroy"] not in destroyed]
 
 
 def _record(lives: Sequence[Record], calls: Mapping[str, int]) -> Record:

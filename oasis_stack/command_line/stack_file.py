@@ -121,16 +121,16 @@ def fill(path: Path, keys: Sequence[str], value: str) -> bool:
 def _load(text: str, name: str) -> dict[str, Any]:
     try:
         tree, twice = _composed(text)
-        loaded = _Loader("").construct_document(tree) if tree else {}
+        loaded = (_Loader("").construct_document(tree) if tree else None) or {}
     except yaml.YAMLError as error:
         where = str(error).replace('"<unicode string>"', name)
         raise StackFileError(f"{name} is no valid YAML, and nothing was done: {where}") from None
     if twice:
         lines = "; ".join(f"{key} stands on lines {first} and {second}" for key, first, second in twice)
         raise StackFileError(f"{name}: {lines}. A key stands once; remove one line of the two.")
-    if not isinstance(loaded or {}, dict):
+    if not isinstance(loaded, dict):
         raise StackFileError(f"{name} must be keys and values. See Pulumi.dev.yaml.")
-    return loaded or {}
+    return loaded
 
 
 @functools.lru_cache(maxsize=8)  # a command asks for the same file several times

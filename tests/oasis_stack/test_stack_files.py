@@ -241,3 +241,11 @@ def test_a_file_that_is_no_stack_file_is_refused(text: str, tmp_path: Path) -> N
 def test_a_file_that_does_not_read_is_named_with_the_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(StackFileError, match=f"(?s){words}.*in Pulumi.some.yaml, line 2"):
         stack_file.config(written(tmp_path, text))
+
+
+def test_a_file_that_is_read_again_is_the_same_whatever_became_of_what_was_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "config:\n  a: &a {x: 1, y: 2}\n  b: {<<: *a, x: 3}\n")
+    first = stack_file.config(path)
+    assert first == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
+    first.clear()
+    assert stack_file.config(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
