@@ -186,8 +186,8 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> list[tuple[dict[str, int], Cut]]:
     """The lives that are not yet lived: first one with each call of `up`, their cuts in turn, then those with the other
-    cuts, in a random order each. Each call of `destroy` comes as often as that takes, and where it never came, as what
-    Google is asked differs from run to run, a life is lived again with it."""
+    cuts, in a random order each. Each call of `destroy` comes as often as that takes, and where it never came, as GKE
+    refuses what it must be asked again in one run and not in another, a life is lived again with it."""
     lived, destroyed = {(one["at"]["up"], one["cut"]) for one in lives}, {one["at"]["destroy"] for one in lives}
     cuts = get_args(Cut)
     chance = random.Random(seed)
