@@ -186,8 +186,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> list[tuple[dict[str, int], Cut]]:
     """The lives that are not yet lived: first one with each call of `up`, their cuts in turn, then those with the other
-    cuts, in a random order each. Each call of `destroy` comes as often as that takes, and where it never came, as GKE
-    refuses what it must be asked again in one run and not in another, a life is lived again with it."""
+    cuts, what Google has done before what it never heard of, in a random order each. Each call of `destroy` comes as
+    often as that takes, and where it never came, as GKE refuses what it must be asked again in one run and not in
+    another, a life is lived again with it."""
     lived, destroyed = {(one["at"]["up"], one["cut"]) for one in lives}, {one["at"]["destroy"] for one in lives}
     cuts = get_args(Cut)
     chance = random.Random(seed)
@@ -196,6 +197,7 @@ def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> li
         for turn in range(len(cuts))
         for call in chance.sample(range(1, calls["up"] + 1), calls["up"])
     ]
+    every[calls["up"] :] = sorted(every[calls["up"] :], key=lambda life: life[1] == "killed before")
     return [(at, cut) for at, cut in every if (at["up"], cut) not in lived or at["destroy"] not in destroyed]
 
 
