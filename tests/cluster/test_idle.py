@@ -30,6 +30,7 @@ time.sleep(600)
 WATCH = """
 import shlex, sys, time, ray
 from dataclasses import replace
+from pathlib import Path
 from ray.job_submission import JobSubmissionClient
 from tests.support.stub_kubectl import OUTPUTS
 from tests.support.waiting import eventually
@@ -38,6 +39,8 @@ from workloads.idle import stack_jobs
 from workloads.idle.holders import GpuPod, Holder
 
 here = ray.init(num_cpus=2, num_gpus=8, include_dashboard=True, _temp_dir=sys.argv[1], logging_level="error")
+# As `ray start` does. Without it Ray starts a job on any Ray of this machine (its get_ray_address_from_environment).
+Path(sys.argv[1], "ray_current_cluster").write_text(here.address_info["gcs_address"])
 environment = replace(OUTPUTS, ray_dashboard_url=f"http://{here.dashboard_url}", ray_dashboard_command="")
 stack = DeployedStack(environment=environment, token="", kubectl=("kubectl",))
 address = ray.nodes()[0]["NodeManagerAddress"]
