@@ -180,10 +180,11 @@ def plot(found: figures.Record, file: Path) -> None:
         label = f"{step} ({owner})"
         times.errorbar(beside, middle, yerr=reach, marker="o", linestyle=":", capsize=3, label=label)
     times.set(xscale="log", yscale="symlog", xlabel="nodes of the queue", ylabel="seconds of a job: median and range")
-    times.set_ylim(bottom=-0.1)
     times.set_yticks([0, 1, 10, 100], ["0", "1", "10", "100"])
     rate.plot(list(sizes), [sizes[nodes]["jobs a minute"] for nodes in sizes], marker="o", color="black")
-    rate.set(xscale="log", xlabel="nodes of the queue", ylabel="jobs a minute", ylim=(0, None))
+    rate.set(xscale="log", xlabel="nodes of the queue", ylabel="jobs a minute")
+    times.set_ylim(-0.1, 2 * max(of[f"seconds {step}"]["most"] for of in sizes.values() for step in STEPS))
+    rate.set_ylim(0, 1.1 * max(of["jobs a minute"] for of in sizes.values()))
     for axes in (times, rate):
         axes.set_xticks(list(sizes), [f"{nodes:,}" for nodes in sizes])
         axes.minorticks_off()
