@@ -92,7 +92,7 @@ COMMANDS = {
 }
 
 
-PLACES = ("--stack", "--context", "--storage")
+PLACES = ("--stack", "--context", "--team", "--storage")
 """Options with a value that may stand before a command's action as well as after it."""
 
 

@@ -483,9 +483,10 @@ def test_which_stack_is_said_on_either_side_of_the_action(
 ) -> None:
     for words in (["--context", "test", "logs", "none"], ["logs", "--context", "test", "none"]):
         assert "line 0" in cli("jobs", *words).out
-    with pytest.raises(SystemExit):
-        command_line.main(["jobs", "--context", "test", "lgos", "none"])
-    assert "invalid choice: 'lgos'" in (told := capsys.readouterr().err) and "did you mean logs?" in told
+    for option in ("--context", "--team"):
+        with pytest.raises(SystemExit):
+            command_line.main(["jobs", option, "test", "lgos", "none"])
+        assert "invalid choice: 'lgos'" in (told := capsys.readouterr().err) and "did you mean logs?" in told
     with pytest.raises(SystemExit):
         command_line.main(["jobs", "--help"])
     assert "ACTION" in capsys.readouterr().out
