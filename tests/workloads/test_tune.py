@@ -479,6 +479,9 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
     names = {"table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"}
     for folder in (tmp_path / "results", Path(uri)):
         assert {path.name for path in folder.iterdir()} == names
+    full = dataclasses.replace(search, results=tmp_path / "results" / "table.txt")
+    with pytest.raises(PlaceError, match=r"cannot write results to .*table.txt: File exists; they are in"):
+        report.publish(full, ranked)
     table = (tmp_path / "results" / "table.txt").read_text().splitlines()
     assert table[3].split() == ["001", "best", "9", "0.9000", "0.4000", "3", "0.002"]
     assert table[-1] == "s-003: torn.png [cannot] be decoded."

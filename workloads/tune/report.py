@@ -18,6 +18,7 @@ from rich.table import Column
 from workloads import tables
 from workloads.convnext.run.train import TUNED_FIELDS
 from workloads.environment import SUBMITTED_VARIABLE
+from workloads.storage.results import keep
 from workloads.tune import plot
 from workloads.tune.ledger import METRICS, Epoch, Outcome, Status, Trial, best
 from workloads.tune.planning import Search
@@ -85,12 +86,13 @@ def files(search: Search, ranked: Sequence[Outcome]) -> dict[str, bytes]:
 
 
 def publish(search: Search, ranked: Sequence[Outcome]) -> str:
-    """Write the files beside the trials, in the search's folder, and into a local one; returns the former's address."""
+    """Write the files beside the trials, in the search's folder, and into a local one; returns the former's address.
+
+    Raises:
+        PlaceError: a place does not take them; what the bucket took is there.
+    """
     kept = search.folder.child("results")
-    search.results.mkdir(parents=True, exist_ok=True)
-    for name, content in files(search, ranked).items():
-        (search.results / name).write_bytes(content)
-        kept.write(name, content)
+    keep(files(search, ranked), kept, search.results)
     return kept.uri
 
 

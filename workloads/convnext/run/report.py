@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.errors import PlaceError
 from workloads.reporting.history import Record, history
 from workloads.storage.folders import Folder
-from workloads.storage.results import RESULTS_REMEDY
+from workloads.storage.results import keep
 
 WANDB = "wandb"
 """Folder of the results with W&B's own files."""
@@ -49,18 +48,8 @@ def publish(folder: Folder, results: Path, summary: Record) -> Written:
         "summary.json": (json.dumps(summary, indent=1, sort_keys=True) + "\n").encode(),
     }
     kept = folder.child("results")
-    # The bucket first: it outlives this machine, whose disk may be full.
-    for name, content in files.items():
-        kept.write(name, content)
     # Recorded offline, W&B's part is a file too, and the head that has it may be gone when somebody syncs it.
     for file in results.glob(f"{WANDB}/wandb/offline-run-*/*.wandb"):
         kept.child(WANDB, file.parent.name).write(file.name, file.read_bytes())
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (results / name).write_bytes(content)
-    except OSError as error:
-        raise PlaceError(
-            f"cannot write results to {results}: {error.strerror or error}; they are in {kept.uri}.", RESULTS_REMEDY
-        ) from error
+    keep(files, kept, results)
     return Written(table, kept.uri)
