@@ -149,7 +149,7 @@ def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
         PlaceError: it does not answer, and is not young.
         AuthError: what answers refuses the token.
     """
-    _never_through_a_proxy("127.0.0.1")
+    _never_through_a_proxy()
     dashboard = Dashboard(stack)
     try:
         if not young:
@@ -159,10 +159,12 @@ def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
         dashboard.close()
 
 
-def _never_through_a_proxy(host: str) -> None:
+def _never_through_a_proxy() -> None:
     """A proxy of the environment, which requests obeys, cannot reach this machine's loopback."""
     for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), host]))
+        exempt = os.environ.get(name, "")
+        if not {"127.0.0.1", "*"} & set(exempt.split(",")):
+            os.environ[name] = ",".join(filter(None, [exempt, "127.0.0.1"]))
 
 
 def _port_forward(command: str, kubectl: tuple[str, ...], port: int) -> list[str]:
