@@ -15,6 +15,7 @@ from workloads.convnext.config import digits_laptop
 from workloads.convnext.images import digits
 from workloads.convnext.images.data import sources, stores
 from workloads.errors import PlaceError, UsageError
+from workloads.storage import client as storage_client
 
 
 def test_the_split_is_fixed_and_every_class_is_in_both_halves() -> None:
@@ -59,7 +60,9 @@ def test_as_shards_they_are_the_same_digits(tmp_path: Path) -> None:
 def test_a_bucket_gets_what_it_lacks_and_a_missing_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digits, "images", lambda: [(f"train/{n % 2}/{n}.png", b"png" * (n + 1)) for n in range(20)])
+    monkeypatch.setattr(
+        digits, "images", lambda: [(f"train/{n % 2}/{n}.{'png' if n else 'tar'}", b"png" * (n + 1)) for n in range(20)]
+    )
     with served(tmp_path) as google:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{google.host}")
         bucket = google.make_bucket("data")
@@ -67,6 +70,8 @@ def test_a_bucket_gets_what_it_lacks_and_a_missing_one_is_named(
         assert digits.write(f"gs://{bucket}/digits", said.append) == (20, 20)
         assert said == ["20 of 20 files uploaded to gs://data/digits"]
         assert (google.folder(bucket) / "digits" / "train" / "1" / "3.png").read_bytes() == b"png" * 4
+        types = {blob.name[-3:]: blob.content_type for blob in storage_client.connect().bucket(bucket).list_blobs()}
+        assert types == {"png": "image/png", "tar": "application/x-tar"}
         (google.folder(bucket) / "digits" / "train" / "1" / "3.png").unlink()
         assert digits.write(f"gs://{bucket}/digits", said.append) == (1, 20)
         assert digits.write(f"gs://{bucket}/digits", said.append) == (0, 20)

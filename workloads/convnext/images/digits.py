@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import mimetypes
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -115,7 +116,7 @@ def _upload(
         missing = [(name, content) for name, content in every if present.get(name) != len(content)]
 
         def put(item: tuple[str, bytes]) -> None:
-            bucket.blob(item[0]).upload_from_string(item[1], content_type="image/png")
+            bucket.blob(item[0]).upload_from_string(item[1], content_type=mimetypes.guess_type(item[0])[0] or "")
 
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             for number, _ in enumerate(pool.map(put, missing), start=1):
