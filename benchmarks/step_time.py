@@ -37,10 +37,9 @@ from benchmarks.harness import command
 from benchmarks.harness.figures import Record, median_and_range, say, today
 from benchmarks.harness.training import CLASSES, EPOCH_STEPS, EnoughError, Prepared, finished, observe
 from workloads.convnext import config as configuration
-from workloads.convnext.config import Model, TrainConfig
+from workloads.convnext.config import STAGES, Model, TrainConfig
 from workloads.convnext.images.augment import DEVIATION, MEAN
 from workloads.convnext.learning.loop import Training
-from workloads.convnext.learning.model import STAGES
 
 RESULTS = Path(__file__).with_suffix(".json")
 

@@ -41,7 +41,7 @@ EMULATED_VARIABLE, EMULATED_STACK = "STORAGE_EMULATOR_HOST", "local"
 LIMIT = "oasis:cost"
 """Section of the stack file with what the stack may cost."""
 
-IDENTITIES = {"gcp:accessToken", "gcp:credentials", "gcp:impersonateServiceAccount"}
+CALLERS = {"gcp:accessToken", "gcp:credentials", "gcp:impersonateServiceAccount"}
 """Keys of a stack file by which Google's provider is somebody else."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -229,7 +229,7 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     if options.command in ("destroy", "destroy-plan"):
         from oasis_stack.preflight import kept
 
-        _say("\n  ".join(["Ends with the stack:", *cluster_access.reachable(stack)]))
+        _say("\n  ".join(["Ends with the stack:", *cluster_access.running(stack)]))
         _say("\n  ".join(["Stays:", *kept.lines(settings, now)]))
         if options.command == "destroy-plan":
             return OK
@@ -295,7 +295,7 @@ def _preflight(settings: Settings, stack: Stack) -> int:
         asked = subject and forecast_report.lines(subject, google, _kept_answers(stack), forecast_report.SECONDS)
         return [told(line) for line in asked or ()]
 
-    for key in IDENTITIES & config.keys():
+    for key in CALLERS & config.keys():
         _say(
             f"Note: {key} makes `pulumi up` somebody else than these application default credentials, which are asked."
         )

@@ -1,6 +1,7 @@
 """What waiting asks of the live world: plain requests to Google's APIs and to the cluster, as the user who runs pulumi.
 
-Clients are imported inside the functions: only the process of a waiter talks to anyone, and the imports cost a second.
+Clients are imported inside the functions: most commands and the program itself talk to nobody, and the imports cost a
+second.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def google_list(project: str, url: str, key: str = "items") -> Iterator[dict[str
         RequestRefused: no credentials or no permission.
         NotAnswering: the request may succeed later.
     """
-    for answer in pages(lambda parameters: _get(project, url, parameters)):
+    for answer in pages(lambda parameters: google_get(project, url, parameters)):
         found = answer.get(key, [])
         if isinstance(found, dict):  # aggregated: {scope: {kind: [...]}}
             for scope in found.values():
@@ -211,9 +212,16 @@ def pages(ask: Callable[[Mapping[str, str]], dict[str, Any]]) -> Iterator[dict[s
             return
 
 
-def google_get(project: str, url: str) -> dict[str, Any]:
+def google_get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
     """What a method of a Google API answers; nothing for what does not exist. Raises as `google_list`."""
-    return _get(project, url, {})
+    answer = google_answer(project, url, parameters)
+    if answer.status_code == 404:
+        return {}
+    if answer.status_code != 200:
+        raise RequestRefused(
+            f"{url} answers {answer.status_code}: {answer.text[:500]}. See the table of roles in docs/cloud.md."
+        )
+    return answer.json()
 
 
 def made_by_gke(project: str, network: str) -> list[str]:
@@ -280,17 +288,6 @@ def says_disabled(answer: requests.Response) -> bool:
     """True for the refusal of an API that is not enabled."""
     # SERVICE_DISABLED is google.rpc.ErrorInfo's reason; storage and compute, which are older, say accessNotConfigured.
     return answer.status_code == 403 and ("SERVICE_DISABLED" in answer.text or "accessNotConfigured" in answer.text)
-
-
-def _get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-    answer = google_answer(project, url, parameters)
-    if answer.status_code == 404:
-        return {}
-    if answer.status_code != 200:
-        raise RequestRefused(
-            f"{url} answers {answer.status_code}: {answer.text[:500]}. See the table of roles in docs/cloud.md."
-        )
-    return answer.json()
 
 
 def google_credentials(project: str) -> Credentials:

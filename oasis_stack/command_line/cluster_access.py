@@ -52,23 +52,6 @@ def _require_websockets() -> None:
         )
 
 
-def running(stack: Stack) -> Iterator[str]:
-    """Everything that runs in the cluster and would end with it, a line each.
-
-    Raises:
-        ProgramError: a program is missing, or the cluster does not answer.
-    """
-    external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
-    with kubeconfig(stack) as environment:
-        listed = json.loads(read(["kubectl", "get", _RUNNING, "--all-namespaces", "--output", "json"], environment))
-        for item in listed["items"]:
-            if item["kind"] != "Service" or item["spec"].get("type") == "LoadBalancer":
-                yield f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']}"
-        nodes = json.loads(read(["kubectl", "get", "nodes", "--output", "json"], environment))["items"]
-        gpus = [node for node in nodes if "cloud.google.com/gke-accelerator" in node["metadata"].get("labels", {})]
-        yield f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {len(gpus)} of them with GPUs"
-
-
 @contextmanager
 def kubeconfig(stack: Stack) -> Iterator[dict[str, str]]:
     """Environment in which kubectl reaches the stack's cluster.
@@ -82,9 +65,19 @@ def kubeconfig(stack: Stack) -> Iterator[dict[str, str]]:
         yield {"KUBECONFIG": str(path), "PATH": os.environ.get("PATH", os.defpath)}
 
 
-def reachable(stack: Stack) -> list[str]:
-    """As `running`, with the reason in place of the list where the cluster does not answer."""
+def running(stack: Stack) -> list[str]:
+    """Everything that runs in the cluster and would end with it, a line each, or why that is not known."""
     try:
-        return list(running(stack))
+        external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
+        with kubeconfig(stack) as environment:
+            listed = json.loads(read(["kubectl", "get", _RUNNING, "--all-namespaces", "--output", "json"], environment))
+            nodes = json.loads(read(["kubectl", "get", "nodes", "--output", "json"], environment))["items"]
     except ProgramError as error:
         return [f"not known: {error}"]
+    found = [
+        f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']}"
+        for item in listed["items"]
+        if item["kind"] != "Service" or item["spec"].get("type") == "LoadBalancer"
+    ]
+    gpus = [node for node in nodes if "cloud.google.com/gke-accelerator" in node["metadata"].get("labels", {})]
+    return [*found, f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {len(gpus)} of them with GPUs"]

@@ -23,8 +23,14 @@ LOCK = "requirements-workloads.txt"
 """Lock file of the image's packages, Ray among them: an image has this Ray, whatever the stack says."""
 
 
-def image(stack: Stack, ray_version: str, builder: str, say: Callable[[str], None]) -> str:
-    """Build and push; the image's reference by tag and digest. `ray_version` is the stack's oasis:ray.version.
+def image(stack: Stack, ray_version: str, builder: str, say: Callable[[str], None]) -> None:
+    """Build and push an image, and write its reference, by tag and digest, into the stack file.
+
+    Args:
+        stack: whose.
+        ray_version: the stack's oasis:ray.version.
+        builder: one of `BUILDERS`.
+        say: told of each step.
 
     Raises:
         ProgramError: a program is missing, the build failed, the stack was never brought up, or wants another Ray.
@@ -57,7 +63,6 @@ def image(stack: Stack, ray_version: str, builder: str, say: Callable[[str], Non
         f"next: `pulumi up -s {stack.name}`, then `python -m oasis_stack restart --stack {stack.name}`: "
         "Ray pods that run keep the image they have until then"
     )
-    return reference
 
 
 def _check_ray(stack: Stack, version: str) -> None:

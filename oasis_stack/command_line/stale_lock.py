@@ -60,7 +60,7 @@ def _stored(stack: Stack, bucket: str, prefix: str) -> list[Lock]:
     objects = f"{live_state.google_api('storage', 'https://storage.googleapis.com/storage/v1/')}b/{bucket}/o"
     try:
         names = [one["name"] for one in live_state.google_list(project, f"{objects}?prefix={quote(prefix, safe='')}")]
-        return [live_state.google_get(project, f"{objects}/{quote(name, safe='')}?alt=media") for name in names]
+        return [live_state.google_get(project, f"{objects}/{quote(name, safe='')}", {"alt": "media"}) for name in names]
     except (live_state.RequestRefused, live_state.NotAnswering):
         return []
 

@@ -133,14 +133,9 @@ def _load_balancer_spec(balancer: InternalLoadBalancer, cluster_name: str) -> ku
         load_balancer_source_ranges=list(balancer.client_ranges),
         # Keeps the clients' addresses, by which the NetworkPolicy tells them apart.
         external_traffic_policy="Local",
-        selector=head_labels(cluster_name),
+        selector={"ray.io/cluster": cluster_name, **network_policy.HEAD},
         ports=[port],
     )
-
-
-def head_labels(cluster_name: str) -> dict[str, str]:
-    """Labels that KubeRay gives the head of that cluster, and no other pod."""
-    return {"ray.io/cluster": cluster_name, "ray.io/node-type": "head"}
 
 
 def port_forward_command(namespace: str, cluster_name: str, port: int) -> str:

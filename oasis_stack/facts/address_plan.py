@@ -137,13 +137,9 @@ def _overlaps(blocks: dict[str, IPv4Network]) -> Iterator[Problem]:
 
 def _sizes(blocks: dict[str, IPv4Network], max_gpu_nodes: int, max_other_nodes: int) -> Iterator[Problem]:
     every = max_gpu_nodes + max_other_nodes
-    # Key, nodes that the block's narrowest cut holds, nodes asked for, bits by which that cut is longer than the block.
-    rows = (
-        ("primary_block", 2, every, RESERVED_ADDRESSES),
-        ("device_block", 4, max_gpu_nodes, RESERVED_ADDRESSES),
-    )
-    for key, bits, nodes, reserved in rows:
-        held = blocks[key].num_addresses // 2**bits - reserved
+    # Key, bits by which the subnet of the nodes is longer than the block, nodes asked for.
+    for key, bits, nodes in (("primary_block", 2, every), ("device_block", 4, max_gpu_nodes)):
+        held = blocks[key].num_addresses // 2**bits - RESERVED_ADDRESSES
         if held < nodes:
             yield _too_small(key, blocks[key], held, nodes)
     held = 2 ** (PODS_PER_NODE_PREFIX - blocks["pods_block"].prefixlen)

@@ -166,7 +166,7 @@ def chance(answer: Any) -> Chance:
 def preemption_rates(answer: Any) -> Preemptions:
     """What an answer to `preemptions` says, for `read`."""
     found = sorted(
-        (_moment(one["interval"]["startTime"]), float(one.get("preemptionRate", 0.0)))
+        (datetime.fromisoformat(one["interval"]["startTime"]), float(one.get("preemptionRate", 0.0)))
         for one in answer["preemptionHistory"]
     )
     rates = [rate for _, rate in found]
@@ -175,7 +175,9 @@ def preemption_rates(answer: Any) -> Preemptions:
 
 def price_history(answer: Any) -> Prices:
     """What an answer to `prices` says, for `read`."""
-    found = sorted((_moment(one["interval"]["startTime"]), _usd(one["listPrice"])) for one in answer["priceHistory"])
+    found = sorted(
+        (datetime.fromisoformat(one["interval"]["startTime"]), _usd(one["listPrice"])) for one in answer["priceHistory"]
+    )
     (first, first_usd), (since, usd) = found[0], found[-1]
     return Prices(usd=usd, since=since, first=first, first_usd=first_usd)
 
@@ -191,7 +193,7 @@ def window(answer: Any) -> Window:
     found = answer["recommendations"][0]["recommendationsPerSpec"][_KEY]
     place, others = found.get("location", ""), found.get("otherLocations", {})
     if place:
-        return Window(zone=place.rpartition("/")[2], begin=_moment(found["startTime"]), reason="")
+        return Window(zone=place.rpartition("/")[2], begin=datetime.fromisoformat(found["startTime"]), reason="")
     reasons = sorted({str(other["status"]) for other in others.values()})
     return Window(zone="", begin=None, reason=", ".join(reasons) or "no reason given")
 
@@ -205,10 +207,6 @@ def _history(machine_type: str, region: str, kind: str, place: Mapping[str, Any]
         method="capacityHistory",
         body={"instanceProperties": machine, "types": [kind], **place},
     )
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 def _text(moment: datetime) -> str:

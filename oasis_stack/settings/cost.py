@@ -94,10 +94,11 @@ def hourly_cost(settings: Settings) -> HourlyCost:
 def node_hours(settings: Settings, *, queued: bool) -> list[float | None]:
     """USD of an hour of each kind of node that the queue buys, or the rest of the ladder; None where it is not known
     of the stack's region."""
-    gpu = settings.gpu
-    bought = [entry for entry in gpu.capacity if (entry.mode == "queued") == queued] if gpu else []
-    items = [rung(gpu.machine, entry, settings.region) for entry in bought] if gpu else []
-    return [item.usd(1) if item.is_sure else None for item in items]
+    if (gpu := settings.gpu) is None:
+        return []
+    entries = [entry for entry in gpu.capacity if (entry.mode == "queued") == queued]
+    bought = [rung(gpu.machine, entry, settings.region) for entry in entries]
+    return [item.usd(1) if item.is_sure else None for item in bought]
 
 
 def rung(machine: Machine, entry: CapacityEntry, region: str) -> CostItem:

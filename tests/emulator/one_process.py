@@ -393,7 +393,7 @@ class OneProcess(mocks.Mocks):
         with (
             mock.patch("oasis_stack.live_state.time", clock),
             mock.patch("oasis_stack.live_state.say"),
-            mock.patch("oasis_stack.live_state._get", self._get),
+            mock.patch("oasis_stack.live_state.google_get", self._get),
         ):
             try:
                 waiter().await_departure(self._made[key])

@@ -56,8 +56,8 @@ def test_bundles_share_a_node_unless_each_must_have_its_own(
 
 
 def test_more_nodes_than_the_stack_can_have_are_refused_before_asking() -> None:
-    capacity.check_maximum(4, 4, "GPU", "oasis:gpu.capacity")
+    capacity.check_maximum(4, 4)
     with pytest.raises(InfeasibleError, match="5 GPU nodes") as refusal:
-        capacity.check_maximum(5, 4, "GPU", "oasis:gpu.capacity")
+        capacity.check_maximum(5, 4)
     assert "oasis:gpu.capacity" in refusal.value.remedy
     assert refusal.value.exit_code == 3

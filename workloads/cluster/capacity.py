@@ -108,14 +108,12 @@ def hold(
         remove_placement_group(group)
 
 
-def check_maximum(nodes: int, maximum: int, kind: str, setting: str, queued: int = 0) -> None:
+def check_maximum(nodes: int, maximum: int, queued: int = 0) -> None:
     """Refuse at once what the stack's own limits rule out.
 
     Args:
         nodes: asked for.
         maximum: that there can be here.
-        kind: of node, for the message.
-        setting: that decides it.
         queued: nodes that a job of the stack's queue may have.
 
     Raises:
@@ -123,11 +121,11 @@ def check_maximum(nodes: int, maximum: int, kind: str, setting: str, queued: int
     """
     if nodes > maximum:
         raise InfeasibleError(
-            f"{counted(nodes, f'{kind} node')} asked for; this stack has at most {maximum}.",
+            f"{counted(nodes, 'GPU node')} asked for; this stack has at most {maximum}.",
             f"Submit it with `--queue --nodes {nodes}`, where it may have up to {queued}."
             if nodes <= queued
-            else f"Ask for at most {maximum} with --nodes, or raise {setting} in the stack's settings and run `pulumi "
-            "up`.",
+            else f"Ask for at most {maximum} with --nodes, or raise oasis:gpu.capacity in the stack's settings and run "
+            "`pulumi up`.",
         )
 
 

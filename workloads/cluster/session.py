@@ -95,7 +95,7 @@ def prepare(address: str | None = None) -> Place:
 
 
 @contextmanager
-def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports: Sequence[str] = ()) -> Iterator[None]:
+def connect(place: Place, *, cpus: int = 2, imports: Sequence[str] = ()) -> Iterator[None]:
     """Be connected to Ray for the length of the block; an embedded one is started for it and ends with it.
 
     Within another such block it is that block's connection, with what that imports.
@@ -103,7 +103,6 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
     Args:
         place: what `prepare` returned.
         cpus: CPUs an embedded Ray offers, whatever the machine has. A cluster has its own.
-        log_to_driver: copy what workers print to this process.
         imports: modules that each node imports once, for all workers of this process, which are forked then; see
             `fork_server`. Without any, and where `forked_workers` says no, they are started as Ray does.
 
@@ -131,7 +130,7 @@ def connect(place: Place, *, cpus: int = 2, log_to_driver: bool = False, imports
     try:
         try:
             with interruption.handlers_kept():
-                _init(log_to_driver=log_to_driver, logging_level=logging.WARNING, runtime_env=environment, **where)
+                _init(log_to_driver=False, logging_level=logging.WARNING, runtime_env=environment, **where)
         except SystemExit as ended:  # how Ray's own handler answers SIGTERM
             raise KeyboardInterrupt from ended
         except Exception as error:  # of many kinds

@@ -1,1 +1,1 @@
-"""ConvNeXt on Ray Train. Everything but `train` is plain torch and never imports Ray."""
+"""ConvNeXt on Ray Train. Everything but `run` is plain torch and never imports Ray."""

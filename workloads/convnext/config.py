@@ -23,6 +23,15 @@ AUGMENTATIONS: tuple[str, ...] = get_args(Augmentation)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 KERNELS: tuple[str, ...] = get_args(Kernels)
 
+STAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "nano": ((24, 48, 96, 192), (1, 1, 2, 1)),
+    "tiny": ((96, 192, 384, 768), (3, 3, 9, 3)),
+    "small": ((96, 192, 384, 768), (3, 3, 27, 3)),
+    "base": ((128, 256, 512, 1024), (3, 3, 27, 3)),
+    "large": ((192, 384, 768, 1536), (3, 3, 27, 3)),
+}
+"""Channels and blocks of the four stages. Tiny to large: arXiv 2201.03545, section 3; nano is ours, for laptops."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:

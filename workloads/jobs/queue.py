@@ -29,6 +29,7 @@ from workloads.errors import (
 from workloads.jobs import pending, ray_job
 from workloads.jobs.dashboard import reach
 from workloads.jobs.follow import PATIENCE_SECONDS, Follower, Jobs, exit_code, fetch_results, tell
+from workloads.jobs.paid_nodes import GPU
 from workloads.jobs.ray_job import OVER, OwnCluster, Status
 from workloads.reporting.progress import counted
 
@@ -339,7 +340,7 @@ def _nodes(workload: Body) -> int:
         int(pods.get("count", 1))
         for pods in workload["spec"].get("podSets") or ()
         if any(
-            "nvidia.com/gpu" in ((container.get("resources") or {}).get("requests") or {})
+            GPU in ((container.get("resources") or {}).get("requests") or {})
             for container in pods["template"]["spec"]["containers"]
         )
     )

@@ -41,6 +41,7 @@ from workloads.errors import (
 from workloads.jobs import pending
 from workloads.jobs.follow import tell, whose
 from workloads.jobs.job import Job
+from workloads.jobs.paid_nodes import GPU
 
 NAME_LENGTH = 40
 """Longest name: KubeRay appends six characters for the cluster, and cuts a token's Secret at fifty (ray-operator
@@ -66,7 +67,6 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 """By it Kueue knows how urgent a job is (kubernetes-sigs/kueue v0.19.2, pkg/controller/constants/constants.go)."""
 
 _COMPUTE_CLASS = "cloud.google.com/compute-class"
-_GPU = "nvidia.com/gpu"
 _QUEUED_NODE = {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"}
 """Taint of the nodes that GKE gives to a queued job alone, as a toleration."""
 
@@ -274,7 +274,7 @@ def _set(pod: dict[str, Any], values: Mapping[str, int]) -> None:
 
 
 def _takes_gpus(pod: dict[str, Any]) -> bool:
-    return any(_GPU in (one.get("resources") or {}).get("limits", {}) for one in pod["containers"])
+    return any(GPU in (one.get("resources") or {}).get("limits", {}) for one in pod["containers"])
 
 
 def _write_requests(pod: dict[str, Any]) -> None:

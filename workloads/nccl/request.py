@@ -125,7 +125,7 @@ def _layout(args: argparse.Namespace, place: Place) -> Layout:
         raise UsageError(f"{ranks} ranks were asked for on nodes of {gpus} GPUs.", f"Give at most {gpus}.")
     if place.environment and gpus:
         limits = place.environment
-        check_maximum(nodes, limits.gpu_max_nodes, "GPU", "oasis:gpu.capacity", limits.gpu_queue_nodes)
+        check_maximum(nodes, limits.gpu_max_nodes, limits.gpu_queue_nodes)
     return Layout(nodes=nodes, ranks_per_node=ranks, gpus_per_node=ranks if nccl else 0)
 
 

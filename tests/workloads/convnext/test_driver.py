@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_collective_waits_ten_minutes_at_most_by_default(run: Run) -> None:
     assert run.collective_timeout <= 600
-    group: Any = driver._trainer(run, (), driver.work).backend_config
+    group: Any = driver._trainer(run, driver.work).backend_config
     assert (group.timeout_seconds, group.data) == (run.collective_timeout, run.config.data)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from tests.support.training import CPU, small
+from workloads.convnext.config import STAGES
 from workloads.convnext.learning import execution
-from workloads.convnext.learning.model import STAGES, AveragedWeights, Block, StochasticDepth, build, parameter_groups
+from workloads.convnext.learning.model import AveragedWeights, Block, StochasticDepth, build, parameter_groups
 
 
 def grown(model: nn.Module) -> nn.Module:

@@ -20,8 +20,8 @@ from benchmarks.published import tables
 from benchmarks.published.tables import GIB, MIB
 from tests.support.bench_results import conditions, measured, run
 from tests.support.command_line import CommandLine
-from workloads.convnext.config import Model
-from workloads.convnext.learning.model import STAGES, build
+from workloads.convnext.config import STAGES, Model
+from workloads.convnext.learning.model import build
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import report
 from workloads.nccl.results.measured import Conditions
@@ -57,7 +57,6 @@ def test_gradients_are_ready_in_the_module_s_order_and_in_ddp_s_buckets(model: s
         parameter.register_post_accumulate_grad_hook(ready.append)
     module(torch.empty(2, 3, 224, 224, device="meta")).sum().backward()
     assert gradients.elements(model) == tuple(parameter.numel() for parameter in ready)
-    assert {name: tuple(shapes) for name, shapes in STAGES.items()} == gradients.SHAPES
     sizes = [4 * parameter.numel() for parameter in ready]
     for limits in ((_DEFAULT_FIRST_BUCKET_BYTES, gradients.BUCKET_BYTES), (MIB, MIB), (7 * MIB, 7 * MIB)):
         buckets, _ = _compute_bucket_assignment_by_size(

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workloads.convnext.config import Model, Precision
-from workloads.convnext.learning.model import STAGES
+from workloads.convnext.config import STAGES, Model, Precision
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,8 @@ from torch.nn.utils import skip_init
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt
 
-from workloads.convnext.config import Model
+from workloads.convnext.config import STAGES, Model
 from workloads.convnext.images.sampling import chance
-
-STAGES: dict[Model, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "nano": ((24, 48, 96, 192), (1, 1, 2, 1)),
-    "tiny": ((96, 192, 384, 768), (3, 3, 9, 3)),
-    "small": ((96, 192, 384, 768), (3, 3, 27, 3)),
-    "base": ((128, 256, 512, 1024), (3, 3, 27, 3)),
-    "large": ((192, 384, 768, 1536), (3, 3, 27, 3)),
-}
-"""Channels and blocks of the four stages. Tiny to large: arXiv 2201.03545, section 3; nano is ours, for laptops."""
 
 
 class Block(CNBlock):

@@ -6,11 +6,11 @@ It imports no torch but for a check of the fabric, and neither do the processes 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ray.train import CheckpointConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
+from ray.train import CheckpointConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.v2.api.config import LoggingConfig
 
 from workloads.cluster import capacity, run_lock
@@ -41,7 +41,7 @@ SETTINGS = {
 """What Ray Train reads in the driver and hands to controller and workers, unless the environment says otherwise."""
 
 
-def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[str, Any]], Record] = work) -> Record:
+def fit(run: Run, work: Callable[[dict[str, Any]], Record] = work) -> Record:
     """Run to the end, over worker failures, drained nodes and changes of size.
 
     It may be called in any process that is connected to Ray, in a thread, and inside a Tune trainable: the process's
@@ -49,7 +49,6 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
 
     Args:
         run: what to train and with what.
-        callbacks: of Ray Train, called in its controller after the journal's; `metrics[0]["records"]` has the records.
         work: what each worker runs, importable by name on the nodes; it is given `config` and `run`.
 
     Returns:
@@ -66,7 +65,7 @@ def fit(run: Run, callbacks: Sequence[UserCallback] = (), work: Callable[[dict[s
         progress.wait(f"there are places for the workers; starting Ray Train for {run.team}, which takes 5 to 30 s")
         try:
             with _settings(run):
-                result = _trainer(run, callbacks, work).fit()
+                result = _trainer(run, work).fit()
         except TrainingFailedError as error:
             raise _explained(run, error) from error
         finally:
@@ -97,7 +96,7 @@ def _settings(run: Run) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[str, Any]], Record]) -> Trainer:
+def _trainer(run: Run, work: Callable[[dict[str, Any]], Record]) -> Trainer:
     elastic = run.least_workers < run.workers
     scaling = ScalingConfig(
         num_workers=(run.least_workers, run.workers) if elastic else run.workers,
@@ -125,7 +124,7 @@ def _trainer(run: Run, callbacks: Sequence[UserCallback], work: Callable[[dict[s
             storage_path=run.folder.child("ray").path,
             storage_filesystem=run.folder.filesystem,
             checkpoint_config=CheckpointConfig(num_to_keep=run.config.keep_checkpoints),
-            callbacks=[RunCallback(run.journal), *callbacks],
+            callbacks=[RunCallback(run.journal)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
         scaling=Scaling(scaling, run.bundle, run.strategy, run.timeout, run.journal),
@@ -140,7 +139,7 @@ def _await_capacity(run: Run) -> None:
         with capacity.hold([run.bundle] * run.least_workers, run.timeout, progress.note, run.strategy):
             return
     nodes = run.nodes(run.workers)
-    capacity.check_maximum(nodes, run.gpu_max_nodes, "GPU", "oasis:gpu.capacity", run.gpu_queue_nodes)
+    capacity.check_maximum(nodes, run.gpu_max_nodes, run.gpu_queue_nodes)
     gpus = min(run.least_workers, run.gpus_per_node)
     with capacity.hold([{"GPU": gpus, "CPU": gpus}] * run.nodes(run.least_workers), run.timeout, progress.note):
         return

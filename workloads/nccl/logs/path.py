@@ -31,7 +31,7 @@ _CHANNEL = re.compile(
 _NET_TRANSPORT = re.compile(r"NET/([^/]+)/(\d+)(?:\(\d+\))?(/GDRDMA)?")
 _MULTICAST = re.compile(r"NVLS multicast support is (not )?available")
 _CHANNELS = re.compile(r"(\d+) coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels")
-_CHOICE = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)(?:.*?channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
+_CHOICE = re.compile(r"(\d+) Bytes -> Algo (\w+) proto (\w+)(?:.*?channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?")
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 """By number, as NCCL before 2.25 logs them (src/include/nccl_common.h)."""
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
@@ -112,8 +112,6 @@ class RankLog:
 class Choice:
     """NCCL's choice for one collective call."""
 
-    operation: str
-    """`AllReduce`; empty before NCCL 2.23."""
     size: int
     """Bytes."""
     algorithm: str
@@ -206,13 +204,12 @@ def _read_nvls(log: RankLog, line: str) -> None:
 
 def _read_choice(log: RankLog, line: str) -> None:
     if match := _CHOICE.search(line):
-        channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0
+        channels = int(match[5]) - int(match[4]) + 1 if match[4] else 0
         log.choices.append(
             Choice(
-                operation=match[1] or "",
-                size=int(match[2]),
-                algorithm=_named(match[3], _ALGORITHMS),
-                protocol=_named(match[4], _PROTOCOLS),
+                size=int(match[1]),
+                algorithm=_named(match[2], _ALGORITHMS),
+                protocol=_named(match[3], _PROTOCOLS),
                 channels=channels,
             )
         )

@@ -8,14 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "nano": ((24, 48, 96, 192), (1, 1, 2, 1)),
-    "tiny": ((96, 192, 384, 768), (3, 3, 9, 3)),
-    "small": ((96, 192, 384, 768), (3, 3, 27, 3)),
-    "base": ((128, 256, 512, 1024), (3, 3, 27, 3)),
-    "large": ((192, 384, 768, 1536), (3, 3, 27, 3)),
-}
-"""Channels and blocks of the four stages, as `workloads.convnext.learning.model.STAGES`, which needs torch."""
+from workloads.convnext.config import STAGES
 
 FIRST_BUCKET_BYTES = 1024**2
 """Limit of DDP's first bucket, so that the first collective starts early (torch's `_DEFAULT_FIRST_BUCKET_BYTES`)."""
@@ -28,10 +21,10 @@ def elements(model: str, classes: int = 1000) -> tuple[int, ...]:
     """Elements of each gradient, in the order in which they are ready.
 
     Args:
-        model: one of `SHAPES`.
+        model: size of ConvNeXt.
         classes: of the classifier.
     """
-    widths, depths = SHAPES[model]
+    widths, depths = STAGES[model]
     found = [classes, classes * widths[-1], *_affine(widths[-1])]
     stages = list(zip(widths, depths, strict=True))
     for (width, depth), (before, _) in pairwise([*reversed(stages), (0, 0)]):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads import tables
+from workloads.convnext.config import STAGES
 from workloads.errors import EXIT_OK, UsageError
 from workloads.nccl.scaling import gradients, measured_all_reduce, scaling
 from workloads.nccl.scaling.measured_all_reduce import AllReduce
@@ -142,9 +143,9 @@ def _rate(
 
 def _model(text: str) -> str:
     name = text.removeprefix("convnext-")
-    if name in gradients.SHAPES:
+    if name in STAGES:
         return name
-    known = [f"convnext-{model}" for model in gradients.SHAPES]
+    known = [f"convnext-{model}" for model in STAGES]
     near = get_close_matches(text, known, n=1)
     raise UsageError(
         f"--model is {text!r}, which is none of {', '.join(known)}.",
@@ -181,7 +182,7 @@ class PlannedTraining:
     """The training to be predicted."""
 
     model: str
-    """One of `gradients.SHAPES`."""
+    """Size of ConvNeXt, of `STAGES`."""
     batch: int
     """Images per GPU and step."""
     bucket_bytes: int = 0
