@@ -28,7 +28,7 @@ from emulator import lifecycle
 from emulator.engine.commands import first_on_path
 from emulator.google import faults
 from emulator.google.cloud import Cloud
-from emulator.machine.state import CHECKOUT, State
+from emulator.machine.state import CHECKOUT, State, write_atomically
 from tests.support.processes import kill
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -138,7 +138,7 @@ class Platform:
         return sum(one.body["met"] for one in self.cloud.list("emulator/fault"))
 
     def _plan(self, planned: Sequence[Mapping[str, Any]]) -> None:
-        (self.cloud.directory / faults.FILE).write_text(json.dumps(planned))
+        write_atomically(self.cloud.directory / faults.FILE, json.dumps(planned))
 
     def _differences(self) -> list[str]:
         line = ["pulumi", "preview", "--stack", "local", "--json"]

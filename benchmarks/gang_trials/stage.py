@@ -19,7 +19,7 @@ from benchmarks.harness.figures import say
 from emulator import lifecycle
 from emulator.kubernetes import control_plane
 from emulator.kubernetes.api import Api, Body
-from emulator.machine.state import State
+from emulator.machine.state import State, write_atomically
 
 KUEUE, REQUESTS = "kueue.x-k8s.io/v1beta2", "autoscaling.x-k8s.io/v1"
 REQUEST_LABEL = "autoscaling.gke.io/provisioning-request"
@@ -110,9 +110,7 @@ class Stage:
         if nodes is None:
             file.unlink(missing_ok=True)
             return
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"capacity": {"us-central1-b/flex-start": nodes}}))
-        partial.replace(file)
+        write_atomically(file, json.dumps({"capacity": {"us-central1-b/flex-start": nodes}}))
 
     def ask_again_at_once(self, times: int) -> None:
         """Have a request for nodes that failed made again so often without the usual minute between, which changes no

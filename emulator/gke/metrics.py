@@ -6,7 +6,6 @@ fits (`{"ray/gang-*": 0}`), as if it had been so since the pod's container began
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -36,10 +35,11 @@ class GpuMetrics:
 
     def step(self) -> None:
         """Write what is due. Raises RefusedCall for a file that is not as said above."""
-        file = self._cloud.directory / FILE
-        if not file.exists():
+        percentages = self._cloud.asked_in(FILE, dict)
+        if not all(isinstance(percent, int) and 0 <= percent <= 100 for percent in percentages.values()):
+            raise RefusedCall(400, f"{FILE} holds no whole percentages from 0 to 100: {percentages}", "badRequest")
+        if not percentages:
             return
-        percentages = _read(file.read_text())
         newest = time.time() // _SAMPLE_SECONDS * _SAMPLE_SECONDS
         for cluster in self._cloud.list("container/cluster"):
             _, project, _, location, _, name = cluster.name.split("/")
@@ -73,16 +73,6 @@ class GpuMetrics:
         }
         self._cloud.put(_KIND, name, body)
         self._written[name] = newest, percent
-
-
-def _read(text: str) -> dict[str, int]:
-    try:
-        found = json.loads(text)
-        if all(isinstance(of, int) and 0 <= of <= 100 for of in found.values()):
-            return found
-    except (ValueError, AttributeError):  # it may be being written
-        pass
-    raise RefusedCall(400, f"{FILE} holds no object of whole percentages from 0 to 100: {text[:100]}", "badRequest")
 
 
 def _containers(pod: Body) -> Iterator[tuple[str, float, int]]:

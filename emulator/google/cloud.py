@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from emulator.google.errors import AlreadyExistsError, InUseError, NotFoundError
+from emulator.google.errors import AlreadyExistsError, InUseError, NotFoundError, RefusedCall
 from emulator.machine.state import write_atomically
 
 KEPT_KINDS = frozenset(
@@ -28,7 +28,6 @@ KEPT_KINDS = frozenset(
         "secretmanager/secret",
         "secretmanager/version",
         "serviceusage/service",
-        "serviceusage/serviceIdentity",
         "storage/bucket",
     }
 )
@@ -147,6 +146,22 @@ class Cloud:
             connection.execute("INSERT INTO objects (kind, name, body, created) VALUES (?, ?, ?, ?)", row)
             self._connect(connection, kind, name, uses)
             return self.get(kind, name)
+
+    def asked_in(self, file: str, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
+        """What a person asks for in a JSON file of the emulator's folder; nothing where there is none.
+
+        Raises:
+            RefusedCall: the file holds something else.
+        """
+        try:
+            found = json.loads((self.directory / file).read_text())
+        except FileNotFoundError:
+            return kind()
+        except ValueError:
+            found = None
+        if not isinstance(found, kind):
+            raise RefusedCall(400, f"{file} holds no JSON {kind.__name__}", "badRequest")
+        return found
 
     def put(self, kind: str, name: str, body: Mapping[str, Any], uses: Iterable[Use] | None = None) -> CloudObject:
         """Make an object, or replace the body of the one there; `uses` replaces its edges unless None."""

@@ -53,10 +53,7 @@ def meet(cloud: Cloud, call: str, *, changes: bool = False) -> PlannedFault | No
 
     Raises RefusedCall for a file that is not as said above.
     """
-    file = cloud.directory / FILE
-    if not file.exists():
-        return None
-    for entry in json.loads(file.read_text()):
+    for entry in cloud.asked_in(FILE, list):
         _require_legal(entry)
         if not fnmatchcase(call, entry.get("call", "*")) or (entry.get("changes") and not changes):
             continue

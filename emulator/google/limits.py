@@ -9,7 +9,6 @@ to three parts: `quotas`, by Compute Engine's names, those of a region with it (
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -65,8 +64,7 @@ class Limits:
 
 def read(cloud: Cloud) -> Limits:
     """What the file says; nothing if there is none. Raises RefusedCall for a file that is not as said above."""
-    file = cloud.directory / FILE
-    content = json.loads(file.read_text()) if file.exists() else {}
+    content = cloud.asked_in(FILE, dict)
     found = Limits(
         quotas=content.pop("quotas", {}),
         capacity=content.pop("capacity", {}),

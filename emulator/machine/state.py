@@ -43,6 +43,7 @@ OWN = frozenset(
             "limits.json",
         ),
         *("ports.json", "ports.lock", "processes", "provider", "pulumi", "ray-jobs", "scratch", "token-key", "uploads"),
+        "utilisation.json",
         *("cloud.sqlite", "cloud.sqlite-journal", "cloud.sqlite-shm", "cloud.sqlite-wal"),
     }
 )

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from benchmarks.harness.command import exit_code
 from benchmarks.one_gpu_ranks import start as one_gpu_ranks
 from emulator.machine import processes
 from tests.support import bare_machine
+from tests.support.waiting import eventually
 from workloads.nccl.logs import debug_log
 from workloads.nccl.ranks.rank import Sample
 
@@ -176,8 +176,9 @@ def measuring(*words: str) -> Iterator[tuple[subprocess.Popen[str], dict[int, in
             assert any(re.match(r" +1024 ", line) for line in running.stdout)
             found = {}
             for pid in processes.descendants(running.pid):
-                if host := psutil.Process(pid).environ().get("NCCL_HOSTID"):
-                    found[int(host.removeprefix("one-gpu-rank-"))] = pid
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if host := psutil.Process(pid).environ().get("NCCL_HOSTID"):
+                        found[int(host.removeprefix("one-gpu-rank-"))] = pid
             assert set(found) == {0, 1}
             yield running, found
         finally:
@@ -192,9 +193,7 @@ def measuring(*words: str) -> Iterator[tuple[subprocess.Popen[str], dict[int, in
 def test_a_rank_that_dies_or_hangs_ends_the_command_and_nothing_is_left(number: int, message: str) -> None:
     with measuring("--timeout", "15") as (running, ranks):
         os.kill(ranks[1], number)
-        begun = time.monotonic()
         _, error = running.communicate(timeout=60)
-        assert time.monotonic() - begun < 60
         assert running.returncode == 5, error
         assert re.search(rf"rank 1 \(process {ranks[1]}\) {message}", error), error
         assert "last words of rank 0:" in error and "Traceback" not in error.partition("last words")[0]
@@ -208,7 +207,4 @@ def test_a_command_that_is_ended_takes_its_ranks_with_it(number: int, code: int)
         running.send_signal(number)
         _, error = running.communicate(timeout=60)
         assert running.returncode == code and "Traceback" not in error
-        deadline = time.monotonic() + 10
-        while (left := [pid for pid in ranks.values() if processes.start_time(pid)]) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert left == []
+        eventually(lambda: not any(map(processes.start_time, ranks.values())))

@@ -74,7 +74,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     state = State(tmp_path_factory.mktemp("ray") / ".oasis")
     cloud = Cloud(state.directory)
     server = CloudServer(cloud, 0)
-    threading.Thread(target=server.serve_forever).start()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     google = f"http://127.0.0.1:{server.server_address[1]}"
     endpoints = {"STORAGE_EMULATOR_HOST": google, "CLOUD_STORAGE_EMULATOR_ENDPOINT": google}
     url = f"http://127.0.0.1:{state.port('ray-dashboard')}"

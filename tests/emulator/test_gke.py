@@ -14,6 +14,7 @@ from emulator.gke import services as gke_services
 from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.errors import InUseError
 from emulator.kubernetes.api import ApiError, Body, KindNotServedError
+from emulator.machine.state import write_atomically
 from oasis_stack.components.compute_class import compute_class_spec
 from oasis_stack.settings.settings import from_config, parse
 from tests.emulator import programs
@@ -206,7 +207,7 @@ def test_a_worker_that_fits_no_node_waits_for_ever_and_one_without_capacity_is_t
     annotations = {"gke-gcsfuse/volumes": "true", "gke-gcsfuse/memory-request": "23616Mi"}
     beside["metadata"]["annotations"] = annotations
     sold_out = {"call": "gke.grow.*", "effect": "fail", "message": "GCE out of resources"}
-    (gke.cloud.directory / "faults.json").write_text(json.dumps([sold_out]))
+    write_atomically(gke.cloud.directory / "faults.json", json.dumps([sold_out]))
     try:
         for body in (large, beside, programs.gpu_pod("fits")):
             gke.api.create(body)
@@ -232,7 +233,7 @@ def test_when_the_first_pool_is_sold_out_the_next_one_is_asked_and_the_first_aga
 ) -> None:
     eventually(lambda: len(_nodes(gke)) == 1)
     sold_out = {"call": "gke.grow.flex", "effect": "fail", "times": 1, "message": "GCE out of resources"}
-    (gke.cloud.directory / "faults.json").write_text(json.dumps([sold_out]))
+    write_atomically(gke.cloud.directory / "faults.json", json.dumps([sold_out]))
     try:
         gke.api.create(programs.gpu_pod("first"))
         eventually(lambda: _pools(gke) == ["spot", "system"] and _running(gke) == 1)
@@ -254,12 +255,12 @@ def _pools(found: ControlPlane) -> list[str]:
 def test_google_gives_no_more_than_it_has_takes_spot_nodes_back_and_ends_flex_start_ones(gke: ControlPlane) -> None:
     limits = gke.cloud.directory / "limits.json"
     eventually(lambda: _pools(gke) == ["system"])
-    limits.write_text(json.dumps({"capacity": {"us-central1-b/flex-start": 0}}))
+    write_atomically(limits, json.dumps({"capacity": {"us-central1-b/flex-start": 0}}))
     try:
         gke.api.create(programs.gpu_pod("taken-back"))
         eventually(lambda: _pools(gke) == ["spot", "system"] and _running(gke) == 1)
         quota = {"us-central1/PREEMPTIBLE_NVIDIA_H200_GPUS": 7}
-        limits.write_text(json.dumps({"capacity": {"us-central1-b/spot": 0}, "quotas": quota}))
+        write_atomically(limits, json.dumps({"capacity": {"us-central1-b/spot": 0}, "quotas": quota}))
         eventually(lambda: _told_to_end(gke) == ["spot"] and not gke.api.list("v1", "Pod", "default"))
         assert _pools(gke) == ["spot", "system"]
         gke.cloud.turn(gke_nodes.NOTICE_SECONDS)

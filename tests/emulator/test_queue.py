@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from emulator.kubernetes.api import Body
+from emulator.machine.state import write_atomically
 from tests.emulator.conftest import PATIENCE_SECONDS, Emulated, shell
 from tests.support.queued_jobs import documented_job
 from tests.support.waiting import eventually
@@ -47,7 +48,7 @@ def nothing_stays(emulated: Emulated) -> Iterator[None]:
 def test_two_nodes_come_together_or_not_at_all_and_the_job_runs_on_its_own_ray(
     emulated: Emulated, tmp_path: Path
 ) -> None:
-    _limits(emulated).write_text(json.dumps(ONE_NODE))
+    write_atomically(_limits(emulated), json.dumps(ONE_NODE))
     (tmp_path / "where.py").write_text(WHERE)
     words = ("--queue", "--nodes", "2", "--working-dir", str(tmp_path), "--", "python3", "where.py")
     client = emulated.start_workloads("submit", *words)
@@ -77,7 +78,7 @@ def test_two_nodes_come_together_or_not_at_all_and_the_job_runs_on_its_own_ray(
 def test_a_plain_job_gets_both_nodes_or_none_and_the_next_job_waits_behind_it_whoever_is_there(
     emulated: Emulated,
 ) -> None:
-    _limits(emulated).write_text(json.dumps(ONE_NODE))
+    write_atomically(_limits(emulated), json.dumps(ONE_NODE))
     job = documented_job()
     emulated.api.create(job)
     eventually(lambda: "GCE out of resources" in _waits_for(emulated))
@@ -116,7 +117,7 @@ def test_what_idles_is_ended_once_that_was_seen_long_enough_and_goes_on_when_tol
         for selector in selectors.values():
             _backdate(emulated, selector)
         assert "2 not seen; " in emulated.workloads("idle", "--end").stdout
-        utilisation.write_text(json.dumps({f"{NAMESPACE}/{name}-*": 0 for name in selectors}))
+        write_atomically(utilisation, json.dumps({f"{NAMESPACE}/{name}-*": 0 for name in selectors}))
         eventually(lambda: emulated.workloads("idle").stdout.count(" suspend it: ") == 2)
         assert all(_running(emulated, selector) for selector in selectors.values())
 
@@ -135,7 +136,7 @@ def test_what_idles_is_ended_once_that_was_seen_long_enough_and_goes_on_when_tol
 
 
 def test_ctrl_c_takes_a_job_out_of_the_queue(emulated: Emulated) -> None:
-    _limits(emulated).write_text(json.dumps(ONE_NODE))
+    write_atomically(_limits(emulated), json.dumps(ONE_NODE))
     client = emulated.start_workloads("submit", "--queue", "--nodes", "2", "--working-dir", "docs", "--", "true")
     _the_request(emulated)
     assert _staged(emulated)

@@ -8,8 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, EmulatorError, State
+from tests.support.waiting import eventually
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 DEAF = [
@@ -29,8 +28,8 @@ PARENT = [sys.executable, "-c", f"import subprocess; subprocess.Popen({SLEEP!r},
 
 def test_a_stopped_process_takes_along_what_it_started_even_in_another_session(state: State) -> None:
     process = state.spawn("parent", PARENT)
-    while not (children := processes.descendants(process.pid)):
-        time.sleep(0.05)
+    eventually(lambda: processes.descendants(process.pid))
+    children = processes.descendants(process.pid)
 
     assert state.stop_all() == ["parent"]
 
@@ -40,8 +39,7 @@ def test_a_stopped_process_takes_along_what_it_started_even_in_another_session(s
 
 def test_a_process_that_ignores_the_request_to_end_is_killed(state: State) -> None:
     process = state.spawn("deaf", DEAF)
-    while not state.log("deaf").read_text():
-        time.sleep(0.05)
+    eventually(lambda: state.log("deaf").read_text())
 
     state.stop("deaf", grace_seconds=0.2)
 
@@ -87,8 +85,7 @@ def test_two_emulators_do_not_end_each_others_processes(tmp_path: Path) -> None:
 def test_a_process_that_outlives_the_one_that_started_it_is_ended_with_its_session(state: State) -> None:
     orphan = f"import subprocess; print(subprocess.Popen({SLEEP!r}, env={{}}).pid, flush=True)"
     leader = state.spawn("leader", [sys.executable, "-c", orphan])
-    while leader.is_running() or not state.log("leader").read_text():
-        time.sleep(0.05)
+    eventually(lambda: not leader.is_running() and state.log("leader").read_text())
     child = int(state.log("leader").read_text())
     assert processes.start_time(child) is not None
     assert state.ended() == ["leader"]
@@ -158,11 +155,13 @@ def test_a_preferred_port_among_those_of_rays_workers_is_not_taken(state: State)
     assert state.port("dashboard", preferred=12000) >= 20000
 
 
-def test_whoever_asks_at_once_whether_it_is_locked_gets_the_same_answer_and_hinders_nobody(state: State) -> None:
+def test_whoever_asks_at_once_whether_it_is_locked_gets_the_same_answer_and_hinders_nobody(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with state.path("lock").open("a+") as another:
         fcntl.flock(another, fcntl.LOCK_SH)  # one who asks, at this moment
         assert not state.is_locked()
-        threading.Timer(0.1, fcntl.flock, [another, fcntl.LOCK_UN]).start()
+        monkeypatch.setattr("emulator.machine.state.time.sleep", lambda _: fcntl.flock(another, fcntl.LOCK_UN))
         with state.lock("up"):
             assert state.is_locked()
 

@@ -20,7 +20,7 @@ from emulator.google.apis.kubernetes_engine import instance_groups
 from emulator.google.cloud import CloudObject
 from emulator.kubernetes.api import Body
 from emulator.machine import processes
-from emulator.machine.state import CHECKOUT, EmulatorError
+from emulator.machine.state import CHECKOUT, EmulatorError, write_atomically
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY
 from tests.emulator.conftest import Emulated, objects, shell
 from tests.emulator.programs import kubernetes_object
@@ -264,7 +264,9 @@ def _scale_workers(found: Emulated) -> None:
 
 def _fill_the_queue(found: Emulated) -> None:
     """The team's job that runs, then one that waits for its node, one that waits for quota, one that no queue takes."""
-    found.state.path("limits.json").write_text(json.dumps({"capacity": {"us-central1-b/flex-start": NODES["gpu"] + 1}}))
+    write_atomically(
+        found.state.path("limits.json"), json.dumps({"capacity": {"us-central1-b/flex-start": NODES["gpu"] + 1}})
+    )
     _submit(found, "--queue", "--team", "vision", "--", *TEAM_JOB.split())
     eventually(lambda: found.api.list("v1", "Pod", "vision", labelSelector="ray.io/node-type=worker"))
     waits: dict[str, Callable[[], object]] = {

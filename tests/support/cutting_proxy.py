@@ -14,8 +14,8 @@ _MOST_BYTES = 600  # less than most answers of Ray's Jobs API have
 class CuttingProxy:
     """Passes connections on; cuts a share of them after some bytes of the answer."""
 
-    def __init__(self, behind: int, share: float, seed: int = 0) -> None:
-        self._behind, self._share, self._chance = behind, share, random.Random(seed)
+    def __init__(self, behind: int, share: float) -> None:
+        self._behind, self._share, self._chance = behind, share, random.Random(0)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.cut = 0
 
@@ -41,7 +41,11 @@ class CuttingProxy:
                 near, _ = self._server.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._behind))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._behind))
+            except OSError:
+                near.close()
+                continue
             least = self._chance.randrange(_MOST_BYTES) if self._chance.random() < self._share else None
             threading.Thread(target=self._pump, args=(near, far, None), daemon=True).start()
             threading.Thread(target=self._pump, args=(far, near, least), daemon=True).start()

@@ -13,6 +13,7 @@ import pytest
 from emulator import lifecycle
 from emulator.google import faults
 from emulator.google.apis import serviceusage
+from emulator.machine.state import write_atomically
 from emulator.rest import cloud_server
 from oasis_stack.command_line import recovery, stale_lock
 from oasis_stack.command_line.pulumi_stack import Stack
@@ -143,7 +144,7 @@ def _kill_an_up(place: ControlPlane, stack: Stack, subnetworks: int) -> None:
 
 
 def _plan(place: ControlPlane, *planned: dict[str, object]) -> None:
-    (place.cloud.directory / faults.FILE).write_text(json.dumps(planned))
+    write_atomically(place.cloud.directory / faults.FILE, json.dumps(planned))
 
 
 def _made(place: ControlPlane) -> dict[str, int]:

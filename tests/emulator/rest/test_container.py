@@ -12,12 +12,13 @@ from googleapiclient.errors import HttpError
 
 from emulator.google.callers import Identity, set_identity
 from tests.emulator.google import PROJECT, Google, directly, lead_clients_to, served
-from tests.support.waiting import eventually
 
 LOCATION = f"projects/{PROJECT}/locations/us-central1"
 NETWORK = f"projects/{PROJECT}/global/networks/net"
-SECONDS = 1.0
-"""How long this Google's operations take: long enough for a second call meanwhile."""
+SECONDS = 60
+"""How long this Google's operations take, on a clock that the tests turn."""
+LATE_SECONDS = 600
+"""How much longer what GKE made for a cluster stays."""
 CLUSTER: dict[str, Any] = {
     "network": "net",
     "initialNodeCount": 1,
@@ -43,6 +44,7 @@ FLEX: dict[str, Any] = {
 def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OASIS_EMULATOR_LATENCY_SECONDS", str(SECONDS))
+        patch.setenv("OASIS_EMULATOR_LATE_SECONDS", str(LATE_SECONDS))
         with served(tmp_path_factory.mktemp("google"), "compute", "container") as google:
             set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b"))
             google.cloud.create("compute/network", NETWORK, {"name": "net"})
@@ -63,16 +65,17 @@ def gke(google: Google, monkeypatch: pytest.MonkeyPatch) -> Any:
     return client.projects().locations()
 
 
-def _await(gke: Any, operation: dict[str, Any]) -> dict[str, Any]:
+def _await(google: Google, gke: Any, operation: dict[str, Any]) -> dict[str, Any]:
     """An operation once it is over, asked for by its name."""
-    name = f"{LOCATION}/operations/{operation['name']}"
-    eventually(lambda: gke.operations().get(name=name).execute()["status"] == "DONE")
-    return gke.operations().get(name=name).execute()
+    google.cloud.turn(SECONDS)
+    found = gke.operations().get(name=f"{LOCATION}/operations/{operation['name']}").execute()
+    assert found["status"] == "DONE"
+    return found
 
 
-def _make(gke: Any, name: str, **changes: Any) -> str:
+def _make(google: Google, gke: Any, name: str, **changes: Any) -> str:
     body = {"cluster": {**CLUSTER, "name": name, **changes}}
-    _await(gke, gke.clusters().create(parent=LOCATION, body=body).execute())
+    _await(google, gke, gke.clusters().create(parent=LOCATION, body=body).execute())
     return f"{LOCATION}/clusters/{name}"
 
 
@@ -86,8 +89,8 @@ def test_a_cluster_and_a_pool_are_provisioned_until_their_operations_are_over(go
         clusters.nodePools().create(parent=name, body={"nodePool": FLEX}).execute()
     assert b'"reason": "failedPrecondition"' in refused.value.content  # by which the provider knows to try again
 
-    assert _await(gke, operation)["endTime"]
-    _await(gke, clusters.nodePools().create(parent=name, body={"nodePool": FLEX}).execute())
+    assert _await(google, gke, operation)["endTime"]
+    _await(google, gke, clusters.nodePools().create(parent=name, body={"nodePool": FLEX}).execute())
 
     (cluster,) = clusters.list(parent=f"projects/{PROJECT}/locations/-").execute()["clusters"]
     assert cluster["status"] == "RUNNING"
@@ -99,8 +102,8 @@ def test_a_cluster_and_a_pool_are_provisioned_until_their_operations_are_over(go
     assert cluster["instanceGroupUrls"] == [url for pool in pools.values() for url in pool["instanceGroupUrls"]]
 
 
-def test_a_field_that_gke_does_not_have_is_refused_in_its_words(gke: Any) -> None:
-    name = _make(gke, "strict")
+def test_a_field_that_gke_does_not_have_is_refused_in_its_words(google: Google, gke: Any) -> None:
+    name = _make(google, gke, "strict")
     for pool, words in (
         ({"config": {"machine": "e2-medium"}}, "Unknown name \"machine\" at 'node_pool.config': Cannot find field"),
         ({"initialNodeCount": "many"}, "Invalid value at 'node_pool.initial_node_count'"),
@@ -112,18 +115,22 @@ def test_a_field_that_gke_does_not_have_is_refused_in_its_words(gke: Any) -> Non
 
 
 @pytest.mark.thorough
-def test_labels_and_a_pools_limits_are_changed_in_place(gke: Any) -> None:
-    name = _make(gke, "changed")
+def test_labels_and_a_pools_limits_are_changed_in_place(google: Google, gke: Any) -> None:
+    name = _make(google, gke, "changed")
     clusters, pool = gke.clusters(), f"{name}/nodePools/default-pool"
     labels = {"resourceLabels": {"team": "vision"}, "labelFingerprint": "00000000"}
     with pytest.raises(HttpError, match="fingerprint"):
         clusters.setResourceLabels(name=name, body=labels).execute()
     labels["labelFingerprint"] = clusters.get(name=name).execute()["labelFingerprint"]
-    _await(gke, clusters.setResourceLabels(name=name, body=labels).execute())
+    _await(google, gke, clusters.setResourceLabels(name=name, body=labels).execute())
     scaling = {"enabled": True, "totalMaxNodeCount": 3}
     update = {"desiredNodePoolAutoscaling": scaling, "desiredNodePoolId": "default-pool"}
-    _await(gke, clusters.update(name=name, body={"update": update}).execute())
-    _await(gke, clusters.update(name=name, body={"update": {"desiredDnsConfig": {"clusterDns": "KUBE_DNS"}}}).execute())
+    _await(google, gke, clusters.update(name=name, body={"update": update}).execute())
+    _await(
+        google,
+        gke,
+        clusters.update(name=name, body={"update": {"desiredDnsConfig": {"clusterDns": "KUBE_DNS"}}}).execute(),
+    )
 
     changed = clusters.get(name=name).execute()
 
@@ -131,17 +138,17 @@ def test_labels_and_a_pools_limits_are_changed_in_place(gke: Any) -> None:
     assert changed["networkConfig"]["dnsConfig"] == {"clusterDns": "KUBE_DNS"}
     assert clusters.nodePools().get(name=pool).execute()["autoscaling"] == scaling
     assert changed["initialNodeCount"] == 1
-    _await(gke, clusters.nodePools().delete(name=pool).execute())
+    _await(google, gke, clusters.nodePools().delete(name=pool).execute())
     bare = clusters.get(name=name).execute()
     assert not {"initialNodeCount", "nodeConfig", "nodePools"} & bare.keys()
 
 
 @pytest.mark.thorough
-def test_the_size_of_a_pool_is_that_of_its_groups(gke: Any, google: Google) -> None:
-    name = _make(gke, "sized")
+def test_the_size_of_a_pool_is_that_of_its_groups(google: Google, gke: Any) -> None:
+    name = _make(google, gke, "sized")
     pool = f"{name}/nodePools/default-pool"
 
-    _await(gke, gke.clusters().nodePools().setSize(name=pool, body={"nodeCount": 3}).execute())
+    _await(google, gke, gke.clusters().nodePools().setSize(name=pool, body={"nodeCount": 3}).execute())
 
     (url,) = gke.clusters().nodePools().get(name=pool).execute()["instanceGroupUrls"]
     path = f"/compute/beta/projects/{PROJECT}/zones/us-central1-b/instanceGroupManagers"
@@ -150,8 +157,8 @@ def test_the_size_of_a_pool_is_that_of_its_groups(gke: Any, google: Google) -> N
 
 
 @pytest.mark.thorough
-def test_a_clusters_own_rules_and_private_endpoint_outlive_it_for_a_while(gke: Any, google: Google) -> None:
-    name = _make(gke, "late")
+def test_a_clusters_own_rules_and_private_endpoint_outlive_it_for_a_while(google: Google, gke: Any) -> None:
+    name = _make(google, gke, "late")
 
     def left() -> list[str]:
         return [
@@ -161,6 +168,7 @@ def test_a_clusters_own_rules_and_private_endpoint_outlive_it_for_a_while(gke: A
         ]
 
     assert len(left()) == 6
-    _await(gke, gke.clusters().delete(name=name).execute())
+    _await(google, gke, gke.clusters().delete(name=name).execute())
     assert len(left()) == 5, "its instance group went with it"
-    eventually(lambda: left() == [], 20)
+    google.cloud.turn(LATE_SECONDS)
+    assert left() == []

@@ -561,6 +561,9 @@ HERE_ALONE: Asked = {
     "a call whose answer `faults.json` has lost": lambda g: g.given(
         "faults.json", [{"effect": "lose-answer"}], lambda: g.ask("GET", f"{NETWORKS}/net", {})
     ),
+    "`faults.json`, `limits.json` or `utilisation.json` that is no JSON, or another kind of it": lambda g: g.given(
+        "faults.json", {"effect": "fail"}, lambda: g.ask("GET", f"{NETWORKS}/net", {})
+    ),
     "`limits.json` with what it does not know": lambda g: g.given(
         "limits.json", {"quotas": {"NETS": 1}}, lambda: g.post(NETWORKS, {"name": "n"})
     ),
