@@ -198,8 +198,9 @@ def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -
     }
     if gpus:
         found[GPU] = str(gpus[1])
-    # Multi-network pods ask for one of these per interface (gke-networking-api v0.2.0, apis/network/v1).
-    return found | {f"networking.gke.io.networks/{network}.IP": "1" for network in networks}
+    # What GKE's webhook has a pod ask for per interface (gke-networking-api v0.2.0, apis/network/v1): of a device its
+    # address and the device (GoogleCloudPlatform/cluster-autoscaler 7d250507, pkg/networking/matcher.go).
+    return found | {f"networking.gke.io.networks/{network}{part}": "1" for network in networks for part in (".IP", "")}
 
 
 def _gpus(pool: Pool) -> tuple[str, int] | None:

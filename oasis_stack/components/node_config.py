@@ -67,7 +67,12 @@ def node_config(
         "gvnic": {"enabled": True},
         "workload_metadata_config": {"mode": "GKE_METADATA"},
         "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": True},
-        "kubelet_config": {"insecure_kubelet_readonly_port_enabled": "FALSE"},
+        "kubelet_config": {
+            "insecure_kubelet_readonly_port_enabled": "FALSE",
+            # Else the kernel ends all of a container with the process that took too much memory, Ray's own among them
+            # (kubernetes/kubernetes pull request 126096, ray-project/kuberay issue 3897).
+            "single_process_oom_kill": True,
+        },
         "metadata": {"disable-legacy-endpoints": "true"},
         # Never none: the provider cannot take the last one away (hashicorp/terraform-provider-google issue 15848).
         "resource_labels": {"managed-by": "oasis", **resource_labels},

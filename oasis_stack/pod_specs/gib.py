@@ -69,9 +69,10 @@ def start_guard(directory: str) -> str:
     """Shell words that load NCCL's settings for this fabric, or end the container.
 
     KubeRay runs `<command> && ulimit -n 65536; ray start ...` (ray-operator v1.6.2, controllers/ray/common/pod.go,
-    BuildPod): behind the semicolon, Ray would start without RDMA after a failed command. Hence the explicit exit.
+    BuildPod): behind the semicolon, Ray would start without RDMA after a failed command. Hence the explicit exit. The
+    status of the script's last line is nothing to go by, and Google's own manifests do not.
     """
-    loaded = f"{{ {_whole(directory)} && source {directory}/scripts/set_nccl_env.sh; }}"
+    loaded = f"{{ {_whole(directory)} && {{ source {directory}/scripts/set_nccl_env.sh || true; }}; }}"
     return f"{loaded} || {_refuse(f'gIB is not whole in {directory}: Ray does not start without RDMA')}"
 
 

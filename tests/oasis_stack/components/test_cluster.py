@@ -94,7 +94,8 @@ def test_the_system_pool_is_always_on_and_the_cpu_pool_shrinks_to_nothing_behind
         assert pool["management"] == {"autoRepair": True, "autoUpgrade": True}
         assert pool["upgradeSettings"] == {"maxSurge": 1, "maxUnavailable": 0}
         assert pool["networkConfig"] == {"enablePrivateNodes": True}
-        assert pool["nodeConfig"]["kubeletConfig"] == {"insecureKubeletReadonlyPortEnabled": "FALSE"}
+        kubelet = pool["nodeConfig"]["kubeletConfig"]
+        assert kubelet == {"insecureKubeletReadonlyPortEnabled": "FALSE", "singleProcessOomKill": True}
 
 
 def test_the_dns_endpoint_is_the_only_way_in_by_default(full: Deployment) -> None:

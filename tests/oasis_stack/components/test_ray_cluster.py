@@ -344,7 +344,11 @@ def gpu_container(deployed: Deployment, folder: Path) -> dict[str, Any]:
     return {**container, "command": [word.replace(GIB_DIRECTORY, str(folder)) for word in container["command"]]}
 
 
-def test_with_gib_ray_starts_with_its_settings(full: Deployment, gib_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", ["", "[[ -n '' ]] && export NCCL_DEBUG=INFO\n"])
+def test_with_gib_ray_starts_with_its_settings(full: Deployment, gib_folder: Path, tmp_path: Path, last: str) -> None:
+    with (gib_folder / "scripts" / "set_nccl_env.sh").open("a") as script:
+        script.write(last)
+
     done = run(as_kuberay_starts_it(gpu_container(full, gib_folder)), tmp_path)
 
     assert done.stdout == "ray start --block --num-gpus=8 with NCCL_NET=gIB\n"
