@@ -24,6 +24,11 @@ EVICTION_MEMORY_MIB = 100
 """`KubeletEvictionHardMemory` (kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce/reserved.go)."""
 
 
+IMAGE_STREAMING = 4 / 100
+"""How much more memory GKE keeps for itself where nodes stream images (GoogleCloudPlatform/cluster-autoscaler 7d250507,
+pkg/cloudprovider/gke/reserved.go, `gcfsReservedFactor`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PodSize:
     """Requests and limits of a Ray container."""
@@ -87,12 +92,13 @@ def allocatable_memory_mib(physical_mib: int) -> int:
 
     The kernel takes 1/64, 16 MiB, and from 3 GiB on 64 MiB for its I/O buffers (`CalculateKernelReserved`). GKE keeps
     25 % of the first 4 GB, 20 % of the next 4, 10 % of the next 8, 6 % of the next 112 and 2 % of the rest, where a GB
-    is 1000 MiB (`memoryReservedMiB`), and 100 MiB are kept free. Machines of 1 GB, which are another case, do not
-    come here.
+    is 1000 MiB (`memoryReservedMiB`), of that 4 % more as every pool here streams images, and 100 MiB are kept free.
+    Machines of 1 GB, which are another case, do not come here.
     """
     kernel = physical_mib // 64 + 16 + (64 if physical_mib > 3 * 1024 else 0)
     steps = ((4000, 0.25), (4000, 0.2), (8000, 0.1), (112_000, 0.06))
-    return physical_mib - kernel - _in_steps(physical_mib, steps, 0.02) - EVICTION_MEMORY_MIB
+    kept = ceil(_in_steps(physical_mib, steps, 0.02) * (1 + IMAGE_STREAMING))
+    return physical_mib - kernel - kept - EVICTION_MEMORY_MIB
 
 
 def _in_steps(amount: int, steps: tuple[tuple[int, float], ...], rest: float) -> int:

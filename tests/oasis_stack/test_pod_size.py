@@ -22,7 +22,9 @@ def test_what_a_pod_may_ask_for_fits_a_node_that_is_not_there_yet(machine: Machi
     beside = pod_size.sidecar(size.cpus, size.memory_gib)
     vcpus, memory_gb = machine_size(machine.name)
     cpu_millis = vcpus * 1000 - gke_node_shapes.reserved_cpu_millis(vcpus)
-    memory_mib = gke_node_shapes.capacity_memory_mib(memory_gb) - gke_node_shapes.reserved_memory_mib(memory_gb)
+    memory_mib = gke_node_shapes.capacity_memory_mib(memory_gb) - gke_node_shapes.reserved_memory_mib(
+        memory_gb, streams=True
+    )
 
     asked = size.cpus * 1000 + beside.cpu_millis + pod_size.SYSTEM_CPU_MILLIS
     assert asked <= cpu_millis - vcpus * 10
