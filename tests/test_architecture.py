@@ -49,8 +49,8 @@ WITHOUT_RAY = """
 """Parts of the workloads that can be read, run and tested without Ray."""
 
 RAY = (
-    *("oasis_stack.components.team", "oasis_stack.pod_specs.pods", "oasis_stack.pod_specs.ray_cluster_spec"),
-    "oasis_stack.ray_namespace",
+    *("oasis_stack.components.team", "oasis_stack.pod_specs.mounts", "oasis_stack.pod_specs.pods"),
+    *("oasis_stack.pod_specs.ray_cluster_spec", "oasis_stack.ray_namespace"),
 )
 
 READS_SETTINGS = ("settings", "__main__", "stack_outputs", "command_line", "preflight", "forecast")

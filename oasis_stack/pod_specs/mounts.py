@@ -11,6 +11,7 @@ from typing import Any
 import pulumi
 
 from oasis_stack.facts.pod_size import PodSize, sidecar
+from workloads.environment import DATA_MOUNT, RUNS_MOUNT, SCRATCH_MOUNT
 
 DRIVER = "gcsfuse.csi.storage.gke.io"
 
@@ -25,20 +26,12 @@ SHARED_MEMORY_MAX_GIB = 250
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mounts:
-    """Paths of the buckets and the node's disks in pods."""
+class Buckets:
+    """Buckets that are mounted in every pod."""
 
-    data: str
-    """Path of the data bucket."""
-    runs: str
-    """Path of the runs bucket."""
-    scratch: str
-    """Path of the scratch disk."""
-    gib: str
-    """Path of the RDMA NCCL plugin in GPU workers."""
-    data_bucket: pulumi.Input[str]
+    data: pulumi.Input[str]
     """Bucket that jobs read; a bucket that the service account may not read leaves the pod in creation."""
-    runs_bucket: pulumi.Input[str]
+    runs: pulumi.Input[str]
     """Bucket for results and logs; as above, for reading and writing."""
     runs_folder: str
     """Folder of it that is mounted; empty: all of it."""
@@ -53,19 +46,19 @@ class PodVolumes:
     mounts: list[dict[str, Any]]
 
 
-def pod_volumes(mounts: Mounts, size: PodSize, local_ssds: int, training: bool) -> PodVolumes:
+def pod_volumes(buckets: Buckets, size: PodSize, local_ssds: int, training: bool) -> PodVolumes:
     """Volumes of a pod of `size`; `training` pods live for days at most and read the same files again and again."""
     disk_gib = local_ssds * LOCAL_SSD_GIB
     cache_gib, scratch_gib = (disk_gib // 4, disk_gib // 2) if disk_gib else (8, 20)
     shared_gib = shared_memory_gib(size.memory_gib)
     options = data_options(cache_gib * 1024, metadata_seconds=-1 if training else 60)
-    data = _bucket("data", mounts.data_bucket, options)
+    data = _bucket("data", buckets.data, options)
     data["csi"]["readOnly"] = True
     if training:
         data["csi"]["volumeAttributes"]["gcsfuseMetadataPrefetchOnMount"] = "true"
     volumes = [
         data,
-        _bucket("runs", mounts.runs_bucket, RUNS_OPTIONS + (mounts.runs_folder and f",only-dir={mounts.runs_folder}")),
+        _bucket("runs", buckets.runs, RUNS_OPTIONS + (buckets.runs_folder and f",only-dir={buckets.runs_folder}")),
         # The driver takes the volume of this name for its file cache. Above the cache's own limit: at the volume's, the
         # kubelet would evict the pod.
         {"name": "gke-gcsfuse-cache", "emptyDir": {"sizeLimit": f"{cache_gib * 5 // 4}Gi"}},
@@ -79,9 +72,9 @@ def pod_volumes(mounts: Mounts, size: PodSize, local_ssds: int, training: bool) 
         annotations=sidecar_annotations(size),
         volumes=volumes,
         mounts=[
-            {"name": "data", "mountPath": mounts.data, "readOnly": True},
-            {"name": "runs", "mountPath": mounts.runs},
-            {"name": "scratch", "mountPath": mounts.scratch},
+            {"name": "data", "mountPath": DATA_MOUNT, "readOnly": True},
+            {"name": "runs", "mountPath": RUNS_MOUNT},
+            {"name": "scratch", "mountPath": SCRATCH_MOUNT},
             {"name": "shared-mem", "mountPath": "/dev/shm"},
         ],
     )

@@ -1,4 +1,4 @@
-"""Pod templates of the Ray head and its worker groups. Pure: every value is an argument.
+"""Pod templates of the Ray head and its worker groups. Pure.
 
 KubeRay takes the first container as Ray's and adds the start command, probes, the token and the autoscaler around it.
 """
@@ -12,12 +12,12 @@ from typing import Any
 
 import pulumi
 
-from oasis_stack.facts import pod_size
+from oasis_stack.facts import names, pod_size
 from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.pod_size import PodSize
 from oasis_stack.pod_specs import gib
-from oasis_stack.pod_specs.mounts import GROUP, USER, Mounts, PodVolumes, pod_volumes
-from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS, MAX_RUN_VARIABLE
+from oasis_stack.pod_specs.mounts import GROUP, USER, Buckets, PodVolumes, pod_volumes
+from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GIB_DIRECTORY, GRACE_SECONDS, MAX_RUN_VARIABLE
 
 HEAD_GRACE_SECONDS = 30
 
@@ -66,36 +66,34 @@ class PodContext:
 
     image: pulumi.Input[str]
     """Ray image; its Ray must be the cluster's version."""
-    service_account: str
-    """Kubernetes service account that identifies the pods to Google Cloud."""
     environment: Sequence[Mapping[str, Any]]
     """Variables of every Ray container, as Kubernetes writes them."""
-    mounts: Mounts
-    """Where the buckets, the scratch disk and gIB appear."""
+    buckets: Buckets
+    """What is mounted in all of them."""
 
 
-def head_template(context: PodContext, size: PodSize, node_labels: Mapping[str, str]) -> dict[str, Any]:
+def head_template(context: PodContext, size: PodSize) -> dict[str, Any]:
     """The head pod: Ray's services, the drivers of jobs, and the autoscaler, which needs the Kubernetes API."""
-    volumes = pod_volumes(context.mounts, size, local_ssds=0, training=False)
+    volumes = pod_volumes(context.buckets, size, local_ssds=0, training=False)
     container = _container("ray-head", context, size, volumes)
     ports = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
     starts = {"name": "RAY_worker_maximum_startup_concurrency", "value": str(HEAD_STARTS_PER_CPU * size.cpus)}
     container["env"].append(starts)
     container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
     pod = _pod(context, container, volumes, HEAD_GRACE_SECONDS)
-    pod["nodeSelector"] = dict(node_labels)
+    pod["nodeSelector"] = dict(names.SYSTEM_POOL_LABELS)
     pod["volumes"].append(_api_volume())
     return {"metadata": {"annotations": {**volumes.annotations, **NOT_MOVED}}, "spec": pod}
 
 
-def cpu_worker_template(context: PodContext, size: PodSize, node_labels: Mapping[str, str]) -> dict[str, Any]:
+def cpu_worker_template(context: PodContext, size: PodSize) -> dict[str, Any]:
     """A worker without GPUs. Its pool may carry a label as taint too, which keeps other pods off."""
-    volumes = pod_volumes(context.mounts, size, local_ssds=0, training=False)
+    volumes = pod_volumes(context.buckets, size, local_ssds=0, training=False)
     container = _container("ray-worker", context, size, volumes)
     container["env"].append(_drain(DRAIN_SECONDS))
     pod = _pod(context, container, volumes, GRACE_SECONDS) | {
-        "nodeSelector": dict(node_labels),
-        "tolerations": [_tolerate(key, value) for key, value in node_labels.items()],
+        "nodeSelector": dict(names.CPU_POOL_LABELS),
+        "tolerations": [_tolerate(key, value) for key, value in names.CPU_POOL_LABELS.items()],
     }
     return {"metadata": {"annotations": {**volumes.annotations, **NOT_MOVED}}, "spec": pod}
 
@@ -104,7 +102,7 @@ def gpu_worker_template(context: PodContext, gpu: GpuGroup) -> dict[str, Any]:
     """A worker that takes a whole GPU node; with RDMA NICs it has them all, and starts with gIB or not at all."""
     machine = gpu.machine
     size = pod_size.whole_node_pod(machine)
-    volumes = pod_volumes(context.mounts, size, local_ssds=machine.local_ssds, training=True)
+    volumes = pod_volumes(context.buckets, size, local_ssds=machine.local_ssds, training=True)
     container = _container("ray-worker", context, size, volumes)
     for resources in container["resources"].values():
         resources["nvidia.com/gpu"] = str(machine.gpus)
@@ -136,7 +134,7 @@ def interface_annotations(device_networks: Sequence[pulumi.Input[str]]) -> dict[
 
 
 def _require_rdma(context: PodContext, pod: dict[str, Any], container: dict[str, Any]) -> None:
-    directory = context.mounts.gib
+    directory = GIB_DIRECTORY
     pod["volumes"].append(gib.VOLUME)
     pod["initContainers"] = [gib.install_container(CONTAINER_SECURITY)]
     container["volumeMounts"].append(gib.mount(directory))
@@ -162,7 +160,7 @@ def _api_volume() -> dict[str, Any]:
 
 def _pod(context: PodContext, container: dict[str, Any], volumes: PodVolumes, grace_seconds: int) -> dict[str, Any]:
     return {
-        "serviceAccountName": context.service_account,
+        "serviceAccountName": names.RAY_ACCOUNT,
         # Google's credentials come from the metadata server, whatever this says.
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_seconds,

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import pulumi
 
-from oasis_stack.facts import names
 from oasis_stack.facts.pod_size import PodSize
-from oasis_stack.pod_specs.mounts import Mounts
+from oasis_stack.pod_specs.mounts import Buckets
 from oasis_stack.pod_specs.pods import (
     API_MOUNT,
     CONTAINER_SECURITY,
@@ -25,10 +23,6 @@ from oasis_stack.pod_specs.pods import (
 )
 from workloads.environment import (
     CONFIG_MAP,
-    DATA_MOUNT,
-    GIB_DIRECTORY,
-    RUNS_MOUNT,
-    SCRATCH_MOUNT,
     ClusterEnvironment,
     variable,
 )
@@ -90,37 +84,26 @@ def cluster_of(pods: RayPods, runs_folder: str = "") -> dict[str, Any]:
     """Spec of a RayCluster of these pods; `runs_folder` of the runs bucket is mounted, or all of it."""
     context = PodContext(
         image=pods.image,
-        service_account=names.RAY_ACCOUNT,
-        environment=pod_environment(
-            CONFIG_MAP, {variable(field.name): field.name for field in fields(ClusterEnvironment)}
-        ),
-        mounts=Mounts(
-            data=DATA_MOUNT,
-            runs=RUNS_MOUNT,
-            scratch=SCRATCH_MOUNT,
-            gib=GIB_DIRECTORY,
-            data_bucket=pods.data_bucket,
-            runs_bucket=pods.runs_bucket,
-            runs_folder=runs_folder,
-        ),
+        environment=pod_environment(),
+        buckets=Buckets(data=pods.data_bucket, runs=pods.runs_bucket, runs_folder=runs_folder),
     )
     groups = []
     if pods.cpu_workers_max:
-        template = cpu_worker_template(context, pods.cpu_worker, names.CPU_POOL_LABELS)
+        template = cpu_worker_template(context, pods.cpu_worker)
         groups.append(worker_group("cpu", pods.cpu_workers_max, template))
     if pods.gpu is not None:
         groups.append(worker_group("gpu", pods.gpu.max_nodes, gpu_worker_template(context, pods.gpu)))
     # Never on Spot or flex-start: a job does not survive its head.
-    head = head_template(context, pods.head, names.SYSTEM_POOL_LABELS)
+    head = head_template(context, pods.head)
     return ray_cluster_spec(pods.ray_version, pods.idle_timeout_seconds, head, groups)
 
 
-def pod_environment(config_map: str, variables: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Variables of every Ray container: Ray's settings, and `variables`, each with its key of the ConfigMap."""
+def pod_environment() -> list[dict[str, Any]]:
+    """Variables of every Ray container: Ray's settings, and what a job knows of its stack, from the ConfigMap."""
     settings: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in RAY_ENVIRONMENT.items()]
     return settings + [
-        {"name": name, "valueFrom": {"configMapKeyRef": {"name": config_map, "key": key}}}
-        for name, key in variables.items()
+        {"name": variable(one.name), "valueFrom": {"configMapKeyRef": {"name": CONFIG_MAP, "key": one.name}}}
+        for one in fields(ClusterEnvironment)
     ]
 
 
