@@ -6,18 +6,13 @@ The kernel keeps from such a process every signal that it has no handler for, so
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,9 +20,9 @@ import pytest
 
 from emulator.gke.nodes import SPOT_GRACE_SECONDS
 from emulator.machine import processes
-from emulator.machine.state import State
 from emulator.ray import start as ray_start
 from oasis_stack.command_line.offline import Deployment
+from tests.cluster.ray_processes import Nodes, headed
 from tests.oasis_stack.components.test_ray_cluster import (
     as_kuberay_starts_it,
     environment,
@@ -40,12 +35,6 @@ from tests.support.waiting import eventually
 __all__ = ["gib_folder"]
 
 pytestmark = pytest.mark.ray
-
-LOOPBACK = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray/start.py
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 AT_WORK = {"RUNNING", "IDLE"}
 """States of a node that Ray gives work; in the others it is drained or gone. Nodes that have gone are still told of."""
@@ -72,38 +61,22 @@ while True:
 """
 
 
-@dataclass(frozen=True)
-class Head:
-    """A standing Ray head on loopback."""
-
-    address: str
-    folder: Path
-    environment: dict[str, str]
-
-
 @pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
+def head() -> Iterator[Nodes]:
     """Ray's head, outside the workers' PID namespaces as it is in another pod."""
-    with tempfile.TemporaryDirectory(prefix="oasis-drain-", dir="/tmp") as folder:  # a socket's path has 107 characters
-        port = State(Path(folder, "ports")).port("gcs")
-        variables = {**os.environ, **LOOPBACK, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        found = Head(f"127.0.0.1:{port}", Path(folder), variables)
-        options = ["--head", f"--port={port}", "--num-cpus=0", "--resources", json.dumps({"driver": 1})]
-        options += ["--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}/head", "--block"]
-        with _started([sys.executable, "-P", ray_start.__file__, *options], variables, Path(folder, "head.log")):
-            eventually(lambda: _listens(port))
-            yield found
+    with headed({}, lambda _: ["--resources", '{"driver": 1}']) as found:
+        yield found
 
 
 @pytest.mark.parametrize("group", ["cpu", "gpu"])
 def test_the_signal_that_ends_a_pod_starts_the_drain_while_a_spot_node_stands_and_the_worker_ends_within_its_grace(
-    full: Deployment, head: Head, gib_folder: Path, tmp_path: Path, group: str
+    full: Deployment, head: Nodes, gib_folder: Path, tmp_path: Path, group: str
 ) -> None:
     worker = pods(full)[group]
     container = gpu_container(full, gib_folder) if group == "gpu" else worker["containers"][0]
     options = f"--address={head.address} --num-cpus=1 --node-ip-address=127.0.0.1 --object-store-memory=80000000"
     command = as_kuberay_starts_it(container, f"{options} --temp-dir={head.folder}/{group}")
-    variables = {**head.environment, **environment(worker["containers"][0]), "PATH": _path_with_ray(tmp_path)}
+    variables = {**head.variables, **environment(worker["containers"][0]), "PATH": _path_with_ray(tmp_path)}
     variables.pop("LD_LIBRARY_PATH", None)  # the plugin's and the driver's, which are not on this machine
     log = tmp_path / "worker.log"
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *_as_root()]
@@ -140,9 +113,9 @@ def _first_process(unshare: subprocess.Popen[bytes]) -> int:
 
 
 @contextlib.contextmanager
-def _watching(head: Head) -> Iterator[subprocess.Popen[str]]:
+def _watching(head: Nodes) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", WATCHER, head.address]
-    with subprocess.Popen(command, env=head.environment, stdout=subprocess.PIPE, text=True) as watcher:
+    with subprocess.Popen(command, env=head.variables, stdout=subprocess.PIPE, text=True) as watcher:
         end = threading.Timer(WATCH_SECONDS, watcher.kill)
         end.start()
         try:
@@ -173,8 +146,3 @@ def _started(command: list[str], variables: dict[str, str], log: Path) -> Iterat
         everything = [*processes.in_session(child.pid), *processes.descendants(child.pid)]
         processes.end(dict.fromkeys([child.pid, *everything]), grace_seconds=3.0)
         child.wait()
-
-
-def _listens(port: int) -> bool:
-    with contextlib.closing(socket.socket()) as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
