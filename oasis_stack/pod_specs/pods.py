@@ -116,7 +116,7 @@ def gpu_worker_template(context: PodContext, gpu: GpuGroup) -> dict[str, Any]:
     }
     annotations: dict[str, pulumi.Input[str]] = {**volumes.annotations, **NOT_MOVED}
     if machine.rdma_nics:
-        _require_rdma(context, pod, container)
+        _require_rdma(pod, container)
         annotations |= interface_annotations(gpu.device_networks)
     return {"metadata": {"annotations": annotations}, "spec": pod}
 
@@ -133,14 +133,13 @@ def interface_annotations(device_networks: Sequence[pulumi.Input[str]]) -> dict[
     }
 
 
-def _require_rdma(context: PodContext, pod: dict[str, Any], container: dict[str, Any]) -> None:
-    directory = GIB_DIRECTORY
+def _require_rdma(pod: dict[str, Any], container: dict[str, Any]) -> None:
     pod["volumes"].append(gib.VOLUME)
     pod["initContainers"] = [gib.install_container(CONTAINER_SECURITY)]
-    container["volumeMounts"].append(gib.mount(directory))
-    container["command"] = [gib.start_guard(directory)]
+    container["volumeMounts"].append(gib.mount(GIB_DIRECTORY))
+    container["command"] = [gib.start_guard(GIB_DIRECTORY)]
     container["env"] += [
-        {"name": "LD_LIBRARY_PATH", "value": f"{directory}/lib64:{gib.DRIVER_DIRECTORY}/lib64"},
+        {"name": "LD_LIBRARY_PATH", "value": f"{GIB_DIRECTORY}/lib64:{gib.DRIVER_DIRECTORY}/lib64"},
         # Ten interfaces in the pod, and only eth0 reaches other pods at the addresses they are known by.
         {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"},
         {"name": "GLOO_SOCKET_IFNAME", "value": "eth0"},

@@ -207,4 +207,4 @@ def test_a_command_that_is_ended_takes_its_ranks_with_it(number: int, code: int)
         running.send_signal(number)
         _, error = running.communicate(timeout=60)
         assert running.returncode == code and "Traceback" not in error
-        eventually(lambda: not any(map(processes.start_time, ranks.values())))
+        eventually(lambda: not any(map(processes.start_time, ranks.values())), 10)

@@ -66,7 +66,7 @@ def test_more_nodes_than_there_are_is_infeasible_soon_and_leaves_the_nodes_free(
     assert done.returncode == 3, done.stdout + done.stderr
     assert "3 nodes with 1 CPU" in done.stdout
     assert time.monotonic() - began < 60
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
 def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(cluster: Cluster) -> None:
@@ -81,8 +81,8 @@ def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(
     assert client.returncode == 5, output + rest
     assert time.monotonic() - began < 30
     assert re.search(rf"Rank \d of 'all', on node \d \(\S+/[0-9a-f]{{8}}, process {victim}\) died", rest), rest
-    eventually(lambda: not cluster.processes("ray::Rank"))
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
+    eventually(lambda: not cluster.processes("ray::Rank"), 10)
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
 def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluster) -> None:
@@ -95,8 +95,8 @@ def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluste
         os.kill(driver, signal.SIGKILL)
     client.communicate(timeout=400)
     assert client.returncode != 0
-    eventually(lambda: not cluster.processes("ray::Rank"))
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
+    eventually(lambda: not cluster.processes("ray::Rank"), 30)
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
 LOGICAL_GPUS = """

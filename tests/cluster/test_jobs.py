@@ -108,7 +108,7 @@ def test_more_training_workers_than_there_are_cpus_is_infeasible_soon(cluster: C
     assert done.returncode == 3, done.stdout + done.stderr
     assert "3 workers with 1 CPU: 2 of them up" in done.stdout
     assert time.monotonic() - began < 60
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
 
 
 def test_two_jobs_with_cpus_of_their_own_run_at_once_and_a_third_waits_for_one(

@@ -124,7 +124,7 @@ def test_a_reader_that_hangs_or_fails_is_left_behind_with_a_word(tmp_path: Path)
     began = time.monotonic()
     assert hanging.close(0.3) == f"W&B did not finish within 0 s; the metrics are in {journal.path}."
     assert failing.close(5) == f"W&B failed (no route); the metrics are in {journal.path}."
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 3
     release.set()
 
 
@@ -196,12 +196,12 @@ def test_whatever_the_server_does_the_run_is_recorded_on_disk_and_the_key_is_now
         }
         runs = {name: Recorded(tmp_path / name, url) for name, url in addresses.items()}
         runs["no key"] = Recorded(tmp_path / "none", addresses["silent"], key="")
-        began = time.thread_time()
+        began = time.monotonic()
         for number in range(2, 40):
             for run in runs.values():
                 run.reader.read(step(number, learning_rate=1000.25 + number))
         # The step path's side of it: all records are handed over long before any server could have answered.
-        assert time.thread_time() - began < 1
+        assert time.monotonic() - began < 1
         followers = {name: run.follow() for name, run in runs.items()}
         assert {name: follower.close(90) for name, follower in followers.items()} == dict.fromkeys(runs, "")
     for name, run in runs.items():
