@@ -4,28 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import gloo
+from tests.support import bench_results, gloo
 from workloads.errors import UsageError
 from workloads.nccl.definitions import bandwidth
-from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing
+from workloads.nccl.definitions.bandwidth import Percentiles, Row
 from workloads.nccl.ranks.rank import Sample, timing
 
 
 def row(size: int = 1 << 30, seconds: float = 0.005, ranks: int = 16, wrong: int = 0) -> Row:
-    timing = Timing(
-        seconds=seconds, iterations=20, slowest_rank=3, wrong=wrong, rank_seconds=(seconds,) * ranks, blocking=None
-    )
-    return Row(
-        op="all_reduce",
-        size=size,
-        count=size // 4,
-        dtype="float",
-        redop="sum",
-        root=-1,
-        factor=bandwidth.all_reduce_factor(ranks),
-        out_of_place=timing,
-        in_place=timing,
-    )
+    """Of one node's ranks, the same out of place and in it."""
+    one = bench_results.timing(seconds, ranks, blocking=False, wrong=wrong)
+    return bench_results.row(bench_results.conditions(1, gpus=ranks), size, one, one)
 
 
 def test_bandwidths_are_of_10_to_the_9_bytes() -> None:

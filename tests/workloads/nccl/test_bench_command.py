@@ -15,9 +15,9 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
+from tests.support.bench_results import conditions
 from tests.support.command_line import CommandLine
 from tests.support.stub_kubectl import OUTPUTS
-from tests.workloads.nccl import test_suspects
 from tests.workloads.nccl.test_bandwidth import row
 from workloads.cluster import session
 from workloads.cluster.session import Place as WhereRayIs
@@ -32,7 +32,7 @@ from workloads.nccl.results.measured import Measured
 from workloads.storage import folders as storage
 from workloads.storage.folders import locate
 
-CONDITIONS = test_suspects.Made(1, 2).measured()[0].conditions
+CONDITIONS = conditions(1, gpus=2)
 
 
 class Cluster:
@@ -134,17 +134,10 @@ def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
     assert "Rank 1 of 'all'" in printed.err and "nothing of it could be kept: " in printed.out
 
 
-def test_sizes_that_cannot_be_divided_among_all_ranks_are_refused_before_nodes_are_waited_for(
-    measured: Cluster, stack: None, cli: CommandLine
-) -> None:
-    said = cli("bench", "--op", "all_gather", "--sizes", "128:1M", code=2).err
-    assert "128 B cannot be divided among 16 ranks for all_gather" in said
-    assert measured.asked == {}
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--op", "all_gather", "--sizes", "128:1M"], "128 B cannot be divided among 16 ranks for all_gather"),
         (
             ["--op", "all_to_all", "--algo", "ring"],
             "NCCL has no all_to_all by it. Leave it out: NCCL has one way alone",
@@ -153,7 +146,7 @@ def test_sizes_that_cannot_be_divided_among_all_ranks_are_refused_before_nodes_a
         (["--op", "broadcast", "--algo", "nvls"], "by it. Leave it out, or give one of ring."),
     ],
 )
-def test_an_algorithm_that_the_collective_does_not_have_is_refused_before_nodes_are_waited_for(
+def test_what_the_collective_cannot_do_on_these_nodes_is_refused_before_they_are_waited_for(
     measured: Cluster, stack: None, cli: CommandLine, arguments: list[str], words: str
 ) -> None:
     assert words in " ".join(cli("bench", *arguments, code=2).err.split())

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.bench_results import conditions
 from tests.workloads.nccl.test_bandwidth import row
 from workloads.nccl.definitions.stages import EXTENTS, Link, Stage, exchanges, plan_rounds, tournament
 from workloads.nccl.results.measured import Conditions, Measured
@@ -38,11 +39,10 @@ class Made:
         return [(found.kind, found.number) for found in suspects(self.measured())]
 
     def _stage(self, stage: Stage) -> Measured:
-        ranks = len(stage.nodes) * self.each
         worst = max(self._slowness(node * self.each + rank) for node in stage.nodes for rank in range(self.each))
         return Measured(
             stage=stage,
-            conditions=self._conditions(stage, ranks),
+            conditions=self._conditions(stage),
             rows=(row(size=1 << 10, seconds=self._noisy(1e-5)), row(seconds=self._noisy(SECONDS * worst))),
             links=tuple(self._links(stage)) if stage.name == "all" else (),
             logs={},
@@ -63,27 +63,10 @@ class Made:
     def _noisy(self, seconds: float) -> float:
         return seconds * abs(self.chance.gauss(1, NOISE))
 
-    def _conditions(self, stage: Stage, ranks: int) -> Conditions:
-        node_of_rank = tuple(stage.nodes[rank // self.each] for rank in range(ranks))
-        return Conditions(
-            op="all_reduce",
-            backend="nccl",
-            nodes=len(stage.nodes),
-            ranks=ranks,
-            hosts=tuple(f"host-{node}" for node in node_of_rank),
-            node_of_rank=node_of_rank,
-            devices=tuple(f"cuda:{rank % self.each}" for rank in range(ranks)),
-            gpus_per_node=self.each,
-            rdma_nics=8,
-            promised_rdma=True,
-            average=False,
-            started="2026-01-01T00:00:00+00:00",
-            machine_type="a3-ultragpu-8g",
-            accelerator="NVIDIA H200",
-            image="",
-            versions={},
-            variables={},
-        )
+    def _conditions(self, stage: Stage) -> Conditions:
+        node_of_rank = tuple(node for node in stage.nodes for _ in range(self.each))
+        hosts = tuple(f"host-{node}" for node in node_of_rank)
+        return replace(conditions(len(stage.nodes), gpus=self.each), hosts=hosts, node_of_rank=node_of_rank)
 
 
 CLUSTERS = [(1, 2), (1, 8), (2, 1), (2, 8), (3, 1), (4, 8), (16, 8)]
