@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.capture import CaptureResult
 
 from tests.emulator.google import served
 from tests.support import stub_kubectl
 from tests.support.command_line import CommandLine
 from tests.support.storage_places import storage_place
-from workloads import __main__ as command_line
 from workloads.checkpoints import manifest
 from workloads.checkpoints.store import CheckpointStore
 from workloads.runs import catalog as run_catalog
@@ -51,19 +51,14 @@ def steps(place: Folder, run: str) -> list[int]:
 class Command:
     """The command line on one place."""
 
-    def __init__(self, place: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-        self._place, self._capsys = place, capsys
-        self.output = self.errors = ""
+    def __init__(self, place: Folder, cli: CommandLine) -> None:
+        self._place, self._cli = place, cli
 
-    def __call__(self, action: str, *words: str) -> int:
-        self._capsys.readouterr()
-        code = command_line.main(["runs", action, "--storage", self._place.uri, *words])
-        self.output, self.errors = self._capsys.readouterr()
-        return code
+    def __call__(self, action: str, *words: str, code: int = 0) -> CaptureResult[str]:
+        return self._cli("runs", action, "--storage", self._place.uri, *words, code=code)
 
-    def rows(self, action: str, *words: str) -> list[dict[str, Any]]:
-        self(action, "--json", *words)
-        return json.loads(self.output)
+    def rows(self, action: str, *words: str, code: int = 0) -> list[dict[str, Any]]:
+        return json.loads(self(action, "--json", *words, code=code).out)
 
 
 @pytest.fixture(params=["local"])
@@ -73,21 +68,21 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def runs(place: Folder, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(place, capsys)
+def runs(place: Folder, cli: CommandLine) -> Command:
+    return Command(place, cli)
 
 
 ON_BOTH = pytest.mark.parametrize("place", ["local", "gs"], indirect=True)
 
 
 @ON_BOTH
-def test_a_folder_that_is_not_there_is_named_and_fails(place: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_there_is_named_and_fails(place: Folder, cli: CommandLine) -> None:
     train(place, "a", 1)
-    absent = Command(place.child("rnus"), capsys)
+    absent = Command(place.child("rnus"), cli)
     for words in (["list"], ["show", "a"], ["verify"], ["gc"]):
-        assert absent(*words) == 2
-        assert f"there is no folder {place.child('rnus').uri}." in absent.errors and absent.output == ""
-        assert "which the first `train` makes." in absent.errors
+        said = absent(*words, code=2)
+        assert f"there is no folder {place.child('rnus').uri}." in said.err and said.out == ""
+        assert "which the first `train` makes." in said.err
 
 
 @pytest.mark.parametrize("action", ["show", "verify", "repair", "gc"])
@@ -96,19 +91,18 @@ def test_a_run_that_is_not_there_is_answered_with_the_nearest_that_is(
 ) -> None:
     for name in ("demo-train", "other"):
         train(place, name, 1)
-    assert runs(action, "demo-trian") == 2
-    assert "no run 'demo-trian'" in runs.errors
-    assert "but demo-train, other; did you mean demo-train?\nName one of them, or another place" in runs.errors
+    said = runs(action, "demo-trian", code=2).err
+    assert "no run 'demo-trian'" in said
+    assert "but demo-train, other; did you mean demo-train?\nName one of them, or another place" in said
 
 
 def test_a_place_with_nothing_in_it_says_so(place: Folder, runs: Command) -> None:
     Path(place.path).mkdir(exist_ok=True)
-    assert runs("list") == 0
-    assert runs.output == ""
-    assert "nothing" in runs.errors
+    said = runs("list")
+    assert said.out == "" and "nothing" in said.err
     assert runs.rows("list") == []
-    assert runs("show", "a") == 2
-    assert ", nor any other.\nName another place with --storage or --stack; runs on this machine are" in runs.errors
+    nearest = ", nor any other.\nName another place with --storage or --stack; runs on this machine are"
+    assert nearest in runs("show", "a", code=2).err
 
 
 @ON_BOTH
@@ -117,7 +111,9 @@ def test_list_tells_the_newest_step_the_size_the_age_and_what_is_complete(place:
     train(place, "sweep/trial-1", 2)
     place.child("bench", "results").write("summary.json", b"{}")
     place.child("other").write("file", b"not a run")
-    rows = {row["run"]: row for row in runs.rows("list")}
+    said = runs("list", "--json")
+    assert said.err == ""
+    rows = {row["run"]: row for row in json.loads(said.out)}
     assert {name: (row["status"], row["step"], row["checkpoints"]) for name, row in rows.items()} == {
         "whole": ("complete", 30, 3),
         "sweep/trial-1": ("unfinished", 20, 2),
@@ -128,10 +124,8 @@ def test_list_tells_the_newest_step_the_size_the_age_and_what_is_complete(place:
         name: sum(entry.size for entry in entries) for name, entries in listed.items()
     }
     assert all(abs(time.time() - row["modified"]) < 60 for row in rows.values())
-    assert runs.errors == ""
-    assert runs("list") == 0
-    assert "sweep/trial-1" in runs.output
-    assert runs.errors == f"runs in {place.uri}\n"
+    said = runs("list")
+    assert "sweep/trial-1" in said.out and said.err == f"runs in {place.uri}\n"
 
 
 def test_show_tells_of_checkpoints_journal_and_results(place: Folder, runs: Command) -> None:
@@ -146,8 +140,7 @@ def test_show_tells_of_checkpoints_journal_and_results(place: Folder, runs: Comm
     ]
     assert (rows[1]["epoch"], rows[1]["workers"], rows[2]["verdict"]) == (2, 2, "no COMMIT")
     assert [row["object"] for row in rows[3:]] == ["journal/1.jsonl", "journal/2.jsonl", "results/summary.json"]
-    assert runs("show", "a") == 0
-    assert "unfinished" in runs.output
+    assert "unfinished" in runs("show", "a").out
 
 
 def test_show_counts_the_node_hours_of_each_start_and_prices_those_whose_price_was_known(
@@ -172,32 +165,28 @@ def test_show_counts_the_node_hours_of_each_start_and_prices_those_whose_price_w
         (16, 2, 1.0, 42.4),
         (16, 2, 2.0, 84.8),
     ]
-    assert runs("show", "a") == 0
-    assert "; 3.00 node hours, 127.20 USD at list price" in runs.output
+    assert "; 3.00 node hours, 127.20 USD at list price" in runs("show", "a").out
     start("0000000000000000003-000000", node_hour_usd=None)
-    assert runs("show", "a") == 0
-    assert "; 4.00 node hours\n" in runs.output, "no sum of some"
+    assert "; 4.00 node hours\n" in runs("show", "a").out, "no sum of some"
 
 
 @ON_BOTH
 def test_verify_finds_one_flipped_byte_and_repair_lets_a_good_one_lead(place: Folder, runs: Command) -> None:
     names = train(place, "a", 3)
     train(place, "b", 1)
-    assert runs("verify") == 0
+    runs("verify")
     spoil(place, "a", names[2])
-    assert runs("verify", "b") == 0
-    assert runs("verify") == 6
-    assert "1 of 4 checkpoints damaged" in runs.errors
-    assert [row["verdict"] == "good" for row in runs.rows("verify", "a")] == [True, True, False]
+    runs("verify", "b")
+    assert "1 of 4 checkpoints damaged" in runs("verify", code=6).err
+    assert [row["verdict"] == "good" for row in runs.rows("verify", "a", code=6)] == [True, True, False]
     # Without a terminal to ask on, nothing is changed.
-    assert runs("repair", "a") == 2
+    runs("repair", "a", code=2)
     assert steps(place, "a") == [10, 20, 30]
-    assert runs("repair", "a", "--yes") == 0
-    assert f"{names[1]} leads" in runs.errors
+    assert f"{names[1]} leads" in runs("repair", "a", "--yes").err
     assert steps(place, "a") == [10, 20]
     assert place.child("a", "checkpoints", names[2]).read("shard-000.pt") == b"rot"
-    assert runs("verify") == 0
-    assert runs("repair", "a", "--yes") == 0
+    runs("verify")
+    runs("repair", "a", "--yes")
 
 
 def test_a_checkpoint_that_its_trainer_removes_after_the_listing_is_no_damage(
@@ -216,7 +205,6 @@ def test_a_checkpoint_that_its_trainer_removes_after_the_listing_is_no_damage(
     assert [(row["checkpoint"], row["verdict"]) for row in runs.rows("verify")] == [
         (name, "good") for name in names[1:]
     ]
-    assert runs("verify") == 0
     gone = names[:2]
     assert [row["checkpoint"] for row in runs.rows("show", "a") if "checkpoint" in row] == names[2:]
     # The whole of the listing is gone, since newer ones were written.
@@ -229,8 +217,7 @@ def test_a_checkpoint_that_its_trainer_removes_after_the_listing_is_no_damage(
     assert (known.problems(), known.status()) == ({}, "complete")
     # What is committed and not whole is damaged, as ever.
     place.child("a", "checkpoints", names[2]).delete(manifest.MANIFEST)
-    assert runs("verify") == 6
-    assert [row["verdict"] for row in runs.rows("verify", "a") if "MANIFEST" in row["verdict"]]
+    assert [row["verdict"] for row in runs.rows("verify", "a", code=6) if "MANIFEST" in row["verdict"]]
 
 
 def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +228,7 @@ def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pyt
         os.write(keyboard, f"{answer}\n".encode())
         with os.fdopen(stdin) as terminal:
             monkeypatch.setattr(sys, "stdin", terminal)
-            assert runs("repair", "a") == 0
+            runs("repair", "a")
         os.close(keyboard)
         assert steps(place, "a") == left
 
@@ -249,8 +236,7 @@ def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pyt
 def test_repair_changes_nothing_where_no_checkpoint_is_good(place: Folder, runs: Command) -> None:
     for name in train(place, "a", 2):
         spoil(place, "a", name)
-    assert runs("repair", "a", "--yes") == 6
-    assert "Nothing was changed" in runs.errors
+    assert "Nothing was changed" in runs("repair", "a", "--yes", code=6).err
     assert steps(place, "a") == [10, 20]
 
 
@@ -264,31 +250,31 @@ def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_
     place.child("a", "checkpoints", orphan).write("shard-000.pt", b"half")
     # The orphan is young, so it may be a save in progress; the damaged newest counts for nothing.
     superfluous = [names[1], names[0]]
-    assert [row["checkpoint"] for row in runs.rows("gc")] == superfluous
-    assert "nothing was, without --yes" in runs.errors
+    said = runs("gc", "--json")
+    assert [row["checkpoint"] for row in json.loads(said.out)] == superfluous
+    assert "nothing was, without --yes" in said.err
     assert [row["checkpoint"] for row in runs.rows("gc", "--orphan-hours", "0")] == [orphan, *superfluous]
     assert steps(place, "a") == [10, 20, 30, 40, 50]
-    assert runs("gc", "a", "--yes", "--orphan-hours", "0") == 0
+    runs("gc", "a", "--yes", "--orphan-hours", "0")
     assert place.child("a", "checkpoints").names() == names[2:]
     assert runs.rows("gc", "--orphan-hours", "0") == []
-    assert runs("gc") == 0
-    assert f"there is nothing to remove in {place.uri}" in runs.errors
+    assert f"there is nothing to remove in {place.uri}" in runs("gc").err
     assert [row["checkpoint"] for row in runs.rows("gc", "--keep", "1")] == [names[2]]
-    assert runs("gc", "--keep", "0") == 2
+    runs("gc", "--keep", "0", code=2)
 
 
 def test_gc_removes_no_checkpoint_of_a_run_whose_others_are_all_damaged(place: Folder, runs: Command) -> None:
     names = train(place, "a", 4)
     for name in names[1:]:
         spoil(place, "a", name)
-    assert runs("gc", "--yes") == 0
+    runs("gc", "--yes")
     assert steps(place, "a") == [10, 20, 30, 40]
-    assert runs("repair", "a", "--yes") == 0
+    runs("repair", "a", "--yes")
     assert steps(place, "a") == [10]
 
 
 def test_the_place_is_the_stacks_runs_bucket_with_kubectl_or_in_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     with served(tmp_path / "google") as google:
         google.make_bucket("test-runs")
@@ -296,8 +282,7 @@ def test_the_place_is_the_stacks_runs_bucket_with_kubectl_or_in_a_job(
         train(locate("gs://test-runs"), "a", 1)
         with monkeypatch.context() as laptop:
             laptop.setenv("PATH", stub_kubectl.install(tmp_path, stub_kubectl.OUTPUTS, "a-token"))
-            assert command_line.main(["runs", "list", "--json"]) == 0
-        assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a"]
+            assert [row["run"] for row in json.loads(cli("runs", "list", "--json").out)] == ["a"]
         for name, value in vars(stub_kubectl.OUTPUTS).items():
             monkeypatch.setenv(f"OASIS_{name.upper()}", str(value))
         assert [row["run"] for row in json.loads(cli("runs", "list", "--json").out)] == ["a"]
@@ -308,7 +293,7 @@ def test_without_kubectl_the_message_names_the_way_to_runs_on_this_machine(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "--storage .oasis/runs" in cli("runs", "list", code=8).err
-    assert command_line.main(["runs", "list", "--storage", "x", "--stack", "dev"]) == 2
+    cli("runs", "list", "--storage", "x", "--stack", "dev", code=2)
 
 
 def test_it_needs_neither_torch_nor_ray(tmp_path: Path) -> None:
