@@ -166,6 +166,16 @@ def standing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]
         fake.close()
 
 
+def press_ctrl_c(*_: object) -> None:
+    """Ctrl-C, where a function is called whose place this takes."""
+    raise KeyboardInterrupt
+
+
+def lines_of_job(printed: str) -> list[str]:
+    """Of what a command printed, what the job wrote."""
+    return [line for line in printed.splitlines() if line.startswith("line")]
+
+
 def press_ctrl_c_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, at the first lines of the job that are shown."""
     pressed: list[bool] = []

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import stub_kubectl
 from tests.support.command_line import CommandLine
-from tests.support.fake_ray import TOKEN, FakeRay
+from tests.support.fake_ray import FakeRay
 from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
 from workloads.cluster.capacity import WAITING
@@ -79,32 +76,27 @@ def test_the_autoscalers_newest_word_is_the_verdict(
 @pytest.mark.thorough
 @pytest.mark.parametrize(("events", "words"), [([refused(NO_FIT)], NEVER), ([failed("GCE stock-out")], NO_CAPACITY)])
 def test_status_doctor_and_a_followed_job_that_waits_for_nodes_tell_the_two_apart(
-    tmp_path: Path,
+    ray: FakeRay,
     monkeypatch: pytest.MonkeyPatch,
     cli: CommandLine,
     capsys: pytest.CaptureFixture[str],
     events: list[dict[str, Any]],
     words: str,
 ) -> None:
-    ray = FakeRay()
-    try:
-        at = replace(OUTPUTS, ray_dashboard_url=ray.url)
-        monkeypatch.setenv("PATH", stub_kubectl.install(tmp_path, at, TOKEN, pods=[POD, POD], events=events))
-        monkeypatch.setattr(follow, "_SILENCE_SECONDS", 0)
-        # What the driver prints while it waits, as its log has it.
-        monkeypatch.setenv(progress.FORM_VARIABLE, "json")
-        progress.note(f"{WAITING}2 nodes with 8 GPU: 0 of them up; waited 12 of at most 600 s")
-        ray.lines = [capsys.readouterr().out.strip()] * 8
-        monkeypatch.delenv(progress.FORM_VARIABLE)
+    ray.kubectl_knows(pods=[POD, POD], events=events)
+    monkeypatch.setattr(follow, "_SILENCE_SECONDS", 0)
+    # What the driver prints while it waits, as its log has it.
+    monkeypatch.setenv(progress.FORM_VARIABLE, "json")
+    progress.note(f"{WAITING}2 nodes with 8 GPU: 0 of them up; waited 12 of at most 600 s")
+    ray.lines = [capsys.readouterr().out.strip()] * 8
+    monkeypatch.delenv(progress.FORM_VARIABLE)
 
-        assert f"2 gpu pods without a node: {words}" in cli("submit", "--", "true").err
-        assert f"2 gpu pods without a node: {words}" in cli("status").out
-        command_line.main(["doctor", "--json"])
-        found = {line["check"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
-        assert found["nodes for pods"]["outcome"] == ("fail" if words == NEVER else "warn")
-        assert words in found["nodes for pods"]["found"]
-    finally:
-        ray.close()
+    assert f"2 gpu pods without a node: {words}" in cli("submit", "--", "true").err
+    assert f"2 gpu pods without a node: {words}" in cli("status").out
+    command_line.main(["doctor", "--json"])
+    found = {line["check"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert found["nodes for pods"]["outcome"] == ("fail" if words == NEVER else "warn")
+    assert words in found["nodes for pods"]["found"]
 
 
 def test_the_head_says_whether_the_control_plane_answers_and_workers_have_no_way_to_it() -> None:

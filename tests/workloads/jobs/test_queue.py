@@ -6,7 +6,7 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import yaml
 from pyarrow import fs
 from ray._private.runtime_env.packaging import unzip_package
 
-from tests.support import fake_ray, stub_kubectl
+from tests.support import stub_kubectl
 from tests.support.command_line import CommandLine
-from tests.support.fake_ray import FakeRay, press_ctrl_c_once
+from tests.support.fake_ray import FakeRay, lines_of_job, press_ctrl_c, press_ctrl_c_once
 from tests.support.stub_kubectl import CLUSTER, OUTPUTS
 from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS
 from workloads.errors import PlaceError
@@ -83,7 +83,6 @@ def other(name: str, created: str, nodes: int, *conditions: dict[str, Any], wher
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The runs bucket, as a folder."""
-    monkeypatch.setattr(ray_job, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(queue, "_POLL_SECONDS", 0.02)
     (tmp_path / "buckets" / "test-runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "buckets")
@@ -92,11 +91,10 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Path) -> Iterator[FakeRay]:
+def ray(ray: FakeRay, bucket: Path) -> FakeRay:
     """The cluster of any RayJob, which KubeRay has submitted the job to, and a queue in which it is the job's turn."""
-    with fake_ray.standing(tmp_path, monkeypatch) as found:
-        found.kubectl_knows(steps=[PENDING, ASKED, ADMITTED])
-        yield found
+    ray.kubectl_knows(steps=[PENDING, ASKED, ADMITTED])
+    return ray
 
 
 def handed_in(ray: FakeRay, cli: CommandLine, *words: str) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def archives(ray: FakeRay) -> list[Path]:
 def test_a_queued_job_is_followed_from_the_queue_to_its_end_and_leaves_nothing(ray: FakeRay, cli: CommandLine) -> None:
     ray.exit_code = 42
     said = cli("submit", "--queue", "--nodes", "2", "--", "doctor", code=42)
-    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
+    assert lines_of_job(said.out) == ray.lines
     told = said.err
     for words in (
         "its 2 nodes cost 84.80 USD an hour at list price, from arrival to the job's end, and at most 2,035 USD",
@@ -312,17 +310,10 @@ def test_a_job_whose_nodes_will_not_come_is_removed_with_the_reason(
     assert ray.ray_jobs() == [] and archives(ray) == []
 
 
-def press_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    def press(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(queue, "look", press)
-
-
 def test_ctrl_c_in_the_queue_takes_the_job_out_with_its_working_directory(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    press_in_the_queue(monkeypatch)
+    monkeypatch.setattr(queue, "look", press_ctrl_c)
     assert "out of the queue; Ctrl-C again leaves it there" in cli("submit", "--queue", "--", "doctor", code=130).err
     assert ray.ray_jobs() == [] and archives(ray) == []
 
@@ -330,11 +321,8 @@ def test_ctrl_c_in_the_queue_takes_the_job_out_with_its_working_directory(
 def test_a_second_ctrl_c_leaves_the_job_in_the_queue(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    def press(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    press_in_the_queue(monkeypatch)
-    monkeypatch.setattr(ray_job, "remove", press)
+    monkeypatch.setattr(queue, "look", press_ctrl_c)
+    monkeypatch.setattr(ray_job, "remove", press_ctrl_c)
     said = cli("submit", "--queue", "--", "doctor", code=130).err
     [job] = ray.ray_jobs()
     assert f"jobs attach {job['metadata']['name']}" in said
@@ -369,12 +357,12 @@ def test_a_detached_job_is_listed_as_queued_left_by_ctrl_c_and_attached_to_again
     [line] = [line for line in cli("jobs", "list").out.splitlines() if line.startswith(name)]
     assert "QUEUED" in line
     with monkeypatch.context() as patched:
-        press_in_the_queue(patched)
+        patched.setattr(queue, "look", press_ctrl_c)
         cli("jobs", "attach", name, code=130)
     assert len(archives(ray)) == len(ray.ray_jobs()) == 1
     ray.exit_code = 3
     said = cli("jobs", "attach", name, code=3)
-    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
+    assert lines_of_job(said.out) == ray.lines
     assert "8 more GPUs must come free" in said.err
     assert archives(ray) == []
 
@@ -386,7 +374,7 @@ def put_back(ray: FakeRay) -> None:
     ray.replace_ray_job(job)
 
 
-def lost(ray: FakeRay) -> None:
+def lost(*_: object) -> None:
     raise PlaceError("out of reach", "")
 
 
@@ -489,10 +477,7 @@ def test_an_eviction_is_noticed_as_soon_as_the_dashboard_is_gone(
 def test_kubernetes_out_of_reach_leaves_the_job_in_the_queue_and_says_how_to_go_on(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    def gone(*_: object) -> None:
-        raise PlaceError("no route", "")
-
-    monkeypatch.setattr(queue, "look", gone)
+    monkeypatch.setattr(queue, "look", lost)
     monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
     said = cli("submit", "--queue", "--", "doctor", code=8).err
     [job] = ray.ray_jobs()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import fake_ray
 from tests.support.command_line import CommandLine
-from tests.support.fake_ray import FakeRay, press_ctrl_c_once
+from tests.support.fake_ray import FakeRay, lines_of_job, press_ctrl_c, press_ctrl_c_once
 from tests.support.stub_kubectl import CLUSTER
 from workloads.errors import PlaceError
 from workloads.jobs import follow, ray_job
@@ -17,23 +15,10 @@ from workloads.jobs import follow, ray_job
 pytestmark = pytest.mark.thorough
 
 
-@pytest.fixture
-def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
-    """The cluster of any RayJob, behind a port-forward; a kubectl that plays KubeRay."""
-    monkeypatch.setattr(ray_job, "_POLL_SECONDS", 0.02)
-    with fake_ray.standing(tmp_path, monkeypatch) as found:
-        yield found
-
-
 def test_the_rayjob_is_the_stack_s_own_cluster_with_an_end(ray: FakeRay, cli: CommandLine) -> None:
     ray.exit_code = 42
-    assert [
-        line
-        for line in cli(
-            "submit", "--ray-job", "--start-timeout", "60", "--", "Python3", "hello world.py", code=42
-        ).out.splitlines()
-        if line.startswith("line")
-    ] == ray.lines
+    said = cli("submit", "--ray-job", "--start-timeout", "60", "--", "Python3", "hello world.py", code=42)
+    assert lines_of_job(said.out) == ray.lines
     [job] = ray.ray_jobs()
     name, spec = job["metadata"]["name"], job["spec"]
     assert name.startswith("python3-") and len(name) <= ray_job.NAME_LENGTH
@@ -61,10 +46,7 @@ def test_a_cluster_that_does_not_come_up_in_time_is_no_capacity_and_leaves_nothi
 def test_ctrl_c_and_failures_before_the_job_has_begun_leave_nothing(
     ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    def press(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ray_job if moment == "find" else ray_job.OwnCluster, moment, press)
+    monkeypatch.setattr(ray_job if moment == "find" else ray_job.OwnCluster, moment, press_ctrl_c)
     cli("submit", "--ray-job", "--", "true", code=130)
     assert ray.ray_jobs() == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in ray.forwards())
@@ -85,7 +67,7 @@ def test_a_detached_rayjob_is_listed_shown_attached_to_and_stopped_by_its_id(ray
     listed = cli("jobs", "list").out
     assert f"{name}-abcde" in listed and "sleep 100" in listed and "on the stack's cluster" in listed
     assert cli("jobs", "logs", "last").out.splitlines()[-1] == "half a li"  # so far
-    assert [line for line in cli("jobs", "attach", name).out.splitlines() if line.startswith("line")] == ray.lines
+    assert lines_of_job(cli("jobs", "attach", name).out) == ray.lines
     assert [job["spec"]["ttlSecondsAfterFinished"] for job in ray.ray_jobs()] == [0]
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,23 @@ from typing import Any
 import pytest
 from ray._private import ray_constants
 
-from tests.support import fake_ray, stub_kubectl
+from tests.support import stub_kubectl
 from tests.support.command_line import CommandLine
-from tests.support.fake_ray import TOKEN, FakeRay, press_ctrl_c_once
+from tests.support.fake_ray import TOKEN, FakeRay, lines_of_job, press_ctrl_c_once
 from tests.support.loopback import Reply
 from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
+from workloads.cluster.stack import DeployedStack
 from workloads.emulated import ENDPOINT_VARIABLE
 from workloads.errors import PlaceError
 from workloads.jobs import follow, submit, working_dir
-
-
-@pytest.fixture
-def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
-    """A stack whose dashboard answers at its URL, and a kubectl that knows it."""
-    with fake_ray.standing(tmp_path, monkeypatch) as found:
-        yield found
+from workloads.jobs.dashboard import Dashboard
 
 
 def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(ray: FakeRay, cli: CommandLine) -> None:
     ray.exit_code = 42
     said = cli("submit", "--", "python3", "hello world.py", code=42)
-    assert [line for line in said.out.splitlines() if line.startswith("line")] == ray.lines
+    assert lines_of_job(said.out) == ray.lines
     assert ray.submitted["entrypoint"] == "python3 'hello world.py'"
     assert ray.submitted["entrypoint_resources"] == {"driver": 0.01}
     assert not ray.submitted.get("entrypoint_num_cpus")
@@ -232,17 +226,17 @@ def test_a_secret_that_may_not_be_read_and_a_cluster_without_a_stack_are_told_ap
     assert "kubectl is not installed" in cli("status", code=8).err
 
 
+def pulumi_says(folder: Path, values: object, before: str = "") -> None:
+    """A program `pulumi` beside kubectl, which does what is `before` and prints the values."""
+    (folder / "pulumi").write_text(f"#!/bin/sh\n{before}\ncat <<'END'\n{json.dumps(values)}\nEND\n")
+    (folder / "pulumi").chmod(0o755)
+
+
 def test_with_a_stack_kubectl_must_point_at_the_same_cluster(tmp_path: Path, ray: FakeRay, cli: CommandLine) -> None:
     at = replace(OUTPUTS, ray_dashboard_url=ray.url)
-    pulumi = tmp_path / "pulumi"
-
-    def outputs(values: dict[str, Any]) -> None:
-        pulumi.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(values)}\nEND\n")
-        pulumi.chmod(0o755)
-
-    outputs({**vars(at), "gpus_per_node": 8.0, "kubeconfig": "[secret]"})
+    pulumi_says(tmp_path, {**vars(at), "gpus_per_node": 8.0, "kubeconfig": "[secret]"})
     cli("submit", "--stack", "dev", "--", "true")
-    outputs({**vars(at), "cluster_name": "the-other-one"})
+    pulumi_says(tmp_path, {**vars(at), "cluster_name": "the-other-one"})
     assert "get_credentials_command --stack dev" in cli("submit", "--stack", "dev", "--", "true", code=2).err
 
 
@@ -251,17 +245,9 @@ def test_a_stack_that_pulumi_does_not_know_is_told_from_a_pulumi_that_is_not_the
 ) -> None:
     monkeypatch.setenv("PATH", f"{stub_kubectl.install(tmp_path, OUTPUTS, TOKEN)}{os.pathsep}/usr/bin:/bin")
     assert "pulumi is not installed.\nInstall it." in cli("submit", "--stack", "loacl", "--", "true", code=8).err
-    known = json.dumps([{"name": "dev"}, {"name": "local"}])
-    pulumi = tmp_path / "pulumi"  # what 3.259 answers, and its exit status
-    pulumi.write_text(
-        f"""#!/bin/sh
-case $4 in
-    ls) echo '{known}' ;;
-    *) echo "error: no stack named 'loacl' found" >&2; exit 6 ;;
-esac
-"""
-    )
-    pulumi.chmod(0o755)
+    # What 3.259 answers, and its exit status.
+    missing = """[ $4 = ls ] || { echo "error: no stack named 'loacl' found" >&2; exit 6; }"""
+    pulumi_says(tmp_path, [{"name": "dev"}, {"name": "local"}], missing)
     told = cli("submit", "--stack", "loacl", "--", "true", code=2).err
     assert "no stack loacl, but dev, local; did you mean local?" in told and "nstall" not in told
 
@@ -288,9 +274,7 @@ def test_a_dry_run_says_what_a_job_would_use_and_who_says_so_and_submits_nothing
     assert (found["model"][1], found["rdma-nics"]) == ("recipe imagenet_a3_ultra", (8, told))
     assert found["address"] == ("RayCluster oasis", "where the job runs")
     assert found["request"] == {"bundles": [{"CPU": 1, "GPU": 1}] * 16, "strategy": "PACK"}
-    pulumi = tmp_path / "pulumi"
-    pulumi.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(vars(OUTPUTS))}\nEND\n")
-    pulumi.chmod(0o755)
+    pulumi_says(tmp_path, vars(OUTPUTS))
     found = dry_run(cli, "--stack", "dev", "--ray-job", *words)
     assert (found["storage"], found["rdma-nics"]) == (("gs://test-runs/first", "stack dev"), (8, "stack dev"))
     assert found["address"] == ("a cluster of its own", "where the job runs")
@@ -498,9 +482,6 @@ def _uploaded(ray: FakeRay) -> set[str]:
 
 
 def _jobs(ray: FakeRay) -> follow.Jobs:
-    from workloads.cluster.stack import DeployedStack
-    from workloads.jobs.dashboard import Dashboard
-
     environment = replace(OUTPUTS, ray_dashboard_url=ray.url, ray_dashboard_command="")
     return follow.Jobs(Dashboard(DeployedStack(environment=environment, token=TOKEN, kubectl=("kubectl",))))
 
@@ -561,8 +542,6 @@ def test_a_dashboard_that_is_gone_is_said_to_be_asked_again(
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
     ray: FakeRay, cli: CommandLine
 ) -> None:
-    from workloads.cluster.stack import DeployedStack
-
     assert TOKEN not in repr(DeployedStack(environment=OUTPUTS, token=TOKEN, kubectl=("kubectl",)))
     printed = cli("submit", "--", "bench")
     assert ray.submitted["entrypoint"] == "python -m workloads bench"
