@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.support import gloo
-from workloads.nccl.definitions import collectives
+from workloads.nccl import command
 from workloads.nccl.definitions.collectives import COLLECTIVES, Counts, Seat
 from workloads.nccl.definitions.data_pattern import DTYPES, NEVER, Data, Piece
 from workloads.nccl.ranks.rank import LEAST_CALLS, LEAST_ITERATIONS, MOST_CALLS, MOST_ITERATIONS, Sample
@@ -155,22 +155,37 @@ RANKS = 3
 ELEMENTS = 96  # divided by three ranks into multiples of 16 bytes in every type
 
 
+COPY_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a rank in a process of its own found."""
+
+    wrong: list[int | None]
+    timed: Sample
+    links: list[tuple[tuple[int, int], float]]
+    calls: list[int]
+    adapted: list[Sample]
+    copied: Sample
+
+
 @pytest.fixture(scope="module")
-def answers() -> list[tuple[list[int | None], Sample, list[tuple[tuple[int, int], float]]]]:
-    """What three gloo ranks in processes of their own found."""
+def answers() -> list[Answer]:
+    """Of three gloo ranks."""
     return gloo.together(RANKS, _in_a_rank)
 
 
-@pytest.mark.thorough
-def test_a_wrong_element_on_any_rank_is_found_in_every_collective_type_and_place(answers: list[Any]) -> None:
-    cases = list(itertools.product(COLLECTIVES, DTYPES, (False, True), [None, *range(RANKS)]))
-    assert len(cases) == len(answers[0][0]) == 6 * 4 * 2 * 4
-    for number, (op, dtype, in_place, bad) in enumerate(cases):
-        found = [wrong[number] for wrong, _, _ in answers]
-        if in_place and not COLLECTIVES[op].in_place:
-            assert found == [None] * RANKS
-        else:  # once before the timing and once after it, on the one rank and on no other
-            assert found == [2 if rank == bad else 0 for rank in range(RANKS)], (op, dtype, in_place, bad)
+def _in_a_rank(seat: Seat) -> Answer:
+    timed = gloo.rank(seat, gloo.plan(iterations=7, blocking=True))
+    return Answer(
+        wrong=_corrupted(seat),
+        timed=timed.measure(1 << 16, in_place=True),
+        links=timed.links([[(0, 1)], [(0, 2)], [(1, 2)]]),
+        calls=_calling(seat),
+        adapted=_adapting(seat),
+        copied=_copying_for_long(seat),
+    )
 
 
 def _corrupted(seat: Seat) -> list[int | None]:
@@ -192,20 +207,6 @@ def _corrupted(seat: Seat) -> list[int | None]:
     return found
 
 
-def _in_a_rank(seat: Seat) -> tuple[list[int | None], Sample, list[tuple[tuple[int, int], float]]]:
-    timed = gloo.rank(seat, gloo.plan(iterations=7, blocking=True))
-    return _corrupted(seat), timed.measure(1 << 16, in_place=True), timed.links([[(0, 1)], [(0, 2)], [(1, 2)]])
-
-
-@pytest.mark.thorough
-def test_calls_one_by_one_and_exchanges_between_pairs_are_timed_on_every_rank(answers: list[Any]) -> None:
-    rounds = [[(0, 1)], [(0, 2)], [(1, 2)]]
-    for rank, (_, sample, links) in enumerate(answers):
-        assert len(sample.calls) == sample.iterations == 7 and min(sample.calls) > 0 and sample.wrong == 0
-        assert [pair for pair, _ in links] == [pair for pairs in rounds for pair in pairs if rank in pair]
-        assert all(seconds > 0 for _, seconds in links)
-
-
 def _calling(seat: Seat) -> list[int]:
     calls: list[int] = []
 
@@ -220,28 +221,10 @@ def _calling(seat: Seat) -> list[int]:
     return calls
 
 
-@pytest.mark.thorough
-def test_what_is_not_timed_is_one_call_of_each_size() -> None:
-    assert gloo.together(2, _calling) == [[1 << 8, 1 << 18]] * 2
-
-
 def _adapting(seat: Seat) -> list[Sample]:
     plan = dataclasses.replace(gloo.plan(iterations=0, blocking=True), seconds=0.5)
     participant = gloo.rank(seat, plan)
     return [participant.measure(size, in_place=True) for size in (1 << 24, 1 << 10)]
-
-
-@pytest.mark.thorough
-def test_a_quick_size_is_timed_more_often_and_all_ranks_agree_how_often() -> None:
-    counted = [[(sample.iterations, len(sample.calls)) for sample in each] for each in gloo.together(2, _adapting)]
-
-    assert counted[0] == counted[1]
-    (large, large_alone), (small, small_alone) = counted[0]
-    assert LEAST_ITERATIONS <= large < small <= MOST_ITERATIONS
-    assert LEAST_CALLS <= large_alone < small_alone <= MOST_CALLS
-
-
-COPY_SECONDS = 1.0
 
 
 def _copying_for_long(seat: Seat) -> Sample:
@@ -254,14 +237,47 @@ def _copying_for_long(seat: Seat) -> Sample:
 
 
 @pytest.mark.thorough
-def test_the_copy_before_what_torch_has_in_place_only_is_no_part_of_its_time() -> None:
-    for sample in gloo.together(2, _copying_for_long):
-        assert 0 < sample.seconds < COPY_SECONDS and sample.wrong == 0
+def test_a_wrong_element_on_any_rank_is_found_in_every_collective_type_and_place(answers: list[Answer]) -> None:
+    cases = list(itertools.product(COLLECTIVES, DTYPES, (False, True), [None, *range(RANKS)]))
+    assert len(cases) == len(answers[0].wrong) == 6 * 4 * 2 * 4
+    for number, (op, dtype, in_place, bad) in enumerate(cases):
+        found = [answer.wrong[number] for answer in answers]
+        if in_place and not COLLECTIVES[op].in_place:
+            assert found == [None] * RANKS
+        else:  # once before the timing and once after it, on the one rank and on no other
+            assert found == [2 if rank == bad else 0 for rank in range(RANKS)], (op, dtype, in_place, bad)
+
+
+@pytest.mark.thorough
+def test_calls_one_by_one_and_exchanges_between_pairs_are_timed_on_every_rank(answers: list[Answer]) -> None:
+    for rank, answer in enumerate(answers):
+        timed = answer.timed
+        assert len(timed.calls) == timed.iterations == 7 and min(timed.calls) > 0 and timed.wrong == 0
+        assert [pair for pair, _ in answer.links] == [pair for pair in ((0, 1), (0, 2), (1, 2)) if rank in pair]
+        assert all(seconds > 0 for _, seconds in answer.links)
+
+
+@pytest.mark.thorough
+def test_what_is_not_timed_is_one_call_of_each_size(answers: list[Answer]) -> None:
+    assert [answer.calls for answer in answers] == [[1 << 8, 1 << 18]] * RANKS
+
+
+@pytest.mark.thorough
+def test_a_quick_size_is_timed_more_often_and_all_ranks_agree_how_often(answers: list[Answer]) -> None:
+    first, *others = [[(sample.iterations, len(sample.calls)) for sample in answer.adapted] for answer in answers]
+
+    assert others == [first] * (RANKS - 1)
+    (large, large_alone), (small, small_alone) = first
+    assert LEAST_ITERATIONS <= large < small <= MOST_ITERATIONS
+    assert LEAST_CALLS <= large_alone < small_alone <= MOST_CALLS
+
+
+@pytest.mark.thorough
+def test_the_copy_before_what_torch_has_in_place_only_is_no_part_of_its_time(answers: list[Answer]) -> None:
+    for answer in answers:
+        assert 0 < answer.copied.seconds < COPY_SECONDS and answer.copied.wrong == 0
 
 
 def test_every_operation_that_the_command_offers_has_its_record() -> None:
-    from workloads.nccl.command import DTYPES as OFFERED
-    from workloads.nccl.command import OPS
-
-    assert tuple(collectives.COLLECTIVES) == OPS
-    assert tuple(DTYPES) == OFFERED
+    assert tuple(COLLECTIVES) == command.OPS
+    assert tuple(DTYPES) == command.DTYPES
