@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from benchmarks.harness.training import CLASSES, Prepared
 from oasis_stack.command_line.stack_file import ROOT
 from tests.support import bare_machine
 from tests.support.training import CPU
-from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext.learning.model import build
 
@@ -101,46 +99,41 @@ def test_a_gpu_is_idle_where_no_kernel_runs_though_two_run_at_a_time_or_the_prog
     assert gpu.busy([*others, *reversed(kernels)], on_gpu=True) == 5.0 / gpu.PROFILED_STEPS
 
 
-def smoke(results: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m benchmarks.gpu --smoke` with few steps, where no package is installed that it needs not."""
-    bare = bare_machine.variables(results.parent, "torch", "torchvision", "scipy")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--windows", "1", "--steps", "1", *words]
+def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path) -> None:
+    """The command, with few steps, where no package is installed that it needs not."""
+    results = tmp_path / "gpu.json"
+    words = ["--smoke", "--windows", "1", "--steps", "1", "--results", str(results)]
+    bare = bare_machine.variables(tmp_path, "torch", "torchvision", "scipy")
     # Time: no trial of each instruction set, and no pool of processes that import torch.
     quick = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    quick |= {"TORCHINDUCTOR_CACHE_DIR": str(results.parent / "cache")}
-    return subprocess.run(
-        [*command, "--results", str(results)],
-        cwd=ROOT,
-        env=bare | quick | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    broken = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": "/nonexistent"}
+    command = [sys.executable, "-m", "benchmarks.gpu", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, env=bare | quick | broken, capture_output=True, text=True, timeout=300, check=False
     )
-
-
-def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path) -> None:
-    results = tmp_path / "gpu.json"
-    done = smoke(results, CXX="/nonexistent")
     assert done.returncode == 5, done.stderr
     settings = json.loads(results.read_text())["settings"]
     assert settings["nano, fp32, 32"]["images per second"]["median"] > 0
     assert "torch.compile does not work here" in settings["nano, fp32+compile, 32"]["failed"]
     assert "images per second" not in settings["nano, fp32+compile, 32"]
-    # A mode alone is measured again, and what another command has kept stays.
-    assert smoke(results, "--modes", "fp32").returncode == 0
-    assert json.loads(results.read_text())["settings"].keys() == settings.keys()
 
 
-def test_each_setting_is_kept_when_it_is_measured_though_the_next_one_never_ends(tmp_path: Path) -> None:
-    results = tmp_path / "gpu.json"
-    words = ["--smoke", "--windows", "1", "--steps", "1", "--results", str(results)]
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, start_new_session=True)
-    try:
-        eventually(results.exists, 120)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert list(json.loads(results.read_text())["settings"]) == ["nano, fp32, 32"]
+def test_each_setting_is_kept_before_the_next_one_begins_and_stays_when_another_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, kept = tmp_path / "gpu.json", list[dict[str, Any]]()
+
+    def measured(*_: object) -> dict[str, Any]:
+        kept.append(json.loads(results.read_text())["settings"] if results.exists() else {})
+        return {"number": len(kept)}
+
+    monkeypatch.setattr(gpu, "_apart", measured)
+    words = ["--smoke", "--results", str(results)]
+    first, second = "nano, fp32, 32", "nano, fp32+compile, 32"
+    assert gpu.main(words) == gpu.main([*words, "--modes", "fp32"]) == 0
+    assert [list(before) for before in kept] == [[], [first], [first, second]]
+    found = json.loads(results.read_text())["settings"]
+    assert {name: one["number"] for name, one in found.items()} == {first: 3, second: 2}
 
 
 def test_what_does_not_fit_is_a_result_too(monkeypatch: pytest.MonkeyPatch) -> None:
