@@ -74,20 +74,17 @@ def stack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(storage, "locate", lambda at: locate(str(at).replace("gs:/", str(tmp_path))))
 
 
-def test_a_wrong_result_is_exit_code_6_and_the_table_that_shows_it_is_kept(
+def test_a_right_result_is_exit_code_0_and_a_wrong_one_6_and_the_table_that_shows_it_is_kept(
     measured: Cluster, tmp_path: Path, cli: CommandLine
 ) -> None:
+    cli("bench", "--results", str(tmp_path), "--name", "good")
+    forms = {file.suffix for file in (tmp_path / "good").iterdir()}
+    assert forms == {".txt", ".jsonl", ".csv", ".png", ".svg"}
     measured.rows.append(row(ranks=2, wrong=3))
     printed = cli("bench", "--results", str(tmp_path), "--name", "bad", code=6)
     assert "6 elements" in printed.err
     assert "# Out of bounds values : 6 FAILED" in printed.out
     assert "# Out of bounds values : 6 FAILED" in (tmp_path / "bad" / "all_reduce.txt").read_text()
-
-
-def test_a_right_result_is_exit_code_0_and_its_files(measured: Cluster, cli: CommandLine, tmp_path: Path) -> None:
-    cli("bench", "--results", str(tmp_path), "--name", "good")
-    forms = {file.suffix for file in (tmp_path / "good").iterdir()}
-    assert forms == {".txt", ".jsonl", ".csv", ".png", ".svg"}
 
 
 def test_a_fabric_that_is_not_what_the_stack_promised_is_exit_code_9_after_everything_is_kept(

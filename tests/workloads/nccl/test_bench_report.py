@@ -77,25 +77,20 @@ def approximately(row: Row) -> Any:
     )
 
 
-def test_every_form_of_the_results_is_written_and_a_log_for_each_stage_and_rank(tmp_path: Path) -> None:
+def test_every_form_of_each_collective_s_results_is_written_and_a_log_for_each_stage_and_rank(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     *_, last = two_nodes()
-    names = report.write([locate(here), locate(there)], [last])
+    gather = measured(Stage(name="all", nodes=(0, 1)), conditions(2, "all_gather"))
+    names = report.write([locate(here), locate(there)], [last, gather])
     logs = {f"logs/all_reduce-nodes-0-1-ring-rank{rank}.log" for rank in (0, 15)}
-    assert set(names) == {f"all_reduce.{form}" for form in ("txt", "jsonl", "csv", "png", "svg")} | logs
+    forms, ops = ("txt", "jsonl", "csv", "png", "svg"), ("all_reduce", "all_gather")
+    assert set(names) == {f"{op}.{form}" for op in ops for form in forms} | logs
     for name in names:
         assert (here / name).read_bytes() == (there / name).read_bytes() != b""
-    assert (here / "logs" / "all_reduce-nodes-0-1-ring-rank15.log").read_text() == "fifteen\n"
-
-
-@pytest.mark.thorough
-def test_two_collectives_have_files_of_their_own(tmp_path: Path) -> None:
-    stage = Stage(name="all", nodes=(0, 1))
-    found = [measured(stage, conditions(2, op)) for op in ("all_reduce", "all_gather")]
-    report.write([locate(tmp_path)], found)
-    for op in ("all_reduce", "all_gather"):
-        (only,) = records.read((tmp_path / f"{op}.jsonl").read_bytes(), op).measured
+    for op in ops:
+        (only,) = records.read((here / f"{op}.jsonl").read_bytes(), op).measured
         assert only.conditions.op == op
+    assert (here / "logs" / "all_reduce-nodes-0-1-ring-rank15.log").read_text() == "fifteen\n"
 
 
 def test_the_json_lines_read_back_as_what_was_measured(written: Path) -> None:

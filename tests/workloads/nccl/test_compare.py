@@ -15,11 +15,15 @@ from workloads.errors import UsageError
 from workloads.nccl.definitions.bandwidth import format_size
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.results import compare, report
-from workloads.nccl.results.measured import Conditions, Measured
+from workloads.nccl.results.measured import Measured
 from workloads.nccl.results.records import Results
 from workloads.storage.folders import locate
 
 SEEDS = 100
+
+ALL = Stage(name="all", nodes=(0, 1))
+ONE = measured(ALL, conditions(2))
+"""Two nodes together, without noise."""
 
 
 def results(found: list[Measured], source: str = "here", **more: Any) -> Results:
@@ -58,8 +62,7 @@ def test_repetitions_find_a_smaller_loss_without_more_false_alarms() -> None:
     alarms = missed = 0
     for _ in range(40):
         before, after, slower = (
-            [results([measured(Stage(name="all", nodes=(0, 1)), conditions(2), draw, factor)]) for _ in range(6)]
-            for factor in (1.0, 1.0, 1.04)
+            [results([measured(ALL, conditions(2), draw, factor)]) for _ in range(6)] for factor in (1.0, 1.0, 1.04)
         )
         alarms += bool(changed(before, after))
         missed += len(changed(before, slower)) < 2
@@ -80,8 +83,6 @@ def test_only_the_stage_that_is_slower_is_named_and_what_is_faster_is_no_regress
 
 def test_calls_that_vary_widen_the_noise() -> None:
     """The blocking times are what shows jitter where there is one run on each side."""
-    (stage, *_), under = [Stage(name="all", nodes=(0, 1))], conditions(2)
-    calm = measured(stage, under)
 
     def shaky(one: Measured) -> Measured:
         rows = []
@@ -92,19 +93,16 @@ def test_calls_that_vary_widen_the_noise() -> None:
             rows.append(replace(row, in_place=wide, out_of_place=wide))
         return replace(one, rows=tuple(rows))
 
-    (narrow, *_), (wide, *_) = (
-        compare.compare([results([one])], [results([one])]).lines for one in (calm, shaky(calm))
-    )
+    (narrow, *_), (wide, *_) = (compare.compare([results([one])], [results([one])]).lines for one in (ONE, shaky(ONE)))
     assert wide.change.noise > 1.3 * narrow.change.noise
 
 
 def test_noise_in_which_half_the_speed_would_be_lost_is_judged_by_nobody(tmp_path: Path, cli: CommandLine) -> None:
     """One size each, of which the second run's places disagree by a factor of fifty."""
-    one = measured(Stage(name="all", nodes=(0, 1)), conditions(2))
-    last = one.rows[-1]
+    last = ONE.rows[-1]
     torn = replace(last, in_place=replace(last.in_place, seconds=50 * last.in_place.seconds))
     for name, rows in (("a", (last,)), ("b", (torn,))):
-        report.write([locate(tmp_path / name)], [replace(one, rows=rows)])
+        report.write([locate(tmp_path / name)], [replace(ONE, rows=rows)])
     words = ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b")]
 
     printed = cli(*words).out
@@ -115,47 +113,42 @@ def test_noise_in_which_half_the_speed_would_be_lost_is_judged_by_nobody(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("theirs", "words"),
     [
-        (conditions(2, backend="gloo"), "different backends, nccl in a and gloo in b"),
-        (conditions(4), "different topologies, 2 nodes with 8 ranks each in a and 4 nodes with 8 ranks each in b"),
+        (measured(ALL, conditions(2, backend="gloo")), "different backends, nccl in a and gloo in b"),
         (
-            conditions(2, "all_gather"),
+            measured(ALL, conditions(4)),
+            "different topologies, 2 nodes with 8 ranks each in a and 4 nodes with 8 ranks each in b",
+        ),
+        (
+            measured(ALL, conditions(2, "all_gather")),
             r"no collective and stage in common: all_reduce \(float\), all against all_gather",
         ),
-        (replace(conditions(2), machine_type="a4-highgpu-8g"), "different machine types"),
-        (replace(conditions(2), average=True), "different definitions of time"),
+        (measured(ALL, replace(conditions(2), machine_type="a4-highgpu-8g")), "different machine types"),
+        (measured(ALL, replace(conditions(2), average=True)), "different definitions of time"),
+        (
+            measured(replace(ALL, algorithm="RING"), conditions(2)),
+            "different forced algorithms, none in a and RING in b",
+        ),
+        (replace(ONE, rows=(replace(ONE.rows[0], size=1),)), "no size in common"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(other: Conditions, words: str) -> None:
-    stage = Stage(name="all", nodes=(0, 1))
-    mine, theirs = measured(stage, conditions(2)), measured(stage, other)
+def test_what_cannot_be_compared_is_refused(theirs: Measured, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refusal:
-        compare.compare([results([mine], "a")], [results([theirs], "b")])
+        compare.compare([results([ONE], "a")], [results([theirs], "b")])
     assert refusal.value.remedy
 
 
-def test_a_forced_algorithm_and_sizes_without_overlap_are_refused() -> None:
-    mine, ring = (
-        measured(Stage(name="all", nodes=(0, 1), algorithm=algorithm), conditions(2)) for algorithm in ("", "RING")
-    )
-    with pytest.raises(UsageError, match="different forced algorithms, none in here and RING in here"):
-        compare.compare([results([mine])], [results([ring])])
-    with pytest.raises(UsageError, match="no size in common"):
-        compare.compare([results([replace(mine, rows=mine.rows[:3])])], [results([replace(mine, rows=mine.rows[3:])])])
-
-
 def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_measurement() -> None:
-    one = measured(Stage(name="all", nodes=(0, 1)), conditions(2))
     path = {"path": "gib-gdr", "algorithm": "RING", "protocol": "SIMPLE", "channels": 16}
-    before = results([one], "a", verdicts={"all": path})
+    before = results([ONE], "a", verdicts={"all": path})
     other = {**path, "path": "socket", "channels": 2}
-    after = results([one], "b", verdicts={"all": other}, stopped="lost")
+    after = results([ONE], "b", verdicts={"all": other}, stopped="lost")
     found = compare.compare([before], [after])
     assert found.differences == ("all_reduce (float), all: gib-gdr RING SIMPLE 16 in A, socket RING SIMPLE 2 in B",)
     assert found.left_out == ("b stopped before its end: lost",)
-    last = one.rows[-1]
-    wrong = replace(one, rows=(*one.rows[:-1], replace(last, in_place=replace(last.in_place, wrong=3))))
+    last = ONE.rows[-1]
+    wrong = replace(ONE, rows=(*ONE.rows[:-1], replace(last, in_place=replace(last.in_place, wrong=3))))
     with pytest.raises(UsageError, match="3 elements of the results were wrong in b"):
         compare.compare([before], [results([wrong], "b")])
 
