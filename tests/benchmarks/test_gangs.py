@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -16,11 +15,6 @@ WORK = {
     name: Work(name=name, team=team, nodes=nodes, arrives=0.0, lasts=1.0)
     for name, team, nodes in (("a", "vision", 1), ("b", "vision", 1), ("c", "speech", 3), ("d", "robots", 1))
 }
-
-
-@pytest.fixture
-def revisions() -> Iterator[int]:
-    return count(1)
 
 
 def _event(revision: int, kind: str, name: str, **body: Any) -> Event:
@@ -38,8 +32,9 @@ def _event(revision: int, kind: str, name: str, **body: Any) -> Event:
     ],
 )
 def test_gangs_placed_by_halves_without_all_of_their_nodes_and_on_others_are_found(
-    revisions: Iterator[int], nodes: int, host: str, words: list[str]
+    nodes: int, host: str, words: list[str]
 ) -> None:
+    revisions = count(1)
     given = [f"node-{number}" for number in range(nodes)]
     events = [_event(next(revisions), "Node", name, labels={REQUEST_LABEL: "r"}) for name in given]
     events.append(_event(next(revisions), "Node", "other", labels={REQUEST_LABEL: "s"}))
@@ -58,9 +53,9 @@ def test_gangs_placed_by_halves_without_all_of_their_nodes_and_on_others_are_fou
     assert len(orders.judged(events)[0]) == len(words)
 
 
-def test_what_does_not_respect_quota_is_found_and_who_is_overtaken(
-    revisions: Iterator[int],
-) -> None:
+def test_what_does_not_respect_quota_is_found_and_who_is_overtaken() -> None:
+    revisions = count(1)
+
     def told(job: str, *conditions: tuple[str, str, str], first: bool = False) -> None:
         stated = [{"type": kind, "status": "True", "reason": why, "message": said} for kind, why, said in conditions]
         at = f"2026-11-28T00:00:{list(WORK).index(job):02}Z"
@@ -95,9 +90,9 @@ def test_what_does_not_respect_quota_is_found_and_who_is_overtaken(
     assert seen.preempted["speech: InCohortReclamation"] == 2
 
 
-def test_each_step_of_a_job_is_timed_from_what_the_last_pod_or_the_first_word_of_it_shows(
-    revisions: Iterator[int],
-) -> None:
+def test_each_step_of_a_job_is_timed_from_what_the_last_pod_or_the_first_word_of_it_shows() -> None:
+    revisions = count(1)
+
     def told(kind: str, name: str, owner: str = "", condition: str = "", **body: Any) -> None:
         metadata = {"ownerReferences": [{"name": owner}]} if owner else {}
         status = {"conditions": [{"type": condition, "status": "True"}]} if condition else {}

@@ -7,24 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import kills
 from benchmarks.kill_runs import work as kill_work
 from benchmarks.kill_runs.observation import RunObservation
 from benchmarks.kill_runs.trials import Bench
+from tests.support.training import CPU, Recorder
 from workloads.convnext.images.data import sources
-from workloads.convnext.learning.loop import Record, Training
-
-
-class Nothing:
-    """Neither reports nor saves."""
-
-    def record(self, record: Record) -> None:
-        return None
-
-    def after_step(self, training: Training) -> None:
-        return None
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +23,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kill_work.write_images(bench.data)
     kill_work.FOLDERS[:] = [bench.directory / "observed"]
     config = bench.config(epochs=1)
-    device = torch.device("cpu")
-    kill_work.Observed(config, *sources(config, bench.data, device), device).run(Nothing())
+    kill_work.Observed(config, *sources(config, bench.data, CPU), CPU).run(Recorder())
     (file,) = kill_work.FOLDERS[0].iterdir()
     return file
 
