@@ -154,7 +154,10 @@ class FakeRay:
 
 @contextmanager
 def standing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
-    """A stack whose dashboard answers at its URL, and a kubectl that knows it and leads port-forwards to it."""
+    """A stack whose dashboard answers at its URL, and a kubectl that knows it and leads port-forwards to it.
+
+    Fails where a port-forward is left when the block ends.
+    """
     fake = FakeRay()
     fake.folder = folder
     fake.kubectl_knows()
@@ -164,6 +167,7 @@ def standing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]
         yield fake
     finally:
         fake.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in fake.forwards()), "a port-forward was left"
 
 
 def press_ctrl_c(*_: object) -> None:

@@ -172,24 +172,17 @@ def test_the_slowest_of_many_ranks_is_as_slow_as_drawing_them_shows() -> None:
         assert scaling.slowest_of(ranks) == pytest.approx(drawn, rel=0.06)
 
 
-def predict(cli: CommandLine, *words: str) -> list[list[str]]:
-    """The cells of the table that `bench predict` prints, its head first."""
+def efficiencies(cli: CommandLine, *words: str) -> dict[int, float]:
+    """Efficiency by nodes, of the table that `bench predict` prints."""
     lines = [line for line in cli("bench", "predict", *words).out.splitlines() if line and not line.startswith("#")]
-    return [line.split("  ") for line in lines]
-
-
-def efficiencies(cells: list[list[str]]) -> dict[int, float]:
-    """Predicted efficiency by nodes."""
-    words = [[word.strip() for word in row if word.strip()] for row in cells]
-    place = words[0].index("efficiency")
-    return {
-        int(row[0].replace(",", "")): float(row[place].rstrip("%")) / 100 for row in words[1:] if row[0][0].isdigit()
-    }
+    head, *rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+    place = head.index("efficiency")
+    return {int(row[0].replace(",", "")): float(row[place].rstrip("%")) / 100 for row in rows if row[0][0].isdigit()}
 
 
 def test_predict_prints_and_writes_what_the_formula_says(tmp_path: Path, cli: CommandLine) -> None:
     words = ["--nodes", "1,2,16,1000", "--batch", "64", "--images-per-second", "2000", "--out", str(tmp_path)]
-    found = efficiencies(predict(cli, *words, "--jitter", "0.01"))
+    found = efficiencies(cli, *words, "--jitter", "0.01")
     work = figures.work(2000, 64, 0.01)
     for nodes, share in found.items():
         assert share == pytest.approx(
@@ -233,9 +226,9 @@ def test_a_curve_that_was_measured_replaces_the_constants(tmp_path: Path, cli: C
     for folder, factor in ((sound, 1.0), (slow, 2.0)):
         report.write([locate(folder)], run(2, slower=factor))
     words = ["--nodes", "1,2,16", "--batch", "256", "--jitter", "0"]
-    constants = efficiencies(predict(cli, *words))
-    measured_sound = efficiencies(predict(cli, *words, "--from", str(sound)))
-    measured_slow = efficiencies(predict(cli, *words, "--from", str(slow / "all_reduce.jsonl")))
+    constants = efficiencies(cli, *words)
+    measured_sound = efficiencies(cli, *words, "--from", str(sound))
+    measured_slow = efficiencies(cli, *words, "--from", str(slow / "all_reduce.jsonl"))
     for nodes in (1, 2, 16):
         assert measured_sound[nodes] == pytest.approx(constants[nodes], abs=1.5e-4)
         assert 1 - measured_slow[nodes] == pytest.approx(2 * (1 - constants[nodes]), abs=2.5e-4)
