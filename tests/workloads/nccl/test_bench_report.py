@@ -238,24 +238,25 @@ def test_a_stage_has_a_line_and_many_of_a_kind_share_one() -> None:
     assert [len(line.stages) for line in many] == [4, 6, 1, 1]
 
 
+def texts(stages: list[Measured]) -> set[str]:
+    """What is written in their picture: matplotlib writes each text of an SVG into a comment beside its outlines."""
+    svg = plot.draw("all_reduce", "here", stages)["svg"].decode()
+    return {comment.partition(" -->")[0] for comment in svg.split("<!-- ")[1:]}
+
+
 def test_the_legend_names_what_can_be_told_apart() -> None:
-    """matplotlib writes each text of an SVG into a comment beside its outlines."""
     (*_, last) = found = run(2)
     for stages, named in (([last], set()), (found, {"node 0", "node 1", "all", "nodes 0+1, ring"})):
-        svg = plot.draw("all_reduce", "here", stages)["svg"].decode()
-        texts = {comment.partition(" -->")[0] for comment in svg.split("<!-- ")[1:]}
-        assert {"out of place", "in place"} <= texts
-        assert texts & {one.stage.name for one in found} == named
+        said = texts(stages)
+        assert {"out of place", "in place"} <= said
+        assert said & {one.stage.name for one in found} == named
 
 
-def test_one_rank_has_no_bus_and_is_drawn_all_the_same() -> None:
-    one = measured(Stage(name="all", nodes=(0,)), conditions(1, backend="gloo", gpus=2))
-    alone = replace(
-        one,
-        conditions=conditions(1, backend="gloo", gpus=1),
-        rows=tuple(replace(row, factor=0.0) for row in one.rows[:1]),
-    )
-    assert plot.draw("all_reduce", "here", [alone])["png"].startswith(b"\x89PNG")
+def test_one_rank_has_no_bus_and_its_own_speed_is_drawn() -> None:
+    alone = measured(Stage(name="all", nodes=(0,)), conditions(1, backend="gloo", gpus=1))
+    assert {row.factor for row in alone.rows} == {0.0}
+    speeds = [row.algbw(row.in_place) for row in alone.rows]
+    assert 250 < max(speeds) < 300 and {"algorithm bandwidth, GB/s", "250"} <= texts([alone])
 
 
 @pytest.mark.parametrize(
