@@ -17,15 +17,15 @@ from workloads.convnext.images.data import sources
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a real training of one epoch wrote of itself."""
+def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What a real training of one epoch wrote of itself, step by step."""
     bench = Bench(tmp_path_factory.mktemp("bench"))
     kill_work.write_images(bench.data)
     kill_work.FOLDERS[:] = [bench.directory / "observed"]
     config = bench.config(epochs=1)
     kill_work.Observed(config, *sources(config, bench.data, CPU), CPU).run(Recorder())
     (file,) = kill_work.FOLDERS[0].iterdir()
-    return file
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def exactness(folder: Path, lines: list[dict[str, Any]]) -> tuple[int, int]:
@@ -36,21 +36,19 @@ def exactness(folder: Path, lines: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def test_the_oracle_counts_images_by_what_is_in_them_and_sees_each_that_is_missing_or_repeated(
-    observed: Path, tmp_path: Path
+    observed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    lines = [json.loads(line) for line in observed.read_text().splitlines()]
-    assert sorted(number for line in lines for number in line["seen"]) == list(range(kill_work.IMAGES))
-    assert exactness(tmp_path, lines) == (0, 0)
-    assert exactness(tmp_path, lines[:-1]) == (64, 0)
-    twice = {**lines[3], "seen": lines[2]["seen"]}
-    assert exactness(tmp_path, [*lines[:3], twice, *lines[4:]]) == (64, 64)
+    assert sorted(number for line in observed for number in line["seen"]) == list(range(kill_work.IMAGES))
+    assert exactness(tmp_path, observed) == (0, 0)
+    assert exactness(tmp_path, observed[:-1]) == (64, 0)
+    twice = {**observed[3], "seen": observed[2]["seen"]}
+    assert exactness(tmp_path, [*observed[:3], twice, *observed[4:]]) == (64, 64)
 
 
-def test_what_an_attempt_did_and_the_next_did_again_counts_once(observed: Path, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in observed.read_text().splitlines()]
-    again = [{**line, "attempt": line["attempt"] + 1, "time": line["time"] + 9} for line in lines[4:]]
-    assert exactness(tmp_path, [*lines[:6], *again]) == (0, 0)
-    assert exactness(tmp_path, [*lines[:3], *again]) == (64, 0)  # it went on further than was done
+def test_what_an_attempt_did_and_the_next_did_again_counts_once(observed: list[dict[str, Any]], tmp_path: Path) -> None:
+    again = [{**line, "attempt": line["attempt"] + 1, "time": line["time"] + 9} for line in observed[4:]]
+    assert exactness(tmp_path, [*observed[:6], *again]) == (0, 0)
+    assert exactness(tmp_path, [*observed[:3], *again]) == (64, 0)  # it went on further than was done
 
 
 @pytest.mark.parametrize(
