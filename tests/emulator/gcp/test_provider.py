@@ -211,26 +211,6 @@ def test_an_input_that_the_type_does_not_take_is_named(
     assert client.check(token, "r", dict.fromkeys(required, UNKNOWN)).keys() >= required
 
 
-def _pool_alone(client: Client) -> tuple[str, dict[str, Any]]:
-    inputs = {**make_cluster(client)[2].inputs, "name": "bare", "removeDefaultNodePool": True}
-    return POOL, flex_pool(client.create(CLUSTER, "bare", inputs))
-
-
-def test_what_google_refuses_is_refused_in_its_words_and_leaves_nothing(client: Client, cloud: Cloud) -> None:
-    token, inputs = _pool_alone(client)
-    before = cloud.list()
-    with pytest.raises(Failed, match="Error 400: A cluster must have at least one node pool that does not use flex"):
-        client.create(token, "refused", inputs)
-    assert cloud.list() == before
-
-
-def test_a_flex_start_pool_is_made_beside_an_ordinary_one(client: Client) -> None:
-    flex = _pool_alone(client)[1]
-    ordinary = {"project": PROJECT, "location": "us-central1", "cluster": flex["cluster"], "initialNodeCount": 1}
-    client.create(POOL, "system", ordinary)
-    client.create(POOL, "flex", flex)
-
-
 def test_only_the_table_decides_what_is_replaced(client: Client) -> None:
     cluster = make_cluster(client)[2]
     pool = client.create(POOL, "flex", flex_pool(cluster))

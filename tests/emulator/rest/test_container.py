@@ -118,10 +118,8 @@ def test_a_field_that_gke_does_not_have_is_refused_in_its_words(google: Google, 
 def test_labels_and_a_pools_limits_are_changed_in_place(google: Google, gke: Any) -> None:
     name = _make(google, gke, "changed")
     clusters, pool = gke.clusters(), f"{name}/nodePools/default-pool"
-    labels = {"resourceLabels": {"team": "vision"}, "labelFingerprint": "00000000"}
-    with pytest.raises(HttpError, match="fingerprint"):
-        clusters.setResourceLabels(name=name, body=labels).execute()
-    labels["labelFingerprint"] = clusters.get(name=name).execute()["labelFingerprint"]
+    fingerprint = clusters.get(name=name).execute()["labelFingerprint"]
+    labels = {"resourceLabels": {"team": "vision"}, "labelFingerprint": fingerprint}
     _await(google, gke, clusters.setResourceLabels(name=name, body=labels).execute())
     scaling = {"enabled": True, "totalMaxNodeCount": 3}
     update = {"desiredNodePoolAutoscaling": scaling, "desiredNodePoolId": "default-pool"}

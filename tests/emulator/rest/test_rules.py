@@ -33,6 +33,8 @@ PROJECT = "some-project"
 ME, DOMAIN = "user:me@example.com", f"{PROJECT}.iam.gserviceaccount.com"
 
 NETWORKS = f"compute/v1/projects/{PROJECT}/global/networks"
+PROFILES, ROCE = f"projects/{PROJECT}/global/networkProfiles", "us-central1-b-vpc-roce"
+ZONES = f"compute/v1/projects/{PROJECT}/zones"
 FIREWALLS = f"compute/v1/projects/{PROJECT}/global/firewalls"
 RANGES = f"compute/v1/projects/{PROJECT}/global/addresses"
 REGION = f"compute/v1/projects/{PROJECT}/regions/us-central1"
@@ -77,9 +79,8 @@ class Google:
             "storage",
         ):
             enable(self.cloud, f"{api}.googleapis.com", PROJECT)
-        for name, profile in {"net": "", "other": "", "rdma": "us-central1-b-vpc-roce"}.items():
-            profiled = {"networkProfile": f"projects/{PROJECT}/global/networkProfiles/{profile}"} if profile else {}
-            self.post(NETWORKS, {"name": name, "autoCreateSubnetworks": False, **profiled})
+        for name, profile in {"net": "", "other": "", "rdma": ROCE}.items():
+            self.network(name, profile)
         self.subnetwork("nodes", secondaryIpRanges=[{"rangeName": "pods", "ipCidrRange": "10.4.0.0/14"}])
         self.subnetwork("elsewhere", network="other", ipCidrRange="10.1.0.0/24")
         self.subnetwork("small", network="other", ipCidrRange="10.3.0.0/29")
@@ -105,12 +106,25 @@ class Google:
     ) -> Any:
         return self._apis.answer(verb, f"/{path}", query, body, principal, quota_project)
 
+    def get(self, path: str, principal: str = "", **query: str) -> Any:
+        return self.ask("GET", path, {}, principal, **query)
+
     def post(self, path: str, body: Mapping[str, Any], **query: str) -> Any:
         return self.ask("POST", path, body, **query)
+
+    def delete(self, path: str) -> Any:
+        return self.ask("DELETE", path, {})
+
+    def network(self, name: str = "n", profile: str = "", **body: Any) -> Any:
+        profiled = {"networkProfile": f"{PROFILES}/{profile}"} if profile else {}
+        return self.post(NETWORKS, {"name": name, "autoCreateSubnetworks": False, **profiled, **body})
 
     def subnetwork(self, name: str, network: str = "net", **body: Any) -> Any:
         given = {"ipCidrRange": "10.0.0.0/20", **body}
         return self.post(f"{REGION}/subnetworks", {"name": name, "network": f"global/networks/{network}", **given})
+
+    def expand(self, block: str) -> Any:
+        return self.post(f"{REGION}/subnetworks/nodes/expandIpCidrRange", {"ipCidrRange": block})
 
     def cluster(self, name: str, **body: Any) -> Any:
         own = {
@@ -137,13 +151,6 @@ class Google:
 
     def folder(self, bucket: str, name: str = "teams/vision/") -> Any:
         return self.post(f"{BUCKETS}/{bucket}/managedFolders", {"bucket": bucket, "name": name})
-
-    def full_folder(self) -> Any:
-        self.folder("uniform")
-        content = self.objects().temporary()
-        content.write_bytes(b"ok")
-        self.objects().put("uniform", "teams/vision/a.txt", content)
-        return self.ask("DELETE", f"{BUCKETS}/uniform/managedFolders/teams%2Fvision%2F", {})
 
     def capacity(self, machine: str, zone: str = "us-central1-b", region: str = REGION) -> Any:
         body = {
@@ -188,11 +195,11 @@ class Google:
         query = {"filter": wanted, "interval.endTime": "2026-11-28T10:00:00Z"}
         return self.ask("GET", f"v3/projects/{PROJECT}/timeSeries", {}, **query)
 
-    def put(self, name: str) -> ObjectFacts:
-        """An object of two bytes in the bucket."""
+    def put(self, name: str, bucket: str = "a-bucket") -> ObjectFacts:
+        """An object of two bytes in a bucket."""
         content = self.objects().temporary()
         content.write_bytes(b"ok")
-        return self.objects().put("a-bucket", name, content)
+        return self.objects().put(bucket, name, content)
 
     def given(self, file: str, content: object, ask: Callable[[], object]) -> object:
         """A call while the emulator's folder holds a file."""
@@ -202,6 +209,10 @@ class Google:
             return ask()
         finally:
             path.unlink()
+
+    def faulty(self, planned: object) -> object:
+        """A call while `faults.json` holds this."""
+        return self.given("faults.json", planned, lambda: self.get(f"{NETWORKS}/net"))
 
     def meanwhile(self, ask: Callable[[], object], cluster: str = "oasis") -> object:
         """A call while an operation runs on a cluster."""
@@ -224,10 +235,11 @@ def _request(body: bytes = b"", **headers: str) -> Request:
     return Request(method="POST", path="/", query={}, headers=headers, body=io.BytesIO(body), host="localhost")
 
 
-DISCOVERY: Asked = {
-    "a field that the API's schema lacks": lambda g: g.post(NETWORKS, {"name": "n", "cidr": "10.0.0.0/8"}),
-    "a field of a wrong type": lambda g: g.post(NETWORKS, {"name": "n", "autoCreateSubnetworks": "yes"}),
-    "a number that the field does not hold": lambda g: g.post(NETWORKS, {"name": "n", "mtu": 2**40}),
+BROKEN: Asked = {
+    # Every API
+    "a field that the API's schema lacks": lambda g: g.network(cidr="10.0.0.0/8"),
+    "a field of a wrong type": lambda g: g.network(autoCreateSubnetworks="yes"),
+    "a number that the field does not hold": lambda g: g.network(mtu=2**40),
     "a value outside a field's list": lambda g: g.subnetwork("s", purpose="PUBLIC"),
     "a create without a field that the schema requires": (
         lambda g: g.post(BUCKETS, {}, project=PROJECT),
@@ -236,55 +248,48 @@ DISCOVERY: Asked = {
     "a body that is not JSON": lambda g: _request(b"{").json(),
     "a body that is no object": lambda g: _request(b"[]").json(),
     "a create without the parameter that names the new one": lambda g: g.post(REPOSITORIES, {"format": "DOCKER"}),
-    "a list from a page that does not exist": lambda g: g.ask("GET", NETWORKS, {}, pageToken="next"),
-}
-
-ANYWHERE: Asked = {
+    "a list from a page that does not exist": lambda g: g.get(NETWORKS, pageToken="next"),
     "a call without a good access token": lambda g: Tokens(g.cloud).require(_request(Authorization="Bearer x")),
-    "a call of an API that is off in the project": lambda g: g.ask("GET", "v1/projects/other-project/secrets/s", {}),
-    "a call of a caller whose roles lack its permission": lambda g: g.ask("GET", SECRET, {}, ME),
+    "a call of an API that is off in the project": lambda g: g.get("v1/projects/other-project/secrets/s"),
+    "a call of a caller whose roles lack its permission": lambda g: g.get(SECRET, ME),
     "a call less than two minutes after the grant that it needs": lambda g: (
         g.grant(ME, role="roles/secretmanager.admin"),
         g.cloud.turn(GRANT_SECONDS - 1),
-        g.ask("GET", SECRET, {}, ME),
+        g.get(SECRET, ME),
     ),
     "a policy written back with another etag than was read": lambda g: g.grant(ME, etag="AAAA"),
     "a grant to a service account that does not exist": lambda g: g.grant(f"serviceAccount:nobody@{DOMAIN}"),
     "a grant to a workload before any cluster has a workload pool": lambda g: g.grant(
         f"serviceAccount:{PROJECT}.svc.id.goog[ns/sa]"
     ),
-    "an operation that does not exist": lambda g: g.ask("GET", f"{LOCATION}/operations/operation-9", {}),
-}
-
-NETWORK: Asked = {
+    "an operation that does not exist": lambda g: g.get(f"{LOCATION}/operations/operation-9"),
+    # Networks, and advice on capacity
     "a name that is not of 1-63 lower-case letters, digits and dashes": (
-        lambda g: g.post(NETWORKS, {"name": "Net"}),
+        lambda g: g.network("Net"),
         lambda g: g.subnetwork("-", ipCidrRange="10.9.0.0/24"),
         lambda g: g.post(f"{REGION}/routers", {"name": "r" * 64, "network": "global/networks/net"}),
         lambda g: g.post(FIREWALLS, {"name": "", "network": "global/networks/net"}),
     ),
-    "a second one of a name": lambda g: g.post(NETWORKS, {"name": "net"}),
-    "what does not exist": lambda g: g.ask("GET", f"{NETWORKS}/nothing", {}),
+    "a second one of a name": lambda g: g.network("net"),
+    "what does not exist": lambda g: g.get(f"{NETWORKS}/nothing"),
     "another resource by its bare name": lambda g: g.post(
         f"{REGION}/subnetworks", {"name": "s", "network": "net", "ipCidrRange": "10.9.0.0/24"}
     ),
-    "a network profile by a path without its project": lambda g: g.post(
-        NETWORKS, {"name": "n", "networkProfile": "global/networkProfiles/us-central1-b-vpc-roce"}
+    "a network profile by a path without its project": lambda g: g.network(
+        networkProfile=f"global/networkProfiles/{ROCE}"
     ),
     "a firewall rule without a network": lambda g: g.post(FIREWALLS, {"name": "f"}),
-    "a subnetwork in use deleted": lambda g: g.ask("DELETE", f"{REGION}/subnetworks/nodes", {}),
+    "a subnetwork in use deleted": lambda g: g.delete(f"{REGION}/subnetworks/nodes"),
     "a subnetwork's range that overlaps another of the network": lambda g: g.subnetwork("s", ipCidrRange="10.0.8.0/24"),
     "a subnetwork's range that is no range": lambda g: g.subnetwork("s", ipCidrRange="10.0.0.1/24"),
     "a subnetwork's range smaller than /29": (
         lambda g: g.subnetwork("s", ipCidrRange="10.9.0.0/30"),
-        lambda g: g.post(f"{REGION}/subnetworks/nodes/expandIpCidrRange", {"ipCidrRange": "10.0.0.0/30"}),
+        lambda g: g.expand("10.0.0.0/30"),
     ),
     "a subnetwork changed that has changed since it was read": lambda g: g.ask(
         "PATCH", f"{REGION}/subnetworks/nodes", {"fingerprint": "AAAAAAAAAAA="}
     ),
-    "a subnetwork shrunk": lambda g: g.post(
-        f"{REGION}/subnetworks/nodes/expandIpCidrRange", {"ipCidrRange": "10.0.0.0/24"}
-    ),
+    "a subnetwork shrunk": lambda g: g.expand("10.0.0.0/24"),
     "an address's labels changed that have changed since they were read": lambda g: g.post(
         f"{REGION}/addresses/out/setLabels", {"labels": {}, "labelFingerprint": "AAAAAAAAAAA="}
     ),
@@ -298,18 +303,12 @@ NETWORK: Asked = {
     "a range for Google's services where none is left": lambda g: [
         g.reserve(f"r{n}", prefixLength=9) for n in range(9)
     ],
-    "a RoCE profile of a zone that has none": lambda g: g.post(
-        NETWORKS, {"name": "n", "networkProfile": f"projects/{PROJECT}/global/networkProfiles/us-west4-a-vpc-roce"}
+    "a RoCE profile of a zone that has none": lambda g: g.network(profile="us-west4-a-vpc-roce"),
+    "a RoCE profile of such a zone, to read it": lambda g: g.get(f"compute/v1/{PROFILES}/us-west4-a-vpc-roce"),
+    "a machine type of a zone that does not offer it": lambda g: g.get(
+        f"{ZONES}/us-west4-a/machineTypes/a3-ultragpu-8g"
     ),
-    "a RoCE profile of such a zone, to read it": lambda g: g.ask(
-        "GET", f"{NETWORKS.removesuffix('networks')}networkProfiles/us-west4-a-vpc-roce", {}
-    ),
-    "a machine type of a zone that does not offer it": lambda g: g.ask(
-        "GET", f"compute/v1/projects/{PROJECT}/zones/us-west4-a/machineTypes/a3-ultragpu-8g", {}
-    ),
-    "a machine type that there is not": lambda g: g.ask(
-        "GET", f"compute/v1/projects/{PROJECT}/zones/us-central1-b/machineTypes/x9-8", {}
-    ),
+    "a machine type that there is not": lambda g: g.get(f"{ZONES}/us-central1-b/machineTypes/x9-8"),
     "advice of a region that there is not": lambda g: g.capacity(
         "a3-ultragpu-8g", region=f"compute/v1/projects/{PROJECT}/regions/us-mars1"
     ),
@@ -323,14 +322,7 @@ NETWORK: Asked = {
     "windows of calendar mode for two specifications at once": lambda g: g.windows("a", "b"),
     "windows of calendar mode in a time that no interval matches": lambda g: g.windows("a", days=7),
     "windows of calendar mode from a moment that is none": lambda g: g.windows("a", since="tomorrow"),
-    "a RoCE network with subnetworks of its own accord": lambda g: g.post(
-        NETWORKS,
-        {
-            "name": "n",
-            "autoCreateSubnetworks": True,
-            "networkProfile": f"projects/{PROJECT}/global/networkProfiles/us-central1-b-vpc-roce",
-        },
-    ),
+    "a RoCE network with subnetworks of its own accord": lambda g: g.network(profile=ROCE, autoCreateSubnetworks=True),
     "a firewall rule on a RoCE network": lambda g: g.post(FIREWALLS, {"name": "f", "network": "global/networks/rdma"}),
     "a router in a RoCE network": lambda g: g.post(
         f"{REGION}/routers", {"name": "r", "network": "global/networks/rdma"}
@@ -338,12 +330,8 @@ NETWORK: Asked = {
     "a proxy-only subnetwork in a RoCE network": lambda g: g.subnetwork(
         "s", "rdma", ipCidrRange="10.9.0.0/24", purpose="REGIONAL_MANAGED_PROXY", role="ACTIVE"
     ),
-    "more of something than its quota": lambda g: g.given(
-        "limits.json", {"quotas": {"NETWORKS": 3}}, lambda: g.post(NETWORKS, {"name": "n"})
-    ),
-}
-
-PEERING: Asked = {
+    "more of something than its quota": lambda g: g.given("limits.json", {"quotas": {"NETWORKS": 3}}, g.network),
+    # Private connections
     "a private connection of a RoCE network": lambda g: g.peer("rdma", ()),
     "a private connection by a range that is not allocated for it": lambda g: g.peer(ranges=("nothing",)),
     "a private connection made again with other ranges": lambda g: (g.peer(ranges=()), g.peer(ranges=("peering",))),
@@ -352,9 +340,7 @@ PEERING: Asked = {
         {"privatePoolV1Config": {"networkConfig": {"peeredNetwork": f"projects/{PROJECT}/global/networks/other"}}},
         workerPoolId="w",
     ),
-}
-
-CLUSTER_RULES: Asked = {
+    # Clusters
     "a cluster or pool whose name is not of 1-40 lower-case letters, digits and dashes": (
         lambda g: g.cluster("Oasis"),
         lambda g: g.pool(name="gpu-"),
@@ -378,7 +364,7 @@ CLUSTER_RULES: Asked = {
     "a cluster changed while an operation runs on it": lambda g: g.meanwhile(
         lambda: g.post(f"{CLUSTER}:setMaintenancePolicy", {"maintenancePolicy": {}})
     ),
-    "a cluster deleted while an operation runs on it": lambda g: g.meanwhile(lambda: g.ask("DELETE", CLUSTER, {})),
+    "a cluster deleted while an operation runs on it": lambda g: g.meanwhile(lambda: g.delete(CLUSTER)),
     "a pool made while an operation runs on its cluster": lambda g: g.meanwhile(g.pool),
     "a pool's change that changes nothing": lambda g: (
         g.pool(),
@@ -388,11 +374,9 @@ CLUSTER_RULES: Asked = {
         lambda: g.post(f"{CLUSTER}/nodePools/default-pool:setSize", {"nodeCount": 2})
     ),
     "a pool deleted while an operation runs on its cluster": lambda g: g.meanwhile(
-        lambda: g.ask("DELETE", f"{CLUSTER}/nodePools/default-pool", {})
+        lambda: g.delete(f"{CLUSTER}/nodePools/default-pool")
     ),
-}
-
-POOL_RULES: Asked = {
+    # Node pools
     "image streaming without the role that pods on it need": lambda g: g.pool(
         config={"serviceAccount": f"nodes-of-ours@{DOMAIN}", "gcfsConfig": {"enabled": True}}
     ),
@@ -411,7 +395,7 @@ POOL_RULES: Asked = {
     ),
     "flex-start that does not rule a reservation out": lambda g: g.pool(config={"flexStart": True}),
     "flex-start as a cluster's first pool": lambda g: (
-        g.ask("DELETE", f"{CLUSTERS}/plain/nodePools/default-pool", {}),
+        g.delete(f"{CLUSTERS}/plain/nodePools/default-pool"),
         g.pool("plain", config=FLEX),
     ),
     "queued provisioning on Spot VMs": lambda g: g.pool(
@@ -460,9 +444,7 @@ POOL_RULES: Asked = {
             ME,
         ),
     ),
-}
-
-OTHERS: Asked = {
+    # Storage, repositories, accounts, secrets
     "a bucket's name that is not of 3-63 lower-case letters, digits, dashes and underscores": lambda g: g.bucket(
         "Bucket"
     ),
@@ -476,14 +458,18 @@ OTHERS: Asked = {
         iamConfiguration={"uniformBucketLevelAccess": {"enabled": True}},
         versioning={"enabled": True},
     ),
-    "a bucket that does not exist": lambda g: g.ask("GET", f"{BUCKETS}/nothing", {}),
-    "a bucket deleted with objects in it": lambda g: (g.put("a.txt"), g.ask("DELETE", f"{BUCKETS}/a-bucket", {})),
+    "a bucket that does not exist": lambda g: g.get(f"{BUCKETS}/nothing"),
+    "a bucket deleted with objects in it": lambda g: (g.put("a.txt"), g.delete(f"{BUCKETS}/a-bucket")),
     "a managed folder in a bucket without uniform access": lambda g: g.folder("a-bucket"),
     "a managed folder whose name is no path that ends with a slash": (
         lambda g: g.folder("uniform", "teams"),
         lambda g: g.folder("uniform", "a/" * 16),
     ),
-    "a managed folder deleted with objects below it, unless the call allows that": lambda g: g.full_folder(),
+    "a managed folder deleted with objects below it, unless the call allows that": lambda g: (
+        g.folder("uniform"),
+        g.put("teams/vision/a.txt", "uniform"),
+        g.delete(f"{BUCKETS}/uniform/managedFolders/teams%2Fvision%2F"),
+    ),
     "an object that does not exist": lambda g: g.objects().get("a-bucket", "nothing"),
     "objects put together of none, or of one that is not named": (
         lambda _: body_of("objects.compose", {"destination": {}}),
@@ -502,18 +488,16 @@ OTHERS: Asked = {
     "an account's id that is not of 6-30 lower-case letters, digits and dashes": lambda g: g.post(
         ACCOUNTS, {"accountId": "us"}
     ),
-    "an account that does not exist": lambda g: g.ask("GET", f"{ACCOUNTS}/nobody@{DOMAIN}", {}),
+    "an account that does not exist": lambda g: g.get(f"{ACCOUNTS}/nobody@{DOMAIN}"),
     "a secret's id that is not of 1-255 letters, digits, dashes and underscores": lambda g: g.post(
         SECRETS, {"replication": {"automatic": {}}}, secretId="a.b"
     ),
-    "a secret that does not exist": lambda g: g.ask("GET", f"{SECRETS}/nothing", {}),
-    "the latest version of a secret that has none": lambda g: g.ask(
-        "GET", f"{SECRETS}/empty/versions/latest:access", {}
-    ),
-    "a secret's version that does not exist": lambda g: g.ask("GET", f"{SECRET}/versions/9", {}),
+    "a secret that does not exist": lambda g: g.get(f"{SECRETS}/nothing"),
+    "the latest version of a secret that has none": lambda g: g.get(f"{SECRETS}/empty/versions/latest:access"),
+    "a secret's version that does not exist": lambda g: g.get(f"{SECRET}/versions/9"),
     "a secret's version read that is not enabled": lambda g: (
         g.post(f"{g.version('k')['name'].replace('projects/', 'v1/projects/')}:disable", {}),
-        g.ask("GET", f"{SECRET}/versions/latest:access", {}),
+        g.get(f"{SECRET}/versions/latest:access"),
     ),
     "a secret's version enabled that is destroyed": lambda g: [
         g.post(f"{SECRET}/versions/{g.version('k')['name'].rpartition('/')[2]}:destroy", {}),
@@ -522,9 +506,7 @@ OTHERS: Asked = {
     "a secret's payload that is not base64": lambda g: g.post(f"{SECRET}:addVersion", {"payload": {"data": "abc"}}),
     "an empty payload of a secret": lambda g: g.version(""),
     "a payload with another checksum than was sent along": lambda g: g.version("key", dataCrc32c="1"),
-}
-
-BUDGET_RULES: Asked = {
+    # Budgets
     "a budget by credentials that do not say whose quota it takes": lambda g: g.budget(quota_project=""),
     "a budget in another currency than its account's": lambda g: g.budget("EUR"),
     "a budget whose display name has more than 60 characters": lambda g: g.budget(displayName="n" * 61),
@@ -533,18 +515,16 @@ BUDGET_RULES: Asked = {
         budgetFilter={"customPeriod": {"startDate": {"year": 2027, "month": 1, "day": 1}}},
         thresholdRules=[{"thresholdPercent": 1, "spendBasis": "FORECASTED_SPEND"}],
     ),
-    "a budget that does not exist": lambda g: g.ask("GET", f"{BUDGETS}/nothing", {}, quota_project=PROJECT),
-}
-
-HERE_ALONE: Asked = {
+    "a budget that does not exist": lambda g: g.get(f"{BUDGETS}/nothing", quota_project=PROJECT),
+    # Here alone
     "a budget that is a spend cap": lambda g: g.budget(spendCap={"inputState": "CONFIGURED"}),
-    "a method that is not served": lambda g: g.ask("GET", f"{REPOSITORIES}/r/packages", {}),
+    "a method that is not served": lambda g: g.get(f"{REPOSITORIES}/r/packages"),
     "a field of a cluster's update that is not served": lambda g: g.ask(
         "PUT", CLUSTER, {"update": {"desiredStackType": "IPV4"}}
     ),
     "a machine type with GPUs of which nothing is known": lambda g: g.pool(config={"machineType": "a4-highgpu-8g"}),
-    "APIs listed by another filter than `state:ENABLED`": lambda g: g.ask(
-        "GET", f"v1/projects/{PROJECT}/services", {}, filter="state:DISABLED"
+    "APIs listed by another filter than `state:ENABLED`": lambda g: g.get(
+        f"v1/projects/{PROJECT}/services", filter="state:DISABLED"
     ),
     "time series by a filter without `metric.type`, or by another one than is understood here": (
         lambda g: g.series('resource.type = "k8s_container"'),
@@ -552,33 +532,13 @@ HERE_ALONE: Asked = {
     ),
     "an object's name that a folder cannot hold": lambda g: g.put("a/../b"),
     "an object beside one whose name it has as a folder": lambda g: (g.put("file"), g.put("file/below")),
-    "`faults.json` with what it does not know": lambda g: g.given(
-        "faults.json", [{"effect": "explode"}], lambda: g.ask("GET", f"{NETWORKS}/net", {})
+    "`faults.json` with what it does not know": lambda g: g.faulty([{"effect": "explode"}]),
+    "a call that `faults.json` has fail": lambda g: g.faulty([{"effect": "fail", "code": 429}]),
+    "a call whose answer `faults.json` has lost": lambda g: g.faulty([{"effect": "lose-answer"}]),
+    "`faults.json`, `limits.json` or `utilisation.json` that is no JSON, or another kind of it": lambda g: g.faulty(
+        {"effect": "fail"}
     ),
-    "a call that `faults.json` has fail": lambda g: g.given(
-        "faults.json", [{"effect": "fail", "code": 429}], lambda: g.ask("GET", f"{NETWORKS}/net", {})
-    ),
-    "a call whose answer `faults.json` has lost": lambda g: g.given(
-        "faults.json", [{"effect": "lose-answer"}], lambda: g.ask("GET", f"{NETWORKS}/net", {})
-    ),
-    "`faults.json`, `limits.json` or `utilisation.json` that is no JSON, or another kind of it": lambda g: g.given(
-        "faults.json", {"effect": "fail"}, lambda: g.ask("GET", f"{NETWORKS}/net", {})
-    ),
-    "`limits.json` with what it does not know": lambda g: g.given(
-        "limits.json", {"quotas": {"NETS": 1}}, lambda: g.post(NETWORKS, {"name": "n"})
-    ),
-}
-
-BROKEN: Asked = {
-    **DISCOVERY,
-    **ANYWHERE,
-    **NETWORK,
-    **PEERING,
-    **CLUSTER_RULES,
-    **POOL_RULES,
-    **OTHERS,
-    **BUDGET_RULES,
-    **HERE_ALONE,
+    "`limits.json` with what it does not know": lambda g: g.given("limits.json", {"quotas": {"NETS": 1}}, g.network),
 }
 
 Line = tuple[Path, int]

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import google_crc32c
 import pytest
-import requests
 from google.api_core import exceptions
 from google.cloud import secretmanager_v1
 
@@ -62,12 +61,6 @@ def test_a_version_that_was_added_is_read_back_as_latest_with_its_checksum(clien
     ]
 
 
-def test_a_spoilt_payload_is_refused_and_not_stored(client: Client) -> None:
-    with pytest.raises(exceptions.BadRequest, match="Checksum mismatch"):
-        client.add_secret_version(parent=SECRET, payload=Payload(data=b"key", data_crc32c=1))
-    assert not list(client.list_secret_versions(parent=SECRET))
-
-
 def test_a_workload_reads_only_what_it_was_granted(client: Client, google: Google) -> None:
     client.add_secret_version(parent=SECRET, payload=Payload(data=b"key"))
     google.cloud.put("iam/workloadIdentityPool", "p.svc.id.goog", {})
@@ -92,10 +85,3 @@ def test_a_workload_reads_only_what_it_was_granted(client: Client, google: Googl
     assert client.access_secret_version(name=f"{SECRET}/versions/latest").payload.data == b"key"
     with pytest.raises(exceptions.Forbidden):
         client.access_secret_version(name=f"projects/{PROJECT}/secrets/other/versions/latest")
-
-
-def test_without_a_token_nothing_is_said(client: Client, google: Google) -> None:
-    client.add_secret_version(parent=SECRET, payload=Payload(data=b"key"))
-    answer = requests.get(f"http://{google.host}/v1/{SECRET}/versions/latest:access", timeout=10)
-    assert answer.status_code == 401
-    assert "payload" not in answer.text and "wandb" not in answer.text
