@@ -4,7 +4,6 @@ Google's REST APIs, without a server or a Kubernetes; what Pulumi's engine does 
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import shutil
 import threading
@@ -33,6 +32,7 @@ from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registere
 from oasis_stack.live_state import WaitError
 from tests.emulator.google import directly
 from tests.emulator.provider_client import Client, Failed, Held
+from tests.support.program import deploy_stack as declared
 
 CALLER = "user:deployer@example.com"
 _WAIT = "pulumi-python:dynamic/wait:"
@@ -110,7 +110,7 @@ class OneProcess(mocks.Mocks):
             self.cloud.turn(policies.GRANT_SECONDS)
             set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
         self._config = config
-        self._declared = _declared(json.dumps(config))
+        self._declared = declared(config)
         self._before = Deployment()
         """What the stack file that was there before declared."""
         self._others = OfflineCloud(preview=False)
@@ -412,12 +412,6 @@ def resumed(run: Callable[[], Answer]) -> tuple[Answer, int]:
             return run(), runs
         except Killed:
             runs += 1
-
-
-@functools.cache
-def _declared(config: str) -> Deployment:
-    """What the program registers for a stack file's section, as JSON."""
-    return deploy_stack(json.loads(config))
 
 
 def _is_within(path: str, whole: str) -> bool:

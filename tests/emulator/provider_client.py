@@ -13,9 +13,7 @@ from emulator.gcp.provider import GcpProvider
 from emulator.gcp.resources.google_client import Transport
 from emulator.google.cloud import Cloud
 from emulator.protocol.wire import decode, encode
-from tests.emulator.google import directly
-
-PROJECT = "test-project"
+from tests.emulator.google import PROJECT, directly
 
 
 class Failed(Exception):
@@ -72,24 +70,12 @@ class Client:
         return Held(token, answer.id, checked, decode(answer.properties))
 
     def diff(self, held: Held, inputs: Mapping[str, Any]) -> provider_pb2.DiffResponse:
-        request = provider_pb2.DiffRequest(
-            id=held.id,
-            urn=_urn(held.token, "r"),
-            olds=encode(held.outputs),
-            news=encode(self.check(held.token, "r", inputs, held.inputs)),
-            old_inputs=encode(held.inputs),
-        )
-        return self.provider.Diff(request, self._context)
+        checked = self.check(held.token, "r", inputs, held.inputs)
+        return self.provider.Diff(provider_pb2.DiffRequest(**_change(held, checked)), self._context)
 
     def update(self, held: Held, inputs: Mapping[str, Any]) -> Held:
         checked = self.check(held.token, "r", inputs, held.inputs)
-        request = provider_pb2.UpdateRequest(
-            id=held.id,
-            urn=_urn(held.token, "r"),
-            olds=encode(held.outputs),
-            news=encode(checked),
-            old_inputs=encode(held.inputs),
-        )
+        request = provider_pb2.UpdateRequest(**_change(held, checked))
         return Held(held.token, held.id, checked, decode(self.provider.Update(request, self._context).properties))
 
     def read(self, token: str, identity: str, held: Held | None = None) -> Held | None:
@@ -115,6 +101,12 @@ class Client:
         for api in apis:
             inputs = {"service": f"{api}.googleapis.com", "project": PROJECT}
             self.create("gcp:projects/service:Service", api, inputs)
+
+
+def _change(held: Held, checked: dict[str, Any]) -> dict[str, Any]:
+    """What Diff and Update are asked with."""
+    before = {"olds": encode(held.outputs), "old_inputs": encode(held.inputs)}
+    return {"id": held.id, "urn": _urn(held.token, "r"), "news": encode(checked), **before}
 
 
 def _urn(token: str, name: str) -> str:

@@ -30,12 +30,18 @@ from tests.support import stub_kubectl
 from tests.support.waiting import eventually
 
 SLEEP = ["sleep", "600"]
+NODES = [ray_nodes.HEAD, *ray_nodes.WORKERS]
 
 
-def ray_of_sleepers(state: State, monkeypatch: pytest.MonkeyPatch, nodes_alive: Callable[..., int]) -> DeployedRay:
-    """Have Ray's nodes be processes that only sleep, and `nodes_alive` say how many are up. Returns what to start."""
-    for command in ("_head_command", "_worker_command"):
-        monkeypatch.setattr(ray_nodes, command, lambda *_: SLEEP)
+def stand_in_for_ray(
+    state: State,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes_alive: Callable[..., int],
+    command: Callable[[str], list[str]] = lambda _: SLEEP,
+) -> DeployedRay:
+    """Have Ray's nodes be other commands, and `nodes_alive` say how many are up. Returns what to start."""
+    monkeypatch.setattr(ray_nodes, "_head_command", lambda *_: command(ray_nodes.HEAD))
+    monkeypatch.setattr(ray_nodes, "_worker_command", lambda _state, name, *_: command(name))
     monkeypatch.setattr(ray_dashboard, "nodes_alive", nodes_alive)
     return programs.deployed_ray(f"http://127.0.0.1:{state.port('ray-dashboard')}")
 
@@ -166,7 +172,7 @@ def test_a_demo_forgets_its_own_earlier_run_and_measurement_and_no_other(state: 
 
 
 def test_what_is_taken_down_is_named_rays_nodes_and_those_of_jobs_too(state: State) -> None:
-    parts = ["kube-apiserver", ray_nodes.HEAD, *ray_nodes.WORKERS]
+    parts = ["kube-apiserver", *NODES]
     for name in parts:
         state.spawn(name, SLEEP)
     job = State(state.path(job_clusters.FOLDER, "a-job"))
@@ -204,28 +210,33 @@ def test_a_dashboard_port_that_somebody_took_meanwhile_is_one_message_and_starts
     assert not state.log(ray_nodes.HEAD).exists()
 
 
-@pytest.mark.parametrize("failures", [1, 9])
-def test_a_ray_whose_head_ends_while_it_starts_is_started_again_a_few_times(
-    state: State, monkeypatch: pytest.MonkeyPatch, failures: int
+@pytest.mark.parametrize(
+    ("node", "failures", "again"),
+    [(ray_nodes.HEAD, 1, NODES), (ray_nodes.HEAD, 9, NODES), (ray_nodes.WORKERS[0], 1, [ray_nodes.WORKERS[0]])],
+)
+def test_what_ends_while_ray_starts_is_started_again_a_few_times_and_with_the_head_every_node(
+    state: State, monkeypatch: pytest.MonkeyPatch, node: str, failures: int, again: list[str]
 ) -> None:
-    starts: list[int] = []
+    starts: list[str] = []
 
-    def head(*_: object) -> list[str]:
-        starts.append(1)
-        return ["false"] if len(starts) <= failures else SLEEP
+    def command(name: str) -> list[str]:
+        starts.append(name)
+        return ["false"] if name == node and starts.count(node) <= failures else SLEEP
 
-    deployed = ray_of_sleepers(state, monkeypatch, lambda *_: 3 if len(starts) > failures else 0)
-    monkeypatch.setattr(ray_nodes, "_head_command", head)
+    deployed = stand_in_for_ray(state, monkeypatch, lambda *_: 3 if starts.count(node) > failures else 0, command)
     said: list[str] = []
     try:
         if failures == 1:
             ray_nodes.start(state, deployed, {}, said.append)
-            assert said[1:] == ["ray-head ended while it started; starting Ray once more"]
+            assert starts == [*NODES, *again]
+            assert {process.name for process in state.processes()} == {*NODES}
+            what = "Ray" if again == NODES else "it"
+            assert said[1:] == [f"{node} ended while it started; starting {what} once more"]
         else:
             with pytest.raises(EmulatorError, match=r"ray-head ended\. Its log is"):
                 ray_nodes.start(state, deployed, {}, said.append)
-            assert len(starts) == 3
-            assert all(state.process(name) is None for name in (ray_nodes.HEAD, *ray_nodes.WORKERS))
+            assert starts == [*NODES, *again, *again]
+            assert state.processes() == []
     finally:
         ray_nodes.stop(state)
 
@@ -237,47 +248,22 @@ def test_ctrl_c_while_ray_starts_leaves_none_of_its_nodes(state: State, monkeypa
         started.extend(process.pid for process in state.processes())
         raise KeyboardInterrupt
 
-    deployed = ray_of_sleepers(state, monkeypatch, press)
+    deployed = stand_in_for_ray(state, monkeypatch, press)
     with pytest.raises(KeyboardInterrupt):
         ray_nodes.start(state, deployed, {}, print)
     assert len(started) == 3
     assert state.processes() == [] and not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
-def test_a_worker_that_ends_while_it_starts_is_started_again_and_no_other_node(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts: list[str] = []
-
-    def worker(_state: State, name: str, *_: object) -> list[str]:
-        starts.append(name)
-        return ["false"] if len(starts) == 1 else SLEEP
-
-    deployed = ray_of_sleepers(state, monkeypatch, lambda *_: 3 if len(starts) == 3 else 0)
-    monkeypatch.setattr(ray_nodes, "_worker_command", worker)
-    said: list[str] = []
-    try:
-        ray_nodes.start(state, deployed, {}, said.append)
-        first, other = ray_nodes.WORKERS
-        assert starts == [first, other, first]
-        assert said[1:] == [f"{first} ended while it started; starting it once more"]
-    finally:
-        ray_nodes.stop(state)
-
-
-def test_two_ray_nodes_never_share_a_worker_port(state: State) -> None:
-    ranges = [ray_nodes.worker_ports(state, name) for name in (ray_nodes.HEAD, *ray_nodes.WORKERS)]
-
-    assert len({port for ports in ranges for port in ports}) == sum(map(len, ranges)) > 0
-    assert all(min(ports) >= 10002 and max(ports) <= 19999 for ports in ranges)
-
-
-def test_no_two_rays_of_an_emulator_share_a_worker_port_and_one_too_many_is_refused(tmp_path: Path) -> None:
+def test_no_two_nodes_of_an_emulators_rays_share_a_worker_port_and_one_ray_too_many_is_refused(tmp_path: Path) -> None:
     rays = [State(tmp_path / str(number)) for number in range(12)]
     for number, ray in enumerate(rays[:11]):
         ray_nodes.take_part(ray, rays[: number + 1])
 
-    assert len({ray_nodes.worker_ports(ray, ray_nodes.HEAD).start for ray in rays[:11]}) == 11
+    ranges = [ray_nodes.worker_ports(ray, name) for ray in rays[:11] for name in NODES]
+    ports = {port for of_a_node in ranges for port in of_a_node}
+    assert all(ranges) and len(ports) == sum(map(len, ranges))
+    assert min(ports) >= 10002 and max(ports) <= 19999
     with pytest.raises(EmulatorError, match="no part of Ray's port range is free"):
         ray_nodes.take_part(rays[11], rays)
 

@@ -14,6 +14,7 @@ from emulator import lifecycle
 from emulator.machine.state import State
 from emulator.rest import cloud_server
 from tests.emulator.test_interruption import copied
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -60,8 +61,7 @@ def test_the_status_of_a_cloud_of_which_a_part_has_ended_is_a_failure(checkout: 
     state = State.of_checkout(checkout)
     state.spawn("kube-apiserver", ["sleep", "600"])
     state.spawn(cloud_server.NAME, ["sh", "-c", "echo its last words"])
-    while state.process(cloud_server.NAME):
-        pass
+    eventually(lambda: not state.process(cloud_server.NAME))
 
     status = run(checkout, lifecycle.environment(state), "emulator", "status")
 

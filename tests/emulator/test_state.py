@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,14 +47,20 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(state: State) -> No
     assert not process.is_running()
 
 
-def test_a_recorded_pid_that_now_belongs_to_another_process_is_left_alone(state: State) -> None:
-    bystander = subprocess.Popen(SLEEP)
+@pytest.mark.parametrize("earlier", [{"started": 1}, {"boot": "an earlier one"}], ids=["process", "boot"])
+def test_a_recorded_pid_that_now_belongs_to_another_process_is_left_alone(
+    state: State, earlier: dict[str, Any]
+) -> None:
+    bystander = subprocess.Popen(SLEEP, start_new_session=True)
     try:
-        record = {"name": "old", "pid": bystander.pid, "started": 1, "boot": processes.boot()}
-        state.path("processes", "old.json").write_text(json.dumps(record))
+        record = {"name": "old", "pid": bystander.pid, "started": processes.start_time(bystander.pid)}
+        text = json.dumps({**record, "boot": processes.boot(), **earlier})
+        file = state.path("processes", "old.json")
+        file.write_text(text)
 
         assert state.process("old") is None
         state.stop("old")
+        file.write_text(text)
         assert state.stop_all() == []
 
         assert bystander.poll() is None
@@ -96,31 +103,15 @@ def test_a_process_that_outlives_the_one_that_started_it_is_ended_with_its_sessi
     assert state.ended() == []
 
 
-def test_a_record_of_before_the_machine_was_started_anew_ends_nobody(state: State) -> None:
-    process = state.spawn("p", SLEEP)
-    record = json.loads(state.path("processes", "p.json").read_text())
-    state.path("processes", "p.json").write_text(json.dumps({**record, "boot": "an earlier one"}))
-
-    state.stop("p")
-
-    assert process.is_running()
-    state.stop_all()
-    assert not process.is_running()
-
-
-def test_a_port_stays_the_same_and_two_names_never_share_one(state: State) -> None:
+def test_a_port_stays_the_same_also_of_one_that_starts_anew_and_no_two_share_one(state: State, tmp_path: Path) -> None:
     ports = {name: state.port(name) for name in "abcdef"}
 
     assert len(set(ports.values())) == 6
+    assert state.port("g", preferred=ports["a"]) not in ports.values()
     assert {name: State(state.directory).port(name) for name in "abcdef"} == ports
-
-
-def test_a_checkout_that_starts_anew_gets_its_ports_again_and_another_one_others(state: State, tmp_path: Path) -> None:
-    ports = [state.port(name) for name in "abc"]
     state.clear()
-
-    assert [State(state.directory).port(name) for name in "abc"] == ports
-    assert [State(tmp_path / "another").port(name) for name in "abc"] != ports
+    assert {name: State(state.directory).port(name) for name in "abcdef"} == ports
+    assert [State(tmp_path / "another").port(name) for name in "abcdef"] != [*ports.values()]
 
 
 def test_a_preferred_port_that_is_taken_is_not_handed_out(state: State, tmp_path: Path) -> None:

@@ -55,9 +55,6 @@ def test_a_preview_does_not_say_that_anything_was_done(op: str, done: str, fores
     assert lines(op, preview=True) == [f"{foreseen:<16} Bucket runs"]
 
 
-SUMMARY = {"maybeCorrupt": False, "durationSeconds": 1, "PolicyPacks": {}}
-
-
 class Told(Exception):
     """Ends what would not return."""
 
@@ -74,20 +71,18 @@ def test_a_run_of_which_nothing_is_said_is_said_to_go_on(monkeypatch: pytest.Mon
         progress.keep_telling()
 
 
-def test_what_is_kept_is_not_said_to_be_deleted() -> None:
+def test_what_is_kept_is_neither_said_to_be_deleted_nor_counted_so() -> None:
     old = state({}, retainOnDelete=True)
     assert lines("delete", preview=False, old=old) == [f"{'kept':<16} Bucket runs"]
     assert lines("delete", preview=True, old=old) == [f"{'would keep':<16} Bucket runs"]
     assert lines("delete", preview=False, old=old, provider="") == []  # the component round it, of the same name
 
-
-def test_what_is_kept_is_not_counted_as_deleted() -> None:
     progress = Progress(lambda line: None)
     for number in range(3):
-        step: dict[str, Any] = {"op": "delete", "urn": f"{URN}{number}", "type": "t", "provider": "p"}
-        step |= {"old": state({}, retainOnDelete=number == 0)}
+        step = {"op": "delete", "urn": f"{URN}{number}", "type": "t", "provider": "p", "old": old if not number else {}}
         progress.heard(EngineEvent.from_json({"resOutputsEvent": {"metadata": step}}))
-    progress.heard(EngineEvent.from_json({"summaryEvent": SUMMARY | {"resourceChanges": {"delete": 3}}}))
+    summary = {"maybeCorrupt": False, "durationSeconds": 1, "PolicyPacks": {}, "resourceChanges": {"delete": 3}}
+    progress.heard(EngineEvent.from_json({"summaryEvent": summary}))
     assert progress.changes == {"delete": 2, "kept": 1}
 
 
