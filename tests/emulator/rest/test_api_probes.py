@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from oasis_stack.live_state import google_says_disabled
-from tests.emulator.google import PROJECT, Google, lead_clients_to, served
+from tests.emulator.google import PROJECT, Google, lead_clients_to
 
 API_SECONDS = 60
 """How long this Google takes to know that an API is on, on a clock that the test turns."""
+
+VARIABLES = {"OASIS_EMULATOR_API_SECONDS": str(API_SECONDS)}
 
 ASKED = (
     "artifactregistry.googleapis.com",
@@ -22,14 +22,6 @@ ASKED = (
     "secretmanager.googleapis.com",
     "storage.googleapis.com",
 )
-
-
-@pytest.fixture(scope="module")
-def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OASIS_EMULATOR_API_SECONDS", str(API_SECONDS))
-        with served(tmp_path_factory.mktemp("google")) as google:
-            yield google
 
 
 @pytest.mark.thorough

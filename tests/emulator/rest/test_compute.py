@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,29 +11,24 @@ from google.api_core import exceptions
 from google.cloud import cloudquotas_v1, compute_v1
 from googleapiclient.errors import HttpError
 
-from tests.emulator.google import PROJECT, Google, enable, served
+from tests.emulator.google import PROJECT, Google, enable
 
 LINK = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}"
+APIS = ["compute"]
 REGION = {"project": PROJECT, "region": "us-central1"}
 
 
 @pytest.fixture(scope="module")
-def google_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with served(tmp_path_factory.mktemp("google"), "compute") as served_google:
-        yield served_google
-
-
-@pytest.fixture(scope="module")
-def compute(google_cloud: Google) -> Any:
-    return google_cloud.client("compute", base="/compute/v1/")
+def compute(google: Google) -> Any:
+    return google.client("compute", base="/compute/v1/")
 
 
 @pytest.fixture
-def own(google_cloud: Google) -> dict[str, Any]:
+def own(google: Google) -> dict[str, Any]:
     """What the clients of google-cloud-compute take."""
     return {
-        "credentials": google_cloud.credentials(),
-        "client_options": {"api_endpoint": f"http://{google_cloud.host}"},
+        "credentials": google.credentials(),
+        "client_options": {"api_endpoint": f"http://{google.host}"},
     }
 
 
@@ -143,7 +137,7 @@ def test_a_nat_holds_the_addresses_it_was_given_until_it_goes(compute: Any) -> N
 
 
 def test_googles_other_client_reads_in_pages_and_changes_the_same_networks(
-    google_cloud: Google, compute: Any, own: dict[str, Any]
+    google: Google, compute: Any, own: dict[str, Any]
 ) -> None:
     networks, operations = compute_v1.NetworksClient(**own), compute_v1.GlobalOperationsClient(**own)
 
@@ -173,10 +167,10 @@ def test_googles_other_client_reads_in_pages_and_changes_the_same_networks(
         networks.get(project=PROJECT, network="paged-a")
 
 
-def test_quotas_are_kept_and_shown(google_cloud: Google, compute: Any, own: dict[str, Any]) -> None:
+def test_quotas_are_kept_and_shown(google: Google, compute: Any, own: dict[str, Any]) -> None:
     make_network(compute, "counted")
     now = len(compute.networks().list(project=PROJECT).execute()["items"])
-    limits = google_cloud.cloud.directory / "limits.json"
+    limits = google.cloud.directory / "limits.json"
     limits.write_text(json.dumps({"quotas": {"NETWORKS": now, "us-central1/STATIC_ADDRESSES": 1}}))
     try:
         body = {"name": "one-more", "autoCreateSubnetworks": False}
@@ -197,15 +191,15 @@ def test_quotas_are_kept_and_shown(google_cloud: Google, compute: Any, own: dict
 
 
 def test_google_s_own_client_reads_the_quotas_that_compute_engine_does_not_list(
-    google_cloud: Google, own: dict[str, Any]
+    google: Google, own: dict[str, Any]
 ) -> None:
-    enable(google_cloud.cloud, "cloudquotas.googleapis.com")
+    enable(google.cloud, "cloudquotas.googleapis.com")
     parent = f"projects/{PROJECT}/locations/global/services/compute.googleapis.com"
     family = {"gpu_family": "NVIDIA_H200", "region": "us-central1"}
     rows = [{"dimensions": family, "details": {"value": "16"}, "applicableLocations": ["us-central1"]}]
     for quota in ("GPUS-PER-GPU-FAMILY-per-project-region", "NETWORKS-per-project"):
         body = {"name": f"{parent}/quotaInfos/{quota}", "quotaId": quota, "dimensionsInfos": rows}
-        google_cloud.cloud.put("cloudquotas/quotaInfo", body["name"], body)
+        google.cloud.put("cloudquotas/quotaInfo", body["name"], body)
 
     client = cloudquotas_v1.CloudQuotasClient(transport="rest", **own)
     first, _ = client.list_quota_infos(parent=parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
 from emulator.google.callers import Identity, set_identity
-from tests.emulator.google import PROJECT, Google, directly, lead_clients_to, served
+from tests.emulator.google import PROJECT, Google, directly, lead_clients_to
 
 LOCATION = f"projects/{PROJECT}/locations/us-central1"
 NETWORK = f"projects/{PROJECT}/global/networks/net"
@@ -19,6 +18,11 @@ SECONDS = 60
 """How long this Google's operations take, on a clock that the tests turn."""
 LATE_SECONDS = 600
 """How much longer what GKE made for a cluster stays."""
+APIS = ["compute", "container"]
+VARIABLES = {
+    "OASIS_EMULATOR_LATENCY_SECONDS": str(SECONDS),
+    "OASIS_EMULATOR_LATE_SECONDS": str(LATE_SECONDS),
+}
 CLUSTER: dict[str, Any] = {
     "network": "net",
     "initialNodeCount": 1,
@@ -41,14 +45,11 @@ FLEX: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OASIS_EMULATOR_LATENCY_SECONDS", str(SECONDS))
-        patch.setenv("OASIS_EMULATOR_LATE_SECONDS", str(LATE_SECONDS))
-        with served(tmp_path_factory.mktemp("google"), "compute", "container") as google:
-            set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b"))
-            google.cloud.create("compute/network", NETWORK, {"name": "net"})
-            yield google
+def google(google: Google) -> Google:
+    """The module's Google with a network."""
+    set_identity(google.cloud, Identity(project=PROJECT, zone="us-central1-b"))
+    google.cloud.create("compute/network", NETWORK, {"name": "net"})
+    return google
 
 
 @pytest.fixture

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from googleapiclient.errors import HttpError
 
 from emulator.google.scope import project_number
-from tests.emulator.google import PROJECT, Google, directly, enable, served
+from tests.emulator.google import PROJECT, Google, directly, enable
 
 LOCATION = f"projects/{PROJECT}/locations/us-central1"
+APIS = ["artifactregistry", "iam"]
+VARIABLES = {"OASIS_EMULATOR_LATENCY_SECONDS": "60"}
 ME = "user:me@example.com"
-
-
-@pytest.fixture(scope="module")
-def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OASIS_EMULATOR_LATENCY_SECONDS", "60")
-        with served(tmp_path_factory.mktemp("google"), "artifactregistry", "iam") as google:
-            yield google
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import google.auth
 import google.auth.jwt
 import pytest
@@ -15,17 +13,17 @@ from emulator.google.apis.cloudbuild import PRODUCER
 from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Use
 from emulator.google.scope import project_number
-from tests.emulator.google import Google, lead_clients_to, served
+from tests.emulator.google import Google, lead_clients_to
 
+APIS = ["compute", "cloudbuild"]
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 FLAVOR = {"Metadata-Flavor": "Google"}
 
 
 @pytest.fixture(scope="module")
-def google_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with served(tmp_path_factory.mktemp("google"), "compute", "cloudbuild") as served_google:
-        set_identity(served_google.cloud, Identity(project="test-project", zone="us-central1-b"))
-        yield served_google
+def google_cloud(google: Google) -> Google:
+    set_identity(google.cloud, Identity(project="test-project", zone="us-central1-b"))
+    return google
 
 
 @pytest.fixture(autouse=True)

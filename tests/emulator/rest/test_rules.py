@@ -138,13 +138,15 @@ class Google:
         }
         return self.post(CLUSTERS, {"cluster": {**own, **body}})
 
-    def pool(self, cluster: str = "oasis", config: Mapping[str, Any] | None = None, **body: Any) -> Any:
+    def pool(
+        self, cluster: str = "oasis", config: Mapping[str, Any] | None = None, principal: str = "", **body: Any
+    ) -> Any:
         given = {**POOL, **body, "config": {**POOL["config"], **(config or {})}}
-        return self.post(f"{CLUSTERS}/{cluster}/nodePools", {"nodePool": given})
+        return self.ask("POST", f"{CLUSTERS}/{cluster}/nodePools", {"nodePool": given}, principal)
 
-    def nics(self, *pairs: tuple[str, str], cluster: str = "oasis") -> Any:
+    def nics(self, *pairs: tuple[str, str], cluster: str = "oasis", **body: Any) -> Any:
         given = [{"network": network, "subnetwork": subnetwork} for network, subnetwork in pairs]
-        return self.pool(cluster, networkConfig={"additionalNodeNetworkConfigs": given})
+        return self.pool(cluster, networkConfig={"additionalNodeNetworkConfigs": given}, **body)
 
     def bucket(self, name: str = "another-bucket", **body: Any) -> Any:
         return self.post(BUCKETS, {"name": name, "location": "us-central1", **body}, project=PROJECT)
@@ -425,10 +427,8 @@ BROKEN: Asked = {
     "further networks without multi-networking": lambda g: g.nics(("rdma", "rdma-0"), cluster="plain"),
     "a further network's subnetwork of another network": lambda g: g.nics(("rdma", "elsewhere")),
     "the cluster's own network as a further one": lambda g: g.nics(("net", "nodes")),
-    "a RoCE network in another zone than its own": lambda g: g.pool(
-        locations=["us-central1-c"],
-        config={"machineType": "n2-standard-8"},
-        networkConfig={"additionalNodeNetworkConfigs": [{"network": "rdma", "subnetwork": "rdma-0"}]},
+    "a RoCE network in another zone than its own": lambda g: g.nics(
+        ("rdma", "rdma-0"), locations=["us-central1-c"], config={"machineType": "n2-standard-8"}
     ),
     "more RoCE networks than the machine type has RDMA NICs": lambda g: g.nics(
         *(("rdma", f"rdma-{n}") for n in range(9))
@@ -437,12 +437,7 @@ BROKEN: Asked = {
     "nodes as an account of which the caller is no user": lambda g: (
         g.grant(ME, role="roles/container.admin"),
         g.cloud.turn(GRANT_SECONDS),
-        g.ask(
-            "POST",
-            f"{CLUSTER}/nodePools",
-            {"nodePool": {**POOL, "config": {**POOL["config"], "serviceAccount": f"nodes-of-ours@{DOMAIN}"}}},
-            ME,
-        ),
+        g.pool(config={"serviceAccount": f"nodes-of-ours@{DOMAIN}"}, principal=ME),
     ),
     # Storage, repositories, accounts, secrets
     "a bucket's name that is not of 3-63 lower-case letters, digits, dashes and underscores": lambda g: g.bucket(

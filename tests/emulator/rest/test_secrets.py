@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import google_crc32c
@@ -13,7 +12,7 @@ from google.cloud import secretmanager_v1
 from emulator.google import policies
 from emulator.google.callers import Identity, set_identity
 from emulator.google.scope import project_number
-from tests.emulator.google import PROJECT, Google, lead_clients_to, served
+from tests.emulator.google import PROJECT, Google, lead_clients_to
 
 SECRET = f"projects/{PROJECT}/secrets/wandb"
 MEMBER = (
@@ -21,12 +20,6 @@ MEMBER = (
 )
 Client = secretmanager_v1.SecretManagerServiceClient
 Payload = secretmanager_v1.SecretPayload
-
-
-@pytest.fixture(scope="module")
-def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with served(tmp_path_factory.mktemp("google")) as google:
-        yield google
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import io
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -32,20 +31,14 @@ from emulator.machine.state import State
 from tests.emulator.google import PROJECT, Google, served
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    with served(tmp_path_factory.mktemp("google")) as google:
-        yield google
-
-
 @pytest.fixture
-def google(server: Google) -> Google:
-    """The module's server with one bucket, new and empty."""
-    for bucket in server.cloud.list("storage/bucket"):
-        ObjectStore(server.cloud).drop(bucket.name, force=True)
-        server.cloud.delete("storage/bucket", bucket.name)
-    server.make_bucket("runs")
-    return server
+def google(google: Google) -> Google:
+    """The module's Google with one bucket, new and empty."""
+    for bucket in google.cloud.list("storage/bucket"):
+        ObjectStore(google.cloud).drop(bucket.name, force=True)
+        google.cloud.delete("storage/bucket", bucket.name)
+    google.make_bucket("runs")
+    return google
 
 
 @pytest.fixture
