@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
+from tests.emulator.test_interruption import copied
 from tests.support import stub_kubectl
 from tests.support.waiting import eventually
 
@@ -72,11 +72,7 @@ def test_a_second_ctrl_c_does_not_disturb_the_end(state: State, monkeypatch: pyt
 @pytest.mark.thorough
 @pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, variable: str) -> None:
-    checkout = tmp_path / "checkout"
-    for package in ("emulator", "oasis_stack"):
-        shutil.copytree(CHECKOUT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("Pulumi.yaml", "Pulumi.local.yaml"):
-        shutil.copy2(CHECKOUT / file, checkout)
+    checkout = copied(tmp_path / "checkout")
     environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
     environment |= {variable: "/proc/nowhere", "PATH": "/usr/bin:/bin"}
 
