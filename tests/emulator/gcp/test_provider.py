@@ -60,16 +60,8 @@ def expire(cloud: Cloud, kind: str) -> None:
 @pytest.fixture
 def client(cloud: Cloud) -> Client:
     client = Client(cloud)
-    client.enable(
-        "compute",
-        "container",
-        "storage",
-        "secretmanager",
-        "iam",
-        "cloudresourcemanager",
-        "servicenetworking",
-        "cloudbuild",
-    )
+    client.enable("compute", "container", "storage", "secretmanager", "iam", "cloudresourcemanager")
+    client.enable("servicenetworking", "cloudbuild")
     return client
 
 
@@ -331,34 +323,14 @@ def test_a_protected_cluster_and_a_used_connection_stay(client: Client, cloud: C
     protected = client.update(cluster, {**cluster.inputs, "deletionProtection": True})
     with pytest.raises(Failed, match="deletion_protection is set to true"):
         client.delete(protected)
-    address = client.create(
-        ADDRESS,
-        "peering",
-        {
-            "project": PROJECT,
-            "network": network.id,
-            "purpose": "VPC_PEERING",
-            "addressType": "INTERNAL",
-            "prefixLength": 24,
-        },
-    )
-    connection = client.create(
-        CONNECTION,
-        "peering",
-        {
-            "network": network.id,
-            "service": "servicenetworking.googleapis.com",
-            "reservedPeeringRanges": [address.outputs["name"]],
-        },
-    )
+    reserved = {"network": network.id, "purpose": "VPC_PEERING", "addressType": "INTERNAL", "prefixLength": 24}
+    ranges = [client.create(ADDRESS, "peering", reserved).outputs["name"]]
+    to_google = {"service": "servicenetworking.googleapis.com", "reservedPeeringRanges": ranges}
+    connection = client.create(CONNECTION, "peering", {"network": network.id, **to_google})
     # Cloud Build wants the project by its number there (pulumi-gcp 10.2, cloudbuild.WorkerPool, peered_network).
     by_number = network.id.replace(PROJECT, client.invoke("gcp:organizations/getProject:getProject")["number"])
-    pool = client.create(
-        WORKER_POOL,
-        "build",
-        {"project": PROJECT, "location": "us-central1", "networkConfig": {"peeredNetwork": by_number}},
-    )
-    client.delete(pool)
+    peered = {"location": "us-central1", "networkConfig": {"peeredNetwork": by_number}}
+    client.delete(client.create(WORKER_POOL, "build", peered))
     with pytest.raises(Failed, match=r"Producer services .* are still using this connection"):
         client.delete(connection)
     expire(cloud, PRODUCER)
