@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
@@ -46,12 +47,13 @@ def together(ranks: int, work: Callable[[Seat], Answer], seconds: float = 120.0)
     Args:
         ranks: how many.
         work: a function of a module, as it is pickled.
-        seconds: how long it may take.
+        seconds: how long it may take, and a rank may wait for another.
     """
     with process_group.listen("127.0.0.1") as listener:
         pool = ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn"), _take, (listener,))
         with pool:
-            futures = [pool.submit(_one, Seat(rank=rank, ranks=ranks, stride=1), work) for rank in range(ranks)]
+            seats = [Seat(rank=rank, ranks=ranks, stride=1) for rank in range(ranks)]
+            futures = [pool.submit(_one, seat, work, seconds) for seat in seats]
             return [future.result(timeout=seconds) for future in futures]
 
 
@@ -59,15 +61,18 @@ def _take(listener: socket.socket) -> None:
     _listeners.append(listener)
 
 
-def _one(seat: Seat, work: Callable[[Seat], Answer]) -> Answer:
+def _one(seat: Seat, work: Callable[[Seat], Answer], seconds: float) -> Answer:
     torch.set_num_threads(1)
     listener = _listeners.pop()
     port = listener.getsockname()[1]
     if seat.rank:
         listener.close()
-    limit, device = timedelta(seconds=30), torch.device("cpu")
+    limit, device = timedelta(seconds=seconds), torch.device("cpu")
     process_group.join(seat.rank, seat.ranks, "127.0.0.1", port, None if seat.rank else listener, limit, device)
     try:
         return work(seat)
+    except Exception:
+        traceback.print_exc()  # of this rank: those that wait for it fail too, and one of them may be who is heard
+        raise
     finally:
         process_group.leave()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import multiprocessing
-import queue
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workloads.cluster import process_group
+from tests.support import gloo
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.sampling import Batch, Slot
 from workloads.convnext.learning.loop import Record, Training
+from workloads.nccl.definitions.collectives import Seat
 
 CPU = torch.device("cpu")
 
@@ -91,35 +90,11 @@ def weights(training: Training) -> Tensor:
 
 def on_two_ranks(work: Callable[[], Any]) -> list[tuple[Any, list[str]]]:
     """What `work`, a function of a test module, returns on each of two gloo ranks, and the warnings it caused there."""
-    context = multiprocessing.get_context("spawn")
-    meeting, results = context.Queue(), context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, work, meeting, results)) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    answers: dict[int, tuple[Any, list[str]]] = {}
-    while len(answers) < len(ranks):
-        try:
-            rank, result, warned = results.get(timeout=1)
-            answers[rank] = (result, warned)
-        except queue.Empty:
-            broken = [process.exitcode for process in ranks if process.exitcode]
-            for process in ranks if broken else ():
-                process.kill()
-            assert not broken, f"ranks ended with {broken}"
-    for process in ranks:
-        process.join(30)
-    return [answers[rank] for rank in sorted(answers)]
+    return gloo.together(2, partial(_with_warnings, work), seconds=600)
 
 
-def _rank(rank: int, work: Callable[[], Any], meeting: Any, results: Any) -> None:
-    torch.set_num_threads(1)
-    listener = process_group.listen("127.0.0.1") if rank == 0 else None
-    if listener:
-        for _ in range(2):
-            meeting.put(listener.getsockname()[1])
-    process_group.join(rank, 2, "127.0.0.1", meeting.get(timeout=300), listener, timedelta(seconds=300), CPU)
+def _with_warnings(work: Callable[[], Any], _: Seat) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = work()
-    results.put((rank, result, [str(warning.message) for warning in caught]))
-    process_group.leave()
+    return result, [str(warning.message) for warning in caught]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,26 +15,9 @@ from tests.support.loopback import Reply, Request
 @contextmanager
 def silent() -> Iterator[str]:
     """Accepts every connection and never answers; its address."""
-    held: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept() -> None:
-            try:
-                while True:
-                    held.append(server.accept()[0])
-            except OSError:  # closed, at the end
-                return
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            # Wakes the thread that is blocked in accept, which closing alone does not.
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-            for connection in held:
-                connection.close()
+    with recording() as (url, runs):
+        runs.stalled.set()
+        yield url
 
 
 @contextmanager
