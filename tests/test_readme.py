@@ -30,8 +30,8 @@ def first_cells(table: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
-def test_the_outputs_table_names_exactly_the_exports(full: Deployment) -> None:
-    assert first_cells(section("docs/cloud.md", "Outputs")) == set(full.exports)
+def test_the_outputs_table_names_exactly_the_exports(full: Deployment, other: Deployment) -> None:
+    assert first_cells(section("docs/cloud.md", "Outputs")) == set(full.exports) == set(other.exports)
 
 
 def test_the_apis_that_are_said_to_be_dropped_are_not_enabled(full: Deployment) -> None:

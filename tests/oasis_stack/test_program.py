@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from typing import Any
 
 import pulumi
@@ -18,7 +17,6 @@ from oasis_stack import components
 from oasis_stack.command_line import resource_tree
 from oasis_stack.command_line.offline import Deployment, Registered
 from oasis_stack.command_line.stack_file import ROOT
-from oasis_stack.facts.problem import config_key
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import known_keys
 from tests.support.program import at, deploy_stack
@@ -31,45 +29,12 @@ from tests.support.setting_examples import (
     GPU_GROUP,
     GPU_POOL,
     IMAGES,
-    KMS_KEY,
     LADDER,
     NOT_IN_THE_CLOUD,
     RAY,
-    SUBNET,
-    SYSTEM_POOL,
-    everything_changed,
 )
 from tests.support.stacks import FULL, changed
 from workloads.environment import MAX_RUN_VARIABLE, ClusterEnvironment
-
-EXPORTS = {
-    *(field.name for field in fields(ClusterEnvironment)),
-    *("kubeconfig", "get_credentials_command", "gpu_compute_class", "docker_index"),
-    *("image_build_worker_pool", "image_builder", "image_build_bucket", "teams"),
-    *("hourly_cost_usd", "max_hourly_cost_usd"),
-}
-
-# Arguments whose change means a new cluster, or a new network under it: `ForceNew` in
-# hashicorp/terraform-provider-google (2026-08-21), resource_container_cluster.go, resource_compute_network.go and
-# resource_compute_subnetwork.go.
-REPLACING: dict[tuple[str, str], tuple[str, ...]] = {
-    CLUSTER: (
-        *("name", "project", "location", "network", "subnetwork", "networkingMode", "datapathProvider"),
-        *("enableMultiNetworking", "defaultMaxPodsPerNode", "privateClusterConfig.masterIpv4CidrBlock"),
-        *("ipAllocationPolicy.clusterSecondaryRangeName", "ipAllocationPolicy.servicesSecondaryRangeName"),
-        *("ipAllocationPolicy.stackType", "enableAutopilot", "enableKubernetesAlpha", "clusterIpv4Cidr"),
-    ),
-    ("gcp:compute/network:Network", "network"): ("name", "project", "autoCreateSubnetworks", "networkProfile"),
-    SUBNET: (
-        *("name", "project", "region", "network", "ipCidrRange", "purpose"),
-        *("secondaryIpRanges[0].rangeName", "secondaryIpRanges[1].rangeName"),
-        *("secondaryIpRanges[0].ipCidrRange", "secondaryIpRanges[1].ipCidrRange"),
-    ),
-}
-
-MAY_REPLACE = {"project", "region", "name", "network.primary_block", "network.pods_block"}
-"""The few settings that may: where the cluster is, and the ranges under it."""
-
 
 _RENDER = """
 import json
@@ -131,10 +96,6 @@ def test_every_setting_reaches_the_resource_it_names(key: str, full: Deployment,
     assert not before or at(before[0], example.path) != example.shown
 
 
-def test_the_exports_are_exactly_the_documented_ones(full: Deployment, other: Deployment) -> None:
-    assert set(full.exports) == set(other.exports) == EXPORTS
-
-
 def test_the_config_map_says_what_the_exports_say(full: Deployment, other: Deployment) -> None:
     for deployed in (full, other):
         data = deployed.get("kubernetes:core/v1:ConfigMap", "ray").inputs["data"]
@@ -160,59 +121,6 @@ def test_the_kubeconfig_is_a_secret_wherever_it_goes(full: Deployment) -> None:
     assert len(readers) >= 3
     assert all(key in found.secret_inputs for found, key in readers)
     assert "token" not in str(full.exports["kubeconfig"])
-
-
-def replaced(before: Deployment, after: Deployment) -> set[tuple[str, str]]:
-    """Logical name and path of every difference that means a new cluster, or a new network under it."""
-    return {
-        (resource[1], path)
-        for resource, paths in REPLACING.items()
-        for path in paths
-        if at(before.get(*resource), path) != at(after.get(*resource), path)
-    }
-
-
-@pytest.mark.thorough
-def test_no_setting_but_place_and_ranges_replaces_the_cluster(full: Deployment) -> None:
-    # The zone is looked at below: another one of the same region has no H200. A key must be in the cluster's region.
-    rest = everything_changed(but=MAY_REPLACE | {"zone", "wandb_api_key"})
-    key = KMS_KEY.replace(str(EXAMPLES["region"].value), FULL["oasis:region"])
-
-    assert replaced(full, deploy_stack(changed("oasis:cluster.secrets_encryption_key", key, rest))) == set()
-
-
-@pytest.mark.thorough
-def test_another_zone_of_the_region_does_not_replace_the_cluster() -> None:
-    config = changed("oasis:gpu.machine_type", "g2-standard-12")
-    before, after = (deploy_stack(changed("oasis:zone", zone, config)) for zone in ("us-central1-a", "us-central1-b"))
-
-    assert at(before.get(*CLUSTER), "nodeLocations") != at(after.get(*CLUSTER), "nodeLocations")
-    assert replaced(before, after) == set()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("key", "differences"),
-    [
-        ("project", {"project"}),
-        ("region", {"location"}),
-        (
-            "network.primary_block",
-            {"privateClusterConfig.masterIpv4CidrBlock", "ipAllocationPolicy.servicesSecondaryRangeName"},
-        ),
-        ("network.pods_block", {"ipAllocationPolicy.clusterSecondaryRangeName"}),
-    ],
-)
-def test_a_new_place_or_range_does_replace_it(key: str, differences: set[str], full: Deployment) -> None:
-    config = changed(config_key(key), EXAMPLES[key].value)
-    moved = deploy_stack(changed("oasis:zone", EXAMPLES["zone"].value, config) if key == "region" else config)
-
-    found = {path for name, path in replaced(full, moved) if name == CLUSTER[1]}
-    # Project and region also stand in the paths of network and subnet.
-    assert found - {"network", "subnetwork"} == differences
-    # The old one goes first: it holds the ranges, and the control plane's /28, that its successor takes.
-    assert moved.get(*CLUSTER).delete_before_replace
-    assert moved.get(*SUBNET).delete_before_replace
 
 
 def test_wrong_settings_end_the_program_before_it_registers_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,42 +192,6 @@ def test_everything_in_google_cloud_comes_after_the_apis(full: Deployment, other
                 assert services <= deployed.created_before(found), found.name
 
 
-WORKLOADS_GONE = ("pulumi-python:dynamic/wait:WorkloadsGone", "ray")
-NETWORK_FREE = ("pulumi-python:dynamic/wait:NetworkFree", "network")
-KUBERAY = ("kubernetes:helm.sh/v3:Release", "kuberay")
-DEVICE, PARAMETERS = "kubernetes:networking.gke.io/v1:Network", "kubernetes:networking.gke.io/v1:GKENetworkParamSet"
-
-# What is deleted first, and what it would otherwise be missing or in the way of. Deletion is creation in reverse.
-DELETED_FIRST = [
-    (RAY, WORKLOADS_GONE),
-    (WORKLOADS_GONE, KUBERAY),
-    (WORKLOADS_GONE, ("kubernetes:core/v1:Namespace", "ray")),
-    # Users' Ray objects, which only the waiter knows, have pods on GPU nodes.
-    (WORKLOADS_GONE, CLASS),
-    (WORKLOADS_GONE, (DEVICE, "rdma-3")),
-    (WORKLOADS_GONE, (PARAMETERS, "rdma-3")),
-    (WORKLOADS_GONE, (GPU_POOL, "gpu-spot")),
-    (RAY, ("gcp:storage/bucketIAMMember:BucketIAMMember", "identity-runs-objectUser")),
-    (CLASS, (GPU_POOL, "gpu-spot")),
-    ((PARAMETERS, "rdma-3"), (GPU_POOL, "gpu-flex-start")),
-    (KUBERAY, SYSTEM_POOL),
-    # Made in the opposite order: GKE refuses flex-start in a cluster without a pool that is always on.
-    ((GPU_POOL, "gpu-flex-start"), SYSTEM_POOL),
-    ((GPU_POOL, "gpu-spot"), CLUSTER),
-    ((GPU_POOL, "gpu-spot"), ("gcp:compute/subnetwork:Subnetwork", "rdma-rdma-7")),
-    (CLUSTER, NETWORK_FREE),
-    (NETWORK_FREE, SUBNET),
-    (SUBNET, ("gcp:compute/network:Network", "network")),
-]
-
-
-@pytest.mark.parametrize("pair", DELETED_FIRST, ids=lambda pair: f"{pair[0][1]} before {pair[1][1]}")
-def test_destroy_goes_in_an_order_that_works(pair: tuple[tuple[str, str], tuple[str, str]], full: Deployment) -> None:
-    first, then = full.get(*pair[0]), full.get(*pair[1])
-
-    assert full.is_before(then, first)
-
-
 def test_destroy_takes_each_away_as_late_as_the_engine_does(full: Deployment) -> None:
     steps = resource_tree.destroy_order(full)
     needs_apis_alone = [("gcp:secretmanager/secret:Secret", "wandb"), ("gcp:compute/network:Network", "network")]
@@ -327,42 +199,6 @@ def test_destroy_takes_each_away_as_late_as_the_engine_does(full: Deployment) ->
     [together] = [step for step in steps if full.get(*needs_apis_alone[0]) in step]
 
     assert full.get(*needs_apis_alone[1]) in together
-    assert steps.index(together) > steps.index(next(step for step in steps if full.get(*NETWORK_FREE) in step))
-
-
-KUEUE = ("kubernetes:helm.sh/v3:Release", "kueue")
-LOCAL_QUEUE = ("kubernetes:kueue.x-k8s.io/v1beta2:LocalQueue", "ray")
-QUEUE_EMPTY = ("pulumi-python:dynamic/wait:QueueEmpty", "ray")
-CLUSTER_QUEUE = ("kubernetes:kueue.x-k8s.io/v1beta2:ClusterQueue", "gpu")
-FLAVOR = ("kubernetes:kueue.x-k8s.io/v1beta2:ResourceFlavor", "queued")
-CHECK = ("kubernetes:kueue.x-k8s.io/v1beta2:AdmissionCheck", "queued-provisioning")
-
-# As above. An uninstall of Kueue with a Workload in the cluster hangs, and only the waiter knows users' jobs.
-QUEUE_DELETED_FIRST = [
-    (RAY, WORKLOADS_GONE),
-    (WORKLOADS_GONE, QUEUE_EMPTY),
-    (QUEUE_EMPTY, LOCAL_QUEUE),
-    (QUEUE_EMPTY, ("kubernetes:networking.k8s.io/v1:NetworkPolicy", "queued-jobs")),
-    (LOCAL_QUEUE, CLUSTER_QUEUE),
-    (LOCAL_QUEUE, ("kubernetes:core/v1:Namespace", "ray")),
-    (CLUSTER_QUEUE, FLAVOR),
-    (CLUSTER_QUEUE, CHECK),
-    (CHECK, ("kubernetes:kueue.x-k8s.io/v1beta2:ProvisioningRequestConfig", "queued-provisioning")),
-    (CHECK, KUEUE),
-    (FLAVOR, KUEUE),
-    (FLAVOR, (GPU_POOL, "gpu-queued")),
-    (WORKLOADS_GONE, (GPU_POOL, "gpu-queued")),
-    (KUEUE, SYSTEM_POOL),
-    # Kueue's webhooks are called through it until the cluster is gone.
-    (CLUSTER, ("gcp:compute/firewall:Firewall", "network-control-plane")),
-]
-
-
-@pytest.mark.parametrize("pair", QUEUE_DELETED_FIRST, ids=lambda pair: f"{pair[0][1]} before {pair[1][1]}")
-def test_a_queue_is_emptied_before_it_goes(pair: tuple[tuple[str, str], tuple[str, str]], other: Deployment) -> None:
-    first, then = other.get(*pair[0]), other.get(*pair[1])
-
-    assert other.is_before(then, first)
 
 
 def test_labels_are_on_everything_that_takes_some(other: Deployment) -> None:

@@ -81,6 +81,8 @@ def test_neither_the_short_lived_first_pool_nor_a_scaled_pool_can_ever_replace_a
     cluster = full.only(CLUSTER)
     assert (cluster.inputs["removeDefaultNodePool"], cluster.inputs["initialNodeCount"]) == (True, 1)
     assert cluster.ignore_changes == {"initialNodeCount", "nodeConfig"}
+    # One that ranges replace goes first: it holds them, and the control plane's /28, that its successor takes.
+    assert cluster.delete_before_replace
     for name in ("cluster-system", "cluster-cpu"):
         assert full.get(POOL, name).ignore_changes == {"initialNodeCount", "nodeCount"}
 

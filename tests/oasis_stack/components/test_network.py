@@ -1,7 +1,5 @@
 """The primary VPC and the networks of the RDMA NICs."""
 
-import pytest
-
 from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.network import range_name
 
@@ -82,17 +80,6 @@ def test_the_control_plane_reaches_kueue_only_where_there_is_a_queue(full: Deplo
     # Kueue v0.19.2, charts/kueue/templates: webhook/service.yaml and visibility/service.yaml.
     assert rule.inputs["allows"] == [{"protocol": "tcp", "ports": ["9443", "8082"]}]
     assert "network-control-plane" not in {found.name for found in full.of_type(FIREWALL)}
-
-
-@pytest.mark.parametrize("stack", ["full", "other"])
-def test_the_wait_for_gkes_cleanup_goes_before_every_part_of_the_network(
-    stack: str, request: pytest.FixtureRequest
-) -> None:
-    deployed: Deployment = request.getfixturevalue(stack)
-    wait = deployed.get(WAIT, "network")
-    parts = [part for part in deployed.children(deployed.get("oasis:index:Network", "network")) if part != wait]
-    assert len(parts) == (5 if stack == "full" else 8)
-    assert all(deployed.is_before(part, wait) for part in parts)
 
 
 def test_networks_wait_long_enough_on_delete_and_subnets_make_room_before_their_successor(other: Deployment) -> None:

@@ -511,20 +511,3 @@ def test_the_budget_protects_every_head_those_of_jobs_too_and_nothing_else(full:
 
     assert budget["minAvailable"] > 1000, "as many heads as there may be"
     assert budget["selector"]["matchLabels"] == {"ray.io/node-type": "head"}
-
-
-def test_on_destroy_our_cluster_goes_first_then_users_workloads_then_what_they_lived_in(other: Deployment) -> None:
-    workloads = other.get("pulumi-python:dynamic/wait:WorkloadsGone", "ray")
-    assert other.is_before(workloads, other.only(RAY_CLUSTER))
-    assert other.is_before(workloads, other.only("kubernetes:core/v1:Service"))
-    for type_ in (
-        "core/v1:Namespace",
-        "core/v1:ServiceAccount",
-        "core/v1:ConfigMap",
-        "networking.k8s.io/v1:NetworkPolicy",
-        "policy/v1:PodDisruptionBudget",
-        "admissionregistration.k8s.io/v1:ValidatingAdmissionPolicy",
-        "admissionregistration.k8s.io/v1:ValidatingAdmissionPolicyBinding",
-    ):
-        for resource in other.of_type(f"kubernetes:{type_}"):
-            assert other.is_before(resource, workloads), resource.name

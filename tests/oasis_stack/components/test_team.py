@@ -190,28 +190,6 @@ def test_members_are_known_to_kubernetes_by_their_addresses(two: Deployment) -> 
     assert (subject["kind"], subject["name"]) == ("Group", "speech@example.com")
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (WORKLOADS_GONE, ("pulumi-python:dynamic/wait:QueueEmpty", "vision")),
-        (("pulumi-python:dynamic/wait:QueueEmpty", "vision"), (f"{KUEUE}:LocalQueue", "vision")),
-        (("pulumi-python:dynamic/wait:QueueEmpty", "vision"), (NETWORK_POLICY, "vision.queued-jobs")),
-        (("pulumi-python:dynamic/wait:QueueEmpty", "vision"), (POLICY, "oasis-team-vision-pods")),
-        (("pulumi-python:dynamic/wait:QueueEmpty", "vision"), (ROLE_BINDING, "vision")),
-        ((f"{KUEUE}:LocalQueue", "vision"), (CLUSTER_QUEUE, "team-vision")),
-        ((ROLE_BINDING, "vision"), (BINDING, "oasis-team-vision-queue")),
-        ((ROLE_BINDING, "vision"), (BINDING, "oasis-team-vision-pods")),
-        ((ROLE_BINDING, "vision"), (NETWORK_POLICY, "vision.default")),
-        (WORKLOADS_GONE, (FOLDER, "identity-vision-runs-folder")),
-    ],
-    ids=lambda pair: pair[1],
-)
-def test_a_team_goes_after_its_jobs_and_its_rights_before_what_holds_them(
-    first: tuple[str, str], then: tuple[str, str], two: Deployment
-) -> None:
-    assert two.is_before(two.get(*then), two.get(*first))
-
-
 def test_a_team_costs_others_nothing(two: Deployment, none: Deployment) -> None:
     before, after = ({(found.type, found.name): found.inputs for found in each} for each in (none, two))
     assert all("vision" in name or "speech" in name for _, name in after.keys() - before.keys())
