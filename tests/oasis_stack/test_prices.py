@@ -18,7 +18,6 @@ from oasis_stack.facts.capacity_rules import Mode
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.settings import from_config, parse
-from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 
 PAGE = (ROOT / "docs" / "cost.md").read_text()
@@ -127,7 +126,7 @@ def test_a_stack_costs_what_the_list_adds_up_to(config: dict[str, Any], rest: fl
 def test_jobs_are_told_the_price_of_the_dearest_node_that_they_may_get(
     config: dict[str, Any], ladder: str, queue: str
 ) -> None:
-    told = deploy_stack(config).exports
+    told = offline.deploy_stack(config).exports
     assert (told["gpu_node_hour_usd"], told["gpu_queue_node_hour_usd"]) == (ladder, queue)
 
 
