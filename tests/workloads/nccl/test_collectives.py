@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from tests.support import gloo
 from workloads.nccl import command
 from workloads.nccl.definitions.collectives import COLLECTIVES, Counts, Seat
 from workloads.nccl.definitions.data_pattern import DTYPES, NEVER, Data, Piece
-from workloads.nccl.ranks.rank import LEAST_CALLS, LEAST_ITERATIONS, MOST_CALLS, MOST_ITERATIONS, Sample
+from workloads.nccl.ranks.rank import Sample
 
 # Written from NVIDIA/nccl-tests a0b82b2: `<Op>GetCollByteCount` and `<Op>GetBw` in src/*.cu, the columns as `TimeTest`
 # in src/common.cu prints them (size is the larger of both buffers, count what the call is given). Of 1 MiB of float and
@@ -155,9 +158,6 @@ RANKS = 3
 ELEMENTS = 96  # divided by three ranks into multiples of 16 bytes in every type
 
 
-COPY_SECONDS = 1.0
-
-
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """What a rank in a process of its own found."""
@@ -167,7 +167,7 @@ class Answer:
     links: list[tuple[tuple[int, int], float]]
     calls: list[int]
     adapted: list[Sample]
-    copied: Sample
+    copied: tuple[Sample, str]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def _in_a_rank(seat: Seat) -> Answer:
         links=timed.links([[(0, 1)], [(0, 2)], [(1, 2)]]),
         calls=_calling(seat),
         adapted=_adapting(seat),
-        copied=_copying_for_long(seat),
+        copied=_copying(seat),
     )
 
 
@@ -221,19 +221,49 @@ def _calling(seat: Seat) -> list[int]:
     return calls
 
 
+CALL_SECONDS = {1 << 14: 0.1, 1 << 12: 0.02, 1 << 10: 0.0001}
+"""What a call of each size takes; on rank 1 twice as long."""
+
+
+@contextmanager
+def _turned_clock() -> Iterator[SimpleNamespace]:
+    """The clock of ranks, which calls alone move."""
+    clock = SimpleNamespace(now=0.0)
+    with mock.patch("workloads.nccl.ranks.rank.time", SimpleNamespace(perf_counter=lambda: clock.now)):
+        yield clock
+
+
 def _adapting(seat: Seat) -> list[Sample]:
-    plan = dataclasses.replace(gloo.plan(iterations=0, blocking=True), seconds=0.5)
-    participant = gloo.rank(seat, plan)
-    return [participant.measure(size, in_place=True) for size in (1 << 24, 1 << 10)]
+    def timed(source: Tensor, target: Tensor, at: Seat) -> None:
+        COLLECTIVES["all_reduce"].run(source, target, at)
+        clock.now += CALL_SECONDS[source.nbytes] * (2 if at.rank == 1 else 1)
+
+    plan = dataclasses.replace(
+        gloo.plan(iterations=0, blocking=True),
+        seconds=1.0,
+        collective=dataclasses.replace(COLLECTIVES["all_reduce"], run=timed),
+    )
+    with _turned_clock() as clock:
+        return [gloo.rank(seat, plan).measure(size, in_place=True) for size in CALL_SECONDS]
 
 
-def _copying_for_long(seat: Seat) -> Sample:
-    def slowly(source: Tensor, target: Tensor, at: Seat) -> None:
-        target.copy_(source)
-        time.sleep(COPY_SECONDS)
+def _copying(seat: Seat) -> tuple[Sample, str]:
+    """A call takes a second, the copy before it an hour; and the order of copies and calls."""
+    done = ""
 
-    plan = dataclasses.replace(gloo.plan(), collective=dataclasses.replace(COLLECTIVES["all_reduce"], prepare=slowly))
-    return gloo.rank(seat, plan).measure(4096, in_place=False)
+    def copied(source: Tensor, target: Tensor, at: Seat) -> None:
+        nonlocal done
+        COLLECTIVES["all_reduce"].prepare(source, target, at)
+        clock.now, done = clock.now + 3600.0, done + "copy "
+
+    def called(source: Tensor, target: Tensor, at: Seat) -> None:
+        nonlocal done
+        COLLECTIVES["all_reduce"].run(source, target, at)
+        clock.now, done = clock.now + 1.0, done + "call "
+
+    collective = dataclasses.replace(COLLECTIVES["all_reduce"], prepare=copied, run=called)
+    with _turned_clock() as clock:
+        return gloo.rank(seat, dataclasses.replace(gloo.plan(), collective=collective)).measure(4096, False), done
 
 
 @pytest.mark.thorough
@@ -264,18 +294,17 @@ def test_what_is_not_timed_is_one_call_of_each_size(answers: list[Answer]) -> No
 
 @pytest.mark.thorough
 def test_a_quick_size_is_timed_more_often_and_all_ranks_agree_how_often(answers: list[Answer]) -> None:
-    first, *others = [[(sample.iterations, len(sample.calls)) for sample in answer.adapted] for answer in answers]
-
-    assert others == [first] * (RANKS - 1)
-    (large, large_alone), (small, small_alone) = first
-    assert LEAST_ITERATIONS <= large < small <= MOST_ITERATIONS
-    assert LEAST_CALLS <= large_alone < small_alone <= MOST_CALLS
+    expected = [(20, 10), (25, 13), (2000, 200)]  # by the slowest rank's calls, for a second and for half of one
+    assert [[(sample.iterations, len(sample.calls)) for sample in answer.adapted] for answer in answers] == [
+        expected
+    ] * RANKS
 
 
 @pytest.mark.thorough
 def test_the_copy_before_what_torch_has_in_place_only_is_no_part_of_its_time(answers: list[Answer]) -> None:
-    for answer in answers:
-        assert 0 < answer.copied.seconds < COPY_SECONDS and answer.copied.wrong == 0
+    for sample, done in (answer.copied for answer in answers):
+        assert (sample.seconds, sample.wrong) == (1.0, 0)
+        assert done == "copy call " * done.count("call") and done.count("call") > sample.iterations
 
 
 def test_every_operation_that_the_command_offers_has_its_record() -> None:
