@@ -79,13 +79,16 @@ down:  ## end what `make demo` started; runs, data and results stay
 # Two processes whose tests start servers take up to 14 GB.
 SERVERS = $(shell awk '/^MemAvailable/ { print ($$2 < 14e6 ? 1 : 2) }' /proc/meminfo)
 
+# One more than there are processors: a quarter of these tests' time is spent waiting for another process or a pause.
+SIDE_BY_SIDE = --numprocesses $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --dist worksteal
+
 # First what tests of all kinds need, as a compiler beside them would take their time; then those that any number of
 # processes can run side by side; then those that start servers (tests/conftest.py groups them, which takes the pytest
 # that pyproject.toml names).
 IN_GROUPS = --numprocesses $(SERVERS) --dist loadgroup --no-loadscope-reorder --durations 10
 test: room $(STAMP) $(POLICIES)/.installed lint image-check  ## every test but the long ones
 	@$(PY) -m emulator build
-	@$(PY) -m pytest -m "not long and not emulated and not ray" --numprocesses auto --dist worksteal --durations 10
+	@$(PY) -m pytest -m "not long and not emulated and not ray" $(SIDE_BY_SIDE) --durations 10
 	@$(PY) -m pytest -m "not long and (emulated or ray)" $(IN_GROUPS)
 
 # Those beside which Ray would not keep the times that it gives itself come last, each by itself.
@@ -95,7 +98,7 @@ test-long: room $(STAMP)  ## the slowest tests, which `make test` leaves out
 	@$(PY) -m pytest -m alone
 
 test-fast: $(STAMP)  ## the tests for daily work, two minutes
-	@$(PY) -m pytest -m "not long and not emulated and not ray and not thorough" --numprocesses auto --dist worksteal
+	@$(PY) -m pytest -m "not long and not emulated and not ray and not thorough" $(SIDE_BY_SIDE)
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
