@@ -1,4 +1,7 @@
-"""The command `train` as a user types it, given what cannot be trained: how it ends before a Ray is started."""
+"""The command `train` as a user types it, given what cannot be trained: how it ends before a Ray is started.
+
+What needs a disk of its own is tried in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ import pytest
 
 from emulator.machine.state import CHECKOUT
 from tests.support import loopback, namespaces
+from tests.support.command_line import LAPTOP
 from tests.support.loopback import Reply, Request
+from workloads.__main__ import main
+from workloads.cluster import session
 from workloads.convnext.images.pack import Picture, write_split
 from workloads.storage.folders import EMULATOR_VARIABLE
 
@@ -40,6 +46,10 @@ class Case:
 
 CASES = {
     "a missing data path": Case("--data {here}/none", 2, "the data path {here}/none does not exist. Name another"),
+    "a data name": Case(
+        "--data nope", 2, "'nope' was looked for below the data mount /data: the data path /data/nope does not"
+    ),
+    "the name of a folder here": Case("--data whole", 2, "For the folder here give --data {here}/whole."),
     "a file as data path": Case("--data {here}/file", 2, "the data path {here}/file is no folder. Name another"),
     "an empty data path": Case("--data {here}/empty", 2, "there is nothing at {here}/empty. Name another place with"),
     "data without a split": Case("--data {here}/half", 2, "{here}/half holds no folder 'val'. Lay it out as train/"),
@@ -81,7 +91,9 @@ CASES = {
         mounted="full",
     ),
     "a read-only disk for results": Case(
-        *("--results {here}/disk", 8, "cannot write results to {here}/disk/first: Read-only file system. Name another"),
+        "--results {here}/disk",
+        8,
+        "cannot write results to {here}/disk/first: Read-only file system. Name another folder with --results; if its",
         mounted="read-only",
     ),
 }
@@ -101,10 +113,23 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", CASES)
+def ended_apart(words: list[str], around: list[str]) -> tuple[int, str, str]:
+    """Exit code and what was printed, of a process with this around it."""
+    command = [*around, sys.executable, "-m", "workloads", *words]
+    variables = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * bool(case.mounted)) for name, case in CASES.items()]
+)
 def test_what_cannot_be_trained_ends_with_one_message_its_exit_code_and_nothing_written(
-    name: str, tmp_path: Path
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nothing_set: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     case, here, apart = CASES[name], tmp_path, namespaces.apart("mount")
     if case.mounted and not apart:  # a disk that nobody can write to is all that such a machine has
@@ -125,19 +150,19 @@ def test_what_cannot_be_trained_ends_with_one_message_its_exit_code_and_nothing_
     places = {"--data": "whole", "--storage": "runs", "--results": "results"}
     flags = case.flags.format(here=here).split()
     usual = [word for flag, folder in places.items() if flag not in flags for word in (flag, str(here / folder))]
-    command = [sys.executable, "-m", "workloads", "train", "--run", "first", *usual, *flags]
-    if case.mounted:
-        command = [*apart, "sh", "-c", MOUNTS[case.mounted], "sh", str(here / "disk"), *command]
-    foreign = ("OASIS_", "RAY_", "WANDB_")
+    words = ["train", "--run", "first", *usual, *flags]
+    monkeypatch.chdir(here)
     with loopback.answering(refused) as url:
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        variables |= {"PYTHONPATH": str(CHECKOUT), EMULATOR_VARIABLE: url}
-        done = subprocess.run(
-            command, cwd=here, env=variables, capture_output=True, text=True, timeout=120, check=False
-        )
+        monkeypatch.setenv(EMULATOR_VARIABLE, url)
+        if case.mounted:
+            around = [*apart, "sh", "-c", MOUNTS[case.mounted], "sh", str(here / "disk")]
+            code, out, err = ended_apart(words, around)
+        else:
+            monkeypatch.setattr(session, "prepare", lambda address: LAPTOP)
+            code, (out, err) = main(words), capsys.readouterr()
 
-    assert (done.returncode, done.stdout) == (case.code, ""), done
-    problem, remedy = done.stderr.splitlines()
+    assert (code, out) == (case.code, ""), err
+    problem, remedy = err.splitlines()
     assert problem.startswith("error: ") and case.said.format(here=here) in f"{problem} {remedy}"
     if case.mounted:
         before[here / "files"] = f"{here}/disk/file\n".encode()

@@ -337,10 +337,9 @@ def test_a_wrong_version_is_told_with_what_to_install_and_exit_code_8(
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    nothing_set: None,
     cli: CommandLine,
 ) -> None:
-    for variable in [variable for variable in os.environ if variable.startswith(("OASIS_", "RAY_", "WANDB_"))]:
-        monkeypatch.delenv(variable)
     package(tmp_path, name, version, *requires)
     monkeypatch.syspath_prepend(tmp_path)
     found = told(cli("doctor", code=8).out)
@@ -416,18 +415,18 @@ time.sleep(600)
 
 
 @pytest.mark.thorough
-def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_and_exit_code_8(tmp_path: Path) -> None:
+def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_and_exit_code_8(
+    tmp_path: Path, nothing_set: None
+) -> None:
     program = tmp_path / "ray" / "core" / "src" / "gcs_server"  # what tells a process of Ray's
     program.parent.mkdir(parents=True)
     program.write_text(LISTENING)
     apart = namespaces.apart("net", "mount")
     # Never on this machine itself: where it makes no namespaces, the same place is found fit.
     given = ["0.0.0.0", "small"] if apart else ["127.0.0.1", ""]
-    foreign = ("OASIS_", "RAY_", "WANDB_")
     done = subprocess.run(
         [*apart, sys.executable, "-c", MISFIT, str(program), *given],
         cwd=CHECKOUT,
-        env={name: value for name, value in os.environ.items() if not name.startswith(foreign)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import CommandLine
+from tests.support.command_line import LAPTOP, CommandLine, parsed
 from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
 from workloads import dry_run
@@ -22,22 +21,16 @@ from workloads.convnext.run import preview, train
 from workloads.dry_run import Settings
 
 CANARY = "c0ffee" * 6 + "cafe"
-LAPTOP = session.Place(address=None, environment=None)
 
 
 def settings(*words: str, place: session.Place = LAPTOP) -> Settings:
     """What `train` with these words would use, by name."""
-    parser = argparse.ArgumentParser()
-    train.add_train_arguments(parser)
-    args = parser.parse_args(words)
-    args.words = words
+    args = parsed(train.add_train_arguments, *words)
     return dry_run.explain(args, train.add_train_arguments, preview.of_run(args, train.plan(args, place), place))
 
 
 @pytest.fixture(autouse=True)
-def no_stack_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "OASIS_DATA_MOUNT", "OASIS_FORK_WORKERS", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
+def no_stack_here(monkeypatch: pytest.MonkeyPatch, nothing_set: None) -> None:
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # another test of this process may have imported ray
 
 
@@ -64,9 +57,7 @@ def test_each_value_says_whether_a_flag_the_recipe_or_a_default_gave_it() -> Non
 
 
 def test_every_flag_and_every_field_of_the_recipe_is_there() -> None:
-    parser = argparse.ArgumentParser()
-    train.add_train_arguments(parser)
-    flags = {name.replace("_", "-") for name in vars(parser.parse_args([]))} - {"dry-run", "json"}
+    flags = {name.replace("_", "-") for name in vars(parsed(train.add_train_arguments))} - {"dry-run", "json", "words"}
     fields = {field.name.replace("_", "-") for field in dataclasses.fields(TrainConfig)}
     assert flags | fields <= set(settings())
 
@@ -146,20 +137,16 @@ def test_a_terminal_gets_a_table_with_the_whole_of_each_value(
         assert request.startswith("nothing, placed PACK")
 
 
-def test_a_dry_run_prints_and_starts_nothing(tmp_path: Path, cli: CommandLine) -> None:
-    words = [
-        "train",
-        "--dry-run",
-        "--json",
-        "--storage",
-        str(tmp_path / "runs"),
-        "--results",
-        str(tmp_path / "results"),
-    ]
-    document = json.loads(cli(*words, "--seed", "7", "--wandb", "off").out)
+def test_a_dry_run_prints_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = json.loads(cli("train", "--dry-run", "--json", "--seed", "7", "--wandb", "off").out)
     assert document["settings"]["seed"] == {"value": 7, "origin": "flag --seed"}
     assert document["settings"]["wandb-key"]["value"] == "not looked for"
+    # Where the run itself writes and reads them.
+    assert document["settings"]["data-place"]["value"] == str(tmp_path / ".oasis" / "data" / "digits")
     assert document["request"]["bundles"] == [{"CPU": 1}] * 2
+    said = cli("train", "--dry-run", "--data", "/nonexistent", "--workers", "1:3").out
+    assert said.endswith("\nasked of Ray: 3 x [1 CPU], placed SPREAD\nnothing was started\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,6 +21,7 @@ import pytest
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from tests.support import stub_kubectl
+from tests.support.command_line import LAPTOP
 from tests.support.waiting import eventually
 from workloads.cluster import fork_client, fork_server, session
 from workloads.convnext.run.train import IMPORTS as TRAIN_IMPORTS
@@ -327,18 +328,17 @@ def test_after_what_a_node_imports_there_can_be_forks_and_no_gpu_was_touched(mod
 
 
 ON_GPUS = session.Place(address="10.0.0.1:6379", environment=stub_kubectl.OUTPUTS)
-ON_CPUS = session.Place(address=None, environment=None)
 
 
 @pytest.mark.parametrize(
     ("place", "imports", "variable", "job", "forked"),
     [
-        (ON_CPUS, ("colorsys",), "", {}, True),
-        (ON_CPUS, ("colorsys",), "1", {"working_dir": "gcs://code.zip", "env_vars": {"A": "1"}}, True),
-        (ON_CPUS, ("colorsys",), "0", {}, False),
-        (ON_CPUS, (), "", {}, False),
-        (ON_CPUS, ("colorsys",), "", {"pip": ["timm"]}, False),  # whose Python is another one
-        (ON_CPUS, ("colorsys",), "1", {"py_executable": "uv run"}, False),
+        (LAPTOP, ("colorsys",), "", {}, True),
+        (LAPTOP, ("colorsys",), "1", {"working_dir": "gcs://code.zip", "env_vars": {"A": "1"}}, True),
+        (LAPTOP, ("colorsys",), "0", {}, False),
+        (LAPTOP, (), "", {}, False),
+        (LAPTOP, ("colorsys",), "", {"pip": ["timm"]}, False),  # whose Python is another one
+        (LAPTOP, ("colorsys",), "1", {"py_executable": "uv run"}, False),
         (ON_GPUS, ("colorsys",), "", {}, False),
         (ON_GPUS, ("colorsys",), "0", {}, False),
         (ON_GPUS, ("colorsys",), "1", {}, True),

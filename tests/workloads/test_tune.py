@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from workloads.cluster import session
+from tests.support.command_line import LAPTOP
+from tests.support.command_line import parsed as arguments
 from workloads.convnext import config, fields
 from workloads.convnext.images import location
 from workloads.convnext.run import train
@@ -34,7 +35,6 @@ from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, T
 from workloads.tune.search import Milestones, TrialQueue
 
 BASE = config.digits_laptop()
-LAPTOP = session.Place(address=None, environment=None)
 
 
 def parsed(**fields: Any) -> space.Space:
@@ -42,13 +42,11 @@ def parsed(**fields: Any) -> space.Space:
 
 
 def options(tmp_path: Path, kind: str, content: str, *flags: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    {"tune": command.add_tune_arguments, "sweep": command.add_sweep_arguments}[kind](parser)
+    add = {"tune": command.add_tune_arguments, "sweep": command.add_sweep_arguments}[kind]
     file = tmp_path / "space.yaml"
     file.write_text(content)
     places = ("--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
-    words = ["--space", str(file), *places, *flags]
-    return parser.parse_args(words, argparse.Namespace(words=words, command=kind))
+    return arguments(add, "--space", str(file), *places, *flags, command=kind)
 
 
 def a_plan(count: int = 4, **changes: Any) -> Plan:
@@ -253,9 +251,7 @@ def test_the_best_trial_s_command_trains_what_the_trial_trained(
     for trial in search.plan.trials:
         words = report.command(search, trial).split()
         assert words[:4] == ["python", "-m", "workloads", "train"]
-        parser = argparse.ArgumentParser()
-        train.add_train_arguments(parser)
-        run = train.plan(parser.parse_args(words[4:]), LAPTOP)
+        run = train.plan(arguments(train.add_train_arguments, *words[4:]), LAPTOP)
         assert run.config == dataclasses.replace(BASE, epochs=3, data="/elsewhere", **trial.changes)
         assert (run.workers, run.name) == (1, f"{trial.name}-again")
         with monkeypatch.context() as job:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import gc
@@ -27,11 +26,11 @@ from PIL import Image
 from torch import Tensor
 
 from oasis_stack.command_line.stack_file import ROOT
+from tests.support.command_line import CommandLine
 from tests.support.training import CPU
 from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.images import pack
 from workloads.convnext.images.data import sources, stores
 from workloads.convnext.images.location import SYNTHETIC
 from workloads.convnext.images.pack import Picture, write_split
@@ -126,14 +125,11 @@ def test_a_folder_gives_its_images_and_labels_resident_or_streamed(tmp_path: Pat
     assert torch.equal(images[5:7], everything(val)[0])
 
 
-def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, cli: CommandLine) -> None:
     folder = image_folder(tmp_path / "images", {"train": {"cat": 5, "dog": 3}, "val": {"dog": 2}})
-    parser = argparse.ArgumentParser()
-    pack.add_shards_arguments(parser)
     to = tmp_path / "shards"
-    words = ["--from", str(folder), "--to", str(to), "--shard-megabytes", "0.01"]
-    assert pack.run_shards(parser.parse_args(words)) == 0
-    assert "8 images in 4 shards" in capsys.readouterr().out
+    words = ["shards", "--from", str(folder), "--to", str(to), "--shard-megabytes", "0.01"]
+    assert "8 images in 4 shards" in cli(*words).out
     assert sorted(file.name for file in (to / "val").iterdir()) == ["00000.tar", "00000.tar.index.json"]
     with tarfile.open(to / "val" / "00000.tar") as archive:
         assert sorted(archive.getnames()) == ["dog/0.cls", "dog/0.png", "dog/1.cls", "dog/1.png"]
@@ -143,12 +139,10 @@ def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, capsys: 
         return sorted((store.read(at), int(label)) for store in stores(root) for at, label in enumerate(store.labels))
 
     assert pictures(to) == pictures(folder)
-    with pytest.raises(UsageError, match="exists already"):
-        pack.run_shards(parser.parse_args(words))
-    with pytest.raises(UsageError, match="--shard-megabytes is 0, but must be above 0"):
-        pack.run_shards(parser.parse_args([*words[:-1], "0"]))
-    with pytest.raises(UsageError, match=f"{to / 'val'} holds no folder 'train'"):
-        pack.run_shards(parser.parse_args(["--from", str(to / "val"), "--to", str(tmp_path / "x")]))
+    assert "exists already" in cli(*words, code=2).err
+    assert "--shard-megabytes is 0, but must be above 0" in cli(*words[:-1], "0", code=2).err
+    nowhere = cli("shards", "--from", str(to / "val"), "--to", str(tmp_path / "x"), code=2).err
+    assert f"{to / 'val'} holds no folder 'train'" in nowhere
 
 
 def test_an_index_is_reckoned_where_none_lies_and_says_the_same(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import torch
 from PIL import Image
 
 from tests.emulator.google import served
+from tests.support.command_line import CommandLine
 from workloads.convnext.config import digits_laptop
 from workloads.convnext.images import digits
 from workloads.convnext.images.data import sources, stores
-from workloads.errors import PlaceError, UsageError
+from workloads.errors import PlaceError
 from workloads.storage import client as storage_client
 
 
@@ -44,10 +44,8 @@ def test_a_folder_is_written_once_and_is_what_the_recipe_reads(tmp_path: Path) -
 
 
 @pytest.mark.thorough
-def test_as_shards_they_are_the_same_digits(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    digits.add_digits_arguments(parser)
-    assert digits.run_digits(parser.parse_args(["--to", str(tmp_path), "--shards"])) == 0
+def test_as_shards_they_are_the_same_digits(tmp_path: Path, cli: CommandLine) -> None:
+    cli("digits", "--to", str(tmp_path), "--shards")
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == [f"{s}/00000.tar{index}" for s in ("train", "val") for index in ("", ".index.json")]
     train, val = stores(tmp_path)
@@ -79,9 +77,5 @@ def test_a_bucket_gets_what_it_lacks_and_a_missing_one_is_named(
             digits.write("gs://none/digits", said.append)
 
 
-def test_an_address_of_another_kind_is_refused() -> None:
-    parser = argparse.ArgumentParser()
-    digits.add_digits_arguments(parser)
-    with pytest.raises(UsageError, match="neither gs://BUCKET/PREFIX nor a local folder") as caught:
-        digits.run_digits(parser.parse_args(["--to", "s3://bucket/x"]))
-    assert caught.value.exit_code == 2
+def test_an_address_of_another_kind_is_refused(cli: CommandLine) -> None:
+    assert "neither gs://BUCKET/PREFIX nor a local folder" in cli("digits", "--to", "s3://bucket/x", code=2).err

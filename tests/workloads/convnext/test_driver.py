@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from workloads.cluster import run_lock, session
+from tests.support.command_line import LAPTOP, parsed
+from workloads.cluster import run_lock
 from workloads.convnext.run import driver, train
 from workloads.convnext.run.run import Run
 from workloads.errors import DataIntegrityError
@@ -19,10 +19,8 @@ from workloads.errors import DataIntegrityError
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    parser = argparse.ArgumentParser()
-    train.add_train_arguments(parser)
     words = ["--run", "a", "--storage", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    return train.plan(parser.parse_args(words), session.Place(address=None, environment=None))
+    return train.plan(parsed(train.add_train_arguments, *words), LAPTOP)
 
 
 def test_a_collective_waits_ten_minutes_at_most_by_default(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -19,41 +18,22 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from tests.support.command_line import CommandLine
+from tests.support.command_line import LAPTOP, CommandLine, parsed
 from workloads.__main__ import main
 from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
 from workloads.cluster import run_lock, session
-from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
 from workloads.convnext.run import driver, end_of_node, train, trainer
+from workloads.convnext.run.run import Run
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
 from workloads.errors import PlaceError, UsageError
 from workloads.storage.folders import locate
 
-FLAGS = {
-    *("--recipe", "--run", "--data", "--model", "--epochs", "--batch-size", "--learning-rate", "--seed", "--workers"),
-    *(
-        "--storage",
-        "--results",
-        "--wandb",
-        "--wandb-key-file",
-        "--address",
-        "--max-usd",
-        "--timeout",
-        "--dry-run",
-        "--json",
-    ),
-    *("--set", "--require-fabric", "--no-require-fabric"),
-}
-"""The whole surface: a flag more is a decision, not an accident."""
 
-
-def options(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    train.add_train_arguments(parser)
-    return parser.parse_args(argv)
+def planned(*words: str, place: session.Place = LAPTOP) -> Run:
+    return train.plan(parsed(train.add_train_arguments, *words), place)
 
 
 def cluster(**changes: Any) -> ClusterEnvironment:
@@ -61,29 +41,9 @@ def cluster(**changes: Any) -> ClusterEnvironment:
     return ClusterEnvironment.from_mapping({**values, **changes})
 
 
-def test_the_flags_are_these_and_each_tuned_one_is_a_field_of_the_configuration() -> None:
-    parser = argparse.ArgumentParser()
-    train.add_train_arguments(parser)
-    assert {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"} == FLAGS
-    fields = {field.name for field in dataclasses.fields(TrainConfig)}
-    assert set(train.TUNED_FIELDS) <= fields
-    assert {"--" + name.replace("_", "-") for name in train.TUNED_FIELDS} <= FLAGS
-
-
-def test_a_flag_changes_its_field_and_leaves_the_recipe_alone() -> None:
-    laptop = session.Place(address=None, environment=None)
-    run = train.plan(options("--run", "a", "--epochs", "3", "--batch-size", "32", "--learning-rate", "0.01"), laptop)
-    recipe = train.configuration.digits_laptop()
-    assert run.config == dataclasses.replace(recipe, epochs=3, batch_size=32, learning_rate=0.01)
-    assert (run.workers, run.gpus_per_node) == (train.CPU_WORKERS, 0)
-    assert run.folder.uri.endswith("/.oasis/runs/a")
-
-
 def test_the_place_decides_workers_and_storage() -> None:
     gpus = cluster(gpus_per_node=8, gpu_max_nodes=2, runs_uri="gs://oasis-runs")
-    run = train.plan(
-        options("--run", "a", "--recipe", "imagenet_a3_ultra"), session.Place(address="h", environment=gpus)
-    )
+    run = planned("--run", "a", "--recipe", "imagenet_a3_ultra", place=session.Place(address="h", environment=gpus))
     assert (run.least_workers, run.workers, run.gpus_per_node, run.gpu_max_nodes) == (8, 8, 8, 2)
     assert run.folder.uri == "gs://oasis-runs/a"
     assert (run.strategy, run.bundles[0], len(run.bundles)) == ("PACK", {"GPU": 1, "CPU": 1}, 8)
@@ -91,7 +51,7 @@ def test_the_place_decides_workers_and_storage() -> None:
 
 @pytest.mark.parametrize(("given", "least", "most"), [("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2)])
 def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: int) -> None:
-    run = train.plan(options("--workers", given), session.Place(address=None, environment=None))
+    run = planned("--workers", given)
     assert (run.least_workers, run.workers) == (least, most)
 
 
@@ -107,8 +67,6 @@ def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: 
         (("--workers", "1:"), "--workers is 1:;"),
         (("--workers", "many"), "--workers is many"),
         (("--storage", "s3://bucket"), "is neither gs://BUCKET/PATH nor a local path"),
-        (("--recipe", "imagenet"), "there is no recipe 'imagenet'; there are digits_laptop, imagenet_a3_ultra"),
-        (("--model", "huge"), "model is 'huge' but must be one of"),
         (("--max-usd", "0"), "--max-usd is 0; it is an amount of USD above 0"),
         (("--max-usd", "-5"), "--max-usd is -5"),
         (("--max-usd", "nan"), "--max-usd is nan"),
@@ -117,7 +75,7 @@ def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: 
 )
 def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        train.plan(options(*flags), session.Place(address=None, environment=None))
+        planned(*flags)
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -127,7 +85,7 @@ def test_a_node_costs_its_way_of_buying_or_what_the_variable_says(monkeypatch: p
     gpus = cluster(**prices, gpus_per_node=8)
 
     def price(of: ClusterEnvironment) -> float | None:
-        return train.plan(options("--max-usd", "5"), session.Place(address="h", environment=of)).node_hour_usd
+        return planned("--max-usd", "5", place=session.Place(address="h", environment=of)).node_hour_usd
 
     assert price(gpus) == 51.40
     assert price(dataclasses.replace(gpus, ray_cluster_name="", ray_namespace="vision")) == 42.40, "a team's queue"
@@ -147,9 +105,9 @@ def test_in_pods_that_are_older_than_the_prices_nothing_is_missing_but_the_price
         if not name.endswith("_usd"):
             monkeypatch.setenv(f"OASIS_{name.upper()}", str(value))
     place = session.Place(address="h", environment=ClusterEnvironment.from_env())
-    assert train.plan(options(), place).node_hour_usd is None
+    assert planned(place=place).node_hour_usd is None
     with pytest.raises(UsageError, match="nobody has said what an hour of a node costs here"):
-        train.plan(options("--max-usd", "5"), place)
+        planned("--max-usd", "5", place=place)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +147,7 @@ def test_a_ray_of_its_own_that_a_busy_machine_starts_too_late_is_ended_and_start
             raise Exception("The current node timed out during startup. This could")  # ray 2.60, _private/node.py
 
     monkeypatch.setattr("ray.init", late)
-    with session.connect(session.Place(address=None, environment=None)):
+    with session.connect(LAPTOP):
         servers[1].kill()
     assert len(servers) == 2
     assert "Ray was not up within the 30 s that it gives itself; starting it once more" in capsys.readouterr().out
@@ -205,10 +163,8 @@ def test_a_data_name_is_below_the_mount_and_a_path_is_itself(monkeypatch: pytest
 
 
 @pytest.fixture
-def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_set: None) -> Path:
     """A place without a stack and without Ray, in which an embedded Ray is never reached."""
-    for name in [name for name in os.environ if name.startswith(("OASIS_", "RAY_", "WANDB_"))]:
-        monkeypatch.delenv(name)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("Ray was started")
@@ -217,39 +173,6 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(session, "prepare", lambda address: session.Place(address=address, environment=None))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_bad_data_storage_and_recipe_are_answered_before_ray_starts(
-    laptop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(*flags: str) -> tuple[int, str]:
-        code = main(["train", "--wandb", "off", *flags])
-        return code, capsys.readouterr().err
-
-    (laptop / "halves" / "train").mkdir(parents=True)
-    (laptop / "a-file").touch()
-    (laptop / "whole" / "train").mkdir(parents=True)
-    (laptop / "whole" / "val").mkdir()
-    for flags, code, message in [
-        (("--data", "/nonexistent"), 2, "the data path /nonexistent does not exist."),
-        (("--data", "nope"), 2, "'nope' was looked for below the data mount /data: the data path /data/nope does not"),
-        (("--data", "whole"), 2, f"For the folder here give --data {laptop / 'whole'}."),
-        (("--data", str(laptop / "a-file")), 2, "a-file is no folder."),
-        (("--data", str(laptop / "halves")), 2, "halves holds no folder 'val'."),
-        (("--recipe", "imagenet"), 2, "there is no recipe 'imagenet'"),
-        (("--data", "synthetic", "--storage", str(laptop / "a-file")), 8, "a-file"),
-        (("--data", str(laptop / "whole"), "--storage", "/proc"), 8, "/proc"),
-        (("--data", str(laptop / "whole"), "--results", str(laptop / "a-file")), 8, "cannot write results to"),
-        (
-            ("--data", str(laptop / "whole"), "--results", "/proc"),
-            8,
-            "Name another folder with --results; if its disk is full, free",
-        ),
-    ]:
-        found, said = refused(*flags)
-        assert (found, message in said) == (code, True), (flags, said)
-    with pytest.raises(AssertionError, match="Ray was started"):  # nothing is wrong with these
-        refused("--data", str(laptop / "whole"))
 
 
 def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
@@ -262,15 +185,6 @@ def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
     monkeypatch.setenv("OASIS_DATA_MOUNT", str(tmp_path))  # a mount that this machine has shows what is not in it
     with pytest.raises(UsageError, match="does not exist"):
         location.check_data("imagenet", here=False)
-
-
-def test_a_dry_run_prints_the_values_and_starts_nothing(laptop: Path, cli: CommandLine) -> None:
-    said = cli("train", "--data", "/nonexistent", "--workers", "1:3", "--dry-run").out
-    assert "nothing was started" in said
-    place = json.loads(cli("train", "--dry-run", "--json").out)["settings"]["data-place"]["value"]
-    assert place == str(laptop / ".oasis" / "data" / "digits")  # where the run itself writes and reads them
-    assert "asked of Ray: 3 x [1 CPU], placed SPREAD" in said
-    assert list(laptop.iterdir()) == []
 
 
 def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(laptop: Path, cli: CommandLine) -> None:
@@ -338,9 +252,8 @@ def test_what_runs_beside_the_workers_imports_no_torch() -> None:
 def test_the_environment_is_as_before_when_a_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "7")
     monkeypatch.delenv("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", raising=False)
-    run = train.plan(options(), session.Place(address=None, environment=None))
     before = dict(os.environ)
-    with driver._settings(dataclasses.replace(run, collective_timeout=5)):
+    with driver._settings(dataclasses.replace(planned(), collective_timeout=5)):
         assert os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] == "5"
         assert os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "7"
     assert dict(os.environ) == before
