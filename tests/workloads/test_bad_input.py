@@ -86,6 +86,9 @@ CASES = {
     "a read-only bucket": Case(
         "--storage gs://runs", 7, "ray lacks storage.objects.create access. The account needs roles/storage.objectUser"
     ),
+    "a file for results": Case(
+        "--results {here}/file", 8, "cannot write results to {here}/file/first: Not a directory"
+    ),
     "a full disk for results": Case(
         *("--results {here}/disk", 8, "cannot write results to {here}/disk/first: No space left on device. Name"),
         mounted="full",

@@ -145,7 +145,8 @@ def test_a_dry_run_prints_and_starts_nothing(tmp_path: Path, monkeypatch: pytest
     # Where the run itself writes and reads them.
     assert document["settings"]["data-place"]["value"] == str(tmp_path / ".oasis" / "data" / "digits")
     assert document["request"]["bundles"] == [{"CPU": 1}] * 2
-    said = cli("train", "--dry-run", "--data", "/nonexistent", "--workers", "1:3").out
+    said = cli("train", "--dry-run", "--data", "/nonexistent", "--workers", "1:3", "--address", "h:6379").out
+    assert re.search(r"^address +h:6379 +flag --address$", said, re.MULTILINE)
     assert said.endswith("\nasked of Ray: 3 x [1 CPU], placed SPREAD\nnothing was started\n")
     assert list(tmp_path.iterdir()) == []
 
