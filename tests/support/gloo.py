@@ -41,7 +41,7 @@ def rank(seat: Seat, plan: RankPlan) -> Rank:
     return Rank(seat, Layout(nodes=1, ranks_per_node=seat.ranks, gpus_per_node=0), plan, {})
 
 
-def together(ranks: int, work: Callable[[Seat], Answer], seconds: float = 120.0) -> list[Answer]:
+def together(ranks: int, work: Callable[[Seat], Answer], seconds: float = 300.0) -> list[Answer]:
     """Run the same work in as many processes as there are ranks, in one process group; their answers, by rank.
 
     Args:

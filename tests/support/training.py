@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.support import gloo
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.sampling import Batch, Slot
 from workloads.convnext.learning.loop import Record, Training
-from workloads.nccl.definitions.collectives import Seat
 
 CPU = torch.device("cpu")
 
@@ -86,15 +82,3 @@ class Killer(Recorder):
 def weights(training: Training) -> Tensor:
     """All weights in one row."""
     return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
-
-
-def on_two_ranks(work: Callable[[], Any]) -> list[tuple[Any, list[str]]]:
-    """What `work`, a function of a test module, returns on each of two gloo ranks, and the warnings it caused there."""
-    return gloo.together(2, partial(_with_warnings, work), seconds=600)
-
-
-def _with_warnings(work: Callable[[], Any], _: Seat) -> tuple[Any, list[str]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = work()
-    return result, [str(warning.message) for warning in caught]

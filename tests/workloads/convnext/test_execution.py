@@ -13,13 +13,15 @@ import torch
 from torch import nn
 from torch.backends import cuda
 
-from tests.support.training import CPU, Few, Recorder, on_two_ranks, small, weights
+from tests.support import gloo
+from tests.support.training import CPU, Few, Recorder, small, weights
 from workloads.convnext.learning import execution
 from workloads.convnext.learning import model as architecture
 from workloads.convnext.learning.loop import Training
 from workloads.doctor import command as doctor
 from workloads.doctor.finding import Subject
 from workloads.errors import WorkloadFailedError
+from workloads.nccl.definitions.collectives import Seat
 
 GPU = torch.device("cuda", 0)
 
@@ -114,7 +116,7 @@ def test_what_measures_compiled_code_fails_where_nothing_is_compiled(monkeypatch
         Training(small(compile=True), Few(64), Few(16), CPU, eager_fallback=False)
 
 
-def compiled_and_eager() -> list[tuple[list[str], list[float], Any]]:
+def compiled_and_eager(_: Seat) -> list[tuple[list[str], list[float], Any]]:
     """On a rank: what is said, the losses and the weights, of a run that is to be compiled and of one that is not."""
     # Two equal blocks, which share their code: nano's nine parts take a minute to compile.
     architecture.STAGES["nano"] = ((8,), (2,))
@@ -142,7 +144,7 @@ def test_two_ranks_whose_model_is_compiled_learn_what_eager_ones_learn(
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     here = Subject(environment=None, variables=os.environ, gpus=0)
     lacking = doctor.examine("compiler", doctor.CHECKS["compiler"], here).found
-    ranks = [found for found, _ in on_two_ranks(compiled_and_eager)]
+    ranks = gloo.together(2, compiled_and_eager, seconds=600.0)
     for (said, losses, ends), (nothing, exact, eager) in ranks:
         if "no C++ compiler" in lacking or "no Python.h" in lacking:
             assert len(said) == 1 and said[0].endswith("; the model runs eager")

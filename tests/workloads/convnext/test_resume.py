@@ -12,15 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision
 
-from tests.support.training import on_two_ranks
+from tests.support import gloo
 from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import Checkpoint, CheckpointStore
 from workloads.convnext.run import trainer, worker
 from workloads.errors import AuthError, DataIntegrityError, PlaceError, UsageError, WorkloadError
+from workloads.nccl.definitions.collectives import Seat
 from workloads.reporting.history import Journal, parse
 from workloads.storage.folders import locate
 
@@ -34,11 +34,11 @@ class Damaged(CheckpointStore):
         return super().load(name, identity)
 
 
-def agreed(folder: str) -> tuple[str | None, list[str]]:
+def agreed(folder: str, seat: Seat) -> tuple[str | None, list[str]]:
     """What this rank of two goes on from; to rank 1, the newest checkpoint is damaged."""
     said: list[str] = []
-    kind = Damaged if dist.get_rank() == 1 else CheckpointStore
-    found = worker.agree(kind(locate(folder), keep=2), {}, dist.get_rank(), 2, said.append)
+    kind = Damaged if seat.rank == 1 else CheckpointStore
+    found = worker.agree(kind(locate(folder), keep=2), {}, seat.rank, seat.ranks, said.append)
     return found.name if found else None, said
 
 
@@ -59,7 +59,7 @@ def test_what_another_rank_could_not_read_is_kept_and_what_is_damaged_is_not(tmp
 def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(tmp_path: Path) -> None:
     store = CheckpointStore(locate(tmp_path), keep=2)
     names = [store.save({"step": step}, step, {}, {}).name for step in (1, 2)]
-    ((first, said), _), ((second, _), _) = on_two_ranks(partial(agreed, str(tmp_path)))
+    (first, said), (second, _) = gloo.together(2, partial(agreed, str(tmp_path)))
     assert first == second == names[0]
     assert said == [f"checkpoint {names[1]} is passed over: rank 1 cannot read it: a shard has another hash."]
 
