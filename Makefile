@@ -79,7 +79,7 @@ down:  ## end what `make demo` started; runs, data and results stay
 # Two processes whose tests start servers take up to 14 GB.
 SERVERS = $(shell awk '/^MemAvailable/ { print ($$2 < 14e6 ? 1 : 2) }' /proc/meminfo)
 
-# One more than there are processors: a quarter of these tests' time is spent waiting for another process or a pause.
+# One more than there are processors, as some of their time is waiting (on two: 243 s where two processes took 281 s).
 SIDE_BY_SIDE = --numprocesses $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --dist worksteal
 
 # First what tests of all kinds need, as a compiler beside them would take their time; then those that any number of
