@@ -85,6 +85,10 @@ beside the call that it was killed at, and not kept, the next one changes again.
 _CONTROL_PLANE = frozenset({"clusterCaCertificate", "endpoint", "privateEndpoint", "publicEndpoint"})
 """Fields about the Kubernetes behind a cluster, which the model has none of."""
 
+_NAMED_BY_GOOGLE = "billingbudgets/budget "
+"""Of these a run that is killed at the right call leaves one more (docs/cost.md); whether it is that call depends on
+the order in which the engine makes what does not wait for each other, which varies."""
+
 _SECTIONS: Mapping[str, Sequence[Mapping[str, Any] | None]] = {
     "oasis:build": (None, {}, {"peered": True}),
     "oasis:wandb": (None, {}, {"keep": False}),
@@ -267,14 +271,16 @@ def fields(cloud: Cloud) -> Fields:
 
 def differences(engine: Sequence[Command], model: Sequence[Command]) -> Iterator[str]:
     """What the two came to that is not the same."""
+    killed = False
     for number, (verb, ours, theirs) in enumerate(zip(VERBS, engine, model, strict=True), 1):
         where = f"{verb}, command {number}"
         if ours.outcomes != theirs.outcomes:
             yield f"{where}: the engine's runs were {ours.outcomes}, the model's {theirs.outcomes}"
+        killed |= "killed" in ours.outcomes
         for run, (there, here) in enumerate(zip(ours.seen, theirs.seen, strict=False), 1):
             for name in sorted(there.keys() | here.keys()):
                 found, modelled = there.get(name, []), here.get(name, [])
-                if len(found) != len(modelled):
+                if len(found) != len(modelled) and not (killed and name.startswith(_NAMED_BY_GOOGLE)):
                     yield f"{where}, look {run}: {name}: {len(found)} with the engine, {len(modelled)} in the model"
                 for one, other in zip(found, modelled, strict=False):
                     told = (

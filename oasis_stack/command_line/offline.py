@@ -132,10 +132,15 @@ class Deployment:
         self._by_urn[resource.urn] = resource
 
 
-def deploy_stack(config: Mapping[str, object], preview: bool = False, answers: mocks.Mocks | None = None) -> Deployment:
+def deploy_stack(
+    config: Mapping[str, object],
+    preview: bool = False,
+    answers: mocks.Mocks | None = None,
+    registered: Deployment | None = None,
+) -> Deployment:
     """What the wiring diagram registers for the `config` section of a stack file."""
     secrets = frozenset({"oasis:wandb_api_key"})
-    return deploy(lambda: runpy.run_path(str(ROOT / "__main__.py")), config, preview, secrets, answers)
+    return deploy(lambda: runpy.run_path(str(ROOT / "__main__.py")), config, preview, secrets, answers, registered)
 
 
 def deploy(
@@ -144,13 +149,15 @@ def deploy(
     preview: bool = False,
     secrets: frozenset[str] = frozenset(),
     answers: mocks.Mocks | None = None,
+    registered: Deployment | None = None,
 ) -> Deployment:
     """Run `program` with `config` (namespaced keys; what is not text becomes JSON); return what it registered.
 
-    Every resource comes out as `answers` says, or else as it went in, with what Google computes.
+    Every resource comes out as `answers` says, or else as it went in, with what Google computes. Each is kept in
+    `registered` before that, for answers that look there.
     An exception of the program, of an `apply`, of `answers` or of the mock's own checks is raised here.
     """
-    monitor = _Monitor(answers or OfflineCloud(preview))
+    monitor = _Monitor(answers or OfflineCloud(preview), Deployment() if registered is None else registered)
     text = {key: value if isinstance(value, str) else json.dumps(value) for key, value in (config or {}).items()}
 
     async def drained() -> None:
@@ -189,9 +196,9 @@ def deploy(
 class _Monitor(mocks.MockMonitor):
     """Keeps each whole request: `MockResourceArgs` carries neither parent nor dependencies nor options."""
 
-    def __init__(self, cloud: mocks.Mocks) -> None:
+    def __init__(self, cloud: mocks.Mocks, deployment: Deployment) -> None:
         super().__init__(cloud)
-        self.deployment = Deployment()
+        self.deployment = deployment
         self._lock = threading.Lock()
 
     def RegisterResource(self, request: Any) -> Any:

@@ -32,7 +32,6 @@ from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registere
 from oasis_stack.live_state import WaitError
 from tests.emulator.google import directly
 from tests.emulator.provider_client import Client, Failed, Held
-from tests.support.program import deploy_stack as declared
 
 CALLER = "user:deployer@example.com"
 _WAIT = "pulumi-python:dynamic/wait:"
@@ -110,9 +109,10 @@ class OneProcess(mocks.Mocks):
             self.cloud.turn(policies.GRANT_SECONDS)
             set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
         self._config = config
-        self._declared = declared(config)
+        self._declared = Deployment()
+        """What the last run declared, and after one that did not end, what those before it did."""
         self._before = Deployment()
-        """What the stack file that was there before declared."""
+        """The same before the run that goes on."""
         self._others = OfflineCloud(preview=False)
         self.held: dict[Key, Held] = {}
         """What the engine knows of Google."""
@@ -135,7 +135,7 @@ class OneProcess(mocks.Mocks):
             shutil.copytree(self.cloud.directory, directory)
         other = OneProcess(directory or self.cloud.directory, config)
         other.held, other._made, other._kept = copy.deepcopy(self.held), dict(self._made), set(self._kept)
-        other._made_providers, other._before = dict(self._made_providers), self._declared
+        other._made_providers, other._declared = dict(self._made_providers), self._declared
         return other
 
     def up(self) -> Deployment:
@@ -248,8 +248,9 @@ class OneProcess(mocks.Mocks):
 
     def _up(self) -> Deployment:
         self.steps.clear()
+        self._before, self._declared = self._declared, Deployment()
         try:
-            deployment = deploy_stack(self._config, answers=self)
+            deployment = deploy_stack(self._config, answers=self, registered=self._declared)
             for held in reversed(self._replaced):
                 self._delete(held, 1)
                 self._replaced.remove(held)
@@ -257,6 +258,12 @@ class OneProcess(mocks.Mocks):
             gone = [found for found in self._before if (found.type, found.name) not in now]
             for step in resource_tree.deletion_steps(self._before, gone):
                 self._let_go(step)
+        except (Failed, Killed):
+            reached = {(found.type, found.name) for found in self._declared}
+            for found in self._before:
+                if (found.type, found.name) not in reached:
+                    self._declared.add(found)
+            raise
         finally:
             self._gke_steps()
         return deployment
@@ -330,10 +337,10 @@ class OneProcess(mocks.Mocks):
     def _dependents(self, urn: str) -> list[Key]:
         """What is held and has an input from a resource, or from one that does, oldest first."""
         urns = {urn}
-        for found in self._declared:  # which was registered after what it depends on
+        for found in self._before:  # which was registered after what it depends on
             if urns & {one for many in found.property_dependencies.values() for one in many}:
                 urns.add(found.urn)
-        named = {(one.type, one.name) for one in self._declared if one.urn in urns - {urn}}
+        named = {(one.type, one.name) for one in self._before if one.urn in urns - {urn}}
         return [key for key in self._made if key in named and key in self.held]
 
     def _begin(self) -> None:

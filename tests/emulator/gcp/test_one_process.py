@@ -16,7 +16,7 @@ from emulator.gcp.resources import google_client
 from emulator.google import operations
 from oasis_stack.command_line import recovery
 from tests.emulator.google import enable
-from tests.emulator.one_process import Cut, OneProcess, resumed
+from tests.emulator.one_process import Cut, Killed, OneProcess, resumed
 from tests.emulator.provider_client import Failed
 from tests.support.legal_stacks import stacks
 from tests.support.setting_examples import (
@@ -136,6 +136,18 @@ def test_after_an_interruption_anywhere_the_next_run_finishes_and_nothing_is_the
     _, runs = resumed(going.destroy)
     assert (runs > 1) == (cut != "lost")
     assert [one.name for one in going.cloud.inventory().other] == []
+
+
+def test_a_destroy_after_a_change_was_cut_off_also_takes_what_the_change_had_not_yet_removed(
+    standing: OneProcess, tmp_path: Path
+) -> None:
+    google = standing.configured(FULL, tmp_path / "cut-off")
+    google.cuts = {1: "killed after"}
+    with pytest.raises(Killed):
+        google.up()
+    assert kinds(google) > kinds(standing)
+    google.destroy()
+    assert [one.name for one in google.cloud.inventory().other] == []
 
 
 @pytest.mark.thorough
