@@ -1,10 +1,16 @@
-"""The programs that the command line calls: looked for first, called by argument vector, never through a shell."""
+"""The programs that the command line calls: looked for first, called by argument vector, never through a shell.
+
+Ctrl-C reaches them from the terminal as well, and they are left to end in order: a Pulumi that is killed before leaves
+its lock, and what it was making in no state.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 INSTALL = {
@@ -35,9 +41,12 @@ def require(*names: str) -> None:
 
 
 def show(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run a program on this terminal; its exit status."""
-    require(arguments[0])
-    return subprocess.run(arguments, env={**os.environ, **(environment or {})}, check=False).returncode
+    """Run a program on this terminal; its exit status.
+
+    Raises:
+        KeyboardInterrupt: there was one, and the program has ended.
+    """
+    return run(arguments, environment).returncode
 
 
 def read(
@@ -49,16 +58,9 @@ def read(
 
     Raises:
         ProgramError: it failed; with what it said.
+        KeyboardInterrupt: as `show`.
     """
-    require(arguments[0])
-    done = subprocess.run(
-        arguments,
-        env={**os.environ, **(environment or {})},
-        input="" if stdin is None else stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(arguments, environment, stdin or "")
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip() or "it said nothing"
         raise ProgramError(f"`{' '.join(arguments)}` failed with status {done.returncode}:\n{said}")
@@ -73,3 +75,33 @@ def succeeds(arguments: Sequence[str], environment: Mapping[str, str] | None = N
         require(arguments[0])
         return False
     return True
+
+
+def run(
+    arguments: Sequence[str], environment: Mapping[str, str] | None, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end: on this terminal, or with `stdin` and what it says kept.
+
+    Raises:
+        ProgramError: it is not installed.
+        KeyboardInterrupt: there was one, and the program has ended.
+    """
+    require(arguments[0])
+    pipe = None if stdin is None else subprocess.PIPE
+    interrupts = 0
+    with subprocess.Popen(
+        arguments, env={**os.environ, **(environment or {})}, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as program:
+        while True:
+            try:
+                said = program.communicate(None if interrupts else stdin)
+                break
+            except KeyboardInterrupt:  # comes after the quarter of a second that the program is given first
+                interrupts += 1
+            if interrupts > 1:  # it may have heard of none, as where only this process is sent them
+                program.send_signal(signal.SIGINT)
+            elif program.poll() is None:
+                print(f"waiting for {arguments[0]} to end in order; Ctrl-C again cuts it off", file=sys.stderr)
+    if interrupts:
+        raise KeyboardInterrupt
+    return subprocess.CompletedProcess(arguments, program.returncode, *said)

@@ -18,7 +18,7 @@ import pytest
 
 from emulator import __main__ as emulator_command_line
 from oasis_stack import __main__ as command_line
-from oasis_stack.command_line import image, stack_file
+from oasis_stack.command_line import external_program, image, stack_file
 from tests.support.program import deploy_stack
 
 OUTPUTS = {
@@ -51,11 +51,12 @@ class Programs:
     answers: dict[str, Any] = field(default_factory=dict)
     """First words of a command line to its output; an int is an exit status."""
 
-    def run(self, arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        assert not options.get("shell")
+    def run(
+        self, arguments: list[str], environment: dict[str, str] | None, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         self.calls.append(list(arguments))
-        self.stdin.append(options.get("input"))
-        self.environments.append(options["env"])
+        self.stdin.append(stdin)
+        self.environments.append({**os.environ, **(environment or {})})
         line = " ".join(arguments)
         found = max((known for known in self.answers if known in line), key=len, default=None)
         answer = "" if found is None else self.answers[found]
@@ -74,7 +75,7 @@ def _kubectl(version: str) -> str:
 def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
     answers = {"stack output": json.dumps(OUTPUTS), "stack export": "{}", "kubectl version": _kubectl("v1.31.0")}
     made = Programs(answers=answers)
-    monkeypatch.setattr(subprocess, "run", made.run)
+    monkeypatch.setattr(external_program, "run", made.run)
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     for name in ("PULUMI_BACKEND_URL", "PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -662,19 +663,19 @@ def test_what_another_may_have_made_is_taken_over_if_google_or_the_terminal_says
 ) -> None:
     questions, put = list[str](), list[dict[str, Any]]()
 
-    def pulumi(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def pulumi(arguments: list[str], *others: Any) -> subprocess.CompletedProcess[str]:
         if "--event-log" in arguments and not put:
             event = {"resOpFailedEvent": {"metadata": {"op": "create", "new": resource}}}
             Path(arguments[arguments.index("--event-log") + 1]).write_text(json.dumps(event))
             return subprocess.CompletedProcess(arguments, 255)
         if arguments[3:5] == ["stack", "import"]:
-            put.append(json.loads(options["input"]))
+            put.append(json.loads(others[-1]))
         if "refresh" in arguments:
             put[-1]["deployment"]["resources"] = [{**one, "outputs": outputs} for one in _resources(put[-1])]
         run.programs.answers["stack export"] = json.dumps(put[-1] if put else {"deployment": None})
-        return run.programs.run(arguments, **options)
+        return run.programs.run(arguments, *others)
 
-    monkeypatch.setattr(subprocess, "run", pulumi)
+    monkeypatch.setattr(external_program, "run", pulumi)
     monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None)
     monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or answer)
 
@@ -694,23 +695,23 @@ def test_what_a_failed_replacement_was_to_replace_goes_only_if_there_is_another_
     old = {**BUCKET, "id": "before", "outputs": {}}
     states = [{"deployment": {"resources": [old]}}]
 
-    def pulumi(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def pulumi(arguments: list[str], *others: Any) -> subprocess.CompletedProcess[str]:
         if "--event-log" in arguments and len(states) == 1:
             event = {"resOpFailedEvent": {"metadata": {"op": "create-replacement", "new": BUCKET}}}
             Path(arguments[arguments.index("--event-log") + 1]).write_text(json.dumps(event))
             return subprocess.CompletedProcess(arguments, 255)
         if arguments[3:5] == ["stack", "import"]:
-            states.append(json.loads(options["input"]))
+            states.append(json.loads(others[-1]))
             standing = [one["urn"] for one in _resources(states[-1]) if not one.get("delete")]
             assert len(standing) == len(set(standing)), "Pulumi refuses such a state"
         if "refresh" in arguments:
             there = [one for one in _resources(states[-1]) if made or one["id"] == "before"]
             states[-1]["deployment"]["resources"] = [{**one, "outputs": {"timeCreated": made}} for one in there]
         run.programs.answers["stack export"] = json.dumps(states[-1])
-        return run.programs.run(arguments, **options)
+        return run.programs.run(arguments, *others)
 
     run.programs.answers["stack export"] = json.dumps(states[-1])
-    monkeypatch.setattr(subprocess, "run", pulumi)
+    monkeypatch.setattr(external_program, "run", pulumi)
 
     is_ours = made is not None and made > "2026"
     assert run("up") == (0 if is_ours else 255)
