@@ -227,10 +227,7 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     for note in plan.notes(settings, now) if options.command in ("preview", "up") else ():
         _say(note)
     if options.command in ("destroy", "destroy-plan"):
-        from oasis_stack.preflight import kept
-
-        _say("\n  ".join(["Ends with the stack:", *cluster_access.running(stack)]))
-        _say("\n  ".join(["Stays:", *kept.lines(settings, now)]))
+        _say_what_a_destroy_does(settings, stack, now)
         if options.command == "destroy-plan":
             return OK
     if options.command in ("up", "destroy"):
@@ -243,6 +240,27 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
     if options.command == "up":
         return recovery.up(stack, _say, yes=options.yes)
     return stack.run(options.command, extra=["--yes"] if options.yes else [])
+
+
+def _say_what_a_destroy_does(settings: Settings, stack: Stack, now: datetime) -> None:
+    """List what ends and what stays.
+
+    Raises:
+        ProgramError: what stays is not what the stack file says.
+    """
+    from oasis_stack.preflight import kept
+
+    try:
+        state = stack.state()
+    except ProgramError:
+        state = {}  # there is no such stack, or Pulumi is about to say itself what else is wrong
+    if unapplied := [*kept.unapplied(settings, state)]:
+        raise ProgramError(
+            "\n".join([*unapplied, "Pulumi destroys by the last `pulumi up`, so nothing was destroyed."])
+            + f"\nBring the stack file into effect first (make up STACK={stack.name}), or set it back."
+        )
+    _say("\n  ".join(["Ends with the stack:", *cluster_access.running(stack)]))
+    _say("\n  ".join(["Stays:", *kept.lines(settings, now)]))
 
 
 def _planned_forecast(settings: Settings, stack: Stack) -> None:

@@ -5,10 +5,12 @@ Sizes are asked of Google and waited for a few seconds: nobody's destroy hangs o
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from oasis_stack.facts import names, prices
 from oasis_stack.facts.prices import Price, PriceTableError
@@ -24,6 +26,13 @@ paid for (Google Cloud documentation, "Google Cloud metrics", storage)."""
 
 _MEASURED = timedelta(days=2)
 """It is measured once a day; how much later it is to be seen is a guess."""
+
+_IDENTITIES = {
+    "gcp:artifactregistry/repository:Repository": "repositoryId",
+    "gcp:secretmanager/secret:Secret": "secretId",
+    "gcp:storage/bucket:Bucket": "name",
+}
+"""Types of what can be kept, and the input that names one."""
 
 _GB = 1e9  # a bill that counts in GiB is 7 % lower
 
@@ -71,6 +80,29 @@ def lines(settings: Settings, now: datetime) -> Iterator[str]:
     for reason in dict.fromkeys(found.reason for found in sizes.values() if found.reason):
         unknown = " and ".join(what for what, found in sizes.items() if found.reason == reason)
         yield f"(sizes of {unknown} are not known: {reason})"
+
+
+def unapplied(settings: Settings, state: Mapping[str, Any]) -> Iterator[str]:
+    """What the stack file says of what stays and the last `up` did not: it is by the state that Pulumi destroys.
+
+    Args:
+        settings: of the stack file.
+        state: as `pulumi stack export` has it; empty where there is no stack.
+    """
+    said = {
+        names.repository(settings.name, kind): ("registry", settings.registry.keep) for kind in ("docker", "python")
+    }
+    for purpose, bucket in (("data", settings.data), ("runs", settings.runs)):
+        said[names.bucket(settings.project, settings.name, purpose)] = (purpose, bucket.keep)
+    said[names.secret(settings.name, "wandb")] = ("wandb", settings.wandb is not None and settings.wandb.keep)
+    found: dict[str, None] = {}
+    for resource in (state.get("deployment") or {}).get("resources", []):
+        identity = resource.get("inputs", {}).get(_IDENTITIES.get(resource["type"]))
+        section, keep = said.get(identity, ("", False))
+        if section and keep != resource.get("retainOnDelete", False):
+            was, now = json.dumps(not keep), json.dumps(keep)
+            found[f"oasis:{section}.keep is {now} in the stack file, and was {was} in the last `pulumi up`"] = None
+    yield from found
 
 
 def _sizes(questions: Mapping[str, Ask]) -> dict[str, _Sizes]:

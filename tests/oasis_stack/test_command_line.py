@@ -560,6 +560,30 @@ def test_destroy_first_lists_what_runs_and_what_stays(run: CommandLine) -> None:
     assert run.programs.calls[-1] == ["pulumi", "--cwd", str(run.folder), "destroy", "--stack", "dev", "--yes"]
 
 
+@pytest.mark.parametrize("section", ["data", "runs", "registry", "wandb"])
+def test_nothing_is_destroyed_that_the_stack_file_keeps_and_the_last_up_did_not_nor_the_other_way_round(
+    run: CommandLine, section: str
+) -> None:
+    resources = [
+        {"type": one.type, "inputs": one.inputs, "retainOnDelete": one.retain_on_delete}
+        for one in deploy_stack(stack_file.config(run.file))
+    ]
+    state = json.dumps({"deployment": {"resources": resources}})
+    run.programs.answers |= {"stack export": state, "kubectl get": json.dumps({"items": []})}
+    assert run("destroy", "--yes") == 0 and run.programs.called(" destroy ")
+    run.programs.calls.clear()
+
+    kept = stack_file.config(run.file)[f"oasis:{section}"]["keep"]
+    now, was = json.dumps(not kept), json.dumps(kept)
+    here = rf"(?<=oasis:{section}:\n    keep: ){was}"
+    run.file.write_text(re.sub(here, now, run.file.read_text()))
+    for command in (["destroy-plan"], ["destroy", "--yes"]):
+        assert run(*command) == 1
+        told = f"oasis:{section}.keep is {now} in the stack file, and was {was} in the last `pulumi up`\n"
+        assert told in run.complained()
+    assert not run.programs.called(" destroy ")
+
+
 HEAD = {
     "metadata": {"name": "oasis-head-1", "labels": {"ray.io/node-type": "head"}},
     "spec": {"containers": [{"name": "ray-head", "image": "old@sha256:1"}]},
