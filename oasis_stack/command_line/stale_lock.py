@@ -7,6 +7,7 @@ that a kill has left empty hides the file: "failed to load checkpoint: EOF" (goc
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -39,7 +40,7 @@ def release(stack: Stack, say: Callable[[str], None]) -> None:
     if backend.scheme == "file":
         folder = Path(backend.netloc + backend.path).expanduser()
         _remove_empty(folder / ".pulumi" / "stacks" / project / f"{stack.name}.json.attrs", say)
-        found = [json.loads(file.read_text()) for file in sorted((folder / locks).glob("*.json"))]
+        found = _kept(folder / locks)
     if backend.scheme == "gs":
         found = _stored(stack, backend.netloc, f"{backend.path.strip('/')}/{locks}/".removeprefix("/"))
     if found and all(map(_is_left_behind, found)):
@@ -54,15 +55,25 @@ def _remove_empty(content_type: Path, say: Callable[[str], None]) -> None:
         content_type.unlink()
 
 
+def _kept(folder: Path) -> list[Lock]:
+    """The locks in a folder."""
+    found: list[Lock] = []
+    for file in sorted(folder.glob("*.json")):
+        with contextlib.suppress(FileNotFoundError):  # that run has ended since
+            found.append(json.loads(file.read_text()))
+    return found
+
+
 def _stored(stack: Stack, bucket: str, prefix: str) -> list[Lock]:
     """The locks in a bucket; none where it cannot be read: Pulumi is about to say what is wrong."""
     project = str(stack_file.config(stack.file).get("gcp:project", ""))
     objects = f"{live_state.google_api('storage', 'https://storage.googleapis.com/storage/v1/')}b/{bucket}/o"
     try:
         names = [one["name"] for one in live_state.google_list(project, f"{objects}?prefix={quote(prefix, safe='')}")]
-        return [live_state.google_get(project, f"{objects}/{quote(name, safe='')}", {"alt": "media"}) for name in names]
+        read = [live_state.google_get(project, f"{objects}/{quote(name, safe='')}", {"alt": "media"}) for name in names]
     except (live_state.RequestRefused, live_state.NotAnswering):
         return []
+    return [lock for lock in read if lock]  # without those whose run has ended since
 
 
 def _is_left_behind(lock: Lock) -> bool:

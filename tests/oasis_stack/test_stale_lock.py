@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -125,3 +125,43 @@ def test_a_lock_in_a_bucket_is_found_and_a_bucket_that_cannot_be_read_is_left_to
         f"{objects}/{quote(f'team/{FOLDER}/1.json', safe='')}",
     ]
     assert asked == expected[: 1 if refused else 2]
+
+
+@pytest.mark.parametrize("others", [[], [lock()]], ids=["alone", "beside one that nobody holds"])
+def test_a_lock_in_a_bucket_whose_run_ends_before_it_is_read_is_none(
+    stack: Stack, cancelled: list[list[str]], monkeypatch: pytest.MonkeyPatch, others: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://states/team")
+    names = [f"team/{FOLDER}/{number}.json" for number in range(1 + len(others))]
+    stored = dict(zip(names[1:], others, strict=True))  # Google has nothing of the first any more
+
+    def get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        if parameters.get("alt") == "media":
+            return stored.get(unquote(url.rpartition("/")[2]), {})
+        return {"items": [{"name": name} for name in names]}
+
+    monkeypatch.setattr(live_state, "google_get", get)
+
+    stale_lock.release(stack, lambda _: None)
+
+    assert len(cancelled) == len(others)
+
+
+@pytest.mark.parametrize("others", [[], [lock()]], ids=["alone", "beside one that nobody holds"])
+def test_a_lock_in_a_folder_whose_run_ends_before_it_is_read_is_none(
+    stack: Stack,
+    cancelled: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    others: list[dict[str, Any]],
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}/state")
+    folder = tmp_path / "state" / FOLDER
+    folder.mkdir(parents=True)
+    (folder / "0.json").symlink_to("gone.json")  # listed, and not there when it is opened
+    for number, content in enumerate(others, 1):
+        (folder / f"{number}.json").write_text(json.dumps(content))
+
+    stale_lock.release(stack, lambda _: None)
+
+    assert len(cancelled) == len(others)
