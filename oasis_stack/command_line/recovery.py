@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from oasis_stack.command_line import stale_lock
 from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.command_line.pulumi_stack import Stack
 
@@ -65,12 +66,16 @@ def settle(stack: Stack, say: Callable[[str], None]) -> None:
         ProgramError: Pulumi could not, as while another run holds the stack.
     """
     try:
-        pending = _deployment(stack.state()).get("pending_operations") or []
+        state = stack.state()
     except ProgramError:
         return  # there is no such stack yet, or Pulumi is about to say what else is wrong
-    if pending:
-        say(f"The last run was cut off while it worked on {_counted(len(pending))}: asking what exists")
-        _take_over(stack, [one["resource"] for one in pending if one["type"] == "creating"])
+    pending = _deployment(state).get("pending_operations") or []
+    # What an earlier look put there, and was cut off before it had read: an import leaves no pending operations.
+    unread = [one for one in _resources(state) if one["type"] in IDENTITIES and "outputs" not in one]
+    if pending or unread:
+        say(f"The last run was cut off while it worked on {_counted(len(pending) + len(unread))}: asking what exists")
+        created = [one["resource"] for one in pending if one["type"] == "creating"]
+        _existing(stack, state, *_candidates(state, created))
 
 
 def up(stack: Stack, say: Callable[[str], None], *, yes: bool) -> int:
@@ -86,16 +91,14 @@ def up(stack: Stack, say: Callable[[str], None], *, yes: bool) -> int:
         if not lost:
             return status
         say(f"Google may have made {_counted(len(lost))} that failed: asking what exists")
-        found, replaced = _take_over(stack, lost)
-        others = [one for one in found if not _is_ours(one, begun)]
+        ours, others = _take_over(stack, lost, begun, say)
         if others:
-            _let_go(stack, {one["urn"] for one in others}, replaced)
             named = ", ".join(str(one["id"]) for one in others)
             say(f"Left alone, as another may have made it: {named}. `pulumi import` takes over what is this stack's.")
-        names = [one["urn"].rpartition("::")[2] for one in found if one not in others]
-        if not names:
+        if not ours:
             say("Nothing is taken over.")
             return status
+        names = [one["urn"].rpartition("::")[2] for one in ours]
         say(f"Taken over: {', '.join(names)}. Going on with `pulumi up`")
 
 
@@ -110,31 +113,71 @@ def _up(stack: Stack, yes: bool) -> tuple[int, list[dict[str, Any]]]:
     return status, [one for one in failed if identity(one)]
 
 
-def _take_over(stack: Stack, created: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], set[Entry]]:
-    """Those that exist, with the inputs as they were given and the outputs as they are; and what they replace, which
-    the next `up` deletes, as Pulumi itself has it.
+def _take_over(
+    stack: Stack, lost: Iterable[Mapping[str, Any]], begun: datetime, say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What exists of those that failed in a run: the stack's, which is in the state from then on, and what another may
+    have made, which is not. That is so too where the refresh fails or a person ends this.
 
     Raises:
-        ProgramError: the refresh failed.
+        ProgramError: the refresh failed, or Pulumi refuses the state.
     """
     state = stack.state()
-    before = _deployment(state).get("resources") or []
+    maybe, replaced = _candidates(state, lost)
+    undecided = {one["urn"] for one in maybe if not _has_made_up_name(one)}
+    ours: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    try:
+        found = _existing(stack, state, maybe, replaced)
+        undecided.intersection_update(one["urn"] for one in found)
+        for one in sorted(found, key=_needs_a_person):  # who may end this, and then the rest is decided
+            if _is_ours(one, begun):
+                undecided.discard(one["urn"])
+                ours.append(one)
+            else:
+                others.append(one)
+    except BaseException:
+        stale_lock.release(stack, say)  # a refresh that Ctrl-C ended may have left its own
+        raise
+    finally:
+        if undecided:
+            _let_go_of_others(stack, undecided, replaced)
+    return ours, others
+
+
+def _candidates(
+    state: Mapping[str, Any], created: Iterable[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], set[Entry]]:
+    """What may have been made of those that were being created, and the state does not know of; and what that replaces,
+    which the next `up` deletes, as Pulumi itself has it.
+    """
+    before = _resources(state)
     known = {_entry(one) for one in before}
     named = [{**one, "id": identity(one)} for one in created if identity(one)]
     maybe = [one for one in named if _entry(one) not in known]
     urns = {one["urn"] for one in maybe}
-    replaced = {_entry(one) for one in before if one["urn"] in urns and not one.get("delete")}
-    before = [{**one, "delete": True} if _entry(one) in replaced else one for one in before]
+    return maybe, {_entry(one) for one in before if one["urn"] in urns and not one.get("delete")}
+
+
+def _existing(
+    stack: Stack, state: Mapping[str, Any], maybe: Sequence[Mapping[str, Any]], replaced: Collection[Entry]
+) -> list[dict[str, Any]]:
+    """Put the candidates into the state, and have a refresh remove those that do not exist; the others, with the inputs
+    as they were given and the outputs as they are.
+
+    Raises:
+        ProgramError: the refresh failed; what it has not read is in the state without outputs.
+    """
+    before = [{**one, "delete": True} if _entry(one) in replaced else one for one in _resources(state)]
     stack.put_state({**state, "deployment": {**_deployment(state), "resources": [*before, *maybe]}})
     if stack.run("refresh", extra=["--yes", "--skip-preview"]):
         raise ProgramError(
             f"`pulumi refresh -s {stack.name}` failed, see above; at Google nothing was changed. Run this again."
         )
-    now = _deployment(stack.state()).get("resources") or []
-    there = {one["urn"]: one for one in now if not one.get("delete")}
+    there = {one["urn"]: one for one in _resources(stack.state()) if not one.get("delete")}
     if stays := {urn for urn, _ in replaced} - there.keys():
         _let_go(stack, stays, replaced)
-    return [{**there[one["urn"]], "inputs": one["inputs"]} for one in maybe if one["urn"] in there], replaced
+    return [{**there[one["urn"]], "inputs": one["inputs"]} for one in maybe if one["urn"] in there]
 
 
 def _let_go(stack: Stack, urns: Collection[str], replaced: Collection[Entry]) -> None:
@@ -145,12 +188,24 @@ def _let_go(stack: Stack, urns: Collection[str], replaced: Collection[Entry]) ->
     """
     state = stack.state()
     left: list[dict[str, Any]] = []
-    for one in _deployment(state)["resources"]:
+    for one in _resources(state):
         if one["urn"] in urns and _entry(one) in replaced:
             left.append({key: value for key, value in one.items() if key != "delete"})
         elif one["urn"] not in urns or one.get("delete"):
             left.append(one)
     stack.put_state({**state, "deployment": {**_deployment(state), "resources": left}})
+
+
+def _let_go_of_others(stack: Stack, urns: Collection[str], replaced: Collection[Entry]) -> None:
+    """As `_let_go`, of what another may have made; the error says what to do before the stack is destroyed."""
+    try:
+        _let_go(stack, urns, replaced)
+    except ProgramError as error:
+        commands = [f"\n  pulumi state delete -s {stack.name} '{urn}'" for urn in sorted(urns)]
+        raise ProgramError(
+            f"{error}\nThe state still names what another may have made, and a destroy would delete that. "
+            f"Where it is not this stack's, have Pulumi forget it first:{''.join(commands)}"
+        ) from error
 
 
 def _entry(resource: Mapping[str, Any]) -> Entry:
@@ -159,6 +214,10 @@ def _entry(resource: Mapping[str, Any]) -> Entry:
 
 def _deployment(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return state.get("deployment") or {}  # null in a stack that never ran
+
+
+def _resources(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return _deployment(state).get("resources") or []
 
 
 def _failed_creates(log: Path) -> list[dict[str, Any]]:
@@ -171,18 +230,34 @@ def _failed_creates(log: Path) -> list[dict[str, Any]]:
     return found
 
 
+def _has_made_up_name(resource: Mapping[str, Any]) -> bool:
+    """True for a resource that no other stack can have made."""
+    filled_in = resource["inputs"].get("__defaults", [])  # the key of Pulumi's providers for what they have filled in
+    return not _NAMES.isdisjoint(filled_in)
+
+
+def _made(resource: Mapping[str, Any]) -> str | None:
+    """When, if Google says so."""
+    return resource["outputs"].get("createTime") or resource["outputs"].get("timeCreated")
+
+
+def _needs_a_person(resource: Mapping[str, Any]) -> bool:
+    return not (_has_made_up_name(resource) or _made(resource))
+
+
 def _is_ours(resource: Mapping[str, Any], begun: datetime) -> bool:
     """False for a resource that another may have made."""
-    filled_in = resource["inputs"].get("__defaults", [])  # the key of Pulumi's providers for what they have filled in
-    if _NAMES.intersection(filled_in):
+    if _has_made_up_name(resource):
         return True
-    made = resource["outputs"].get("createTime") or resource["outputs"].get("timeCreated")
-    if made:
+    if made := _made(resource):
         return datetime.fromisoformat(made) >= begun
     if not sys.stdin.isatty():
         return False
     kind = resource["type"].rpartition(":")[2]
-    answer = input(f"{kind} {resource['id']} exists: is it this stack's? [y/N] ")
+    try:
+        answer = input(f"{kind} {resource['id']} exists: is it this stack's? [y/N] ")
+    except EOFError:
+        return False
     return answer.strip().lower() in ("y", "yes")
 
 

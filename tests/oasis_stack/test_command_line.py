@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import itertools
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -742,6 +745,151 @@ def test_what_a_failed_replacement_was_to_replace_goes_only_if_there_is_another_
 
     left = [(one["id"], one.get("delete", False)) for one in _resources(states[-1])]
     assert left == ([("before", True), ("some-project-data", False)] if is_ours else [("before", False)])
+
+
+STANDING = {**BUCKET, "urn": "urn::Bucket::runs", "id": "some-project-runs", "outputs": {"location": "US"}}
+MADE_UP = {**BUCKET, "urn": "urn::Bucket::build", "inputs": {"name": "build-4f6a01c", "__defaults": ["name"]}}
+
+
+@dataclass
+class PulumiWithAState:
+    """Pulumi with the state of one stack in a folder: its first `up` fails."""
+
+    run: CommandLine
+    backend: Path
+    state: dict[str, Any]
+    lost: list[dict[str, Any]]
+    """What `up` fails to make although it is there; with none it succeeds."""
+    cut_off: int | type[BaseException] = 0
+    """What becomes of the first refresh: an exit status, or what is raised."""
+    outputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What a refresh reads, by URN."""
+    holder: int = 0
+    """Process of the lock that an interrupted refresh leaves; 0: one that is gone."""
+
+    def __call__(self, arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        folder = self.backend / ".pulumi/locks/organization/oasis/dev"
+        if arguments[3:4] == ["cancel"]:
+            shutil.rmtree(folder)
+        elif folder.exists():
+            return subprocess.CompletedProcess(arguments, 255, "", "the stack is currently locked by 1 lock(s)")
+        status = self._refreshed(folder) if "refresh" in arguments else 0
+        if "--event-log" in arguments and self.lost:
+            events = [{"resOpFailedEvent": {"metadata": {"op": "create", "new": one}}} for one in self.lost]
+            Path(arguments[arguments.index("--event-log") + 1]).write_text("\n".join(map(json.dumps, events)))
+            self.lost, status = [], 255
+        if arguments[3:5] == ["stack", "import"]:
+            self.state = json.loads(options["input"])
+            self.state["deployment"].pop("pending_operations", None)  # as Pulumi does
+        self.run.programs.answers["stack export"] = json.dumps(self.state)
+        done = self.run.programs.run(arguments, **options)
+        return subprocess.CompletedProcess(arguments, status, done.stdout, done.stderr) if status else done
+
+    def names(self) -> list[str]:
+        return [one["urn"].rpartition("::")[2] for one in _resources(self.state)]
+
+    def _refreshed(self, folder: Path) -> int:
+        cut_off, self.cut_off = self.cut_off, 0
+        if isinstance(cut_off, type):  # `subprocess.run` then kills Pulumi, whose lock stays
+            with subprocess.Popen(["true"]) as gone:
+                gone.wait()
+            held = {
+                "pid": self.holder or gone.pid,
+                "username": getpass.getuser(),
+                "hostname": socket.gethostname(),
+                "timestamp": "now",
+            }
+            folder.mkdir(parents=True)
+            (folder / "1.json").write_text(json.dumps(held))
+            raise cut_off
+        if not cut_off:
+            for one in _resources(self.state):
+                one.setdefault("outputs", self.outputs.get(one["urn"], {}))
+        return cut_off
+
+
+@pytest.fixture
+def pulumi(run: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PulumiWithAState:
+    made = PulumiWithAState(run, tmp_path / "state", {"deployment": {"resources": [STANDING]}}, [])
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{made.backend}")
+    monkeypatch.setattr(subprocess, "run", made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("refresh", "answer", "status"),
+    [
+        (0, KeyboardInterrupt, 130),
+        (0, EOFError, 0),
+        (255, None, 1),
+        (KeyboardInterrupt, None, 130),
+    ],
+    ids=["Ctrl-C at the question", "Ctrl-D at the question", "a failed refresh", "Ctrl-C during the refresh"],
+)
+def test_what_another_may_have_made_is_in_no_state_however_the_decision_is_cut_off(
+    run: CommandLine,
+    pulumi: PulumiWithAState,
+    monkeypatch: pytest.MonkeyPatch,
+    refresh: int | type[BaseException],
+    answer: type[BaseException] | None,
+    status: int,
+) -> None:
+    pulumi.lost, pulumi.cut_off = [ACCOUNT, MADE_UP], refresh
+
+    def asked(_question: str) -> str:
+        assert answer
+        raise answer
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", asked)
+
+    assert run("up") == status
+
+    assert pulumi.names() == ["runs", "build"]
+
+
+def test_a_state_that_cannot_be_put_back_is_said_with_what_to_do(run: CommandLine, pulumi: PulumiWithAState) -> None:
+    pulumi.lost, pulumi.cut_off, pulumi.holder = [ACCOUNT], KeyboardInterrupt, os.getpid()
+
+    assert run("up") == 1
+
+    complaint = run.complained()
+    assert "currently locked" in complaint and f"pulumi state delete -s dev '{ACCOUNT['urn']}'" in complaint
+
+
+def test_what_was_decided_before_ctrl_c_counts(
+    run: CommandLine, pulumi: PulumiWithAState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = {**ACCOUNT, "urn": "urn::Account::jobs", "inputs": {"accountId": "jobs", "project": "some-project"}}
+    pulumi.lost = [ACCOUNT, another, BUCKET]
+    pulumi.outputs = {BUCKET["urn"]: {"timeCreated": "2999-01-01T00:00:00Z"}}
+    answers: Iterator[str] = iter(["y"])
+
+    def asked(_question: str) -> str:
+        for answer in answers:
+            return answer
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", asked)
+
+    assert run("up") == 130
+
+    assert pulumi.names() == ["runs", "nodes", "data"]
+
+
+def test_a_killed_run_is_asked_about_again_after_a_refresh_that_failed(
+    run: CommandLine, pulumi: PulumiWithAState
+) -> None:
+    pulumi.state["deployment"]["pending_operations"] = [{"type": "creating", "resource": ACCOUNT}]
+    pulumi.cut_off = 255
+
+    assert run("up") == 1
+    assert pulumi.names() == ["runs", "nodes"], "what was being made is forgotten"
+    assert run("up") == 0
+
+    assert [call[3] for call in run.programs.calls if {"refresh", "up"} & set(call)] == ["refresh", "refresh", "up"]
+    assert all("outputs" in one for one in _resources(pulumi.state))
 
 
 def _resources(state: dict[str, Any]) -> list[dict[str, Any]]:

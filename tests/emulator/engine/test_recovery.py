@@ -16,6 +16,7 @@ from emulator.google.apis import serviceusage
 from emulator.machine.state import write_atomically
 from emulator.rest import cloud_server
 from oasis_stack.command_line import recovery, stale_lock
+from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.command_line.pulumi_stack import Stack
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
@@ -89,6 +90,12 @@ def test_what_was_made_while_the_answer_was_lost_is_taken_over_and_what_another_
 
     assert said[-2].startswith(f"Left alone, as another may have made it: {PROJECT}-data")
     assert "Bucket" not in json.dumps(stack.state())
+    _plan(place, {"call": "storage.buckets.get", "effect": "fail", "code": 412})
+
+    with pytest.raises(ProgramError, match="pulumi refresh"):
+        recovery.up(stack, said.append, yes=True)
+
+    assert "Bucket" not in json.dumps(stack.state())
     Client(place.cloud).delete(theirs)
     _plan(place, {"call": "storage.buckets.insert", "effect": "lose-answer", "times": 1})
 
@@ -105,9 +112,14 @@ def test_a_killed_run_leaves_what_it_was_making_to_the_next_one(cloud_stack: tup
     said: list[str] = []
 
     stale_lock.release(stack, said.append)
+    _plan(place, {"call": "compute.subnetworks.get", "effect": "fail", "code": 412})
+    with pytest.raises(ProgramError, match="pulumi refresh"):
+        recovery.settle(stack, said.append)
+    _plan(place)
     recovery.settle(stack, said.append)
 
-    assert len(said) == 2 and "left its lock on stack local" in said[0] and "cut off" in said[1]
+    assert len(said) == 3 and "left its lock on stack local" in said[0]
+    assert all("cut off" in line for line in said[1:])
     assert "pending_operations" not in stack.state()["deployment"]
     assert recovery.up(stack, said.append, yes=True) == 0
     assert _made(place) == MADE
