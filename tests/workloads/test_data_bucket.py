@@ -36,6 +36,9 @@ def test_of_the_data_bucket_the_first_names_are_listed_and_an_object_is_read(
         monkeypatch.setattr(Folder, "entries", lambda _: pytest.fail("the whole bucket was listed"))
         assert finding("gs://data").found == "gs://data: listed, and train/cat/000.png was read"
 
+        locate("gs://data/set#2?").write("1.png", b"another")  # an object's name may have what a URL's path may not
+        assert finding("gs://data/set#2?").found == "gs://data/set#2?: listed, and set#2?/1.png was read"
+
 
 def test_objects_that_may_not_be_read_make_the_data_bucket_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_get_bucket", lambda uri: None)

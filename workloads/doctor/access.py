@@ -155,12 +155,12 @@ def _read_first(uri: str) -> str:
     from google.auth.exceptions import GoogleAuthError
 
     from workloads.storage import client as storage_client
+    from workloads.storage.folders import bucket_and_path
 
-    parts, patience = urlsplit(uri), Retry(timeout=ANSWER_SECONDS)
+    bucket, path = bucket_and_path(uri)
+    patience = Retry(timeout=ANSWER_SECONDS)
     try:
-        listed = storage_client.connect().list_blobs(
-            parts.netloc, prefix=parts.path.lstrip("/"), max_results=FIRST_NAMES, retry=patience
-        )
+        listed = storage_client.connect().list_blobs(bucket, prefix=path, max_results=FIRST_NAMES, retry=patience)
         # A folder's marker object has no bytes to ask for.
         blob = next((blob for blob in listed if blob.size), None)
         if blob is None:

@@ -221,6 +221,19 @@ def check_writable(folder: Folder) -> None:
         folder.remove_empty()
 
 
+def bucket_and_path(uri: str) -> tuple[str, str]:
+    """The two parts of a `gs://` address, whose path may have any character, as `#` and `?`.
+
+    Raises:
+        UsageError: it names no bucket.
+    """
+    scheme, _, path = uri.partition("://")
+    bucket, _, path = path.partition("/")
+    if scheme != "gs" or not bucket:
+        raise UsageError(f"{uri!r} names no bucket.", "Write gs://BUCKET/PATH.")
+    return bucket, path
+
+
 def locate(uri: str | Path) -> Folder:
     """The folder that a `gs://bucket/prefix` address or a local path names.
 
@@ -228,11 +241,8 @@ def locate(uri: str | Path) -> Folder:
         UsageError: the address has another scheme or no bucket.
     """
     text = str(uri)
-    parts = urlsplit(text)
-    if parts.scheme == "gs":
-        if not parts.netloc:
-            raise UsageError(f"{text!r} names no bucket.", "Write gs://BUCKET/PATH.")
-        return Folder(text, _cloud_storage(), f"{parts.netloc}{parts.path}".rstrip("/"))
+    if text.startswith("gs:"):
+        return Folder(text, _cloud_storage(), "/".join(bucket_and_path(text)).rstrip("/"))
     if "://" in text:
         raise UsageError(f"{text!r} is neither gs://BUCKET/PATH nor a local path.", "Use one of the two.")
     path = str(Path(text).expanduser().absolute())

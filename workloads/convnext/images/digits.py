@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 from google.api_core import exceptions as google
@@ -25,6 +24,7 @@ from workloads.convnext.images.pack import Picture, write_split
 from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError, first_line
 from workloads.reporting import progress
 from workloads.storage import client as storage_client
+from workloads.storage.folders import bucket_and_path
 
 VALIDATION = 360
 """Digits held out: a fifth of them, the usual share."""
@@ -77,9 +77,9 @@ def write(to: str, say: Callable[[str], None], sharded: bool = False) -> tuple[i
         PlaceError: the bucket does not exist or does not answer, or the disk refuses.
     """
     files = shards() if sharded else images()
-    address = urlsplit(to)
-    if address.scheme == "gs" and address.netloc:
-        return _upload(address.netloc, address.path.strip("/"), say, files)
+    if to.startswith("gs://"):
+        bucket, path = bucket_and_path(to)
+        return _upload(bucket, path.strip("/"), say, files)
     if "://" in to:
         raise UsageError(f"{to!r} is neither gs://BUCKET/PREFIX nor a local folder.", "Use one of the two.")
     return _save(Path(to), say, files)

@@ -69,6 +69,7 @@ def fit(run: Run, work: Callable[[dict[str, Any]], Record] = work) -> Record:
         except TrainingFailedError as error:
             raise _explained(run, error) from error
         finally:
+            progress.wait_over()
             _tidy(run.folder.child("ray"))
     summary: Record = result.return_value or {}
     return summary

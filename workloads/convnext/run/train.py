@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -173,7 +174,9 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
     changes = {name: getattr(args, name) for name in TUNED_FIELDS} | fields.assigned(args.set, TUNED_FIELDS)
     config = configuration.from_recipe(args.recipe, **changes)
     now = time.gmtime()
-    name = f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}" if args.run is None else args.run
+    # Jobs that were queued together begin in the same second, on clusters that know nothing of each other.
+    own = f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}"
+    name = own if args.run is None else args.run
     run_name.check("--run", name)
     cluster = place.environment
     gpus = cluster.gpus_per_node if cluster else 0
