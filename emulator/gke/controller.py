@@ -7,6 +7,7 @@ pool's nodes are Node objects that kwok keeps alive; nothing runs on them.
 from __future__ import annotations
 
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError
 from emulator.kubernetes import control_plane, crds
 from emulator.kubernetes.api import Api, ApiError, KindNotServedError, UnreachableError
-from emulator.machine.state import State
+from emulator.machine.state import EmulatorError, State
 
 INTERVAL_SECONDS = 1.0
 
@@ -71,8 +72,9 @@ def main() -> None:
                 step()
             except KindNotServedError:
                 continue  # a resource type that has not arrived yet has no objects
-            except (ApiError, CloudError, UnreachableError) as error:
-                # Somebody else changed it meanwhile, or the API server is being stopped: the next round sees it anew.
+            except (ApiError, CloudError, EmulatorError, UnreachableError, sqlite3.OperationalError) as error:
+                # Somebody else changed it meanwhile, the API server is being stopped, or the machine is too busy or
+                # its disk full: the next round sees it anew.
                 print(f"{step.__qualname__}: {error}", file=sys.stderr, flush=True)
         time.sleep(max(0.05, INTERVAL_SECONDS - (time.monotonic() - begun)))
 

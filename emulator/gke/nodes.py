@@ -82,10 +82,10 @@ class Autoscaler:
             for _ in range(pool.minimum - _count(nodes, pool)):
                 self._add(pool, nodes)
         self._end(pools, nodes, pods)
-        self._scale_up(pools, nodes, pods)
+        awaited = self._scale_up(pools, nodes, pods)
         self._nodes = nodes
         self._queue.step(pools.values(), lambda pool: _count(nodes, pool))
-        self._scale_down(pools, nodes, pods)
+        self._scale_down(pools, nodes, pods, awaited)
         for pool in pools.values():
             self._record(pool, nodes)
 
@@ -125,7 +125,9 @@ class Autoscaler:
                 asked = pod["spec"].get("terminationGracePeriodSeconds", SPOT_GRACE_SECONDS)
                 self._api.delete(pod, gracePeriodSeconds=min(asked, SPOT_GRACE_SECONDS))
 
-    def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
+    def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> set[str]:
+        """Have a node for every pod that waits for one; names of those that pods will come to."""
+        awaited: set[str] = set()
         by_node = _by_node(pods)
         room = {found["metadata"]["name"]: free(found, by_node[found["metadata"]["name"]]) for found in nodes}
         for pod in filter(_waits_for_a_node, pods):
@@ -139,12 +141,15 @@ class Autoscaler:
             # The scheduler will see to it; until then no second node is added for the same pod.
             by_node[name].append(pod)
             room[name] = free(target, by_node[name])
+            awaited.add(name)
+        return awaited
 
     def _grow(self, pod: Body, pools: dict[str, Pool], nodes: list[Body]) -> tuple[Body | None, tuple[str, str]]:
         """A new node that holds the pod, if one could be had, and the event's reason and message either way."""
         reasons: Counter[str] = Counter()
+        now = self._cloud.now()  # of all pools: were the clock turned between two, the later one would have its turn
         for pool in self._candidates(pod, pools):
-            reason = self._obstacle(pod, pool, nodes)
+            reason = self._obstacle(pod, pool, nodes, now)
             if not reason and (failure := self._failure(pool)):
                 self._pass_over(pool)
                 zones = ", ".join(pool.zones)
@@ -176,7 +181,7 @@ class Autoscaler:
         seconds = min(2 * last, MOST_BACKOFF_SECONDS) if again else BACKOFF_SECONDS
         self._backoff[pool.name] = (now + seconds, seconds)
 
-    def _obstacle(self, pod: Body, pool: Pool, nodes: list[Body]) -> str:
+    def _obstacle(self, pod: Body, pool: Pool, nodes: list[Body], now: float) -> str:
         sample = self._shape(pool, "sample", pool.zones[0])
         if sample is None:
             return "node(s) of an unknown machine type"
@@ -184,7 +189,7 @@ class Autoscaler:
             return obstacle
         if pool.queued:
             return "node(s) that only a ProvisioningRequest brings"
-        if self._backoff.get(pool.name, (0.0, 0.0))[0] > self._cloud.now():
+        if self._backoff.get(pool.name, (0.0, 0.0))[0] > now:
             return "in backoff after failed scale-up"
         return "max node group size reached" if _count(nodes, pool) >= pool.maximum else ""
 
@@ -230,8 +235,8 @@ class Autoscaler:
         rules = found["spec"].get("priorities", []) if found else []
         return [pools[name] for rule in rules for name in rule.get("nodepools", []) if name in pools]
 
-    def _scale_down(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
-        busy = {pod["spec"].get("nodeName") for pod in pods if not _is_daemon(pod) and not _is_over(pod)}
+    def _scale_down(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body], awaited: set[str]) -> None:
+        busy = awaited | {pod["spec"].get("nodeName") for pod in pods if not _is_daemon(pod) and not _is_over(pod)}
         now = self._cloud.now()
         for found in list(nodes):
             name = found["metadata"]["name"]

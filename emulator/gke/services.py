@@ -39,7 +39,8 @@ class LoadBalancers:
     def _serve(self, service: Body, held: bool) -> None:
         if not held:
             finalizers = [*service["metadata"].get("finalizers", []), _FINALIZER]
-            self._api.merge(service, {"metadata": {"finalizers": finalizers}})
+            if self._api.merge(service, {"metadata": {"finalizers": finalizers}}) is None:
+                return  # deleted meanwhile: nobody would remove its firewall rule
         cluster = next(iter(self._cloud.list("container/cluster")), None)
         if cluster is None or service.get("status", {}).get("loadBalancer", {}).get("ingress"):
             return

@@ -179,10 +179,12 @@ def test_a_parameter_set_is_held_while_its_network_is_there_and_says_what_is_wro
         api.delete(_parameter_set(name, "rdma", ""))
 
 
-def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_while(gke: ControlPlane) -> None:
+def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_while(
+    gke: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = {"type": "LoadBalancer", "ports": [{"port": 80}], "selector": {"a": "b"}}
     service = programs.kubernetes_object("v1", "Service", "lb", spec, "default")
-    gke.api.create(service)
+    made = gke.api.create(service)
     eventually(lambda: _ingress(gke))
     network = f"{programs.PROJECT}/global/networks/primary"
     assert [rule.body["name"].startswith("k8s-fw-") for rule in gke.cloud.list("compute/firewall")] == [True]
@@ -195,6 +197,10 @@ def test_a_load_balancer_leaves_a_firewall_rule_that_holds_the_network_for_a_whi
     eventually(lambda: gke.api.get("v1", "Service", "lb", "default") is None)
     eventually(lambda: not gke.cloud.list("compute/firewall"))
     assert time.monotonic() - began >= gke_services.CLEANUP_SECONDS, "it outlives its Service"
+
+    monkeypatch.setattr(gke.api, "list", lambda *_: [made])  # and what was deleted since it was listed gets none
+    gke_services.LoadBalancers(gke.api, gke.cloud).step()
+    assert not gke.cloud.list("compute/firewall")
 
 
 def test_a_worker_that_fits_no_node_waits_for_ever_and_one_without_capacity_is_told_so(gke: ControlPlane) -> None:
@@ -268,7 +274,7 @@ def test_google_gives_no_more_than_it_has_takes_spot_nodes_back_and_ends_flex_st
 
         gke.cloud.turn(gke_nodes.MOST_BACKOFF_SECONDS)
         gke.api.create(programs.gpu_pod("ended"))
-        eventually(lambda: _verdicts(gke).get("ended", ("", ""))[0] == "no capacity")
+        eventually(lambda: _verdicts(gke).get("ended") == ("no capacity", "2 in backoff after failed scale-up"))
         told = [event["message"] for event in gke.api.list("v1", "Event", "default")]
         assert any("pod failed: GCE quota exceeded" in message for message in told)
     finally:
@@ -321,12 +327,19 @@ def test_a_provisioning_request_gets_all_of_its_nodes_or_none_in_googles_states(
         gke.cloud.delete("container/nodePool", f"{programs.CLUSTER}/nodePools/queued")
 
 
-def test_a_node_whose_name_comes_again_has_not_been_idle(gke: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_a_pod_is_to_come_to_is_not_idle_nor_has_been_one_whose_name_comes_again(
+    gke: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gke.state.stop("gke")
     monkeypatch.setattr(secrets, "token_hex", lambda _: "0000")
     autoscaler = gke_nodes.Autoscaler(gke.api, gke.cloud)
-    gke.api.create(programs.gpu_pod("first"))
-    eventually(lambda: _refused_by_the_scheduler(gke, "first"))
+    first = programs.gpu_pod("first")
+    first["spec"]["schedulerName"] = "nobody"  # or it would come at once
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    gke.api.merge(gke.api.create(first), {"status": {"conditions": [refused]}}, subresource="status")
+    autoscaler.step()
+    eventually(lambda: not any("not-ready" in str(found["spec"].get("taints")) for found in _nodes(gke)))
+    gke.cloud.turn(gke_nodes.IDLE_SECONDS + 1)
     autoscaler.step()
     [node] = [found for found in _nodes(gke) if found["metadata"]["name"].endswith("0000")]
     gke.api.delete(programs.gpu_pod("first"))
