@@ -358,7 +358,8 @@ def _cancel(child: subprocess.Popen[str]) -> None:
     """Cancel as Ctrl-C would: let the engine finish what it does and write its state, then end whatever is left."""
     for pid in processes.in_session(child.pid):
         if processes.command_name(pid) == "pulumi":
-            os.kill(pid, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=_CANCEL_SECONDS)
     processes.end(processes.in_session(child.pid), grace_seconds=2.0)

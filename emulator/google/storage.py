@@ -6,6 +6,7 @@ too; what it has besides its bytes is then worked out anew.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -63,8 +64,9 @@ class ObjectStore:
 
     def stat(self, bucket: str, name: str) -> ObjectFacts | None:
         """The object's facts, or None."""
-        with self._lock:
-            path = self.path(bucket, name)
+        path = self.path(bucket, name)
+        # Past this module, through the "mount", it may be deleted at any time.
+        with self._lock, contextlib.suppress(FileNotFoundError):
             if not path.exists() or path.is_dir() != name.endswith("/"):
                 return None
             known = self._index.get(bucket, name)
@@ -75,6 +77,7 @@ class ObjectStore:
             if known and (known.size, known.modified) == (status.st_size, status.st_mtime_ns):
                 return known
             return self._examined(bucket, name, path)
+        return None
 
     def get(self, bucket: str, name: str) -> ObjectFacts:
         """The object's facts. Raises Refused (404)."""

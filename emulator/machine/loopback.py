@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import urllib.request
+from http.client import HTTPException
 
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens a URL without a proxy."""
@@ -14,7 +15,7 @@ def answers(url: str) -> bool:
     try:
         with DIRECTLY.open(url, timeout=2):
             return True
-    except OSError:  # urllib's own errors are among them
+    except (OSError, HTTPException):  # urllib's own errors are OSErrors
         return False
 
 

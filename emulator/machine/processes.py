@@ -176,16 +176,16 @@ def words(pid: int) -> list[str]:
 
 
 def descendants(*pids: int) -> list[int]:
-    """Every running process that these started, through any number of sessions, themselves left out."""
+    """Every running process that these started, through any number of sessions, themselves left out; parents first."""
     parents = {
         int(entry.name): int(fields[1])
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit() and (fields := _fields(int(entry.name)))
     }
-    found = set(pids)
-    while new := {child for child, parent in parents.items() if parent in found} - found:
-        found |= new
-    return sorted(found - set(pids))
+    found = dict.fromkeys(pids)
+    while new := [child for child, parent in parents.items() if parent in found and child not in found]:
+        found |= dict.fromkeys(new)
+    return [pid for pid in found if pid not in pids]
 
 
 def _session(pid: int) -> int | None:

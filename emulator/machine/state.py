@@ -218,7 +218,8 @@ class State:
         known = pid > 0 and pid != os.getpid() and holder["started"] is not None
         if not known or not self.is_locked() or processes.start_time(pid) != holder["started"]:
             return None
-        os.kill(pid, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
         tell(str(holder["command"]))
         deadline = time.monotonic() + patience_seconds
         while self.is_locked() and processes.start_time(pid) == holder["started"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from http.client import HTTPException
 
 from emulator.machine.loopback import DIRECTLY
 
@@ -14,6 +15,6 @@ def nodes_alive(url: str, token: str) -> int:
     try:
         with DIRECTLY.open(request, timeout=5) as response:
             summary = json.load(response)["data"]["summary"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, HTTPException, ValueError, KeyError):
         return 0
     return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in summary)

@@ -81,7 +81,13 @@ class JobClusters:
         token = base64.b64decode(secret["data"]["auth_token"]).decode()
         deployed, google = DeployedRay(environment=promised, token=token), cloud_server.environment(self._state)
         url = f"http://127.0.0.1:{port}"
-        ray_nodes.start(state, deployed, google, print, url=url, mounts=self._state.directory)
+
+        def report(line: str) -> None:
+            print(line)
+            if name not in {found["metadata"]["name"] for found in self._clusters()}:
+                raise EmulatorError(f"RayCluster {name} went before its Ray was up")
+
+        ray_nodes.start(state, deployed, google, report, url=url, mounts=self._state.directory)
         for pod in placed:
             self._forward(pod, port)
         self._network.learn(name, f"{name}-head-svc.{namespace}", port)

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
+from emulator.machine.loopback import answers
 from emulator.machine.state import CHECKOUT, EmulatorError, State
+from emulator.ray.dashboard import nodes_alive
 from tests.support.waiting import eventually
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -169,6 +172,22 @@ def test_nobody_else_can_look_into_the_folder_or_the_cloud(state: State) -> None
 
     assert state.directory.stat().st_mode & 0o777 == 0o700
     assert state.path("cloud.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_no_http_server_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            for _ in range(2):
+                connection, _address = server.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"no HTTP\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert not answers(url)
+        assert nodes_alive(url, "token") == 0
 
 
 def test_a_second_command_is_refused_with_the_first_ones_name_and_what_to_do(state: State) -> None:

@@ -27,6 +27,7 @@ from emulator.google.callers import SERVER
 from emulator.google.cloud import Cloud
 from emulator.google.errors import RefusedCall
 from emulator.google.storage import ObjectStore
+from emulator.google.storage_index import Index
 from emulator.machine.state import State
 from tests.emulator.google import PROJECT, Google, served
 
@@ -289,7 +290,7 @@ def test_pyarrow_sees_folders_files_and_twenty_megabytes(arrow: fs.GcsFileSystem
 
 
 def test_a_folder_of_a_bucket_stands_for_its_mount(
-    google: Google, client: storage.Client, arrow: fs.GcsFileSystem
+    google: Google, client: storage.Client, arrow: fs.GcsFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.bucket("runs").blob("run/log.txt").upload_from_string("one\n")
     mount = google.folder("runs")
@@ -306,6 +307,11 @@ def test_a_folder_of_a_bucket_stands_for_its_mount(
         blob.delete()
     assert not (mount / "run").exists()
     assert (mount / "made" / "by").is_dir()
+
+    gone = mount / "gone"
+    gone.touch()
+    monkeypatch.setattr(Index, "get", lambda *_: gone.unlink())  # by somebody else, while it is looked at
+    assert ObjectStore(google.cloud).stat("runs", "gone") is None
 
 
 @pytest.mark.parametrize("name", ["../secret", "a/../../b", "/etc/passwd", "a//b", "a/./b", "x" * 300])
