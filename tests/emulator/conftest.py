@@ -121,7 +121,7 @@ def objects(api: Api) -> set[str]:
     prefixes = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
     found: set[str] = set()
     for prefix in prefixes:
-        for resource in _resources(api, prefix):
+        for resource in resources(api, prefix):
             if "/" in resource["name"] or "list" not in resource["verbs"] or resource["kind"] == "Event":
                 continue
             for item in _items(api, f"{prefix}/{resource['name']}"):
@@ -130,7 +130,8 @@ def objects(api: Api) -> set[str]:
     return found
 
 
-def _resources(api: Api, prefix: str) -> list[Body]:
+def resources(api: Api, prefix: str) -> list[Body]:
+    """What discovery names below `/apis/<group>/<version>`."""
     try:
         return api.request("GET", prefix)["resources"]
     except ApiError as error:
@@ -144,6 +145,8 @@ def _items(api: Api, path: str) -> list[Body]:
         try:
             return api.request("GET", path)["items"]
         except ApiError as error:
+            if error.status == 404:  # the type went after it was named
+                return []
             if "(re)initializing" not in error.message:  # so says a type that was installed a moment ago
                 raise
             time.sleep(0.2)

@@ -22,7 +22,7 @@ from emulator.kubernetes.api import Body
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, EmulatorError, write_atomically
 from oasis_stack.components.node_pool import COMPUTE_CLASS_KEY
-from tests.emulator.conftest import Emulated, objects, shell
+from tests.emulator.conftest import PATIENCE_SECONDS, Emulated, objects, shell
 from tests.emulator.programs import kubernetes_object
 from tests.support.processes import running
 from tests.support.queued_jobs import documented_job
@@ -194,14 +194,15 @@ def test_with_peered_builds_and_a_team_one_destroy_leaves_nothing_whatever_runs_
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("a checkpoint")
     _submit(emulated, "--", *JOB.split())
-    eventually(lambda: running(JOB) and running(TEAM_JOB))
+    eventually(lambda: running(JOB) and running(TEAM_JOB), PATIENCE_SECONDS)
 
     state.path("limits.json").unlink()
     with_what_ran = lifecycle.destroy(state, emulated.engine(), emulated.lines.append)
 
     assert set(with_what_ran.changes) == {"delete", "kept"}
     assert with_what_ran.changes["kept"] == len(KEPT)
-    assert not running(JOB) and not running(TEAM_JOB)
+    assert not running(JOB)
+    eventually(lambda: not running(TEAM_JOB))
     assert [(found.kind, found.name) for found in cloud.inventory().other] == []
     assert _kept(emulated) == KEPT
     eventually(lambda: not api.list("v1", "Node"))

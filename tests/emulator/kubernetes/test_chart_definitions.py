@@ -13,7 +13,8 @@ from emulator.kubernetes.kuberay import CHART
 from emulator.rest import cloud_server
 from oasis_stack.components import chart_definitions
 from oasis_stack.live_state import RequestRefused
-from tests.emulator.conftest import ControlPlane
+from tests.emulator.conftest import ControlPlane, resources
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.emulated
 
@@ -42,8 +43,8 @@ def test_types_of_an_older_version_are_brought_to_the_charts(bare_cluster: Contr
     provider.create({"kubeconfig": kubeconfig, **props})
 
     assert new_fields == [_schema(bare_cluster, field) for field in ("authOptions", "autoscalerOptions")]
-    served = bare_cluster.api.request("GET", "/apis/ray.io/v1")["resources"]
-    assert {"rayclusters", "rayjobs", "rayservices"} <= {found["name"] for found in served}
+    kinds = {"rayclusters", "rayjobs", "rayservices"}
+    eventually(lambda: kinds <= {found["name"] for found in resources(bare_cluster.api, "/apis/ray.io/v1")})
 
 
 def test_a_chart_that_is_not_what_the_index_says_is_refused(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
