@@ -54,14 +54,20 @@ def submitted(words):
     except RuntimeError:  # the part of Ray that starts jobs comes up last
         return ""
 
-def holds(job):
+def holds(job, held):
     assert not client.get_job_status(job).is_terminal(), client.get_job_logs(job)
-    return [(one.kind, one.name) for one in stack_jobs.split(whole, stack)] == [("job", job)]
+    found = stack_jobs.split(whole, stack)
+    if [(one.kind, one.name) for one in found] != [("job", job)]:
+        return False
+    submitted, began = client.get_job_info(job).start_time / 1000, found[0].began
+    # Of an actor Ray's state API tells no time; of the others it does, and they come after the driver's own start.
+    assert began == submitted if held.startswith("Actor") else submitted < began < time.time(), (submitted, began)
+    return True
 
 for held in sys.argv[3:]:
     while not (job := submitted(shlex.join([sys.executable, "-c", sys.argv[2], held]))):
         time.sleep(1)
-    eventually(lambda: holds(job))
+    eventually(lambda: holds(job, held))
     client.stop_job(job)
     eventually(lambda: [one.remark for one in stack_jobs.split(whole, stack)] == [stack_jobs.GIVEN_BACK])
     print(held, flush=True)

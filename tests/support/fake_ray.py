@@ -36,6 +36,8 @@ class FakeRay:
         self.token = TOKEN
         self.lines = [f"line {number}" for number in range(8)]
         self.exit_code = 0
+        self.minutes = 60.0
+        """How long ago its job was submitted, in its list of jobs."""
         self.broken = 0.0
         self.chance = random.Random(0)
         self.submitted: dict[str, Any] = {}
@@ -101,7 +103,7 @@ class FakeRay:
             return 200, [
                 {
                     **self._details(),
-                    "start_time": int(time.time() - 3600) * 1000,
+                    "start_time": int(time.time() - 60 * self.minutes) * 1000,
                     "entrypoint": "on the stack's cluster",
                 }
             ]

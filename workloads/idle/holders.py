@@ -28,7 +28,7 @@ class GpuPod:
     """Its IP address, by which Ray knows it too."""
     gpus: int
     began: float | None
-    """Unix time at which the container with the GPUs began; None before that."""
+    """Unix time since when its holder has it: its container with the GPUs began, or a job took it over; None before."""
     queued: bool
     """Whether it may be on a node of Kueue's queue."""
 

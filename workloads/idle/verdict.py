@@ -1,4 +1,4 @@
-"""Whether a holder's GPUs idled: never by what was not seen, nor by a pod that is younger than what is asked about."""
+"""Whether a holder's GPUs idled: never by what was not seen, nor by a pod that it had for less than is asked about."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _pod(pod: GpuPod, seen: Iterable[Gpu], question: Question, now: float) -> tu
     if any(gpu.busiest >= question.under for gpu in seen):
         return "busy", ""
     if pod.began is None or now - pod.began < question.seconds:
-        return "young", f"pod {pod.name} has not run for that long yet"
+        return "young", f"it has not had pod {pod.name} for that long yet"
     needed = LEAST_SAMPLED * question.seconds / SAMPLE_SECONDS
     known = sum(gpu.samples >= needed for gpu in seen)
     if known < pod.gpus:

@@ -236,6 +236,15 @@ def test_of_the_stacks_own_cluster_the_jobs_whose_every_pod_idles_are_stopped(
     bundle = {"unit_resources": {"GPU": 8.0}, "node_id": "b"}
     group = {"creator_job_id": "01000000", "state": "CREATED", "bundles": [bundle]}
     cluster.ray.state |= {"actors": [{**actor, "node_id": "a"}], "placement_groups": [group]}
+
+    def had(job: float, group_placed: float) -> None:
+        """Minutes since the job was submitted, and since its placement group was placed, ten seconds after asking."""
+        cluster.ray.minutes = job
+        asked = int((time.time() - 60 * group_placed - 10) * 1e9)
+        # As Ray writes numbers of 64 bits.
+        group["stats"] = {"creation_request_received_ns": str(asked), "end_to_end_creation_latency_us": "10000000"}
+
+    had(60, 60)
     for node, address in nodes.items():
         cluster.pod(f"oasis-{node}", [IDLE] * 8, owner=("RayCluster", "oasis"), address=address)
     cluster.saw("oasis-b", [BUSY])
@@ -253,6 +262,14 @@ def test_of_the_stacks_own_cluster_the_jobs_whose_every_pod_idles_are_stopped(
     assert not cluster.ray.stopped and "nothing: held by what Ray knows no job of" in said
 
     cluster.ray.state["actors"].remove(unknown)
+    # It took its pods over from a job that idled, at once or after it had waited for them.
+    for minutes, pod in (((29, 28), "a"), ((60, 29), "b")):
+        had(*minutes)
+        assert cluster.idle("--end") == 0
+        said = capsys.readouterr().out
+        assert not cluster.ray.stopped and f"young: it has not had pod oasis-{pod} for that long yet" in said, said
+
+    had(60, 31)
     assert cluster.idle("--end") == 0
     assert cluster.ray.stopped and "ended job ray/x" in capsys.readouterr().out
     assert cluster.changes() == []
