@@ -28,7 +28,7 @@ time.sleep(600)
 """
 
 WATCH = """
-import shlex, sys, time, ray
+import faulthandler, shlex, sys, time, ray
 from dataclasses import replace
 from pathlib import Path
 from ray.job_submission import JobSubmissionClient
@@ -38,6 +38,7 @@ from workloads.cluster.stack import DeployedStack
 from workloads.idle import stack_jobs
 from workloads.idle.holders import GpuPod, Holder
 
+faulthandler.dump_traceback_later(400, exit=True)  # where it waits for Ray is then on standard error
 here = ray.init(num_cpus=2, num_gpus=8, include_dashboard=True, _temp_dir=sys.argv[1], logging_level="error")
 # As `ray start` does. Without it Ray starts a job on any Ray of this machine (its get_ray_address_from_environment).
 Path(sys.argv[1], "ray_current_cluster").write_text(here.address_info["gcs_address"])
@@ -51,7 +52,8 @@ client = JobSubmissionClient(environment.ray_dashboard_url)
 def submitted(words):
     try:
         return client.submit_job(entrypoint=words)
-    except RuntimeError:  # the part of Ray that starts jobs comes up last
+    except RuntimeError as error:  # the part of Ray that starts jobs comes up last
+        print(error, file=sys.stderr)
         return ""
 
 def holds(job, held):

@@ -33,7 +33,7 @@ DRAIN = """
 import time
 from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
-(node,) = [node["NodeID"] for node in ray.nodes() if "/{name}/" in node["RayletSocketName"]]
+(node,) = [node["NodeID"] for node in ray.nodes() if node["Alive"] and "/{name}/" in node["RayletSocketName"]]
 reason, deadline = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, int((time.time() + {seconds}) * 1000)
 accepted, why = GcsClient(address=ray.get_runtime_context().gcs_address).drain_node(node, reason, "test", deadline)
 assert accepted, why
