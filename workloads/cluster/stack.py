@@ -52,11 +52,18 @@ class DeployedStack:
             PlaceError: kubectl is missing or fails.
             AuthError: the API server refuses.
         """
-        return _run([*self.kubectl, "--namespace", self.environment.ray_namespace, *words], _KUBECTL, given)
+        return _run(self._in_namespace(words), _KUBECTL, given)
 
     def get(self, *words: str) -> dict[str, Any]:
         """What `kubectl get` finds, as `ask`; empty for an object that is not there and may be missing."""
         return json.loads(self.ask("get", *words, "-o", "json").strip() or "{}")
+
+    def command(self, *words: str) -> str:
+        """The command line that `ask` would run, for a message: without namespace and context it would find nothing."""
+        return shlex.join(self._in_namespace(words))
+
+    def _in_namespace(self, words: Sequence[str]) -> list[str]:
+        return [*self.kubectl, "--namespace", self.environment.ray_namespace, *words]
 
     def of_cluster(self, name: str) -> DeployedStack:
         """The same stack with another RayCluster of its namespace, reached by a port-forward of its own.

@@ -45,11 +45,13 @@ def nodes_for_pods(place: Subject) -> str:
         raise NotHere("a pod may not see pods; ask where kubectl works")
     if not _has_kubectl(place):
         raise NotHere("kubectl is not installed")
-    waits = pending.look(_found_by_kubectl())
+    deployed = _found_by_kubectl()
+    waits = pending.look(deployed)
     said = "; ".join(pending.lines(waits))
     verdicts = {wait.verdict for wait in waits}
     if "never fits" in verdicts:
-        raise PlaceError(said, "`kubectl describe pod` says the same; a pod that fits nowhere waits for ever.")
+        told = deployed.command("describe", "pods")
+        raise PlaceError(said, f"`{told}` says the same; a pod that fits nowhere waits for ever.")
     if "no capacity" in verdicts:
         raise Doubtful(said, "It may come; `python -m workloads status` shows when it has.")
     return said or "no pod waits for a node"

@@ -56,7 +56,8 @@ def gib(place: Subject) -> str:
     if missing:
         raise PlaceError(
             f"{directory} lacks {' and '.join(missing)}",
-            "NCCL would fall back to TCP. Look at this pod's init container: `kubectl logs POD -c install-gib`.",
+            "NCCL would fall back to TCP. Look at this pod's init container: "
+            f"`kubectl --namespace {place.environment.ray_namespace} logs POD -c install-gib`.",
         )
     return f"gIB in {directory}"
 

@@ -92,8 +92,7 @@ def _spec(**fields: bool) -> str:
 
 
 def _patch(stack: DeployedStack, kind: str, name: str, patch: str) -> str:
-    words = ("--namespace", stack.environment.ray_namespace, "patch", kind, name, "--type", "merge", "--patch", patch)
-    return f"`{shlex.join([*stack.kubectl, *words])}` has it go on"
+    return f"`{stack.command('patch', kind, name, '--type', 'merge', '--patch', patch)}` has it go on"
 
 
 _WAYS = {

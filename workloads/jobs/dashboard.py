@@ -66,7 +66,7 @@ class Dashboard:
             raise PlaceError(
                 f"Ray's dashboard does not answer at {environment.ray_dashboard_url}.",
                 "Check that this machine reaches the VPC, and that the head pod runs: "
-                f"`kubectl --namespace {environment.ray_namespace} get pods`.",
+                f"`{self.stack.command('get', 'pods')}`.",
             )
         return self._address
 
@@ -132,8 +132,7 @@ class Dashboard:
         advice = f"kubectl is {old}: take 1.31 or later, or use the cluster's IP endpoint. " if old else ""
         return PlaceError(
             f"`{shlex.join(arguments)}` does not lead to Ray's dashboard: {reason}",
-            f"{advice}Check that the head pod runs: "
-            f"`kubectl --namespace {self.stack.environment.ray_namespace} get pods`.",
+            f"{advice}Check that the head pod runs: `{self.stack.command('get', 'pods')}`.",
         )
 
 

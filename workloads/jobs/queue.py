@@ -227,7 +227,7 @@ def _raise_if_hopeless(stack: DeployedStack, status: Status, standing: Standing,
         raise WorkloadFailedError(
             f"Job {status.name} had its nodes several times, and each time not all of its pods ran within half an hour:"
             f" {standing.text}",
-            "Look at the image and its mounts: `kubectl get events -n " + stack.environment.ray_namespace + "`.",
+            "Look at the image and its mounts: `" + stack.command("get", "events") + "`.",
         )
     if begun:
         raise CapacityError(

@@ -314,7 +314,8 @@ class OwnCluster:
             elif interrupted:
                 remove(self.parent, self.name)
             else:
-                tell(f"the job's cluster is still there; `kubectl describe rayjob {self.name}` may say why")
+                told = self.parent.command("describe", "rayjob", self.name)
+                tell(f"the job's cluster is still there; `{told}` may say why")
         except (WorkloadError, KeyboardInterrupt) as error:
             tell(f"KubeRay removes the job's cluster by itself; its end was not seen: {error or 'interrupted'}")
 
@@ -390,7 +391,7 @@ def failure(stack: DeployedStack, status: Status) -> WorkloadFailedError:
     """Message on a RayJob that is over without its job having begun."""
     return WorkloadFailedError(
         f"RayJob {status.name} failed: {status.reason} {status.message}".rstrip(),
-        f"`kubectl --namespace {stack.environment.ray_namespace} describe rayjob {status.name}` may say more.",
+        f"`{stack.command('describe', 'rayjob', status.name)}` may say more.",
     )
 
 
@@ -417,7 +418,8 @@ def remove(stack: DeployedStack, name: str) -> None:
         stack.ask("delete", "rayjob", name, "--ignore-not-found", "--cascade=foreground", timeout)
         tell(f"RayJob {name} and its cluster are removed")
     except WorkloadError as error:
-        tell(f"RayJob {name} is still there: {error.problem} Delete it with `kubectl delete rayjob {name}`.")
+        told = stack.command("delete", "rayjob", name)
+        tell(f"RayJob {name} is still there: {error.problem} Delete it with `{told}`.")
 
 
 def patch(stack: DeployedStack, name: str, spec: dict[str, Any]) -> None:

@@ -134,6 +134,20 @@ def test_a_job_that_may_run_is_not_deleted_because_kubectl_does_not_answer(
     assert ("since its job may run" in said) == (moment == "begin")
 
 
+def test_commands_that_are_told_about_a_rayjob_name_its_namespace_and_context(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    submit = ("submit", "--context", "far away", "--ray-job", "--", "true")
+    monkeypatch.setattr(ray_job, "_until_gone", lambda stack: False)
+    said = cli(*submit).err
+    name = ray.ray_jobs()[0]["metadata"]["name"]
+    assert f"still there; `kubectl --context 'far away' --namespace ray describe rayjob {name}` may say" in said
+    ray.kubectl_knows(stuck=True)
+    ray.kubectl_refuses('*" delete "*', "Unable to connect to the server")
+    said = cli(*submit, code=4).err
+    assert "Delete it with `kubectl --context 'far away' --namespace ray delete rayjob true-" in said
+
+
 def test_without_the_right_to_make_rayjobs_the_refusal_is_shown(ray: FakeRay, cli: CommandLine) -> None:
     ray.kubectl_refuses('*" create "*', "Error from server (Forbidden): rayjobs")
     assert "(Forbidden): rayjobs" in cli("submit", "--ray-job", "--", "true", code=7).err

@@ -80,8 +80,8 @@ _WARNINGS = (
     # Linux, drivers/infiniband/core/umem.c: CAP_IPC_LOCK is above the limit.
     _known(r"ibv_\w+ failed .*Cannot allocate memory", "RDMA out of memory",
            "a NIC could not pin memory, mostly as the container's limit of locked memory (memlock) is low",
-           "Look at `kubectl exec POD -- sh -c 'ulimit -l'`: it has to be unlimited, or the container needs the "
-           "capability IPC_LOCK (with Docker: --ulimit memlock=-1)."),
+           "Look at `kubectl -n NAMESPACE exec POD -- sh -c 'ulimit -l'`: it has to be unlimited, or the container "
+           "needs the capability IPC_LOCK (with Docker: --ulimit memlock=-1)."),
     # nccl-tests 185 (Network is unreachable), 925 (No such device).
     _known(r"ibv_\w+ failed", "RDMA setup failed", "a NIC refused a call of NCCL's",
            f"{ENVIRONMENT} Then: {REPLACE_NODE}"),
@@ -164,7 +164,7 @@ _ENDS = (
         r"oom-kill|Out of memory: Killed process|OOMKilled|SIGKILL|signal 9\b|exit code:? 137\b",
         "killed",
         "the process was ended from outside, mostly as its node or pod was out of memory",
-        "Look at the pod's last state (`kubectl describe pod`); use fewer or smaller loaders.",
+        "Look at the pod's last state (`kubectl -n NAMESPACE describe pod POD`); use fewer or smaller loaders.",
     ),
     _known(
         r"Segmentation fault|SIGSEGV|signal 11\b|SIGABRT|signal 6\b",

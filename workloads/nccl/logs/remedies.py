@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def _replace(behavior: str) -> str:
     return (
-        "Take the node out (`kubectl get pods -o wide` names a pod's): `kubectl cordon NODE`, then delete its pods. "
+        "Take the node out (`kubectl get pods -A -o wide` names a pod's): `kubectl cordon NODE`, then delete its pods. "
         "Have it replaced: `gcloud compute instances report-host-as-faulty NODE --zone ZONE --disruption-schedule "
         f"IMMEDIATE --fault-reasons behavior={behavior}`."
     )
@@ -20,8 +20,8 @@ REPLACE_GPU = _replace("UNRECOVERABLE_GPU_ERROR")
 `Unrecoverable GPU error identified by an XID`); of a NIC or a link nobody knows that the GPU is broken."""
 
 INSTALLER = (
-    "Look at the log of the worker's init container (`kubectl logs POD -c install-gib`), and whether the worker mounts "
-    "/usr/local/gib, has /usr/local/gib/lib64 in LD_LIBRARY_PATH and sources set_nccl_env.sh."
+    "Look at the log of the worker's init container (`kubectl -n NAMESPACE logs POD -c install-gib`), and whether the "
+    "worker mounts /usr/local/gib, has /usr/local/gib/lib64 in LD_LIBRARY_PATH and sources set_nccl_env.sh."
 )
 
 ENVIRONMENT = (
