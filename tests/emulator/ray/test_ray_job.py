@@ -97,7 +97,7 @@ def test_ctrl_c_while_the_cluster_comes_up_leaves_nothing(emulated: Emulated) ->
     _, said = client.communicate(timeout=PATIENCE_SECONDS)
     assert client.returncode == 130, said
     assert [job["metadata"]["name"] for job in emulated.api.list(RAY, "RayJob", NAMESPACE)] == before
-    # A Ray that was being started when its cluster went is ended when it is up.
+    # A Ray that was being started when its cluster went is ended at its next line of progress.
     eventually(lambda: _left(emulated, cluster) == [])
 
 
