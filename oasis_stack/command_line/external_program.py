@@ -94,14 +94,14 @@ def run(
     ) as program:
         while True:
             try:
+                if interrupts > 1:  # it may have heard of none, as where only this process is sent them
+                    program.send_signal(signal.SIGINT)
+                elif interrupts and program.poll() is None:
+                    print(f"waiting for {arguments[0]} to end in order; Ctrl-C again cuts it off", file=sys.stderr)
                 said = program.communicate(None if interrupts else stdin)
                 break
             except KeyboardInterrupt:  # comes after the quarter of a second that the program is given first
                 interrupts += 1
-            if interrupts > 1:  # it may have heard of none, as where only this process is sent them
-                program.send_signal(signal.SIGINT)
-            elif program.poll() is None:
-                print(f"waiting for {arguments[0]} to end in order; Ctrl-C again cuts it off", file=sys.stderr)
     if interrupts:
         raise KeyboardInterrupt
     return subprocess.CompletedProcess(arguments, program.returncode, *said)
