@@ -45,6 +45,8 @@ class FakeRay:
         self.deaf = False
         self.pending = 0
         self.message = ""
+        self.failing: dict[str, int] = {}
+        """HTTP status of the answers to paths that begin or end so."""
         self.gone = ""
         """Address of the node that had the log, once it is gone."""
         self.packages: list[bytes] = []
@@ -90,6 +92,9 @@ class FakeRay:
     def answer(self, method: str, path: str, body: bytes) -> Reply:
         if path == "/api/version":
             return 200, {"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_name": "x"}
+        for part, status in self.failing.items():
+            if path.startswith(part) or path.endswith(part):
+                return status, f"{path} is out of order"
         if path.startswith("/api/packages/"):
             self.packages += [body] if method == "PUT" else []
             return (404, "") if method == "GET" else (200, {})

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import requests
-
 from workloads.cluster.stack import DeployedStack
 from workloads.errors import WorkloadError, first_line
 from workloads.idle.holders import STACK_JOB, GpuPod, Holder
@@ -33,7 +31,7 @@ def split(whole: Holder, stack: DeployedStack) -> list[Holder]:
     try:
         with reach(stack) as dashboard:
             return _split(whole, dashboard)
-    except (WorkloadError, requests.RequestException, RuntimeError) as error:
+    except (WorkloadError, RuntimeError) as error:
         return [replace(whole, remark=f"which jobs hold them is not known: {first_line(error)}")]
 
 
@@ -43,7 +41,7 @@ def _split(whole: Holder, dashboard: Dashboard) -> list[Holder]:
     for job, node, since in _users(dashboard):
         at = address.get(node, "")
         held[job][at] = min(since, held[job].get(at, since))
-    jobs = {job.job_id: job for job in Jobs(dashboard).ask(lambda client: client.list_jobs()) if job.job_id}
+    jobs = {job.job_id: job for job in Jobs(dashboard).listed() if job.job_id}
     # A job whose pods are known in part would be judged, and ended, by that part.
     if held.keys() - jobs.keys():
         return [replace(whole, remark=UNKNOWN)]

@@ -128,7 +128,7 @@ def _show_paid(deployed: DeployedStack) -> None:
 def rows(deployed: DeployedStack, jobs: Jobs | None) -> list[JobRow]:
     """Every job of a stack, newest first: those on its cluster, if it has one, and those with their own."""
     # Drivers that connected by hand are no jobs of this kind.
-    known = jobs.ask(lambda client: client.list_jobs()) if jobs else []
+    known = jobs.listed() if jobs else []
     submitted = [job for job in known if job.submission_id]
     found = [*map(_shared_row, submitted), *map(_own_row, ray_job.listed(deployed))]
     return sorted(found, key=lambda row: row.began, reverse=True)

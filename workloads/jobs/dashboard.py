@@ -20,11 +20,13 @@ from typing import Any
 import requests
 
 from workloads.cluster.stack import DeployedStack, old_kubectl
-from workloads.errors import AuthError, PlaceError
+from workloads.errors import AuthError, PlaceError, first_line
 from workloads.jobs.entry_point import Supply
 
 READY_SECONDS = 30.0
 """How long a new port-forward may take to answer."""
+
+_ANSWER_SECONDS = 30
 
 MOST_ROWS = 10_000
 """Of an answer of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)."""
@@ -71,10 +73,23 @@ class Dashboard:
         return self._address
 
     def get(self, path: str) -> Any:
-        """The JSON at a path of the dashboard."""
-        response = requests.get(f"{self.address()}{path}", headers=self.headers, timeout=30)
-        response.raise_for_status()
-        return response.json()
+        """The JSON at a path of the dashboard.
+
+        Raises:
+            PlaceError: it does not answer, or not with that.
+            AuthError: what answers refuses the token.
+        """
+        address = self.address()
+        try:
+            response = requests.get(f"{address}{path}", headers=self.headers, timeout=_ANSWER_SECONDS)
+            response.raise_for_status()
+            return response.json()
+        except requests.RequestException as error:
+            raise PlaceError(
+                f"Ray's dashboard does not answer {path.partition('?')[0]}: {first_line(error)}",
+                "The head may be busy: ask again in a minute, or see whether its pod runs: "
+                f"`{self.stack.command('get', 'pods')}`.",
+            ) from error
 
     def nodes(self) -> list[Supply]:
         """The nodes that are up, with all they have, free or not."""

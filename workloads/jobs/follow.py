@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from workloads.cluster.capacity import WAITING
@@ -79,7 +80,8 @@ class Jobs:
 
         Raises:
             PlaceError: the dashboard stayed out of reach.
-            RuntimeError: Ray's refusal, with its HTTP status.
+            AuthError: Ray does not know the token any more.
+            RuntimeError: another refusal of Ray's, with its HTTP status.
         """
         began = time.monotonic()
         deadline = min(began + PATIENCE_SECONDS, self._until)
@@ -87,6 +89,8 @@ class Jobs:
         while True:
             try:
                 return question(self.client())
+            except AuthenticationError as error:  # to Ray no RuntimeError
+                raise refused(error) from error
             except (OSError, PlaceError) as error:  # requests' errors are OSErrors
                 self._client = None
                 if time.monotonic() > deadline or self._lost():
@@ -100,14 +104,36 @@ class Jobs:
                     tell(f"Ray's dashboard is out of reach; asking again for {deadline - time.monotonic():.0f} s more")
                 time.sleep(_LEAST_PAUSE_SECONDS)
 
-    def stop(self, submission_id: str) -> None:
+    def stop(self, submission_id: str) -> bool:
         """Have a job stopped; from here on there are `STOP_SECONDS` for it and for every answer about it.
+
+        Returns:
+            False if Ray knows none of that id.
 
         Raises:
             PlaceError: the dashboard stayed out of reach.
+            AuthError, WorkloadFailedError: Ray refuses.
         """
         self._until = time.monotonic() + STOP_SECONDS
-        self.ask(lambda client: client.stop_job(submission_id))
+        try:
+            self.ask(lambda client: client.stop_job(submission_id))
+        except RuntimeError as error:
+            if _is_unknown(error):
+                return False
+            raise refused(error) from error
+        return True
+
+    def listed(self) -> list[JobDetails]:
+        """Ray's records of all jobs, and of drivers that connected by hand.
+
+        Raises:
+            PlaceError: the dashboard stayed out of reach.
+            AuthError, WorkloadFailedError: Ray refuses.
+        """
+        try:
+            return self.ask(lambda client: client.list_jobs())
+        except RuntimeError as error:
+            raise refused(error) from error
 
     def until_stopped(self, submission_id: str) -> JobDetails:
         """Wait until a job that was told to stop has.
@@ -140,11 +166,13 @@ class Jobs:
 
         Raises:
             UsageError: it knows none of that id.
+            PlaceError: the dashboard stayed out of reach.
+            AuthError, WorkloadFailedError: Ray refuses.
         """
         try:
             return self.ask(lambda client: client.get_job_info(submission_id))
         except RuntimeError as error:
-            if "404" in str(error):
+            if _is_unknown(error):
                 raise UsageError(
                     f"Ray knows no job {submission_id}.",
                     "`python -m workloads jobs list` shows those it knows; a restarted head has forgotten the others.",
@@ -309,8 +337,13 @@ def whose(entrypoint: str) -> str:
     return "" if ours else ", its command's own: not one of those that `python -m workloads --help` lists"
 
 
-def refused(error: RuntimeError) -> AuthError | WorkloadFailedError:
+def _is_unknown(error: RuntimeError) -> bool:
+    """Whether a refusal says that there is no such job; the number alone may be part of a job's name."""
+    return "status code 404" in str(error)
+
+
+def refused(error: Exception) -> AuthError | WorkloadFailedError:
     """Message on a refusal by Ray's Jobs API."""
-    if "401" in str(error) or "403" in str(error) or "Authentication" in str(error):
+    if isinstance(error, AuthenticationError):
         return AuthError(f"Ray refuses the token: {first_line(error)}", "Check --stack and --context.")
     return WorkloadFailedError(f"Ray refuses: {first_line(error)}", "The dashboard's Jobs page may say more.")

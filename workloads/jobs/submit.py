@@ -206,7 +206,8 @@ def _run(args: argparse.Namespace, jobs: Jobs, job: Job) -> int:
             return _detached(args, job)
         tell(f"job {job.name} submitted; Ctrl-C stops it")
     except KeyboardInterrupt:  # Ray may have the job, though its answer is not here yet
-        return _stop(args, Follower(jobs, job.name))
+        with _told_if_left(args, job.name):
+            return _stop(args, Follower(jobs, job.name))
     return _watch(args, Follower(jobs, job.name))
 
 
@@ -239,16 +240,23 @@ def _run_queued(args: argparse.Namespace, command: list[str], deployed: Deployed
 
 
 def _watch(args: argparse.Namespace, follower: Follower) -> int:
-    try:
-        details = follower.run()
-    except KeyboardInterrupt:
-        return _stop(args, follower)
-    except WorkloadError:
-        name = follower.submission_id
-        print(f"job {name} was left running; follow it with `{_again(args, name)}`", file=sys.stderr)
-        raise
+    with _told_if_left(args, follower.submission_id):
+        try:
+            details = follower.run()
+        except KeyboardInterrupt:
+            return _stop(args, follower)
     fetch_results(follower.results_uri, args.results)
     return exit_code(details)
+
+
+@contextlib.contextmanager
+def _told_if_left(args: argparse.Namespace, name: str) -> Iterator[None]:
+    """Say of a job that cannot be followed or stopped any longer how to come back to it."""
+    try:
+        yield
+    except WorkloadError:
+        print(f"job {name} was left running; follow it with `{_again(args, name)}`", file=sys.stderr)
+        raise
 
 
 def _stop(args: argparse.Namespace, follower: Follower) -> int:
@@ -256,16 +264,14 @@ def _stop(args: argparse.Namespace, follower: Follower) -> int:
     name, most = follower.submission_id, f"{STOP_SECONDS:.0f} s"
     print(f"stopping job {name}, for which it has {most}; Ctrl-C again leaves it to itself", file=sys.stderr)
     try:
-        follower.jobs.stop(follower.submission_id)
+        if not follower.jobs.stop(name):
+            print("Ray had not taken it yet", file=sys.stderr)
+            return EXIT_INTERRUPTED
         stopped = follower.run().status.is_terminal()
         word = "it has stopped" if stopped else f"it has not stopped within {most}; look at it with `{again}`"
         print(word, file=sys.stderr)
     except KeyboardInterrupt:
         print(f"left while it was stopping; follow it with `{again}`", file=sys.stderr)
-    except RuntimeError as error:
-        if "404" not in str(error):
-            raise
-        print("Ray had not taken it yet", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 

@@ -270,6 +270,11 @@ def test_of_the_stacks_own_cluster_the_jobs_whose_every_pod_idles_are_stopped(
         assert not cluster.ray.stopped and f"young: it has not had pod oasis-{pod} for that long yet" in said, said
 
     had(60, 31)
+    cluster.ray.failing["/stop"] = 500
+    assert cluster.idle("--end") == 5
+    assert "job ray/x is not ended: Ray refuses: Request failed with status code 500" in capsys.readouterr().err
+
+    cluster.ray.failing.clear()
     assert cluster.idle("--end") == 0
     assert cluster.ray.stopped and "ended job ray/x" in capsys.readouterr().out
     assert cluster.changes() == []

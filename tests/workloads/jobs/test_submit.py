@@ -499,6 +499,32 @@ def test_ctrl_c_before_ray_s_answer_stops_what_ray_may_have_taken(
     assert ("Ray had not taken it yet" in said) == (not taken)
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "words", "code", "said"),
+    [
+        ("/stop", 500, ["jobs", "stop", "x"], 5, "Ray refuses: Request failed with status code 500"),
+        ("/stop", 403, ["jobs", "stop", "x"], 7, "Ray refuses the token"),
+        ("/stop", 500, ["submit", "--", "sleep", "100"], 5, "was left running; follow it with `python -m workloads"),
+        ("/nodes?", 503, ["status"], 8, "Ray's dashboard does not answer /nodes: 503"),
+        ("/api/jobs/", 500, ["status"], 5, "Ray refuses: Request failed with status code 500"),
+        ("/api/jobs/", 500, ["jobs", "list"], 5, "Ray refuses: Request failed with status code 500"),
+    ],
+)
+def test_an_error_of_ray_s_dashboard_is_told_in_words(
+    ray: FakeRay,
+    monkeypatch: pytest.MonkeyPatch,
+    cli: CommandLine,
+    path: str,
+    status: int,
+    words: list[str],
+    code: int,
+    said: str,
+) -> None:
+    press_ctrl_c_once(monkeypatch)  # where a job is followed
+    ray.failing[path] = status
+    assert said in cli(*words, code=code).err
+
+
 @pytest.mark.thorough
 def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
