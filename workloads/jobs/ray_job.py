@@ -294,12 +294,17 @@ class OwnCluster:
     parent: DeployedStack
     name: str
     begun: bool = False
-    """Whether `begin` has succeeded here."""
+    """Whether `begin` has succeeded, or may have."""
 
     def begin(self) -> None:
         """Tell KubeRay that the job of the RayJob's name runs; from here on it ends the cluster with the job."""
         patch(self.parent, self.name, {"jobId": self.name})
         self.begun = True
+
+    def may_have_begun(self) -> bool:
+        """Whether KubeRay may know of the job, which also holds where the answer to `begin` was lost or not awaited."""
+        self.begun = self.begun or _may_have_begun(self.parent, self.name)
+        return self.begun
 
     def release(self, interrupted: bool) -> None:
         """Have the cluster of an ended job removed now, and wait until it is gone.
@@ -336,7 +341,7 @@ def own_cluster(stack: DeployedStack, name: str, command: str, deadline_seconds:
         own = await_cluster(stack, name, deadline_seconds)
         yield own
     except BaseException:
-        if not (own and own.begun) and not _may_have_begun(stack, name):
+        if not (own.may_have_begun() if own else _may_have_begun(stack, name)):
             remove(stack, name)
         raise
 
@@ -428,7 +433,7 @@ def patch(stack: DeployedStack, name: str, spec: dict[str, Any]) -> None:
 
 
 def _may_have_begun(stack: DeployedStack, name: str) -> bool:
-    """True if the job may run by KubeRay's word, which also holds where the answer to `begin` was lost."""
+    """True if the job may run by KubeRay's word, or if there is none."""
     try:
         return bool(stack.get("rayjob", name, "--ignore-not-found").get("spec", {}).get("jobId"))
     except WorkloadError as error:

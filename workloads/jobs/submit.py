@@ -218,11 +218,18 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
             with reach(own.stack, young=True) as dashboard:
                 jobs = Jobs(dashboard)
                 hand_in(jobs, job)
-                own.begin()
-                if args.detach:
-                    return _detached(args, job)
-                tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
-                code = _watch(args, Follower(jobs, job.name))
+                try:
+                    own.begin()
+                    if args.detach:
+                        return _detached(args, job)
+                    tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
+                except KeyboardInterrupt:
+                    if not own.may_have_begun():  # then the RayJob goes, and with it cluster and job
+                        raise
+                    with _told_if_left(args, job.name):
+                        code = _stop(args, Follower(jobs, job.name))
+                else:
+                    code = _watch(args, Follower(jobs, job.name))
         except PlaceError:
             code = ray_job.ended_unseen(deployed, job.name)
             if code is None:

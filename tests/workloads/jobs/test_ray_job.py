@@ -8,7 +8,7 @@ from tests.support.command_line import CommandLine
 from tests.support.fake_ray import FakeRay, lines_of_job, press_ctrl_c, press_ctrl_c_once
 from tests.support.stub_kubectl import CLUSTER
 from workloads.errors import PlaceError
-from workloads.jobs import follow, ray_job
+from workloads.jobs import follow, ray_job, submit
 
 pytestmark = pytest.mark.thorough
 
@@ -48,12 +48,29 @@ def test_ctrl_c_and_failures_before_the_job_has_begun_leave_nothing(
     assert ray.ray_jobs() == []
 
 
+@pytest.mark.parametrize("moment", ["begun", "told", "detached", "followed"])
 def test_ctrl_c_stops_the_job_and_removes_its_cluster(
-    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    press_ctrl_c_once(monkeypatch)
-    cli("submit", "--ray-job", "--", "sleep", "100", code=130)
-    assert ray.stopped
+    def begin(own: ray_job.OwnCluster) -> None:
+        ray_job.patch(own.parent, own.name, {"jobId": own.name})  # KubeRay has it, and its answer is not here yet
+        raise KeyboardInterrupt
+
+    def tell(text: str) -> None:
+        if "submitted to its own cluster" in text:
+            raise KeyboardInterrupt
+
+    if moment == "begun":
+        monkeypatch.setattr(ray_job.OwnCluster, "begin", begin)
+    elif moment == "told":
+        monkeypatch.setattr(submit, "tell", tell)
+    elif moment == "detached":
+        monkeypatch.setattr(submit, "_detached", press_ctrl_c)
+    else:
+        press_ctrl_c_once(monkeypatch)
+    detach = ["--detach"] if moment == "detached" else []
+    said = cli("submit", "--ray-job", *detach, "--", "sleep", "100", code=130).err
+    assert ray.stopped and "it has stopped" in said and "-abcde is removed" in said
     assert [job["spec"]["ttlSecondsAfterFinished"] for job in ray.ray_jobs()] == [0]
 
 
