@@ -44,8 +44,10 @@ class Nodes:
     def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """`ray start --block` of one more node."""
         self.options[name] = options
-        common = ["--node-ip-address=127.0.0.1", f"--temp-dir={self.folder}/{name}", "--memory=2000000000"]
-        command = [sys.executable, "-P", ray_start.__file__, *common, "--object-store-memory=80000000", "--block"]
+        command = [sys.executable, "-P", ray_start.__file__, "--block", "--object-store-memory=80000000"]
+        command += ["--node-ip-address=127.0.0.1", f"--temp-dir={self.folder}/{name}", "--memory=2000000000"]
+        # By default one port per machine: an agent that finds it taken starts no job, and does not say so.
+        command += ["--dashboard-agent-listen-port=0"]
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen([*command, *options], env=self.variables, stdout=log, stderr=subprocess.STDOUT)
 

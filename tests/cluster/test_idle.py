@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import shlex
 import sys
-import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from emulator.machine.state import CHECKOUT
+from emulator.machine.state import State
+from tests.cluster.ray_processes import Nodes, headed
+from tests.support.stub_kubectl import OUTPUTS
+from tests.support.waiting import eventually
+from workloads.cluster.stack import DeployedStack
+from workloads.idle import stack_jobs
+from workloads.idle.holders import GpuPod, Holder
+from workloads.jobs.dashboard import reach
+from workloads.jobs.follow import Jobs
 
 pytestmark = pytest.mark.ray
-
-HOLDERS = ("Actor.remote()", "task.remote()", "placement_group([{'GPU': 1}])")
 
 JOB = """
 import sys, time, ray
@@ -27,68 +34,62 @@ held = eval(sys.argv[1])
 time.sleep(600)
 """
 
-WATCH = """
-import faulthandler, shlex, sys, time, ray
-from dataclasses import replace
-from pathlib import Path
-from ray.job_submission import JobSubmissionClient
-from tests.support.stub_kubectl import OUTPUTS
-from tests.support.waiting import eventually
-from workloads.cluster.stack import DeployedStack
-from workloads.idle import stack_jobs
-from workloads.idle.holders import GpuPod, Holder
+POD = GpuPod(name="gpu", node="n", address="127.0.0.1", gpus=8, began=0.0, queued=False)
 
-faulthandler.dump_traceback_later(400, exit=True)  # where it waits for Ray is then on standard error
-here = ray.init(num_cpus=2, num_gpus=8, include_dashboard=True, _temp_dir=sys.argv[1], logging_level="error")
-# As `ray start` does. Without it Ray starts a job on any Ray of this machine (its get_ray_address_from_environment).
-Path(sys.argv[1], "ray_current_cluster").write_text(here.address_info["gcs_address"])
-environment = replace(OUTPUTS, ray_dashboard_url=f"http://{here.dashboard_url}", ray_dashboard_command="")
-stack = DeployedStack(environment=environment, token="", kubectl=("kubectl",))
-address = ray.nodes()[0]["NodeManagerAddress"]
-pod = GpuPod(name="gpu", node="n", address=address, gpus=8, began=0.0, queued=False)
-whole = Holder(kind="RayCluster", namespace="ray", name="oasis", uid="", pods=(pod,))
-client = JobSubmissionClient(environment.ray_dashboard_url)
-
-def submitted(words):
-    try:
-        return client.submit_job(entrypoint=words)
-    except RuntimeError as error:  # the part of Ray that starts jobs comes up last
-        print(error, file=sys.stderr)
-        return ""
-
-def holds(job, held):
-    assert not client.get_job_status(job).is_terminal(), client.get_job_logs(job)
-    found = stack_jobs.split(whole, stack)
-    if [(one.kind, one.name) for one in found] != [("job", job)]:
-        return False
-    submitted, began = client.get_job_info(job).start_time / 1000, found[0].began
-    # Of an actor Ray's state API tells no time; of the others it does, and they come after the driver's own start.
-    assert began == submitted if held.startswith("Actor") else submitted < began < time.time(), (submitted, began)
-    return True
-
-for held in sys.argv[3:]:
-    while not (job := submitted(shlex.join([sys.executable, "-c", sys.argv[2], held]))):
-        time.sleep(1)
-    eventually(lambda: holds(job, held))
-    client.stop_job(job)
-    eventually(lambda: [one.remark for one in stack_jobs.split(whole, stack)] == [stack_jobs.GIVEN_BACK])
-    print(held, flush=True)
-"""
+WHOLE = Holder(kind="RayCluster", namespace="ray", name="oasis", uid="", pods=(POD,))
 
 
-def test_a_job_holds_the_gpus_of_its_actors_tasks_and_placement_groups_until_it_is_stopped() -> None:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "PYTEST_"))}
-    own |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # so that it listens on loopback alone
-    quiet = {**own, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "NO_PROXY": "*", "no_proxy": "*"}
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short: it is in the paths of Ray's sockets
-        done = subprocess.run(
-            [sys.executable, "-c", WATCH, folder, JOB, *HOLDERS],
-            env=quiet,
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [*HOLDERS]
+@pytest.fixture(scope="module")
+def stack() -> Iterator[DeployedStack]:
+    """A stack whose Ray is one node of this machine, with 8 GPUs by its count."""
+    url = ""
+
+    def options(ray: Nodes) -> list[str]:
+        nonlocal url
+        port = State(ray.folder / "ports").port("dashboard")
+        url = f"http://127.0.0.1:{port}"
+        return ["--num-cpus=2", "--num-gpus=8", "--include-dashboard=true", f"--dashboard-port={port}"]
+
+    with headed({}, options) as ray:
+        ray.wait_for(1)
+        environment = replace(OUTPUTS, ray_dashboard_url=url, ray_dashboard_command="")
+        yield DeployedStack(environment=environment, token=ray.variables["RAY_AUTH_TOKEN"], kubectl=("kubectl",))
+
+
+@pytest.mark.parametrize("held", ["Actor.remote()", "task.remote()", "placement_group([{'GPU': 1}])"])
+def test_a_job_holds_its_gpus_until_it_is_stopped(stack: DeployedStack, held: str) -> None:
+    with reach(stack, young=True) as dashboard:
+        jobs = Jobs(dashboard)
+        job = _submitted(jobs, held)
+
+        def holds() -> bool:
+            details = jobs.details(job)
+            assert not details.status.is_terminal(), jobs.log(job)
+            found = stack_jobs.split(WHOLE, stack)
+            if [(one.kind, one.name) for one in found] != [("job", job)]:
+                return False
+            submitted, began = (details.start_time or 0) / 1000, found[0].began or 0
+            # Of an actor Ray's state API tells no time; of the others it does, and they come after the driver's start.
+            expected = began == submitted if held.startswith("Actor") else submitted < began < time.time()
+            assert expected, (submitted, began)
+            return True
+
+        eventually(holds)
+        assert jobs.stop(job)
+        eventually(lambda: [one.remark for one in stack_jobs.split(WHOLE, stack)] == [stack_jobs.GIVEN_BACK])
+
+
+def _submitted(jobs: Jobs, held: str) -> str:
+    """A job whose driver evaluates the expression, once the part of Ray that starts jobs is there, which comes last."""
+    submission: list[str] = []
+
+    def submit() -> bool:
+        try:
+            entrypoint = shlex.join([sys.executable, "-c", JOB, held])
+            submission.append(jobs.ask(lambda client: client.submit_job(entrypoint=entrypoint)))
+        except RuntimeError:
+            return False
+        return True
+
+    eventually(submit)
+    return submission[0]
