@@ -47,6 +47,8 @@ class FakeRay:
         self.message = ""
         self.failing: dict[str, int] = {}
         """HTTP status of the answers to paths that begin or end so."""
+        self.refusals = 0
+        """How often the log of its ended job is refused."""
         self.gone = ""
         """Address of the node that had the log, once it is gone."""
         self.packages: list[bytes] = []
@@ -124,6 +126,9 @@ class FakeRay:
             return 200, {"stopped": True}
         if path.endswith("/logs") and self.gone:
             return 500, f"no agent at {self.gone}"
+        if path.endswith("/logs") and self._ended and self.refusals:
+            self.refusals -= 1
+            return 500, "busy"
         if path.endswith("/logs"):
             shown = self.lines[: 2 * self._polls] if not self._ended else self.lines
             return 200, {"logs": "".join(f"{line}\n" for line in shown) + ("" if self._ended else "half a li")}
@@ -147,7 +152,7 @@ class FakeRay:
             "status": status,
             "entrypoint": self.submitted.get("entrypoint", "x"),
             "message": self.message,
-            "driver_agent_http_address": f"http://{self.gone}:52365" if self.gone else None,
+            "driver_agent_http_address": f"http://{self.gone or '10.0.0.1'}:52365",
             "driver_exit_code": self.exit_code if self._ended and self.exit_code >= 0 else None,
         }
 

@@ -49,6 +49,8 @@ _LEAST_PAUSE_SECONDS = 1.0
 _AWAY_SECONDS = 2.0  # a connection that is back within these needs no word about it
 _SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it; later, one as often
 _PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
+_MOST_PAUSE_SECONDS = 30.0  # a fetch over a connection that was away for minutes is no reason for an hour's silence
+_LOG_SECONDS = 10.0  # a node that is there gives the log of an ended job within these
 
 Answer = TypeVar("Answer")
 
@@ -179,12 +181,19 @@ class Jobs:
                 ) from error
             raise refused(error) from error
 
-    def log(self, submission_id: str) -> str:
-        """The whole log of a job's driver; empty while it has none, and where its node does not give it."""
+    def log(self, submission_id: str) -> str | None:
+        """The whole log of a job's driver; empty while it has none, and None where its node does not give it."""
         try:
             return self.ask(lambda client: client.get_job_logs(submission_id))
-        except RuntimeError:  # the agent that has the file is not up yet, or its node is gone
-            return ""
+        except RuntimeError:  # the agent that has the file is not up yet, or busy, or its node is gone
+            return None
+
+    def whole_log(self, submission_id: str) -> str | None:
+        """The log of a job that has ended, as `log`; asked for again where its node does not give it at once."""
+        deadline = time.monotonic() + _LOG_SECONDS
+        while (log := self.log(submission_id)) is None and time.monotonic() < deadline:
+            time.sleep(_LEAST_PAUSE_SECONDS)
+        return log
 
 
 @dataclass
@@ -207,8 +216,9 @@ class Follower:
             details = self.jobs.details(self.submission_id)
             began = time.monotonic()
             ended = details.status.is_terminal()
-            self._show(self.jobs.log(self.submission_id), whole=ended)
-            if ended and (problem := missing_log(details, self._shown)):
+            log = self.jobs.whole_log(self.submission_id) if ended else self.jobs.log(self.submission_id)
+            self._show(log or "", whole=ended)
+            if ended and (problem := missing_log(details, log, self._shown)):
                 tell(problem)
             if ended or self.jobs.given_up:
                 return details
@@ -221,7 +231,8 @@ class Follower:
                 elif reason not in ("", said):
                     said = reason
                     tell(reason)
-            time.sleep(max(_LEAST_PAUSE_SECONDS, _PAUSE_PER_FETCH * (time.monotonic() - began)))
+            pause = _PAUSE_PER_FETCH * (time.monotonic() - began)
+            time.sleep(min(max(_LEAST_PAUSE_SECONDS, pause), _MOST_PAUSE_SECONDS))
 
     def _show(self, log: str, whole: bool) -> None:
         # A log shorter than what was shown is a failed fetch, not a new log.
@@ -239,17 +250,21 @@ class Follower:
                 progress.emit(record)
 
 
-def missing_log(details: JobDetails, characters: int) -> str:
-    """Why nothing is shown of a job that ran; empty where something is, for Ray itself begins each log with a line.
+def missing_log(details: JobDetails, log: str | None, shown: int = 0) -> str:
+    """Why nothing more is shown of a job that ran; empty where all is, for Ray itself begins each log with a line.
 
     Args:
         details: of the job.
-        characters: of its log, as far as it was read.
+        log: its log, as it was read last.
+        shown: characters that are shown of what was read before.
     """
-    if characters or not details.driver_agent_http_address:
+    if log or not details.driver_agent_http_address:
         return ""
-    node = urlsplit(details.driver_agent_http_address).hostname
-    return f"the output of job {details.submission_id} is not shown: node {node}, which ran it, no longer has its log"
+    node, what = (
+        urlsplit(details.driver_agent_http_address).hostname,
+        "the end of the output" if shown else "the output",
+    )
+    return f"{what} of job {details.submission_id} is not shown: node {node}, which ran it, no longer gives its log"
 
 
 def show_log(jobs: Jobs, submission_id: str) -> None:
@@ -260,8 +275,8 @@ def show_log(jobs: Jobs, submission_id: str) -> None:
     """
     details = jobs.details(submission_id)
     log = jobs.log(submission_id)
-    print(log, end="")
-    if problem := missing_log(details, len(log)):
+    print(log or "", end="")
+    if problem := missing_log(details, log):
         tell(problem)
 
 

@@ -7,7 +7,9 @@ import json
 import os
 import zipfile
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +53,37 @@ def test_a_connection_that_breaks_loses_no_line_and_repeats_none(
     ray.broken = share
     assert follow.exit_code(follower.run()) == 0
     assert capsys.readouterr().out.splitlines() == ray.lines
+
+
+def test_a_log_that_is_not_given_at_once_when_the_job_ends_is_asked_for_again(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.lines += ["line 8, the last, which comes as the job ends"]
+    ray.refusals = 2
+    follow.Follower(_jobs(ray), "x").run()
+    assert capsys.readouterr().out.splitlines() == ray.lines
+
+
+def test_the_end_of_a_log_that_is_not_given_is_said_to_be_missing(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_LOG_SECONDS", 0.2)
+    ray.lines += ["line 8, the last, which comes as the job ends"]
+    ray.refusals = 1000
+    follow.Follower(_jobs(ray), "x").run()
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ray.lines[:-1]
+    assert "the end of the output of job x is not shown: node 10.0.0.1, which ran it, no longer" in printed.err
+
+
+def test_a_fetch_that_took_minutes_is_followed_by_the_next_within_half_a_minute(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=count(0, 60).__next__, sleep=pauses.append)
+    monkeypatch.setattr(follow, "time", clock)
+    follow.Follower(_jobs(ray), "x").run()
+    assert max(pauses) == 30
 
 
 def test_our_own_commands_take_the_package_along_and_report_as_json(ray: FakeRay, cli: CommandLine) -> None:
