@@ -9,11 +9,16 @@ import io
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from emulator.machine.state import CHECKOUT
 from tests.support.command_line import LAPTOP
 from tests.support.command_line import parsed as arguments
 from workloads.convnext import config, fields
@@ -29,10 +34,11 @@ from workloads.errors import (
     UsageError,
     WorkloadFailedError,
 )
+from workloads.reporting import progress
 from workloads.storage.folders import check_writable, locate
 from workloads.tune import command, concurrency, planning, plot, report, space
 from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, best, ranking
-from workloads.tune.search import Milestones, TrialQueue
+from workloads.tune.search import Milestones, Runner, TrialQueue
 
 BASE = config.digits_laptop()
 
@@ -238,6 +244,12 @@ def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None
     for name, message in (("space.txt", "must end in one of .yaml"), ("absent", "No such file")):
         with pytest.raises(UsageError, match=message):
             space.read(tmp_path / name)
+
+
+def test_searches_that_begin_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
+    args = options(tmp_path, "sweep", "learning_rate: [0.1, 0.2]", "--recipe", max(config.RECIPES, key=len))
+    names = {planning.plan(args, LAPTOP).name for _ in range(2)}
+    assert len(names) == 2
 
 
 def test_the_best_trial_s_command_trains_what_the_trial_trained(
@@ -449,6 +461,69 @@ def test_milestones_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_on
         assert not milestones.stop("s-002", epoch(1, 0.88))
         assert milestones.stop("s-003", epoch(1, 0.87))
         assert milestones.stop("s-004", epoch(1, math.nan))  # diverged: worse than any number
+
+
+SIGNALLED = """
+import os, signal, sys
+from contextlib import nullcontext
+from workloads.tune import child
+
+def emit(record, say=child.progress.emit):
+    os.kill(os.getpid(), signal.SIGINT)  # between two trials
+    say(record)
+
+child.session.connect = lambda *_, **__: nullcontext()
+child.progress.emit = emit
+child.command_line.main = lambda words: print(*words) or 0
+child.main(os.getppid(), "")
+"""
+
+
+def test_an_interruption_between_two_trials_is_for_the_next_and_no_trial_s_end_is_lost_to_it(tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    lines = "".join(f"{json.dumps({'arguments': [name], 'log': log})}\n" for name in ("first", "second"))
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED],
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=CHECKOUT,
+        env={**os.environ, progress.FORM_VARIABLE: "json"},
+    )
+    printed = done.stdout.splitlines()
+    assert printed[0] == "first" and [json.loads(line)["exit_code"] for line in printed[1:]] == [0, 130]
+
+
+def test_a_process_whose_trial_ended_by_itself_just_as_it_was_told_to_end_gets_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal may have come too late for that trial, and would end the next."""
+    begun: list[object] = []
+    left: list[object] = []
+
+    class Told:
+        def __init__(self, address: str, log: Path, tell: Callable[..., None]) -> None:
+            self.tell = tell
+
+        def begin(self, words: list[str], log: Path) -> None:
+            begun.append(self)
+            told = said(1, 0.1) if len(begun) > 1 else said(1, 0.9)
+            self.tell(self, told)
+            self.tell(self, {"event": "ended", "exit_code": 0})
+
+        def interrupt(self) -> None:
+            """Too late."""
+
+        def leave(self) -> None:
+            left.append(self)
+
+    monkeypatch.setattr("workloads.tune.search.Process", Told)
+    trials = Queue(tmp_path, plan := a_plan(3), limit=1)
+    milestones = Milestones(Ledger(locate(tmp_path / "other"), plan))
+    Runner(trials.trials, milestones, "", lambda trial: ([trial.name], tmp_path / "log")).run()
+    assert [outcome.status for outcome in trials.trials.outcomes.values()] == ["complete", "stopped", "stopped"]
+    assert begun[0] is begun[1] and begun[2] is not begun[1] and left[0] is begun[1]
 
 
 def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_trial_first(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("--average", action="store_true", help="the mean over the ranks, not the slowest one's time")
     out = parser.add_argument_group("results")
     add = out.add_argument
-    add("--name", metavar="NAME", help="folder of the results (bench-<time>)")
+    add("--name", metavar="NAME", help="folder of the results (bench-TIME-DIGITS)")
     add("--results", type=Path, metavar="DIR", help="local folder (.oasis/results; in a job only the runs bucket)")
     dry_run.add_dry_run_arguments(parser)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from workloads import run_name
@@ -74,7 +73,7 @@ def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:
     if sizes[0] < plan.element_size:
         raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {plan.element_size} or more.")
     plan.fitting(sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
-    name = args.name or f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    name = args.name or run_name.unnamed("bench")
     return BenchmarkRequest(
         layout=layout,
         plan=plan,

@@ -1,8 +1,8 @@
 """Runs `train` for one trial after another, so that what the first has started serves the others too.
 
 Most of a short trial is start-up: the libraries of this process, its connection to Ray, and the fork server that
-imports torch for the workers of that connection. It ends with the process that wanted it. Ray blocks SIGINT in the
-processes it starts, and a blocked signal is inherited; unblocked, it ends a trial cleanly.
+imports torch for the workers of that connection. It ends with the process that wanted it. SIGINT ends a trial as Ctrl-C
+ends a `train`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from workloads import __main__ as command_line
@@ -39,23 +41,46 @@ def main(parent: int, address: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be watched
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    interruption = _Interruption()
+    signal.signal(signal.SIGINT, interruption)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in what it starts, which inherit that
     with session.connect(session.prepare(address), imports=IMPORTS):
-        while True:
-            try:
-                if not (line := sys.stdin.readline()):
-                    return
-                progress.emit({"event": ENDED, "exit_code": _train(**json.loads(line))})
-            except KeyboardInterrupt:  # meant for a trial that ended just then, and has said so or will
-                continue
+        for line in iter(sys.stdin.readline, ""):
+            progress.emit({"event": ENDED, "exit_code": _train(interruption, **json.loads(line))})
 
 
-def _train(arguments: list[str], log: str) -> int:
+class _Interruption:
+    """What SIGINT does: it ends the trial that runs, and between two trials waits for the next.
+
+    It is meant for that one: after a trial that ended by itself though it was told to, this process gets no other.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = self._waits = False
+
+    def __call__(self, *_: object) -> None:
+        if self._wanted:
+            raise KeyboardInterrupt
+        self._waits = True
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """For the length of the block SIGINT raises KeyboardInterrupt, at once if one waits."""
+        self._wanted = True
+        try:
+            if self._waits:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._wanted = self._waits = False
+
+
+def _train(interruption: _Interruption, arguments: list[str], log: str) -> int:
     with Path(log).open("ab") as messages:
         os.dup2(messages.fileno(), sys.stderr.fileno())
     try:
-        return command_line.main(arguments)
+        with interruption.wanted():
+            return command_line.main(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except SystemExit as error:  # argparse's

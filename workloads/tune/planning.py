@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Search:
     content = read(args.space)
     space = parse(content, given)
     base = dataclasses.replace(given, **space.fixed)
-    name = args.run or f"{kind}-{args.recipe.replace('_', '-')[:30]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    name = args.run or run_name.unnamed(f"{kind}-{args.recipe.replace('_', '-')[:30]}")
     _check(args, name, space)
     changes = space.sample(args.samples, args.search_seed) if kind == "tune" else space.grid()
     workers = args.workers if args.workers is not None else (cluster.gpus_per_node if cluster else 0) or 1

@@ -309,8 +309,9 @@ class Runner:
             self._end(process, None)
 
     def _ended(self, process: Process, exit_code: int) -> None:
-        """Its trial has ended. A process that failed is not kept: nobody knows what of it still holds."""
-        if exit_code in (EXIT_OK, EXIT_INTERRUPTED):
+        """Its trial has ended. A process that failed is not kept: nobody knows what of it still holds. Nor is one whose
+        trial was told to end and ended by itself just then: its next trial would take that for its own."""
+        if exit_code == EXIT_INTERRUPTED or (exit_code == EXIT_OK and process not in self._ends):
             self._idle.append(process)
         else:
             process.leave()

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import math
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -173,17 +172,14 @@ def plan(args: argparse.Namespace, place: session.Place) -> Run:
     """
     changes = {name: getattr(args, name) for name in TUNED_FIELDS} | fields.assigned(args.set, TUNED_FIELDS)
     config = configuration.from_recipe(args.recipe, **changes)
-    now = time.gmtime()
-    # Jobs that were queued together begin in the same second, on clusters that know nothing of each other.
-    own = f"{config.recipe.replace('_', '-')}-{time.strftime('%Y%m%d-%H%M%S', now)}-{secrets.token_hex(2)}"
-    name = own if args.run is None else args.run
+    name = run_name.unnamed(config.recipe.replace("_", "-")) if args.run is None else args.run
     run_name.check("--run", name)
     cluster = place.environment
     gpus = cluster.gpus_per_node if cluster else 0
     least, most = _workers(args.workers, gpus or CPU_WORKERS, config.batch_size)
     run = Run(
         name=name,
-        attempt=f"{time.strftime('%Y%m%dT%H%M%S', now)}-{time.time_ns() % 1_000_000_000:09d}",
+        attempt=f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{time.time_ns() % 1_000_000_000:09d}",
         config=config,
         folder=locate(args.storage or (cluster.runs_uri if cluster else ".oasis/runs")).child(name),
         results=Path(args.results).expanduser().absolute() / name,
