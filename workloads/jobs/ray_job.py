@@ -423,8 +423,14 @@ def remove(stack: DeployedStack, name: str) -> None:
         stack.ask("delete", "rayjob", name, "--ignore-not-found", "--cascade=foreground", timeout)
         tell(f"RayJob {name} and its cluster are removed")
     except WorkloadError as error:
-        told = stack.command("delete", "rayjob", name)
-        tell(f"RayJob {name} is still there: {error.problem} Delete it with `{told}`.")
+        tell(f"RayJob {name} is still there: {error.problem} Delete it with `{_deletion(stack, name)}`.")
+    except KeyboardInterrupt:
+        tell(f"the end of RayJob {name} was not seen; `{_deletion(stack, name)}` makes sure of it")
+
+
+def _deletion(stack: DeployedStack, name: str) -> str:
+    """The command that removes a RayJob, with all that is its."""
+    return stack.command("delete", "rayjob", name, "--ignore-not-found")
 
 
 def patch(stack: DeployedStack, name: str, spec: dict[str, Any]) -> None:
@@ -439,7 +445,7 @@ def _may_have_begun(stack: DeployedStack, name: str) -> bool:
     except WorkloadError as error:
         tell(
             f"RayJob {name} is left as it is, since its job may run: {error.problem} If it does not, KubeRay removes "
-            f"its cluster when its time to start is over; `python -m workloads jobs stop {name}` does so at once"
+            f"its cluster when its time to start is over; `{_deletion(stack, name)}` does so at once"
         )
         return True
 

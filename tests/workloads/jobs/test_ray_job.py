@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.command_line import CommandLine
 from tests.support.fake_ray import FakeRay, lines_of_job, press_ctrl_c, press_ctrl_c_once
 from tests.support.stub_kubectl import CLUSTER
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import PlaceError
 from workloads.jobs import follow, ray_job, submit
 
@@ -163,6 +166,20 @@ def test_commands_that_are_told_about_a_rayjob_name_its_namespace_and_context(
     ray.kubectl_refuses('*" delete "*', "Unable to connect to the server")
     said = cli(*submit, code=4).err
     assert "Delete it with `kubectl --context 'far away' --namespace ray delete rayjob true-" in said
+
+
+def test_a_second_ctrl_c_while_a_rayjob_is_removed_is_answered_with_how_to_make_sure(
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(stack: DeployedStack, *words: str, given: str | None = None, ask: Any = DeployedStack.ask) -> str:
+        if words[0] == "delete":
+            raise KeyboardInterrupt
+        return ask(stack, *words, given=given)
+
+    monkeypatch.setattr(ray_job, "find", press_ctrl_c)
+    monkeypatch.setattr(DeployedStack, "ask", ask)
+    said = cli("submit", "--context", "far", "--ray-job", "--", "true", code=130).err
+    assert "was not seen; `kubectl --context far --namespace ray delete rayjob true-" in said
 
 
 def test_without_the_right_to_make_rayjobs_the_refusal_is_shown(ray: FakeRay, cli: CommandLine) -> None:
