@@ -18,7 +18,7 @@ import pytest
 from emulator.machine.belongings import content
 from emulator.machine.state import CHECKOUT, State
 from tests.oasis_stack.test_command_line import OUTPUTS
-from tests.support.waiting import eventually, read_until
+from tests.support.waiting import eventually, read_rest, read_until
 from workloads.runs import catalog as run_catalog
 from workloads.storage.folders import locate
 
@@ -88,9 +88,9 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     running = start(checkout, "dashboard", "STACK=local", variables=environment(PATH=path))
 
-    said = read_until(running, "Forwarding from", 60)
+    said = read_until(running, "Forwarding from")
     os.killpg(running.pid, signal.SIGINT)  # what a terminal does
-    rest, _ = running.communicate(timeout=60)
+    rest = read_rest(running)
 
     assert "answers until Ctrl-C" in said
     assert rest == ""

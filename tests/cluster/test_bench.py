@@ -17,7 +17,7 @@ import pytest
 
 from emulator.machine.state import CHECKOUT
 from tests.cluster.conftest import Cluster
-from tests.support.waiting import eventually, read_until
+from tests.support.waiting import eventually, read_rest, read_until
 from workloads.doctor import listeners
 from workloads.nccl.logs import path
 from workloads.nccl.results import records
@@ -66,7 +66,7 @@ def test_more_nodes_than_there_are_is_infeasible_soon_and_leaves_the_nodes_free(
     assert done.returncode == 3, done.stdout + done.stderr
     assert "3 nodes with 1 CPU" in done.stdout
     assert time.monotonic() - began < 60
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
 
 
 def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(cluster: Cluster) -> None:
@@ -77,12 +77,12 @@ def test_a_node_that_dies_ends_the_benchmark_with_its_name_and_frees_the_others(
     assert listening and all(loopback for _, loopback in listening)
     began, victim = time.monotonic(), ranks[0]
     os.kill(victim, signal.SIGKILL)
-    rest, _ = client.communicate(timeout=400)
+    rest = read_rest(client)
     assert client.returncode == 5, output + rest
     assert time.monotonic() - began < 30
     assert re.search(rf"Rank \d of 'all', on node \d \(\S+/[0-9a-f]{{8}}, process {victim}\) died", rest), rest
-    eventually(lambda: not cluster.processes("ray::Rank"), 10)
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
+    eventually(lambda: not cluster.processes("ray::Rank"))
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
 
 
 def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluster) -> None:
@@ -92,10 +92,10 @@ def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluste
     job = cluster.processes("workloads bench --sizes")
     (driver,) = (pid for pid in job if "python" in psutil.Process(pid).name())  # its shell ends with it
     os.kill(driver, signal.SIGKILL)
-    client.communicate(timeout=400)
+    read_rest(client)
     assert client.returncode != 0
-    eventually(lambda: not cluster.processes("ray::Rank"), 30)
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
+    eventually(lambda: not cluster.processes("ray::Rank"))
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
 
 
 LOGICAL_GPUS = """
@@ -114,7 +114,7 @@ class Seen:
 
 layout = Layout(nodes=1, ranks_per_node=2, gpus_per_node=2)
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
-    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
+    session._init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
     with capacity.hold([layout.bundle], 60, print) as group:
         actors = [ray.remote(Seen).options(**driver.options(group, 0, layout, "RING")).remote() for _ in range(2)]
         print("found", json.dumps(ray.get([actor.look.remote() for actor in actors])))
@@ -206,7 +206,7 @@ WORDS = (
 driver.Rank = Pretended
 rounds = [(Stage(name="all", nodes=(0,)),), (Stage(name="all, ring", nodes=(0,), algorithm="RING"),)]
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
-    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
+    session._init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
     for WITHIN in ("measure", "call"):
         said = []
         try:
@@ -274,7 +274,7 @@ class Hangs(Rank):
 
 driver.Rank = Hangs
 with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
-    ray.init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
+    session._init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
     began = time.monotonic()
     try:
         driver.run(

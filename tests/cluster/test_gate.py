@@ -41,7 +41,7 @@ def test_gloo_between_nodes_where_gib_was_promised_is_refused_and_leaves_nothing
     (table,) = fabric(cluster, "refused")
     assert "# Verdict              : fail" in table.read_text()
     assert not (table.parents[3] / "checkpoints").exists()
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2, 30)
+    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
 
 
 def test_a_run_that_needs_no_fabric_passes_and_trains(cluster: Cluster, submit: tuple[str, ...]) -> None:

@@ -76,16 +76,16 @@ def test_a_drained_node_and_one_told_to_end_cost_a_run_no_more_than_a_few_steps(
             [*command, *recipe, *places], cwd=CHECKOUT, env=environment, stdout=said, stderr=subprocess.STDOUT
         )
     try:
-        eventually(lambda: len(_told(log, "epoch")) >= 2, 120)
+        eventually(lambda: len(_told(log, "epoch")) >= 2)
         drained = _training(nodes)[0]
         nodes.python(DRAIN.format(name=drained, seconds=DRAIN_SECONDS))
-        eventually(lambda: len(_told(log, "resumed")) >= 2 and drained not in _training(nodes), 120)
+        eventually(lambda: len(_told(log, "resumed")) >= 2 and drained not in _training(nodes))
         since = len(_told(log, "epoch"))
-        eventually(lambda: len(_told(log, "epoch")) >= since + 2, 120)
+        eventually(lambda: len(_told(log, "epoch")) >= since + 2)
         nodes.workers[_training(nodes)[0]].send_signal(signal.SIGTERM)
-        eventually(lambda: len(_told(log, "resumed")) >= 3, 120)
+        eventually(lambda: len(_told(log, "resumed")) >= 3)
         since = len(_told(log, "epoch"))
-        eventually(lambda: len(_told(log, "epoch")) >= since + 2, 120)
+        eventually(lambda: len(_told(log, "epoch")) >= since + 2)
         driver.send_signal(signal.SIGINT)
         assert driver.wait(timeout=400) == 130, log.read_text()
     finally:

@@ -23,7 +23,7 @@ from emulator.google.http_message import Request
 from emulator.rest.cloud_server import CloudServer
 from tests.emulator.google import make_bucket
 from tests.support.processes import command, descendants
-from tests.support.waiting import eventually, read_until
+from tests.support.waiting import eventually, read_rest, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
 from workloads.reporting import cost
@@ -107,9 +107,9 @@ def test_an_end_asked_for_twice_is_answered_at_once_and_leaves_no_process_and_no
         read_until(run, "starting Ray Train for 2 CPU workers")
         started = descendants(run.pid)
         end(run.pid, number)
-        read_until(run, "ending ", 60)
+        read_until(run, "ending ")
         end(run.pid, number)
-        said, _ = run.communicate(timeout=400)
+        said = read_rest(run)
 
         assert run.returncode == 130, said
         assert "interrupted; the same command with --run twice begins anew: there is no checkpoint yet" in said

@@ -28,7 +28,7 @@ from emulator.programs.go_modules import cache_directory
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
 from tests.support.processes import running
-from tests.support.waiting import eventually, read_until
+from tests.support.waiting import eventually, read_rest, read_until
 
 pytestmark = pytest.mark.emulated
 
@@ -202,7 +202,7 @@ def test_two_demos_side_by_side_share_nothing_and_down_in_the_training_of_one_le
             down = _emulator(other, "down")
             assert down.returncode == 0, down.stderr
             assert "interrupting `make demo`" in down.stdout
-            said, _ = second.communicate(timeout=PATIENCE_SECONDS)
+            said = read_rest(second)
             assert second.returncode == 130, said
             assert "ending everything" in said
             _assert_nothing_is_left(other)
@@ -279,9 +279,9 @@ def test_an_installation_that_was_cut_off_is_started_over_by_the_next_make(tmp_p
     with (checkout / "Makefile").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         waiting = subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True)
-        read_until(waiting, "another make installs into .venv: waiting for it", 60)
+        read_until(waiting, "another make installs into .venv: waiting for it")
         (checkout / ".venv" / ".installed").touch()
-    said, _ = waiting.communicate(timeout=PATIENCE_SECONDS)
+    said = read_rest(waiting)
     assert (waiting.returncode, said) == (0, "")
 
 
@@ -383,14 +383,16 @@ def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str
         said = read_until(process, phase)
         time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-        try:
-            rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            kernel = Path(f"/proc/{process.pid}/wchan").read_text()
-            process.send_signal(signal.SIGABRT)  # it writes where each of its threads is
-            rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
-            pytest.fail(f"it goes on {PATIENCE_SECONDS} s after Ctrl-C, in the kernel in {kernel!r}:\n{said}{rest}")
-        return process.returncode, said + rest
+        with ThreadPoolExecutor() as reader:
+            rest = reader.submit(read_rest, process, 2 * PATIENCE_SECONDS)
+            try:
+                said += rest.result(PATIENCE_SECONDS)
+            except TimeoutError:
+                kernel = Path(f"/proc/{process.pid}/wchan").read_text()
+                process.send_signal(signal.SIGABRT)  # it writes where each of its threads is
+                said += rest.result()
+                pytest.fail(f"it goes on {PATIENCE_SECONDS} s after Ctrl-C, in the kernel in {kernel!r}:\n{said}")
+        return process.returncode, said
     finally:
         process.kill()
         process.communicate()
