@@ -12,6 +12,10 @@ from kubernetes.utils.quantity import parse_quantity
 
 Body = dict[str, Any]
 
+_NOT_READY = "node.kubernetes.io/not-ready"
+"""Taint of every new node for a moment. No second one comes for a pod meanwhile, as the autoscaler counts
+on nodes that come (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go, NodeConditionTaints)."""
+
 
 def quantity(text: str) -> float:
     """A Kubernetes quantity (`100m`, `2Gi`, `8`) as a number."""
@@ -59,8 +63,9 @@ def refusal(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, 
 
 
 def fits(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, float]) -> bool:
-    """True if the pod may run on the node and finds room in what is `left`."""
-    return not refusal(pod, node, left)
+    """True if the pod may run on the node, once that is ready, and finds room in what is `left`."""
+    taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] != _NOT_READY]
+    return not refusal(pod, {**node, "spec": {**node["spec"], "taints": taints}}, left)
 
 
 def selects(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

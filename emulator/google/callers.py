@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from emulator.google.cloud import Cloud
@@ -58,11 +60,10 @@ class Tokens:
 
     def __init__(self, cloud: Cloud) -> None:
         file = cloud.directory / "token-key"
-        try:
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-                stream.write(secrets.token_bytes(32))
-        except FileExistsError:
-            pass
+        with tempfile.NamedTemporaryFile(dir=cloud.directory) as fresh, suppress(FileExistsError):
+            fresh.write(secrets.token_bytes(32))
+            fresh.flush()
+            os.link(fresh.name, file)  # whole at once: another process reads it as soon as it is there
         self._key = file.read_bytes()
 
     def issue(self, seconds: int = TOKEN_SECONDS) -> str:

@@ -151,7 +151,7 @@ class ObjectStore:
             path = self.path(bucket, name)
             self._index.forget(bucket, name)
             if not name.endswith("/"):
-                path.unlink()
+                path.unlink(missing_ok=True)  # a mount, another process, may have taken it meanwhile
                 path = path.parent
             self._prune(bucket, path)
 
