@@ -194,6 +194,22 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
         training.run(Recorder())
 
 
+def test_weights_that_are_no_numbers_are_in_no_checkpoint() -> None:
+    training = Training(small(ema_decay=0.9), Few(64), Few(16), CPU)
+    training.snapshot()
+    with torch.no_grad():
+        list(training.model.parameters())[-1].fill_(math.inf)
+    with pytest.raises(WorkloadFailedError, match="a weight of the model is no number at step 0"):
+        training.snapshot()
+
+
+def test_a_weight_decay_that_was_changed_is_the_one_that_counts() -> None:
+    before = Training(small(weight_decay=0.05), Few(64), Few(16), CPU)
+    after = Training(small(weight_decay=0.5), Few(64), Few(16), CPU)
+    after.load(before.state())
+    assert [group["weight_decay"] for group in after.optimizer.param_groups] == [0.5, 0.0]
+
+
 # Several ranks
 
 

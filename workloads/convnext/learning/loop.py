@@ -146,14 +146,30 @@ class Training:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """`state`, copied to the CPU's memory: to be written while training, or the evaluation, goes on."""
+        """`state`, copied to the CPU's memory: to be written while training, or the evaluation, goes on.
+
+        Raises:
+            WorkloadFailedError: the weights are no longer numbers, which a checkpoint would keep in place of good ones.
+        """
         with self._ema.beside() if self._ema else nullcontext():
+            if not torch.stack([weights.isfinite().all() for weights in self.model.parameters()]).all():
+                raise self._diverged("a weight of the model is no number")
             return snapshot.copied(self.state(), self._device)
+
+    def _diverged(self, what: str) -> WorkloadFailedError:
+        return WorkloadFailedError(
+            f"{what} at step {self.position.step}.",
+            "Lower --learning-rate or raise the recipe's warmup_epochs, under a new --run name.",
+        )
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken."""
         self.model.load_state_dict(state["model"])
+        # The one setting of the optimiser that a run may change and no step sets: the checkpoint has the one of before.
+        decays = [group["weight_decay"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
         if self._ema:
             self._ema.load(state["ema"])
         self.position = Position(**state["position"])
@@ -253,10 +269,7 @@ class Training:
     def _progress(self, tally: Tally) -> Record:
         position = self.position
         if not math.isfinite(tally.loss):
-            raise WorkloadFailedError(
-                f"the training loss is {tally.loss} at step {position.step}.",
-                "Lower --learning-rate or raise the recipe's warmup_epochs, under a new --run name.",
-            )
+            raise self._diverged(f"the training loss is {tally.loss}")
         rate = tally.images / max(tally.seconds, 1e-9)
         return {
             "event": "step",
