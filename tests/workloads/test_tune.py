@@ -265,7 +265,7 @@ def test_the_best_trial_s_command_trains_what_the_trial_trained(
         assert words[:4] == ["python", "-m", "workloads", "train"]
         run = train.plan(arguments(train.add_train_arguments, *words[4:]), LAPTOP)
         assert run.config == dataclasses.replace(BASE, epochs=3, data="/elsewhere", **trial.changes)
-        assert (run.workers, run.name) == (1, f"{trial.name}-again")
+        assert (run.workers, run.name, run.folder.uri) == (1, f"{trial.name}-again", f"{args.storage}/{run.name}")
         with monkeypatch.context() as job:
             job.setenv(SUBMITTED_VARIABLE, "--stack dev --ray-job")
             submitted = report.command(search, trial).split()
@@ -280,6 +280,7 @@ def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_an
     folder, plan = locate(tmp_path / "s"), a_plan()
     ledger = Ledger(folder, plan)
     assert ledger.outcomes == {}
+    ledger.begin()
     good = ended(plan.trials[0], "complete", epoch(1, 0.5), epoch(2, math.nan, math.inf), exit_code=0)
     ledger.close(good)
     ledger.close(ended(plan.trials[2], "failed", exit_code=6, problem="torn"))
@@ -292,7 +293,7 @@ def test_a_search_goes_on_with_the_trials_that_have_no_outcome_and_never_with_an
         (a_plan(6, metric="val/loss"), "metric is 'val/loss', that search's is 'val/accuracy'"),
         (a_plan(6, base={"epochs": 3}), "has another search: base.epochs is 3, that search's is 9."),
         (a_plan(6, space={"seed": [1]}), r"space.seed is \[1\], that search's is None."),
-        (a_plan(2), "it has 6 trials, 2 asked for"),
+        (a_plan(2), "it has 4 trials, 2 asked for"),  # a look at it with more has added none
     ):
         with pytest.raises(UsageError, match=said):
             Ledger(folder, other)
@@ -308,7 +309,8 @@ class Queue:
     def __init__(self, tmp_path: Path, plan: Plan, limit: int) -> None:
         self.said: list[str] = []
         self.storage = locate(tmp_path / "s")
-        self.trials = TrialQueue(Ledger(self.storage, plan), limit, self.said.append, self.check)
+        self.ledger = Ledger(self.storage, plan)
+        self.trials = TrialQueue(self.ledger, limit, self.said.append, self.check)
 
     def check(self, trial: Trial) -> None:
         """As a search looks at its place."""
@@ -368,15 +370,20 @@ def test_a_trial_without_a_place_waits_for_others_and_ends_the_search_only_when_
     search = Queue(tmp_path, a_plan(2), limit=2)
     assert [search.take(), search.take()] == ["s-000", "s-001"]
     late = (4, "Not there within 5 s.")
+    search.trials.see("s-001", said(1, 0.5))
     search.trials.end("s-001", *late)
     assert search.take() is None
     search.trials.see("s-000", said(9, 0.9))
     search.trials.end("s-000", 0)
     assert search.take() == "s-001"
+    search.trials.see("s-001", said(2, 0.6))
     search.trials.end("s-001", *late)
     assert search.take() is None
     assert isinstance(search.trials.verdict, CapacityError)
     assert list(search.trials.outcomes) == ["s-000"]
+    # What it had reached before it found no place is not forgotten.
+    table = {outcome.trial.name: outcome.epochs for outcome in search.ledger.state()}
+    assert [one["epoch"] for one in table["s-001"]] == [1, 2]
 
 
 def test_trials_that_all_fail_alike_are_not_all_tried(tmp_path: Path) -> None:
@@ -452,6 +459,7 @@ def test_milestones_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_on
     assert not whole.stop("s-000", epoch(9, 0.1))  # the last epoch: nothing is left to stop
 
     ledger = Ledger(locate(tmp_path / "resumed"), plan)
+    ledger.begin()
     ledger.close(ended(plan.trials[1], "stopped", epoch(1, 0.8)))
     record = {**said(1, 0.9), "step": 10}
     ledger.folder.child("s-000", "journal").write("1.jsonl", json.dumps(record).encode())
@@ -542,6 +550,7 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
         folder=locate(tmp_path / "runs" / "s"),
         results=tmp_path / "results",
         workers=1,
+        storage="",
         train=("--recipe", "r"),
     )
     ranked = ranking(plan, outcomes)

@@ -79,12 +79,12 @@ def hold_here(uri: str, run: str) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX) as held:
         try:
             # An abstract name (unix(7)) leaves no file, and is free when its process has ended.
-            held.bind(f"\0oasis-train-{hashlib.sha256(uri.encode()).hexdigest()}")
+            held.bind(f"\0oasis-run-{hashlib.sha256(uri.encode()).hexdigest()}")
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise UsageError(
-                f"run {run} is being trained by another `train` on this machine, into {uri}.",
+                f"run {run} is being trained by another command on this machine, into {uri}.",
                 "Wait for it, end it with Ctrl-C, or choose another --run name.",
             ) from error
         yield

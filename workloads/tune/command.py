@@ -10,12 +10,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import get_args
 
 from workloads import dry_run
-from workloads.cluster import session
+from workloads.cluster import run_lock, session
 from workloads.convnext import config as configuration
 from workloads.convnext.images import location
 from workloads.convnext.run import preview, train
@@ -102,15 +102,16 @@ def run_tune(args: argparse.Namespace) -> int:
             progress.note(unseen)
     check_writable(search.folder)
     check_results(search.results)
-    ledger = Ledger(search.folder, search.plan, args.retry_failed)
-    if ledger.outcomes:
-        progress.note(f"{len(ledger.outcomes)} of them have ended already")
-    progress.note(f"trials and results: {search.folder.uri}")
-    verdict: WorkloadError | None = None
-    if ledger.left:
-        with suppress(KeyboardInterrupt):  # the second one; what has ended is in the ledger, and the rest is unfinished
-            verdict = _search(args, place, search, ledger)
-    return _conclude(search, ledger, verdict)
+    with run_lock.hold_here(search.folder.uri, search.name) if place.embedded else nullcontext():
+        ledger = Ledger(search.folder, search.plan, args.retry_failed)
+        if ledger.outcomes:
+            progress.note(f"{len(ledger.outcomes)} of them have ended already")
+        progress.note(f"trials and results: {search.folder.uri}")
+        verdict: WorkloadError | None = None
+        if ledger.left:
+            with suppress(KeyboardInterrupt):  # the second one; what has ended is in the ledger, the rest is unfinished
+                verdict = _search(args, place, search, ledger)
+        return _conclude(search, ledger, verdict)
 
 
 run_sweep = run_tune
@@ -179,7 +180,6 @@ def _search(args: argparse.Namespace, place: session.Place, search: Search, ledg
         # Import Ray, which `prepare` had to come before.
         import ray
 
-        from workloads.cluster import run_lock
         from workloads.tune.search import PROGRESS_SECONDS, Milestones, Runner, TrialQueue
 
         fitting = at_most or concurrency.of_cluster(search.workers, place.environment)

@@ -104,7 +104,7 @@ class Ledger:
     """A search's folder, and what is known of its trials. Only the search writes to it; the command holds the lease."""
 
     def __init__(self, folder: Folder, plan: Plan, retry_failed: bool = False) -> None:
-        """Begin the search, or go on with it.
+        """Look how far the search is; nothing is written yet.
 
         Args:
             folder: of the search.
@@ -119,15 +119,18 @@ class Ledger:
         kept = _read(folder, PLAN)
         if kept is not None:
             _refuse_another(kept, plan, folder.uri)
-        _write(folder, PLAN, {"schema": SCHEMA, **asdict(plan)})
         self.outcomes: dict[str, Outcome] = {}
         """Of the trials that have ended, by name."""
         for trial in plan.trials if kept else ():
             record = _read(folder.child(trial.name), OUTCOME)
             if record is not None and not (retry_failed and record["status"] == "failed"):
                 self.outcomes[trial.name] = Outcome(**{**record, "trial": trial})
-        self.pasts = {trial.name: _past(folder.child(trial.name)) for trial in self.left}
+        self.pasts = {trial.name: _past(folder.child(trial.name)) if kept else [] for trial in self.left}
         """Epochs of the trials that go on, by name."""
+
+    def begin(self) -> None:
+        """Write the plan down: from here on the folder has this search."""
+        _write(self.folder, PLAN, {"schema": SCHEMA, **asdict(self.plan)})
 
     @property
     def left(self) -> list[Trial]:

@@ -33,6 +33,8 @@ class Search:
     """Results on this machine, and a folder for each trial."""
     workers: int
     """Of each trial."""
+    storage: str
+    """Of all runs, as `--storage` has it; empty for the place's own."""
     train: tuple[str, ...]
     """Arguments of `train` that say what every trial computes."""
 
@@ -68,6 +70,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Search:
         folder=locate(args.storage or (cluster.runs_uri if cluster else ".oasis/runs")).child(name),
         results=args.results.expanduser().absolute() / name,
         workers=workers,
+        storage=args.storage or "",
         train=_train_arguments(args, workers),
     )
     least = min(config.batch_size for config in configurations(search))

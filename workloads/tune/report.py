@@ -32,6 +32,7 @@ def command(search: Search, trial: Trial) -> str:
     submitted = os.environ.get(SUBMITTED_VARIABLE)
     words = [] if submitted is None else ["submit", *shlex.split(submitted), "--"]
     words += ["train", "--run", f"{trial.name}-again", *search.train, *assignments(trial)]
+    words += ["--storage", search.storage] if search.storage else []
     return shlex.join(["python", "-m", "workloads", *words])
 
 

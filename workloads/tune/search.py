@@ -59,7 +59,7 @@ class TrialQueue:
     """Hands out trials, at most `limit` at a time, and writes down how they end."""
 
     def __init__(self, ledger: Ledger, limit: int, tell: Callable[[str], None], check: Callable[[Trial], None]) -> None:
-        """Queue the trials that have no outcome.
+        """Begin the search, with the trials that have no outcome in the queue.
 
         Args:
             ledger: the search so far.
@@ -68,6 +68,7 @@ class TrialQueue:
             check: raises WorkloadError where the trial's data or storage is out of order at this moment.
         """
         self._ledger, self._plan, self._tell, self._check = ledger, ledger.plan, tell, check
+        ledger.begin()
         self.limit = limit
         self.outcomes = ledger.outcomes
         self.waiting = ledger.left
@@ -100,6 +101,7 @@ class TrialQueue:
         if exit_code == EXIT_INTERRUPTED:  # it goes on when the search does
             return
         if exit_code in THE_PLACE and not (exit_code == PlaceError.exit_code and self._in_order(running.trial)):
+            self._ledger.pasts[name] = running.epochs  # it goes on from there
             self._make_do(running.trial, exit_code, problem)
             return
         outcome = running.outcome(exit_code, problem)
