@@ -309,7 +309,8 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
         return PlaceError(text, "Mount it for writing, or name another place with --storage.")
     if error.errno in (errno.ENOTCONN, errno.ESTALE):
         return PlaceError(text, "The mount is gone or stale: restart its pod, or use the bucket's gs:// address.")
-    if isinstance(error, PermissionError) or "PERMISSION_DENIED" in str(error) or "storage." in str(error):
+    # Google names the permission that is missing, as in "does not have storage.objects.get access to ...".
+    if isinstance(error, PermissionError) or re.search(r"PERMISSION_DENIED|storage\.(objects|buckets)\.", str(error)):
         return AuthError(text, "The account needs roles/storage.objectUser and storage.buckets.get on the bucket.")
     return PlaceError(text, "Check the address, the free space and the network, then run the same command again.")
 
