@@ -149,6 +149,15 @@ def test_what_is_committed_is_never_ahead_of_the_history_stored(tmp_path: Path) 
     assert ahead == []
 
 
+def test_the_checkpoint_that_a_run_goes_on_from_is_not_saved_once_more(tmp_path: Path) -> None:
+    found = place(tmp_path)
+    found.reporter.start(None, None, saved=Position())
+    found.reporter.save_if_due(found.training)
+    assert found.committed() == []
+    found.training.run(found.reporter)
+    assert found.committed()[0] == 1  # the first new one is due at once
+
+
 def test_only_rank_0_saves_and_keeps_records(tmp_path: Path) -> None:
     found = place(tmp_path, leads=False)
     found.training.run(found.reporter)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from ray._private import services
-from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.exceptions import RayTaskError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
@@ -25,7 +26,7 @@ from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
 from workloads.cluster import run_lock, session
 from workloads.convnext.images import location
-from workloads.convnext.run import driver, end_of_node, train, trainer
+from workloads.convnext.run import driver, end_of_node, train, train_group, trainer, worker
 from workloads.convnext.run.run import Run
 from workloads.environment import DATA_MOUNT, ClusterEnvironment
 from workloads.errors import PlaceError, UsageError
@@ -187,10 +188,14 @@ def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
         location.check_data("imagenet", here=False)
 
 
-def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(laptop: Path, cli: CommandLine) -> None:
-    words = ["train", "--run", "both", "--data", "synthetic", "--wandb", "off"]
+@pytest.mark.parametrize("command", [["train"], ["sweep", "--space", "space.yaml"]])
+def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
+    laptop: Path, cli: CommandLine, command: list[str]
+) -> None:
+    (laptop / "space.yaml").write_text("seed: [1, 2]")
+    words = [*command, "--run", "both", "--data", "synthetic", "--wandb", "off"]
     with run_lock.hold_here(locate(laptop / ".oasis/runs/both").uri, "both"):
-        assert "run both is being trained by another `train` on this machine" in cli(*words, code=2).err
+        assert "run both is being trained by another command on this machine" in cli(*words, code=2).err
     with pytest.raises(AssertionError, match="Ray was started"):
         main(words)
 
@@ -261,23 +266,61 @@ def test_the_environment_is_as_before_when_a_run_has_ended(monkeypatch: pytest.M
 
 def test_a_run_may_fail_as_often_as_it_gets_on(tmp_path: Path) -> None:
     folder = locate(tmp_path)
-    retries = trainer.Retries(folder)
+    retries = trainer.Retries(folder, tmp_path / "journal")
     lost = WorkerGroupError("lost", {0: RuntimeError("killed")})
-    for step in range(1, 8):
+
+    def reached(step: int) -> None:
         manifest.commit(folder.child(manifest.new_name(step)), {"step": step, "files": {}})
+
+    for step in range(2, 14, 2):
+        reached(step)
         assert [retries.make_decision(lost) for _ in range(trainer.FAILURES)] == [FailureDecision.RETRY] * 3
     assert retries.make_decision(lost) == FailureDecision.RAISE
+
+    retries = trainer.Retries(folder, tmp_path / "journal")
+    decisions = []
+    for step in (20, 21, 21, 22):  # no more than every start saves: a new checkpoint each time, and no progress
+        reached(step)
+        decisions.append(retries.make_decision(lost))
+    assert decisions == [FailureDecision.RETRY] * 3 + [FailureDecision.RAISE]
 
 
 def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
     folder = locate(tmp_path)
-    retries = trainer.Retries(folder)
+    journal = tmp_path / "journal"
+    retries = trainer.Retries(folder, journal)
     late = ControllerError(WorkerGroupStartupTimeoutError(2))
     assert [retries.make_decision(late) for _ in range(3)] == [FailureDecision.RETRY] * 3
-    manifest.commit(folder.child(manifest.new_name(1)), {"step": 1, "files": {}})
+    manifest.commit(folder.child(manifest.new_name(2)), {"step": 2, "files": {}})
     decisions = [retries.make_decision(late) for _ in range(4)]
     assert decisions == [FailureDecision.RETRY] * 3 + [FailureDecision.RAISE]
-    assert trainer.Retries(folder).make_decision(ControllerError(RuntimeError("a bug"))) == FailureDecision.RAISE
+    bug = ControllerError(RuntimeError("a bug"))
+    assert trainer.Retries(folder, journal).make_decision(bug) == FailureDecision.RAISE
+    assert journal.read_text().count("the workers are started once more: ") == 6
+
+
+def test_the_copy_of_the_data_is_part_of_what_a_start_costs(tmp_path: Path) -> None:
+    before = time.time()
+    train_group._fetch("synthetic")
+    stay, _ = worker._stay({}, locate(tmp_path), {"a node"}, time.time() + 60, rank=1)
+    assert before <= stay["began"] < before + 60
+
+
+def test_ranks_that_do_not_meet_are_started_once_more(tmp_path: Path) -> None:
+    class Lost(list[object]):
+        """A worker group whose rank 0 finds that its peer has gone."""
+
+        def execute_async(self, *_: object) -> list[object]:
+            return []
+
+        def execute_single(self, *_: object) -> None:
+            raise RayTaskError("_join", "Traceback ...", ConnectionError("Connection was likely closed"))
+
+    meeting = train_group.ProcessGroup(timeout_seconds=1, data="synthetic")
+    with pytest.raises(WorkerGroupStartupFailedError, match="did not meet: Connection was likely closed") as caught:
+        meeting.backend_cls().on_start(Lost(), meeting)
+    retries = trainer.Retries(locate(tmp_path), tmp_path / "journal")
+    assert retries.make_decision(ControllerError(caught.value)) == FailureDecision.RETRY
 
 
 def test_the_end_of_a_nodes_run_duration_is_reckoned_from_its_start(tmp_path: Path) -> None:

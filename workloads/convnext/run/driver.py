@@ -129,7 +129,7 @@ def _trainer(run: Run, work: Callable[[dict[str, Any]], Record]) -> Trainer:
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
         scaling=Scaling(scaling, run.bundle, run.strategy, run.timeout, run.journal),
-        retries=Retries(run.folder.child("checkpoints")),
+        retries=Retries(run.folder.child("checkpoints"), run.journal),
         journal=run.journal,
     )
 
@@ -182,6 +182,6 @@ def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:
         )
     kept = f"Its checkpoints are kept: the same command with --run {run.name} continues."
     return WorkloadFailedError(
-        f"run {run.name} failed too often without a new checkpoint: {str(error).strip()[-2000:]}.",
+        f"run {run.name} failed too often without getting on: {str(error).strip()[-2000:]}.",
         f"{faults.advice(str(error))} {kept}".strip(),
     )

@@ -103,15 +103,22 @@ class Reporter:
         self._unreported = 0.0
         self._since_first: tuple[float, float] | None = None  # time and epoch of the first record
 
-    def start(self, until: float | None, watched: Notice | None, budget: Budget | None = None) -> None:
+    def start(
+        self,
+        until: float | None,
+        watched: Notice | None,
+        budget: Budget | None = None,
+        saved: Position | None = None,
+    ) -> None:
         """The run begins, or goes on.
 
         Args:
             until: when the run duration of the first of its nodes ends, unix time; None where none has an end.
             watched: rank 0's watch over its nodes.
             budget: what it may cost; None without a limit.
+            saved: where it goes on from a checkpoint, which is not saved once more.
         """
-        self._budget = budget
+        self._budget, self._saved = budget, replace(saved) if saved else None
         self._schedule = Schedule(self._config.checkpoint_seconds, self._config.failure_hours, until)
         self._notice = watched
 

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 
 from workloads.cluster import process_group
+from workloads.errors import first_line
 
 LEAVE_SECONDS = 3.0
 """How long the ranks of a finished run may take to leave; nothing is lost by not waiting longer."""
+
+began: list[float] = []
+"""In each worker: when its group began to fetch the data and to meet, unix time. Its node is paid for meanwhile."""
 
 _listeners: list[socket.socket] = []
 """In the worker that is rank 0: its listener, from when it is opened until the ranks meet."""
@@ -45,13 +51,20 @@ class _MeetOnOneAddress(Backend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         # Before they meet: a rank that has its copy from a bucket may wait for another's longer than for a collective.
         ray.get(worker_group.execute_async(_fetch, backend_config.data))
-        address, port = worker_group.execute_single(0, _listen)
         ranks = len(worker_group)
-        joining = [
-            worker_group.execute_single_async(rank, _join, rank, ranks, address, port, backend_config.timeout_seconds)
-            for rank in range(ranks)
-        ]
-        ray.get(joining)
+        try:
+            address, port = worker_group.execute_single(0, _listen)
+            joining = [
+                worker_group.execute_single_async(
+                    rank, _join, rank, ranks, address, port, backend_config.timeout_seconds
+                )
+                for rank in range(ranks)
+            ]
+            ray.get(joining)
+        except RayTaskError as error:
+            # To Ray an error of the controller, which it never retries: but ranks whose peer is lost just then find a
+            # closed connection, as often before Ray knows of the loss as after it.
+            raise WorkerGroupStartupFailedError(f"the ranks did not meet: {first_line(error.cause)}") from error
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         status = worker_group.get_latest_poll_status()
@@ -64,6 +77,7 @@ class _MeetOnOneAddress(Backend):
 def _fetch(data: str) -> None:
     from workloads.convnext.images import location
 
+    began[:] = [time.time()]
     # What fails here fails again in the worker's own work, from where its verdict reaches the controller.
     with contextlib.suppress(Exception):
         location.fetch(data)

@@ -29,13 +29,14 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import ControllerError
 
 from workloads import interruption
 from workloads.checkpoints import manifest
 from workloads.cluster import worker_count
 from workloads.cluster.capacity import Bundle, Strategy
 from workloads.convnext.run import end_of_node
-from workloads.errors import AuthError, LostProcessError, PlaceError, WorkloadError
+from workloads.errors import AuthError, LostProcessError, PlaceError, WorkloadError, first_line
 from workloads.nccl.logs import faults
 from workloads.reporting import progress
 from workloads.reporting.history import Journal
@@ -49,7 +50,7 @@ CAUSE_CHARACTERS = 300
 """Most of what is said of a lost rank, in whole words."""
 
 FAILURES = 3
-"""Failures in a row without a new checkpoint between them that a run survives: one more is no accident."""
+"""Failures in a row without progress between them that a run survives: one more is no accident."""
 
 GROW_SECONDS = 2.0
 """How long places for further workers, which should be free, are asked for before that is left for later."""
@@ -226,26 +227,32 @@ class Scaling(ElasticScalingPolicy):
 
 
 class Retries(DefaultFailurePolicy):
-    """Lets a run fail as often as it gets on: what counts are failures in a row without a new checkpoint."""
+    """Lets a run fail as often as it gets on: what counts are failures in a row without a checkpoint that is further.
 
-    def __init__(self, checkpoints: Folder) -> None:
+    By more than the one step after which every start saves: a run that fails right after it would restart for ever.
+    """
+
+    def __init__(self, checkpoints: Folder, journal: Path) -> None:
         super().__init__(FailureConfig(max_failures=FAILURES, controller_failure_limit=STARTS))
-        self._checkpoints = checkpoints
-        self._newest = ""
+        self._checkpoints, self._journal = checkpoints, Journal(journal)
+        self._reached = 0
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         """Decide whether to go on."""
-        newest = self._newest_committed()
-        if newest != self._newest:
-            self._newest = newest
+        before, self._reached = self._reached, self._step_committed()
+        if self._reached > before + 1:
             self._worker_group_failures = self._controller_failures = 0
-        return super().make_decision(training_failed_error)
+        decision = super().make_decision(training_failed_error)
+        if decision == FailureDecision.RETRY and isinstance(training_failed_error, ControllerError):
+            why = first_line(training_failed_error.controller_failure)
+            self._journal.append([{"event": "note", "text": f"the workers are started once more: {why}"}])
+        return decision
 
-    def _newest_committed(self) -> str:
+    def _step_committed(self) -> int:
         try:
-            return max(manifest.committed(self._checkpoints.files()), default="")
+            return max(map(manifest.step_of, manifest.committed(self._checkpoints.files())), default=0)
         except WorkloadError:  # out of reach: no sign of progress
-            return self._newest
+            return self._reached
 
 
 class Trainer(DataParallelTrainer):

@@ -23,7 +23,7 @@ from workloads.convnext.images.data import sources
 from workloads.convnext.images.location import fetched
 from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning.loop import Record, Training
-from workloads.convnext.run import end_of_node
+from workloads.convnext.run import end_of_node, train_group
 from workloads.convnext.run.end_of_node import Notice
 from workloads.convnext.run.reporter import Budget, Reporter
 from workloads.errors import DataIntegrityError
@@ -66,7 +66,7 @@ def work(job: dict[str, Any]) -> Record:
     reporter.flush()  # where the run goes on is told at once, not with the first records
     watched = Notice(nodes) if training.rank == 0 else None
     until = min((end for _, end in places if end is not None), default=None)
-    reporter.start(until, watched, Budget.of(job.get("max_usd"), spent, stay))
+    reporter.start(until, watched, Budget.of(job.get("max_usd"), spent, stay), resumed and training.position)
     try:
         last = training.run(reporter, reporter.save_if_due)
     finally:
@@ -95,10 +95,10 @@ def _stay(job: dict[str, Any], folder: Folder, nodes: Collection[str], began: fl
         job: as `work` has it.
         folder: of the run.
         nodes: Ray's ids of those that it is on.
-        began: when this start's workers began, unix time.
+        began: when this rank's work began, unix time; that of its group did before.
         rank: this one.
     """
-    stay = {"began": began, "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
+    stay = {"began": min([began, *train_group.began]), "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
     if rank or not (job.get("max_usd") or job.get("own_nodes")):
         return stay, 0.0
     earlier = cost.stays(folder)
