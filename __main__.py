@@ -73,8 +73,9 @@ registry = oasis.ArtifactRegistry(
     ),
     cloud,
 )
-data = oasis.Bucket("data", oasis.BucketArgs(site=site, retention=stack.data, hierarchical=False), cloud)
-runs = oasis.Bucket("runs", oasis.BucketArgs(site=site, retention=stack.runs, hierarchical=True), cloud)
+people = {member for team in stack.teams for member in team.members}
+data = oasis.Bucket("data", oasis.BucketArgs(site=site, retention=stack.data, hierarchical=False, seen_by=()), cloud)
+runs = oasis.Bucket("runs", oasis.BucketArgs(site=site, retention=stack.runs, hierarchical=True, seen_by=people), cloud)
 secret = wandb and oasis.ApiKeySecret(
     "wandb", oasis.ApiKeySecretArgs(site=site, retention=wandb, value=stack.wandb_api_key), cloud
 )
@@ -255,7 +256,6 @@ team_identities = [
                     folder=names.team_folder(team.name),
                     roles=(WRITE,),
                     also=team.members,
-                    bucket_roles=(SEE,),
                 )
             },
             **readable,
@@ -275,7 +275,7 @@ teams = [
             members=team.members,
             kubeconfig=cluster.kubeconfig,
         ),
-        pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[queue, *team_identities]),
+        pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[queue, runs, *team_identities]),
     )
     for team in stack.teams
     for share in [stack.queue_shares[names.team_queue(team.name)]]

@@ -6,6 +6,7 @@ resource_storage_bucket.go). A replacement with the same name fails on its prede
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +29,10 @@ class BucketArgs:
     """What becomes of the bucket and of deleted objects."""
     hierarchical: bool
     """Hierarchical namespace: renaming a folder is one atomic step, which checkpoints rely on. Excludes versioning."""
+    seen_by: Collection[str]
+    """Principals who may look at the bucket itself, as a client does before it reads an object. Each has one grant,
+    however many teams it is in: Google knows a grant by bucket, role and member, and it goes with the first resource
+    that has it."""
 
 
 class Bucket(pulumi.ComponentResource):
@@ -54,6 +59,14 @@ class Bucket(pulumi.ComponentResource):
             force_destroy=not retention.keep,
             opts=keep_or_adopt(self, retention, f"{args.site.project}/{bucket_name}", ["forceDestroy"]),
         )
+        for member in sorted(args.seen_by):
+            gcp.storage.BucketIAMMember(
+                f"{name}-bucketViewer-{names.digest(member)}",
+                bucket=bucket.name,
+                role="roles/storage.bucketViewer",
+                member=member,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
         self.bucket_name = bucket.name
         self.uri = bucket.url
         self.register_outputs({"bucket_name": self.bucket_name, "uri": self.uri})

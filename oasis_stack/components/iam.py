@@ -40,9 +40,7 @@ class FolderGrant:
     roles: tuple[str, ...]
     """Roles such as `roles/storage.objectUser`."""
     also: Sequence[str]
-    """Further principals with the same roles, and with `bucket_roles`: people who put files there for their jobs."""
-    bucket_roles: tuple[str, ...]
-    """Roles on the bucket itself for those: what a client asks of it before it reads an object."""
+    """Further principals with the same roles: people who put files there for their jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +129,6 @@ class WorkloadIdentity(pulumi.ComponentResource):
                     f"{name}-folder-{role.rpartition('.')[2]}{suffix}",
                     bucket=grant.bucket,
                     managed_folder=folder.name,
-                    role=role,
-                    member=member,
-                    opts=child,
-                )
-        for role in grant.bucket_roles:
-            for member in grant.also:
-                gcp.storage.BucketIAMMember(
-                    f"{name}-{role.rpartition('.')[2]}-{names.digest(member)}",
-                    bucket=grant.bucket,
                     role=role,
                     member=member,
                     opts=child,

@@ -192,13 +192,23 @@ def test_members_are_known_to_kubernetes_by_their_addresses(two: Deployment) -> 
 
 def test_a_team_costs_others_nothing(two: Deployment, none: Deployment) -> None:
     before, after = ({(found.type, found.name): found.inputs for found in each} for each in (none, two))
-    assert all("vision" in name or "speech" in name for _, name in after.keys() - before.keys())
+    added = {name for _, name in after.keys() - before.keys() if "vision" not in name and "speech" not in name}
+    assert all(name.startswith("runs-bucketViewer-") for name in added) and len(added) == len(MEMBERS)
     changed = {name for name, inputs in before.items() if after[name] != inputs}
     assert changed == {
         (CLUSTER_QUEUE, "gpu"),
         (f"{QUEUED_NAMESPACES}", "kueue"),
         ("kubernetes:helm.sh/v3:Release", "kueue"),
     }
+
+
+def test_who_is_in_two_teams_has_one_grant_on_their_bucket_which_stays_until_both_are_left() -> None:
+    def seen(*teams: dict[str, Any]) -> list[str]:
+        grants = deploy_stack(with_teams(*teams)).of_type("gcp:storage/bucketIAMMember:BucketIAMMember")
+        return [found.name for found in grants if found.inputs["member"] == MEMBERS[0]]
+
+    both, one = (seen(*({**team, "members": MEMBERS[:1]} for team in teams)) for teams in (TEAMS, TEAMS[1:]))
+    assert len(both) == 1 and both == one
 
 
 def test_two_teams_whose_names_continue_each_other_are_two() -> None:
