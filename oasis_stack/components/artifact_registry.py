@@ -174,7 +174,8 @@ class ArtifactRegistry(pulumi.ComponentResource):
             member=pulumi.Output.format(
                 "serviceAccount:service-{0}@gcp-sa-artifactregistry.iam.gserviceaccount.com", args.project_number
             ),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[agent]),
+            # Another stack of the project may have the same grant of this agent; see `control_plane.key_grant`.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[agent], retain_on_delete=True),
         )
         return [grant]
 

@@ -114,7 +114,9 @@ def key_grant(
         member=pulumi.Output.format(
             "serviceAccount:service-{0}@container-engine-robot.iam.gserviceaccount.com", project_number
         ),
-        opts=pulumi.ResourceOptions(parent=parent, depends_on=[agent]),
+        # The agent is the project's: another cluster of it may have the same grant, and would lose it, and with it its
+        # Secrets (hashicorp/terraform-provider-google, tpgiamresource/resource_iam_member.go: the member is removed).
+        opts=pulumi.ResourceOptions(parent=parent, depends_on=[agent], retain_on_delete=True),
     )
     return wait.GrantInEffect(
         f"{name}-secrets-in-effect",

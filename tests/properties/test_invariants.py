@@ -235,6 +235,9 @@ def check_kept(stack: Deployment, chosen: Settings) -> None:
     expected = {name for name, bucket in (("data", chosen.data), ("runs", chosen.runs)) if bucket.keep}
     expected |= {"registry-docker", "registry-python"} if chosen.registry.keep else set()
     expected |= {"wandb"} if chosen.wandb and chosen.wandb.keep else set()
+    # Another cluster of the project may have the same grant of Google's agent.
+    expected |= {"cluster-secrets"} if chosen.cluster.secrets_encryption_key else set()
+    expected |= {"registry-docker-hub"} if chosen.registry.docker_hub else set()
     assert kept == expected
     for found in stack.of_type("gcp:storage/bucket:Bucket"):
         assert at(found, "publicAccessPrevention") == "enforced" and at(found, "uniformBucketLevelAccess") is True
