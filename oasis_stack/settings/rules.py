@@ -238,6 +238,14 @@ def _teams(settings: Settings) -> Iterator[Problem]:
                     allowed="a group only with oasis:cluster.security_group: GKE knows no group outside that one",
                     remedy="name that group there and make this one its member, or name people",
                 )
+            first = team.members.index(member)
+            if first < number:
+                yield Problem(
+                    key=f"{key}.members[{number}]",
+                    value=member,
+                    allowed=f"each member of a team once: oasis:{key}.members[{first}] is this one too",
+                    remedy="remove one of them",
+                )
     yield from _shared_nodes(settings, queue.max_nodes)
 
 

@@ -233,6 +233,10 @@ def test_two_teams_whose_names_continue_each_other_are_two() -> None:
             [{"name": "a", "gpu_nodes": 1, "members": ["user:ann@example.com", "group:a@b.c"]}],
             "oasis:teams[0].members[1] is 'group:a@b.c'; allowed: a group only with oasis:cluster.security_group",
         ),
+        (
+            [{"name": "a", "gpu_nodes": 1, "members": ["user:a@b.c", "user:d@b.c", "user:a@b.c"]}],
+            "oasis:teams[0].members[2] is 'user:a@b.c'; allowed: each member of a team once: oasis:teams[0].members[0]",
+        ),
     ],
 )
 def test_a_team_that_cannot_be_is_refused_by_its_key(teams: list[dict[str, Any]], words: str) -> None:
