@@ -377,6 +377,20 @@ def _labels(settings: Settings) -> Iterator[Problem]:
             )
 
 
+def _emptied(settings: Settings) -> Iterator[Problem]:
+    # An import has no `forceDestroy`, and nothing sets it while the bucket is adopted; without it the provider deletes
+    # no bucket that holds something (hashicorp/terraform-provider-google 2026-08-21, resource_storage_bucket.go).
+    for key, bucket in (("data", settings.data), ("runs", settings.runs)):
+        if bucket.adopt and not bucket.keep:
+            yield Problem(
+                key=f"{key}.keep",
+                value=bucket.keep,
+                allowed=f"true while oasis:{key}.adopt is true: no destroy can empty a bucket that is being taken over",
+                remedy="set it to true for one `pulumi up`; for a destroy that deletes the bucket, then set both to "
+                "false and run `pulumi up` once more before it",
+            )
+
+
 def _wandb_api_key(settings: Settings, value: object) -> Iterator[Problem]:
     if value is None:
         return
@@ -413,6 +427,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("ray.dashboard_access", "ray.dashboard_client_ranges"), _dashboard),
     (("ray.version", "ray.image"), _image),
     (("data", "runs"), _soft_delete),
+    (("data", "runs"), _emptied),
     (("cost.billing_account", "cost.monthly_usd"), _budget),
     (("labels",), _labels),
 )

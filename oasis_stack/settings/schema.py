@@ -374,7 +374,8 @@ class BucketSettings(BucketRetention):
     keep: bool = True
     """Whether `pulumi destroy` leaves it. If false, everything in it is deleted with the stack."""
     adopt: bool = False
-    """Set true once, when an earlier stack kept the bucket: `up` takes it over instead of making one."""
+    """Set true once, when an earlier stack kept the bucket: `up` takes it over instead of making one. Only with
+    `keep`."""
     soft_delete_days: Annotated[int, Between(0, 90)] = 7
     """How long a deleted object can be restored, and is paid for: 7 to 90 days, or 0 for not at all."""
 

@@ -194,8 +194,8 @@ LADDER: list[dict[str, Any]] = [
 ]
 """The examples of a ladder's fields are spread over its rungs, since no rung may have them all."""
 
-ALONE = {"gpu.machine_type"}
-"""Examples that exclude others: the L4 has no RDMA."""
+ALONE = {"gpu.machine_type", "data.adopt", "runs.adopt"}
+"""Examples that exclude others: the L4 has no RDMA, and a bucket that is taken over is kept."""
 
 
 def everything_changed(but: Set[str]) -> dict[str, Any]:

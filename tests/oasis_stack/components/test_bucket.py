@@ -1,7 +1,9 @@
 """Buckets: what is remembered of deleted objects, and what is taken back."""
 
 from oasis_stack.command_line.offline import Deployment
-from tests.support.setting_examples import BUCKET
+from tests.support.program import deploy_stack
+from tests.support.setting_examples import BUCKET, EXAMPLES, everything_changed
+from tests.support.stacks import changed
 
 
 def test_deleted_objects_are_remembered_for_as_long_as_the_stack_says(full: Deployment, other: Deployment) -> None:
@@ -9,11 +11,13 @@ def test_deleted_objects_are_remembered_for_as_long_as_the_stack_says(full: Depl
     assert kept == [{"retentionDurationSeconds": 604800}, {"retentionDurationSeconds": 0}]
 
 
-def test_an_adopted_bucket_is_imported_without_comparing_what_the_provider_cannot_read(
-    full: Deployment, other: Deployment
-) -> None:
-    adopted, made = other.get(BUCKET, "data"), full.get(BUCKET, "data")
-    assert {"labels", "pulumiLabels", "forceDestroy"} <= adopted.ignore_changes
-    assert (made.import_id, made.ignore_changes) == ("", frozenset())
-    assert adopted.urn == made.urn
-    assert made.inputs["location"] == "us-central1"
+def test_an_adopted_bucket_is_imported_without_comparing_what_the_provider_cannot_read(full: Deployment) -> None:
+    config = changed("oasis:runs.adopt", True, everything_changed({"data.keep", "runs.keep"}))
+    taken_over = deploy_stack(changed("oasis:data.adopt", True, config))
+    for name in ("data", "runs"):
+        adopted, made = taken_over.get(BUCKET, name), full.get(BUCKET, name)
+        assert adopted.import_id == EXAMPLES[f"{name}.adopt"].shown
+        assert {"labels", "pulumiLabels", "forceDestroy"} <= adopted.ignore_changes
+        assert (made.import_id, made.ignore_changes) == ("", frozenset())
+        assert adopted.urn == made.urn
+        assert made.inputs["location"] == "us-central1"
