@@ -39,6 +39,7 @@ IDENTITIES: Mapping[str, str] = {
         "projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com"
     ),
     "gcp:storage/bucket:Bucket": "{name}",
+    "gcp:storage/managedFolder:ManagedFolder": "{bucket}/{name}",
     "kubernetes:helm.sh/v3:Release": "{namespace}/{name}",
 }
 """Ids of objects, by their inputs, of those types that cannot be made twice (the importers of

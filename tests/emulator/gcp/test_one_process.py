@@ -99,7 +99,8 @@ def test_what_up_makes_reads_back_without_a_difference_and_goes_by_one_destroy(t
 
 def test_what_an_interrupted_run_made_can_be_made_again_or_is_found_by_its_inputs(tmp_path: Path) -> None:
     config = changed("oasis:wandb_api_key", "0" * 40, PEERED)
-    google = OneProcess(tmp_path, config)
+    config = changed("oasis:gpu.capacity[3]", {"mode": "queued", "max_nodes": 2}, config)
+    google = OneProcess(tmp_path, changed("oasis:teams", [{"name": "vision", "gpu_nodes": 1}], config))
     google.up()
     found = set[str]()
     for (token, name), held in google.held.items():
