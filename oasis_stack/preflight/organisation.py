@@ -59,13 +59,17 @@ def refused(rules: Rules, values: frozenset[str]) -> bool:
 def _locations(rules: Rules, settings: Settings) -> str | Doubt:
     # A region does not stand for its zones, and only a group holds both ("Restricting resource locations").
     groups = {f"in:{settings.region}-locations", f"in:{settings.region.partition('-')[0]}-locations"}
-    stopped = [place for place in (settings.region, settings.zone) if refused(rules, frozenset({place, *groups}))]
+    places = dict.fromkeys((settings.region, settings.zone), groups)
+    if settings.wandb is not None and not settings.wandb.adopt:
+        # Of a secret with automatic replication (Secret Manager documentation, "Choose a replication policy").
+        places["global"] = set()
+    stopped = [place for place, held in places.items() if refused(rules, frozenset({place, *held}))]
     listed = {value for rule in rules for values in rule.get("values", {}).values() for value in values}
     others = sorted(
         value for value in listed - groups if value.startswith("in:") and not _is_elsewhere(value, settings)
     )
     if others and not any(rule.get("denyAll") for rule in rules):
-        return Doubt(f"whether {settings.region} and {settings.zone} are in {', '.join(others)} is not known here")
+        return Doubt(f"whether {' and '.join(places)} are in {', '.join(others)} is not known here")
     return f"nothing may be made in {' and '.join(stopped)}" if stopped else ""
 
 
@@ -104,7 +108,8 @@ def constraints(apis: frozenset[str]) -> list[Constraint]:
         Constraint(
             name="gcp.resourceLocations",
             stops=_locations,
-            remedy="Name a region that is allowed in oasis:region, or have this one allowed for the project.",
+            remedy="Have that allowed for the project, or name another region in oasis:region. Only the W&B secret "
+            "needs global: without oasis:wandb there is none.",
         ),
         Constraint(
             name="gcp.restrictServiceUsage",

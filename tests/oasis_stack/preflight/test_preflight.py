@@ -294,6 +294,10 @@ DEFECTS = {
         lambda it: it.policy("gcp.resourceLocations", **_allowed("in:europe-locations")),
         "gcp.resourceLocations: nothing may be made in us-central1",
     ),
+    "no place for a secret": Defect(
+        lambda it: it.policy("gcp.resourceLocations", **_allowed("in:us-locations")),
+        "gcp.resourceLocations: nothing may be made in global",
+    ),
     "no GKE": Defect(
         lambda it: it.policy("gcp.restrictServiceUsage", **_denied("container.googleapis.com")),
         "container.googleapis.com may not be used",
@@ -359,12 +363,12 @@ def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Make) -> N
 @pytest.mark.parametrize(
     ("rule", "mark"),
     [
-        (_allowed("in:us-central1-locations"), ""),
-        (_allowed("in:europe-locations", "is:us-central1", "us-central1-b"), ""),
-        (_allowed("in:us-locations"), ""),
+        (_allowed("in:us-central1-locations", "global"), ""),
+        (_allowed("in:europe-locations", "is:us-central1", "us-central1-b", "is:global"), ""),
+        (_allowed("in:us-locations", "global"), ""),
         (_denied("in:europe-west1-locations"), ""),
         ({"allowAll": True}, ""),
-        (_allowed("us-central1"), "NO"),  # not its zones
+        (_allowed("us-central1", "global"), "NO"),  # not its zones
         (_denied("us-central1-b"), "NO"),
         ({"denyAll": True}, "NO"),
         (_allowed("in:low-carbon-locations"), "? "),
@@ -376,6 +380,14 @@ def test_a_location_is_allowed_as_google_writes_it(project: Make, rule: dict[str
     _, said = judged.findings()
     [told] = said[said.index("\nOrganisation policies") + 1 :][:1]
     assert told.startswith(f"  {mark}  the policy gcp.resourceLocations" if mark else "  ok"), told
+
+
+@pytest.mark.parametrize("wandb", [None, {"adopt": True}])
+def test_a_secret_that_is_not_made_needs_no_location(project: Make, wandb: object) -> None:
+    judged = project(changed("oasis:wandb", wandb))
+    judged.policy("gcp.resourceLocations", **_allowed("in:us-locations"))
+    fine, said = judged.findings()
+    assert fine, "\n".join(said)
 
 
 @pytest.mark.parametrize("there", [1, 3])
