@@ -48,7 +48,7 @@ def of_nodes(settings: Settings) -> list[Quota]:
         *of_gpus(settings),
         *(
             Quota(
-                quota=f"{metric.replace('_', '-')}-per-project-region",
+                quota=_regional(metric),
                 metric=metric,
                 region=settings.region,
                 most=most,
@@ -84,6 +84,11 @@ _DISKS = {"pd-balanced": "SSD_TOTAL_GB", "hyperdisk-balanced": "HDB_TOTAL_GB"}
 """Metric of each kind of boot disk."""
 
 
+_WITH_A_QUOTA = frozenset({"nvidia-l4"})
+"""GPUs whose reserved and on-demand nodes have a quota of their own (discovery document of Compute Engine v1,
+`Quota.metric`, where H100 and newer have none)."""
+
+
 def of_gpus(settings: Settings) -> list[Quota]:
     """Quotas of the ladder's GPUs; none without GPUs."""
     gpu = settings.gpu
@@ -93,7 +98,7 @@ def of_gpus(settings: Settings) -> list[Quota]:
     own = gpu.max_nodes - taken
     found = [
         *([_preemptible(gpu.machine, settings.region, taken)] if taken else []),
-        *([_of_family(gpu.machine, settings.region, own)] if own else []),
+        *([_of_own(gpu.machine, settings.region, own)] if own else []),
     ]
     every = Quota(
         quota="GPUS-ALL-REGIONS-per-project",
@@ -111,24 +116,30 @@ def _model(machine: Machine) -> str:
 
 def _preemptible(machine: Machine, region: str, nodes: int) -> Quota:
     """Of nodes that can be taken back, to which flex-start belongs ("About flex-start provisioning mode")."""
-    model = _model(machine)
-    return Quota(
-        quota=f"PREEMPTIBLE-NVIDIA-{model}-GPUS-per-project-region",
-        metric=f"PREEMPTIBLE_NVIDIA_{model}_GPUS",
-        region=region,
-        most=nodes * machine.gpus,
-        what="flex-start, queued and Spot",
-    )
+    return _of_model(machine, region, nodes, "PREEMPTIBLE_", "flex-start, queued and Spot")
 
 
-def _of_family(machine: Machine, region: str, nodes: int) -> Quota:
-    """Of reserved nodes and those on demand. Compute Engine's own API does not list it: a project's list of quotas of
-    2026-05-20 and four public tools that read both."""
+def _of_own(machine: Machine, region: str, nodes: int) -> Quota:
+    """Of reserved nodes and those on demand. What newer models share Compute Engine's own API does not list: a
+    project's list of quotas of 2026-05-20 and four public tools that read both."""
+    what = "reservation and on-demand"
+    if machine.accelerator in _WITH_A_QUOTA:
+        return _of_model(machine, region, nodes, "", what)
     return Quota(
         quota="GPUS-PER-GPU-FAMILY-per-project-region",
         metric="",
         dimensions={"gpu_family": f"NVIDIA_{_model(machine)}"},
         region=region,
         most=nodes * machine.gpus,
-        what="reservation and on-demand",
+        what=what,
     )
+
+
+def _of_model(machine: Machine, region: str, nodes: int, prefix: str, what: str) -> Quota:
+    metric = f"{prefix}NVIDIA_{_model(machine)}_GPUS"
+    return Quota(quota=_regional(metric), metric=metric, region=region, most=nodes * machine.gpus, what=what)
+
+
+def _regional(metric: str) -> str:
+    """Id in the Cloud Quotas API of what Compute Engine lists for a region."""
+    return f"{metric.replace('_', '-')}-per-project-region"

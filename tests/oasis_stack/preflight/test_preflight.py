@@ -226,6 +226,11 @@ DEFECTS = {
     "reserved GPUs of another family": Defect(
         lambda it: it.quota(FAMILY, 64, gpu_family="NVIDIA_H100", region="us-central1"), "NVIDIA_H200 is 0"
     ),
+    "too few L4 GPUs": Defect(
+        lambda it: it.limits(quotas={**QUOTAS, "us-central1/NVIDIA_L4_GPUS": 2, "us-central1/SSD_TOTAL_GB": 1000}),
+        "NVIDIA-L4-GPUS-per-project-region is 2 in us-central1, and the stack takes 3 (reservation and on-demand)",
+        changed("oasis:gpu", {"machine_type": "g2-standard-4", "capacity": [{"mode": "on-demand", "max_nodes": 3}]}),
+    ),
     "too few GPUs in all": Defect(
         lambda it: it.limits(quotas={**QUOTAS, "GPUS_ALL_REGIONS": 0}),
         "GPUS-ALL-REGIONS-per-project is 0, and the stack takes 64",
