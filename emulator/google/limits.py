@@ -33,7 +33,7 @@ _COUNTED: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 }
 """Quotas of what Compute Engine makes: the kind, and which of them count (discovery document, Quota.metric)."""
 
-_REGIONAL = re.compile(r"STATIC_ADDRESSES|HDB_TOTAL_GB|SSD_TOTAL_GB|(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")
+_REGIONAL = re.compile(r"STATIC_ADDRESSES|(HDB|SSD)_TOTAL_GB|(N2D?_)?CPUS|(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")
 """Quotas that a project has in each region."""
 
 _GPU_WORDS: Mapping[str, str] = {"nvidia-h200-141gb": "NVIDIA_H200_GPUS", "nvidia-l4": "NVIDIA_L4_GPUS"}
@@ -41,6 +41,9 @@ _GPU_WORDS: Mapping[str, str] = {"nvidia-h200-141gb": "NVIDIA_H200_GPUS", "nvidi
 
 
 _SHOWN: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "CPUS": lambda config: _vcpus(config, "e2"),
+    "N2_CPUS": lambda config: _vcpus(config, "n2"),
+    "N2D_CPUS": lambda config: _vcpus(config, "n2d"),
     "CPUS_ALL_REGIONS": lambda config: machine_size(config["machineType"])[0],
     "GPUS_ALL_REGIONS": lambda config: _gpus(config),
     "HDB_TOTAL_GB": lambda config: _disk(config, "hyperdisk-balanced"),
@@ -188,6 +191,11 @@ def _nodes(cloud: Cloud, project: str) -> Iterator[tuple[Mapping[str, Any], str,
 def _gpus(config: Mapping[str, Any]) -> int:
     machine = GPU_MACHINES.get(config["machineType"])
     return machine.gpus if machine else 0
+
+
+def _vcpus(config: Mapping[str, Any], family: str) -> float:
+    machine = config["machineType"]
+    return machine_size(machine)[0] if machine.startswith(f"{family}-") else 0
 
 
 def _disk(config: Mapping[str, Any], kind: str) -> int:

@@ -38,7 +38,9 @@ HUB_SECRET = "projects/hub/secrets/token"
 NUMBERS = itertools.count(1)
 DISKS = {"us-central1/HDB_TOTAL_GB": 800, "us-central1/SSD_TOTAL_GB": 700}
 OBJECTS = {"FIREWALLS": 2, "NETWORKS": 3, "ROUTERS": 1, "SUBNETWORKS": 10}
-QUOTAS = {GPUS: 64, "GPUS_ALL_REGIONS": 64, "CPUS_ALL_REGIONS": 56, **DISKS, **OBJECTS}
+CPUS = {"us-central1/CPUS": 24, "us-central1/N2D_CPUS": 64}
+QUOTAS = {GPUS: 64, "GPUS_ALL_REGIONS": 64, "CPUS_ALL_REGIONS": 56, "us-central1/CPUS": 56, **DISKS, **OBJECTS}
+TWO_FAMILIES = changed("oasis:cluster.cpu_pool.machine_type", "n2d-standard-16")
 BLOCK = "ours/reservationBlocks/b"
 SUB_BLOCK = f"{BLOCK}/reservationSubBlocks/s"
 IN_BLOCK = changed("oasis:gpu.capacity[0].reservation", BLOCK)
@@ -241,6 +243,16 @@ DEFECTS = {
             f"is {QUOTAS[quota] - 1} in us-central1, and the stack takes {QUOTAS[quota]} (GB of boot disks)",
         )
         for quota in DISKS
+    },
+    **{
+        f"too few {quota.rpartition('/')[2]}": Defect(
+            lambda it, quota=quota: it.limits(
+                quotas={**QUOTAS, "CPUS_ALL_REGIONS": sum(CPUS.values()), **CPUS, quota: CPUS[quota] - 1}
+            ),
+            f"is {CPUS[quota] - 1} in us-central1, and the stack takes {CPUS[quota]} (vCPUs of system and CPU pools)",
+            TWO_FAMILIES,
+        )
+        for quota in CPUS
     },
     "too few vCPUs": Defect(
         lambda it: it.limits(quotas={**QUOTAS, "CPUS_ALL_REGIONS": 12}),
