@@ -306,7 +306,9 @@ def test_the_copy_of_the_data_is_part_of_what_a_start_costs(tmp_path: Path) -> N
     assert before <= stay["began"] < before + 60
 
 
-def test_ranks_that_do_not_meet_are_started_once_more(tmp_path: Path) -> None:
+def test_ranks_that_do_not_meet_are_started_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.get", lambda answers: answers)  # by itself it would start a Ray
+
     class Lost(list[object]):
         """A worker group whose rank 0 finds that its peer has gone."""
 
