@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray._private import services
@@ -318,9 +318,9 @@ def test_ranks_that_do_not_meet_are_started_once_more(tmp_path: Path, monkeypatc
         def execute_single(self, *_: object) -> None:
             raise RayTaskError("_join", "Traceback ...", ConnectionError("Connection was likely closed"))
 
-    meeting = train_group.ProcessGroup(timeout_seconds=1, data="synthetic")
+    meeting, group = train_group.ProcessGroup(timeout_seconds=1, data="synthetic"), cast(Any, Lost())
     with pytest.raises(WorkerGroupStartupFailedError, match="did not meet: Connection was likely closed") as caught:
-        meeting.backend_cls().on_start(Lost(), meeting)
+        meeting.backend_cls().on_start(group, meeting)
     retries = trainer.Retries(locate(tmp_path), tmp_path / "journal")
     assert retries.make_decision(ControllerError(caught.value)) == FailureDecision.RETRY
 
