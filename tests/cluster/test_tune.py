@@ -121,7 +121,7 @@ def test_a_search_survives_crashing_and_killed_trials_and_its_own_end_and_runs_n
     assert len(after) == 4
     summary = json.loads((tmp_path / "results" / "s" / "summary.json").read_text())
     assert summary["best"]["val/accuracy"] > 0.95
-    assert "--learning-rate 0.002 --batch-size 64\n" in said
+    assert f"--learning-rate 0.002 --batch-size 64 --storage {place.search.parent}\n" in said
     for name in ("table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"):
         assert (place.search / "results" / name).read_bytes() == (tmp_path / "results" / "s" / name).read_bytes()
 
