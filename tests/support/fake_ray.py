@@ -56,6 +56,8 @@ class FakeRay:
         """What its state API knows, by kind."""
         self.folder = Path()
         """Of the `kubectl` that leads here, once it is standing."""
+        self.unshown = 0
+        """How many rows of each kind its state API knows and does not show."""
         self._polls = 0
         self._serving = ExitStack()
         self.url = self._serving.enter_context(loopback.answering(self._reply))
@@ -102,7 +104,7 @@ class FakeRay:
             return (404, "") if method == "GET" else (200, {})
         if path.startswith("/api/v0/"):
             found = self.state.get(path.removeprefix("/api/v0/").partition("?")[0], [])
-            counts = {"num_filtered": len(found), "partial_failure_warning": ""}
+            counts = {"num_filtered": len(found) + self.unshown, "partial_failure_warning": ""}
             return 200, {"data": {"result": {"result": found, **counts}}}
         if path.startswith("/nodes"):
             return 200, {"data": {"summary": []}}

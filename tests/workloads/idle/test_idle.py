@@ -21,7 +21,7 @@ from tests.support import fake_ray, stub_kubectl
 from tests.support.fake_ray import TOKEN, FakeRay
 from tests.support.stub_kubectl import OUTPUTS
 from workloads import __main__ as command_line
-from workloads.idle import command
+from workloads.idle import command, utilisation
 from workloads.idle.utilisation import DUTY_CYCLE
 
 CALLER = "user:member@example.com"
@@ -121,8 +121,11 @@ def cluster(server: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_only_what_was_seen_to_idle_for_the_whole_time_is_idle(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answer = utilisation._answer
+    paged = {"pageSize": "30"}  # of some 90 series
+    monkeypatch.setattr(utilisation, "_answer", lambda session, project, asked: answer(session, project, asked | paged))
     late = [0] * 5 + [-1] * 85  # the others have not arrived
     expected = {
         "idle-all-the-time": ("idle", [IDLE] * 8),
@@ -135,10 +138,14 @@ def test_only_what_was_seen_to_idle_for_the_whole_time_is_idle(
         "seen-for-five-minutes": ("not seen", [late] * 8),
         "seen-in-another-namespace": ("not seen", []),
         "young": ("young", [IDLE] * 8),
+        "not-begun": ("young", [IDLE] * 8),
     }
     for name, (_, gpus) in expected.items():
         cluster.pod(name, gpus, owner=("Job", name), minutes=29 if name == "young" else 90)
+    cluster.pods[-1]["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "ContainerCreating"}}
     cluster.saw("seen-in-another-namespace", [IDLE] * 8, "vision")
+    cluster.pod("ends", [IDLE] * 8, owner=("Job", "ends"))
+    cluster.pods[-1]["metadata"]["deletionTimestamp"] = _written(time.time())
 
     assert cluster.idle() == 0
 
@@ -262,6 +269,14 @@ def test_of_the_stacks_own_cluster_the_jobs_whose_every_pod_idles_are_stopped(
     assert not cluster.ray.stopped and "nothing: held by what Ray knows no job of" in said
 
     cluster.ray.state["actors"].remove(unknown)
+    cluster.ray.unshown = 1
+    assert cluster.idle("--end") == 0
+    said = capsys.readouterr().out
+    assert not cluster.ray.stopped and "nothing: which jobs hold them is not known: Ray shows 3 of 4 nodes" in said, (
+        said
+    )
+    cluster.ray.unshown = 0
+
     # It took its pods over from a job that idled, at once or after it had waited for them.
     for minutes, pod in (((29, 28), "a"), ((60, 29), "b")):
         had(*minutes)
@@ -344,6 +359,12 @@ REFUSED: dict[str, tuple[Callable[[Cluster, pytest.MonkeyPatch], object], list[s
         [],
         8,
         "answers 503: .*asked for in faults.json",
+    ),
+    "Google in part": (
+        lambda it, patch: patch.setattr(utilisation, "_answer", lambda *_: {"executionErrors": [{"code": 14}]}),
+        [],
+        8,
+        "Cloud Monitoring answers in part only",
     ),
     "no percentage": (lambda it, patch: None, ["--under", "five"], 2, "--under is five; it is a percentage above 0"),
     "too much": (lambda it, patch: None, ["--under", "101"], 2, "--under is 101; it is a percentage above 0"),
