@@ -69,7 +69,8 @@ def test_ctrl_c_and_kill_stop_the_job_and_what_it_started(cluster: Cluster, numb
     output, _ = client.communicate(timeout=400)
     assert client.returncode == 130, output
     eventually(lambda: f"sleep {seconds} " not in running("sleep ").values())
-    assert "STOPPED" in cluster.run("jobs", "list").stdout
+    (job,) = re.findall(r"^job (\S+) submitted", output, re.MULTILINE)
+    assert re.search(rf"{job} +STOPPED", cluster.run("jobs", "list").stdout)
 
 
 def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_results_in_the_bucket_and_here(

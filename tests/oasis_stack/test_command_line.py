@@ -305,6 +305,11 @@ def test_init_does_not_move_a_stack_to_another_project(fresh: CommandLine) -> No
     assert fresh("init", "--project", "some-project") == 0
     assert fresh("init", "--project", "other-project") == 1
     assert "names project some-project" in fresh.complained()
+    # gcloud's own project may be another one by now.
+    fresh.programs.answers |= {"get-value project": "other-project\n"}
+    fresh.programs.calls.clear()
+    assert fresh("init") == 0
+    assert fresh.programs.calls and "other-project" not in str(fresh.programs.calls)
 
 
 @pytest.mark.parametrize(

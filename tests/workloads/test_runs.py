@@ -220,6 +220,11 @@ def test_a_checkpoint_that_its_trainer_removes_after_the_listing_is_no_damage(
     assert [row["verdict"] for row in runs.rows("verify", "a", code=6) if "MANIFEST" in row["verdict"]]
 
 
+def test_a_run_whose_newest_manifest_is_torn_is_called_damaged(place: Folder, runs: Command) -> None:
+    place.child("whole", "checkpoints", train(place, "whole", epochs=3)[-1]).write(manifest.MANIFEST, b"{}")
+    assert [row["status"] for row in runs.rows("list")] == ["damaged"]
+
+
 def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     names = train(place, "a", 2)
     spoil(place, "a", names[1])

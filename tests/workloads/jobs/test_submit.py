@@ -45,6 +45,11 @@ def test_an_exit_code_of_another_program_is_not_taken_for_one_of_ours(ray: FakeR
         assert "ended with exit code 3" in last and ("its command's own" in last) is own
 
 
+def test_a_job_whose_driver_never_ran_has_failed(ray: FakeRay, cli: CommandLine) -> None:
+    ray.exit_code, ray.message = -1, "its runtime environment could not be set up"
+    assert "failed: its runtime environment could not be set up" in cli("submit", "--", "true", code=5).err
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, pytest.param(0.5, marks=pytest.mark.thorough)])
 def test_a_connection_that_breaks_loses_no_line_and_repeats_none(
     ray: FakeRay, capsys: pytest.CaptureFixture[str], share: float
