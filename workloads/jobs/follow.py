@@ -260,10 +260,8 @@ def missing_log(details: JobDetails, log: str | None, shown: int = 0) -> str:
     """
     if log or not details.driver_agent_http_address:
         return ""
-    node, what = (
-        urlsplit(details.driver_agent_http_address).hostname,
-        "the end of the output" if shown else "the output",
-    )
+    node = urlsplit(details.driver_agent_http_address).hostname
+    what = "the end of the output" if shown else "the output"
     return f"{what} of job {details.submission_id} is not shown: node {node}, which ran it, no longer gives its log"
 
 
