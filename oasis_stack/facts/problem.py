@@ -23,9 +23,8 @@ class Problem:
     """What to do next."""
 
     def __str__(self) -> str:
-        held = (
-            "is no setting" if self.value is UNKNOWN else "is missing" if self.value is None else f"is {self.value!r}"
-        )
+        value = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)  # as YAML has it
+        held = "is no setting" if self.value is UNKNOWN else "is missing" if self.value is None else f"is {value}"
         remedy = f"{self.remedy[:1].upper()}{self.remedy[1:]}{'' if self.remedy.endswith('?') else '.'}"
         return f"{config_key(self.key)} {held}; allowed: {self.allowed}. {remedy}"
 

@@ -207,7 +207,7 @@ MISTAKES = {
     ),
     "soft delete between the steps": Mistake("oasis:data.soft_delete_days", 3, "0, or 7 to 90"),
     "bucket taken over and emptied": Mistake(
-        "oasis:data", {"keep": False, "adopt": True}, "then set both to false", named="oasis:data.keep"
+        "oasis:data", {"keep": False, "adopt": True}, "is false; allowed: true while", named="oasis:data.keep"
     ),
     "billing account in small letters": Mistake(
         "oasis:cost.billing_account", "01ab23-4cd567-89ef01", "as 01AB23-4CD567-89EF01, in capitals"
