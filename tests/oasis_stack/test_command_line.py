@@ -482,13 +482,22 @@ def test_image_builds_locally_without_the_token_in_an_argument(run: CommandLine,
     assert digest == DIGEST
 
 
-@pytest.mark.parametrize("failing", ["builds submit", "images describe"])
-def test_a_build_that_fails_writes_nothing(run: CommandLine, failing: str) -> None:
+@pytest.mark.parametrize(
+    ("builder", "failing", "said"),
+    [
+        ("cloud-build", "builds submit", ""),
+        ("cloud-build", "images describe", ""),
+        ("docker", "docker build", "the build failed"),
+        ("docker", "docker push", "was built, but could not be pushed"),
+    ],
+)
+def test_a_build_that_fails_writes_nothing(run: CommandLine, builder: str, failing: str, said: str) -> None:
     before = run.file.read_bytes()
-    run.programs.answers |= {"images describe": DESCRIBED, failing: 1}
+    run.programs.answers |= {"images describe": DESCRIBED, "print-access-token": "t0ken\n", failing: 1}
 
-    assert run("image") == 1
+    assert run("image", "--builder", builder) == 1
 
+    assert said in run.complained()
     assert run.file.read_bytes() == before
 
 

@@ -326,8 +326,12 @@ def test_a_queue_with_jobs_stays_with_them_until_they_are_over(world: World) -> 
     wait._QueueEmpty().delete("id", props)
     # A namespace goes as a whole, and so with what Kueue does not know of.
     of_team = {**props, "namespace": "team"}
-    for kind, over in (("ray.io/v1/rayjobs", {"jobDeploymentStatus": "Failed"}), ("batch/v1/jobs", _COMPLETE)):
-        unknown = _named("unknown")
+    held = [{"type": "Suspended", "status": "True"}, {"type": "Failed", "status": "False"}]
+    for kind, live, over in (
+        ("ray.io/v1/rayjobs", {"jobDeploymentStatus": "Running"}, {"jobDeploymentStatus": "Failed"}),
+        ("batch/v1/jobs", {"conditions": held}, _COMPLETE),
+    ):
+        unknown = {**_named("unknown"), "status": live}
         world.answers[f"/apis/{kind}"] = lambda _, job=unknown: (200, {"items": [job]})
         with pytest.raises(WaitError, match=r"in it or run: team/unknown\."):
             wait._QueueEmpty().delete("id", of_team)
@@ -354,11 +358,13 @@ def test_a_cluster_that_does_not_answer_is_given_up_only_when_the_user_says_so(
     wait._WorkloadsGone().delete("id", props)
 
 
+@pytest.mark.parametrize("first", [200, 503])
 def test_a_cluster_that_answers_is_cleaned_up_whatever_the_user_says_of_one_that_does_not(
-    monkeypatch: pytest.MonkeyPatch, world: World
+    monkeypatch: pytest.MonkeyPatch, world: World, first: int
 ) -> None:
     monkeypatch.setenv("PULUMI_K8S_DELETE_UNREACHABLE", "true")
     jobs = [_named("tune")]
+    world.answers["/api/v1/services"] = _in_turn((first, {"items": []}), (200, {"items": []}))
     world.answers["/apis/ray.io/v1/rayjobs"] = lambda _: (200, {"items": jobs})
     world.answers[f"DELETE {RAY_JOB}"] = lambda _: (200, {"was": jobs.pop()})
 

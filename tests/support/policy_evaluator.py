@@ -2,7 +2,7 @@
 
 Semantics of the Kubernetes documentation, "Network Policies": a pod that no policy selects for a direction is open in
 it, a selected one takes what any policy allows, and a flow between two pods needs both ends' consent. Named ports and
-port ranges are refused, since nothing here uses them.
+port ranges are refused, since nothing here uses them. Numbers are fractions once the Pulumi engine has had them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _opens(ports: list[Mapping[str, Any]] | None, port: int, protocol: str) -> b
     if not ports:
         return True
     for opened in ports:
-        if not isinstance(opened.get("port"), int) or "endPort" in opened:
+        if not isinstance(opened.get("port"), int | float) or "endPort" in opened:
             raise ValueError(f"only single numbered ports are understood, not {dict(opened)}")
     return any(opened["port"] == port and opened.get("protocol", "TCP") == protocol for opened in ports)
 

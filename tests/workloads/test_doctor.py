@@ -80,6 +80,14 @@ def test_a_gpu_worker_without_gib_is_unfit_and_with_it_fit(tmp_path: Path, monke
     assert finding(GPU_WORKER, "gib").outcome == "ok"
 
 
+@pytest.mark.parametrize(("usable", "outcome"), [(8, "ok"), (7, "fail")])
+def test_each_gpu_of_a_node_must_be_usable(monkeypatch: pytest.MonkeyPatch, usable: int, outcome: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: usable)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    found = finding(GPU_WORKER, "gpus")
+    assert found.outcome == outcome and str(usable) in found.found
+
+
 @pytest.mark.parametrize(
     ("place", "check"),
     [

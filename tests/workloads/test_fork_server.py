@@ -199,6 +199,10 @@ def test_a_stranger_is_given_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert fork_server._listen(listener, str(tmp_path / "socket")) == ""
         assert fork_client._made(str(tmp_path / "socket"), ["worker.py"], time.time() + 10) is False
         assert fork_server._accept(listener) is None
+        with socket.socket(socket.AF_UNIX, fork_client.KIND) as client:
+            client.connect(str(tmp_path / "socket"))
+            assert fork_server._accept(listener) is None
+            assert client.recv(1) == b""
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from oasis_stack.command_line.offline import Deployment, Registered
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.settings import from_config, parse
+from tests.support.policy_evaluator import Pod, allows
 from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import RAY
 from tests.support.stacks import changed
@@ -93,14 +95,30 @@ def test_a_team_has_in_its_namespace_what_the_stack_has_in_its_own_but_what_is_f
 
 
 def test_nobody_of_another_namespace_reaches_a_team_s_pods(two: Deployment) -> None:
-    for found in two.of_type(NETWORK_POLICY):
-        if at(found, "metadata.namespace") in ("vision", "speech"):
-            said = json.dumps(found.inputs["spec"])
-            # An empty list of peers would be everybody.
-            assert '"to": []' not in said and '"from": []' not in said
-            peers = [peer for rule in at(found, "spec.ingress") or [] for peer in rule["from"]]
-            from_elsewhere = [peer for peer in peers if "namespaceSelector" in peer]
-            assert all("kuberay-operator" in json.dumps(peer) for peer in from_elsewhere), found.name
+    policies = [found.inputs for found in two.of_type(NETWORK_POLICY)]
+    pods = [
+        Pod(namespace=namespace, labels={"ray.io/is-ray-node": "yes", "ray.io/node-type": kind, **queued})
+        for namespace in ("ray", "vision", "speech", "default")
+        for kind in ("head", "worker")
+        for queued in ({}, {"kueue.x-k8s.io/podset": "main"})
+    ]
+    ports = (53, 443, 6379, 8265, 10002)
+    passed = [
+        (source.namespace, target.namespace)
+        for source, target in itertools.product(pods, pods)
+        for port in ports
+        if {source.namespace, target.namespace} != {"default"} and allows(policies, source, target, port)
+    ]
+    assert set(passed) == {("ray", "ray"), ("vision", "vision"), ("speech", "speech")}
+    operator = Pod(namespace="kuberay-system", labels={"app.kubernetes.io/name": "kuberay-operator"})
+    reached = {
+        (pod.labels["ray.io/node-type"], port)
+        for pod in pods
+        for port in ports
+        if pod.namespace == "vision"
+        if allows(policies, operator, pod, port)
+    }
+    assert reached == {("head", 8265)}
 
 
 def test_its_jobs_are_told_of_their_own_namespace_folder_and_part_of_the_queue(two: Deployment) -> None:

@@ -16,7 +16,7 @@ from emulator.google.callers import Identity, set_identity
 from emulator.google.scope import project_number
 from oasis_stack import __main__ as command_line
 from oasis_stack.command_line.stack_file import ROOT
-from oasis_stack.preflight import access, report
+from oasis_stack.preflight import access, places, report
 from oasis_stack.settings.settings import from_config, parse
 from tests.emulator.google import Google, enable, lead_clients_to, served
 from tests.support.program import deploy_stack
@@ -45,6 +45,9 @@ BLOCK = "ours/reservationBlocks/b"
 SUB_BLOCK = f"{BLOCK}/reservationSubBlocks/s"
 IN_BLOCK = changed("oasis:gpu.capacity[0].reservation", BLOCK)
 IN_SUB_BLOCK = changed("oasis:gpu.capacity[0].reservation", SUB_BLOCK)
+THEIRS = "projects/neighbour/reservations/theirs"
+WITH_THEIRS = changed("oasis:gpu.capacity[0].reservation", THEIRS)
+WITH_LOGIN = changed("oasis:registry.docker_hub", {"username": "vision", "password_secret": f"{HUB_SECRET}/versions/2"})
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +86,9 @@ class Project:
         known = {"projectId": self.name, "number": project_number(self.name)}
         self.cloud.put("resourcemanager/project", f"projects/{self.name}", {**known, **PAID, **facts})
 
-    def roles(self, roles: list[str]) -> None:
+    def roles(self, roles: list[str], project: str = "") -> None:
         bindings = [{"role": role, "members": [CALLER]} for role in roles]
-        resource = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{self.name}")
+        resource = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{project or self.name}")
         policies.put(self.cloud, resource, {"bindings": bindings})
         self.cloud.turn(policies.GRANT_SECONDS)
 
@@ -94,6 +97,17 @@ class Project:
             self.cloud, policies.full_name(service, resource), {"bindings": [{"role": role, "members": [CALLER]}]}
         )
         self.cloud.turn(policies.GRANT_SECONDS)
+
+    def neighbour(self, share: str) -> None:
+        """A reservation of another project, which the caller may see."""
+        enable(self.cloud, "compute.googleapis.com", "neighbour")
+        self.roles(["roles/compute.viewer"], "neighbour")
+        self.reservation(THEIRS, {"shareSettings": {"shareType": share}})
+
+    def login(self, state: str) -> None:
+        """A token for Docker Hub in the project that keeps it."""
+        self.cloud.put("secretmanager/secret", HUB_SECRET, {})
+        self.cloud.put("secretmanager/version", f"{HUB_SECRET}/versions/2", {"state": state})
 
     def limits(self, **parts: object) -> None:
         (self.cloud.directory / "limits.json").write_text(json.dumps(parts))
@@ -108,11 +122,12 @@ class Project:
     def quota_name(self, quota: str) -> str:
         return f"projects/{self.name}/locations/global/services/compute.googleapis.com/quotaInfos/{quota}"
 
-    def reservation(self, **changes: object) -> None:
-        name = f"projects/{self.name}/zones/us-central1-b/reservations/ours"
+    def reservation(self, name: str = "ours", facts: Mapping[str, object] | None = None, **changes: object) -> None:
         held = {"count": "2", "inUseCount": "0", "instanceProperties": {"machineType": "a3-ultragpu-8g"}}
-        body = {"name": "ours", "status": "READY", "specificReservation": {**held, **changes}}
-        self.cloud.put("compute/reservation", name, body)
+        body = {"status": "READY", "specificReservation": {**held, **changes}, **(facts or {})}
+        owner = name.split("/")[1] if "/" in name else self.name
+        full = f"projects/{owner}/zones/us-central1-b/reservations/{name.split('/')[-1]}"
+        self.cloud.put("compute/reservation", full, body)
 
     def block(self, name: str = BLOCK, **changes: object) -> None:
         kind = "compute/reservationSubBlock" if name == SUB_BLOCK else "compute/reservationBlock"
@@ -288,6 +303,12 @@ DEFECTS = {
     "a reservation of another machine": Defect(
         lambda it: it.reservation(instanceProperties={"machineType": "a3-megagpu-8g"}), "ours is of a3-megagpu-8g"
     ),
+    "a reservation on its way": Defect(
+        lambda it: it.reservation(facts={"status": "CREATING"}), "reservation ours is CREATING"
+    ),
+    "a reservation that is not shared": Defect(
+        lambda it: it.neighbour("LOCAL"), "reservation theirs is neighbour's alone", WITH_THEIRS
+    ),
     "a small reservation": Defect(lambda it: it.reservation(count="1"), "ours has 1 nodes, and max_nodes 2 of it"),
     "a key that is off": Defect(
         lambda it: it.cloud.put("cloudkms/cryptoKey", KEY, {"state": "DISABLED"}),
@@ -306,6 +327,9 @@ DEFECTS = {
             "oasis:registry.docker_hub",
             {"username": "vision", "password_secret": f"{HUB_SECRET}/versions/1"},
         ),
+    ),
+    "a login at Docker Hub that is off": Defect(
+        lambda it: it.login("DISABLED"), f"secret version {HUB_SECRET}/versions/2 is DISABLED", WITH_LOGIN
     ),
     "another continent": Defect(
         lambda it: it.policy("gcp.resourceLocations", **_allowed("in:europe-locations")),
@@ -427,6 +451,26 @@ def test_limits_of_a_family_of_machines_are_told(project: Make) -> None:
         "  -   local_ssd_total_storage_per_vm_family is 12000 for A3, 0 for all; GPU nodes take 96000, of a family "
         "that no public source names"
     ) in said
+
+
+def test_what_others_keep_for_a_stack_is_found(project: Make) -> None:
+    for config, kept in (
+        (WITH_THEIRS, "reservation theirs has 2 nodes, 0 of them in use"),
+        (WITH_LOGIN, f"secret version {HUB_SECRET}/versions/2 is there"),
+    ):
+        spoilt = project(config)
+        spoilt.neighbour("SPECIFIC_PROJECTS")
+        spoilt.login("ENABLED")
+        fine, said = spoilt.findings()
+        assert fine and f"  ok  {kept}" in said, said
+
+
+def test_a_key_that_there_is_not_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places.Google, "get", lambda self, api, path: None)
+    settings = parse(from_config(changed("oasis:cluster.secrets_encryption_key", KEY)))
+    [finding] = places.keys(settings, places.Google(settings.project))
+    assert (finding.verdict, finding.what) == ("bad", f"there is no key {KEY}")
+    assert "oasis:cluster.secrets_encryption_key" in finding.remedy
 
 
 def test_of_several_reservations_one_that_cannot_be_seen_hides_no_other(project: Make) -> None:

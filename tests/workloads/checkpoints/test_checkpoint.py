@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import pickle
 from collections import Counter
@@ -301,8 +302,10 @@ def test_shards_hold_every_tensor_once_and_are_balanced(sizes: list[int], target
     shards = checkpoint_state.balance(sizes, target)
     assert sorted(index for shard in shards for index in shard) == list(range(len(sizes)))
     loads = [sum(sizes[index] for index in shard) for shard in shards]
-    # Graham's bound for the largest-first rule
-    assert max(loads, default=0) <= sum(sizes) / max(1, len(loads)) + max(sizes, default=0)
+    # As many as the target asks for, but for empty ones, and Graham's bound for the largest-first rule.
+    asked = max(1, math.ceil(sum(sizes) / target))
+    assert len(shards) <= asked and all(shards)
+    assert max(loads, default=0) <= sum(sizes) / asked + max(sizes, default=0)
 
 
 def test_a_reader_whose_whole_list_was_replaced_meanwhile_looks_again(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from workloads.cluster import run_lock, session
 from workloads.convnext.images import location
 from workloads.convnext.run import driver, end_of_node, train, train_group, trainer, worker
 from workloads.convnext.run.run import Run
-from workloads.environment import DATA_MOUNT, ClusterEnvironment
+from workloads.environment import DATA_MOUNT, ClusterEnvironment, EnvironmentContractError
 from workloads.errors import PlaceError, UsageError
 from workloads.storage.folders import locate
 
@@ -48,6 +48,13 @@ def test_the_place_decides_workers_and_storage() -> None:
     assert (run.least_workers, run.workers, run.gpus_per_node, run.gpu_max_nodes) == (8, 8, 8, 2)
     assert run.folder.uri == "gs://oasis-runs/a"
     assert (run.strategy, run.bundles[0], len(run.bundles)) == ("PACK", {"GPU": 1, "CPU": 1}, 8)
+
+
+@pytest.mark.parametrize("given", ["-8", "7.5", "nan", "inf", "", "eight"])
+def test_a_count_of_the_stack_that_is_none_is_named_with_its_value(given: str) -> None:
+    with pytest.raises(EnvironmentContractError, match=f"gpus_per_node is {given!r}; it must be a whole number"):
+        cluster(gpus_per_node=given)
+    assert cluster(gpus_per_node="8.0").gpus_per_node == cluster(gpus_per_node=8).gpus_per_node == 8
 
 
 @pytest.mark.parametrize(("given", "least", "most"), [("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2)])
@@ -237,6 +244,12 @@ def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ra
     assert "all epochs (2) of run a are complete; raise --epochs to train on" in said
     assert "run a is complete: validation accuracy 50.00% on 9 images after 20 steps" in said
     assert (laptop / ".oasis/results/a/curve.png").exists()
+    torn = folder.child("checkpoints", newest.replace("20", "30"))
+    for file in (manifest.MANIFEST, manifest.COMMIT):
+        torn.write(file, b"torn")
+    assert manifest.committed(folder.child("checkpoints").files())[-1] in torn.uri
+    assert again("--epochs", "2") == 0  # by the newest that reads
+    torn.remove()
     with pytest.raises(AssertionError, match="Ray was started"):
         again("--epochs", "3")
     folder.child("checkpoints", newest).write(checkpoint_state.STRUCTURE, b"rot")

@@ -99,6 +99,38 @@ def test_status_doctor_and_a_followed_job_that_waits_for_nodes_tell_the_two_apar
     assert words in found["nodes for pods"]["found"]
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("pod", "events", "code", "words"),
+    [
+        ({}, [refused(NO_FIT)], 3, "No wait helps"),
+        ({}, [failed("GCE stock-out")], 4, "Wait longer with --start-timeout"),
+        (
+            {
+                "spec": {"nodeName": "node-1"},
+                "status": {
+                    "phase": "Pending",
+                    "containerStatuses": [
+                        {"state": {"running": {}}},
+                        {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image: x"}}},
+                    ],
+                },
+            },
+            [],
+            4,
+            "1 Pending (ErrImagePull no such image: x)",
+        ),
+    ],
+)
+def test_a_cluster_that_did_not_come_up_says_what_its_pods_waited_for_and_whether_to_wait_longer(
+    ray: FakeRay, cli: CommandLine, pod: dict[str, Any], events: list[dict[str, Any]], code: int, words: str
+) -> None:
+    ray.kubectl_knows(stuck=True, pods=[POD | pod], events=events)
+    said = cli("submit", "--ray-job", "--", "true", code=code).err
+    assert words in said and ("--start-timeout" in said) == (code == 4)
+    assert ray.ray_jobs() == []
+
+
 def test_the_head_says_whether_the_control_plane_answers_and_workers_have_no_way_to_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -20,6 +20,7 @@ from tests.support import stub_kubectl
 from tests.support.command_line import CommandLine
 from tests.support.fake_ray import FakeRay, lines_of_job, press_ctrl_c, press_ctrl_c_once
 from tests.support.stub_kubectl import CLUSTER, OUTPUTS
+from workloads.cluster.stack import DeployedStack
 from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS
 from workloads.errors import PlaceError
 from workloads.jobs import dashboard, follow, queue, ray_job, submit
@@ -486,4 +487,40 @@ def test_kubernetes_out_of_reach_leaves_the_job_in_the_queue_and_says_how_to_go_
 def test_a_job_that_the_api_server_does_not_take_leaves_no_working_directory(ray: FakeRay, cli: CommandLine) -> None:
     ray.kubectl_refuses('*" create "*', "Error from server (Forbidden): rayjobs")
     assert "(Forbidden): rayjobs" in cli("submit", "--queue", "--", "doctor", code=7).err
+    assert archives(ray) == []
+
+
+def test_a_job_whose_creation_was_not_answered_is_not_left_behind(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    ask = DeployedStack.ask
+
+    def unanswered(stack: DeployedStack, *words: str, given: str | None = None) -> str:
+        answer = ask(stack, *words, given=given)
+        if words[0] == "create":
+            assert len(ray.ray_jobs()) == len(archives(ray)) == 1
+            raise PlaceError("Unable to connect to the server: EOF", "Run the command again.")
+        return answer
+
+    monkeypatch.setattr(DeployedStack, "ask", unanswered)
+    assert "EOF" in cli("submit", "--queue", "--", "doctor", code=8).err
+    assert ray.ray_jobs() == [] and archives(ray) == []
+
+
+def test_a_job_that_kuberay_gives_up_before_it_begins_is_waited_for_no_longer(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    look, looked = queue.look, list[str]()
+
+    def given_up(stack: DeployedStack, status: ray_job.Status) -> queue.Standing:
+        looked.append(status.name)
+        assert len(looked) < 3, "it is waited for"
+        [job] = ray.ray_jobs()
+        over = {"jobDeploymentStatus": "Failed", "reason": "ValidationFailed", "message": "the spec is not valid"}
+        ray.replace_ray_job({**job, "status": over})
+        return look(stack, status)
+
+    monkeypatch.setattr(queue, "look", given_up)
+    said = cli("submit", "--queue", "--", "doctor", code=5).err
+    assert "failed: ValidationFailed the spec is not valid" in said and "describe rayjob doctor-" in said
     assert archives(ray) == []

@@ -42,6 +42,24 @@ def test_a_cluster_that_does_not_come_up_in_time_is_no_capacity_and_leaves_nothi
     assert ray.ray_jobs() == [] and not ray.submitted
 
 
+def test_a_rayjob_that_kuberay_gives_up_is_a_failure_at_once_and_leaves_nothing(
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = ray_job.find
+
+    def given_up(stack: DeployedStack, name: str) -> ray_job.Status | None:
+        [job] = ray.ray_jobs()
+        over = {"jobDeploymentStatus": "Failed", "reason": "ValidationFailed", "message": "the spec is not valid"}
+        ray.replace_ray_job({**job, "status": over})
+        return find(stack, name)
+
+    monkeypatch.setattr(ray_job, "find", given_up)
+    monkeypatch.setattr(ray_job, "_GRACE_SECONDS", 0)
+    said = cli("submit", "--ray-job", "--start-timeout", "5", "--", "true", code=5).err
+    assert "failed: ValidationFailed the spec is not valid" in said and "describe rayjob true-" in said
+    assert ray.ray_jobs() == []
+
+
 @pytest.mark.parametrize("moment", ["find", "begin"])
 def test_ctrl_c_and_failures_before_the_job_has_begun_leave_nothing(
     ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,11 @@ def test_a_file_that_is_cut_off_anywhere_is_known_for_one(written: Path) -> None
             lambda lines: [*lines[:2], lines[2].replace('"row"', '"raw"'), *lines[3:]],
             DataIntegrityError,
             "line 3: ValueErr",
+        ),
+        (
+            lambda lines: [*lines[:2], re.sub(r'"time_us": ?[0-9.]+', '"time_us": 0', lines[2]), *lines[3:]],
+            DataIntegrityError,
+            "line 3: ValueError: a time of 0 microseconds",
         ),
         (lambda lines: [lines[0], lines[2], *lines[2:]], DataIntegrityError, "line 2: IndexError"),
     ],
