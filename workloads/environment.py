@@ -40,6 +40,10 @@ DRAIN_SECONDS, GRACE_SECONDS = 120, 150
 SUBMITTED_VARIABLE = "OASIS_SUBMITTED_WITH"
 """In a job of `submit`, the flags with which it is submitted again. The folder it works in is gone after it."""
 
+API_SERVER_VARIABLE = "KUBERNETES_SERVICE_HOST"
+"""In every container of Kubernetes, and so how a pod is told from another place (Kubernetes documentation, "Service",
+"Environment variables")."""
+
 DATA_MOUNT = "/data"
 """Mount of the data bucket in pods: read, cached, never written by a job."""
 

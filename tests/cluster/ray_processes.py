@@ -64,8 +64,15 @@ class Nodes:
 
     def run(self, script: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """Runs a script that is connected to this Ray."""
-        connect = f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n"
-        return self.command("-c", connect + script, timeout=timeout)
+        return self.command("-c", self._connected(script), timeout=timeout)
+
+    def begin(self, script: str) -> subprocess.Popen[str]:
+        """Begins such a script, whose output can be read as it comes."""
+        words = [sys.executable, "-c", self._connected(script)]
+        return subprocess.Popen(words, cwd=CHECKOUT, env=self.variables, stdout=subprocess.PIPE, text=True)
+
+    def _connected(self, script: str) -> str:
+        return f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n{script}"
 
     def python(self, script: str) -> str:
         """What such a script prints."""

@@ -16,8 +16,9 @@ import pytest
 from emulator.machine.state import CHECKOUT
 from tests.cluster.ray_processes import Nodes, headed
 from tests.support.processes import descendants
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, read_rest, read_until
 from workloads.convnext.images import digits
+from workloads.environment import API_SERVER_VARIABLE
 from workloads.reporting.history import history, parse
 from workloads.storage.folders import locate
 
@@ -132,7 +133,24 @@ print(json.dumps(found))
 """
 
 
-def test_a_place_that_is_about_to_be_free_is_waited_for_and_one_on_a_drained_node_is_not(nodes: Nodes) -> None:
+HOLDING = """
+from workloads.cluster import capacity
+
+capacity.PATIENCE_SECONDS = 1.0
+with capacity.hold([{"CPU": 1}] * 3, 300, lambda line: print(line, flush=True), "PACK"):
+    print("held")
+"""
+
+
+def test_a_place_that_comes_back_is_waited_for_and_one_on_a_node_that_goes_or_is_gone_is_not(nodes: Nodes) -> None:
+    nodes.workers["worker0"].send_signal(signal.SIGTERM)
+    assert "InfeasibleError" in nodes.run(HOLDING).stderr
+    nodes.variables[API_SERVER_VARIABLE] = "10.0.0.1"  # in a pod
+    with nodes.begin(HOLDING) as waits:
+        read_until(waits, "KubeRay makes another pod for one that was lost")
+        nodes.workers["worker0"] = nodes.start("worker0", *nodes.options["worker0"])
+        assert read_rest(waits).endswith("held\n")
+
     drain = DRAIN.format(name="worker1", seconds=600)
     freed, drained = json.loads(nodes.python(GATHERING.format(seconds=5, settle=100, drain=drain)))
     assert freed[0] == 3 and freed[1] > 4

@@ -28,6 +28,9 @@ NOTHING = Observation(granted=False, autoscaler=True, settled=3600, refusals=0, 
         (replace(NOTHING, autoscaler=False, fitting=1, settled=10), 10, "infeasible"),
         (replace(NOTHING, autoscaler=False, fitting=2), 10, "wait"),
         (replace(NOTHING, autoscaler=False, fitting=2), 600, "late"),
+        # Where KubeRay makes a lost pod anew, too few are none that will never come.
+        (replace(NOTHING, autoscaler=False, fitting=1, replaced=True), 599, "wait"),
+        (replace(NOTHING, autoscaler=False, fitting=1, replaced=True), 600, "late"),
     ],
 )
 def test_each_observation_has_one_verdict(seen: Observation, waited: float, verdict: Verdict) -> None:

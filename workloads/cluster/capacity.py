@@ -6,6 +6,7 @@ request, and, where no autoscaler runs, on what the nodes have in all.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from workloads.cluster import autoscaler
 from workloads.cluster.autoscaler import AutoscalerReply
+from workloads.environment import API_SERVER_VARIABLE
 from workloads.errors import CapacityError, InfeasibleError
 from workloads.reporting.progress import counted
 
@@ -61,6 +63,9 @@ class Observation:
     """Nodes asked for, or started and not yet part of Ray, as far as the request needs them."""
     failed: int = 0
     """Attempts to add a node that failed; a stock-out shows here."""
+    replaced: bool = False
+    """A node was lost that comes again: KubeRay makes another pod for each of a cluster of fixed size (ray-operator
+    v1.6.2, controllers/ray/raycluster_controller.go, `reconcilePods`)."""
 
 
 def judge(seen: Observation, bundles: int, waited: float, limit: float) -> Verdict:
@@ -76,7 +81,8 @@ def judge(seen: Observation, bundles: int, waited: float, limit: float) -> Verdi
         return "go"
     if seen.refusals >= FRESH_REPLIES:
         return "infeasible"
-    if not seen.autoscaler and seen.fitting < bundles and (seen.settled >= PATIENCE_SECONDS or waited >= limit):
+    fixed = not seen.autoscaler and not seen.replaced
+    if fixed and seen.fitting < bundles and (seen.settled >= PATIENCE_SECONDS or waited >= limit):
         return "infeasible"
     return "late" if waited >= limit else "wait"
 
@@ -186,6 +192,8 @@ def _describe(seen: Observation, request: CapacityRequest) -> str:
         text += f", {seen.launching} being added"
     if seen.failed:
         text += f", {counted(seen.failed, 'attempt')} to add one failed"
+    if seen.replaced and seen.fitting < len(request.bundles):
+        text += ", and KubeRay makes another pod for one that was lost"
     return text
 
 
@@ -230,17 +238,20 @@ class _Watch:
         reply = autoscaler.read()
         if reply is not None and (reply.seen_version or 0) > self._counted_version:
             self._count_refusal(reply, reply.seen_version or 0)
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = ray.nodes()
+        alive = [node["Resources"] for node in nodes if node["Alive"]]
         fitting = self._request.fitting(alive)
+        autoscaled = reply is None or reply.seen_version is not None
         return Observation(
             granted=granted,
-            autoscaler=reply is None or reply.seen_version is not None,
+            autoscaler=autoscaled,
             settled=waited if settled is None else settled,
             refusals=self._refusals,
             fitting=fitting,
             # A node that has joined is still being added in a reply that is older; others may be for another request.
             launching=min(reply.launching, len(self._request.bundles) - fitting) if reply else 0,
             failed=reply.failed if reply else 0,
+            replaced=not autoscaled and API_SERVER_VARIABLE in os.environ and len(alive) < len(nodes),
         )
 
     def _count_refusal(self, reply: AutoscalerReply, version: int) -> None:

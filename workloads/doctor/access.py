@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from workloads.doctor import dashboard, listeners
 from workloads.doctor.dashboard import ANSWER_SECONDS, NO_TOKEN
 from workloads.doctor.finding import OUTSIDE, Doubtful, NotHere, Subject
+from workloads.environment import API_SERVER_VARIABLE
 from workloads.errors import AuthError, PlaceError, first_line
 
 FIRST_NAMES = 20
@@ -44,7 +45,7 @@ def authentication(place: Subject) -> str:
 
 def ray_listeners(place: Subject) -> str:
     """Check that no Ray of this machine can be reached from others."""
-    if "KUBERNETES_SERVICE_HOST" in place.variables:
+    if API_SERVER_VARIABLE in place.variables:
         raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
     exposed = [text for text, loopback in listeners.of(listeners.ray_processes()) if not loopback]
     if exposed:

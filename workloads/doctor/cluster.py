@@ -9,7 +9,7 @@ from workloads.cluster import stack
 from workloads.cluster.stack import DeployedStack
 from workloads.doctor.dashboard import ANSWER_SECONDS
 from workloads.doctor.finding import Doubtful, NotHere, Subject
-from workloads.environment import ClusterEnvironment
+from workloads.environment import API_SERVER_VARIABLE, ClusterEnvironment
 from workloads.errors import PlaceError, WorkloadError
 from workloads.jobs import pending
 
@@ -41,7 +41,7 @@ def deployed_stack(place: Subject) -> str:
 
 def nodes_for_pods(place: Subject) -> str:
     """Check that the stack's pods have nodes, or wait for ones that can come."""
-    if "KUBERNETES_SERVICE_HOST" in place.variables:
+    if API_SERVER_VARIABLE in place.variables:
         raise NotHere("a pod may not see pods; ask where kubectl works")
     if not _has_kubectl(place):
         raise NotHere("kubectl is not installed")
@@ -59,7 +59,7 @@ def nodes_for_pods(place: Subject) -> str:
 
 def control_plane(place: Subject) -> str:
     """Check that Ray's autoscaler, which runs beside the head, reaches the Kubernetes API through the NetworkPolicy."""
-    host = place.variables.get("KUBERNETES_SERVICE_HOST")
+    host = place.variables.get(API_SERVER_VARIABLE)
     if not host:
         raise NotHere("not in a pod")
     if place.variables.get("RAY_NODE_TYPE_NAME") != HEAD:

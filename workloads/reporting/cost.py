@@ -44,6 +44,29 @@ class Stay:
         return None if self.node_hour_usd is None else self.node_hours * self.node_hour_usd
 
 
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost, and when that is spent."""
+
+    usd: float
+    """Of all its attempts together."""
+    until: float
+    """Unix time at which the nodes of this one have used up what the earlier ones left."""
+
+    @classmethod
+    def of(cls, most: float | None, spent: float, stay: Record) -> Budget | None:
+        """The budget of a start; None without a limit.
+
+        Args:
+            most: USD; None for no limit.
+            spent: USD of the starts before it.
+            stay: `began`, `nodes` and `node_hour_usd` of this one.
+        """
+        if most is None:
+            return None
+        return cls(most, stay["began"] + (most - spent) / (stay["nodes"] * stay["node_hour_usd"]) * HOUR)
+
+
 def stays(folder: Folder) -> list[Stay]:
     """All that a run's history tells of, oldest first; releases that kept no number of nodes left nothing to count.
 
@@ -56,6 +79,12 @@ def stays(folder: Folder) -> list[Stay]:
 def usd(counted: Sequence[Stay]) -> float:
     """USD of all whose price was known."""
     return sum(stay.usd or 0.0 for stay in counted)
+
+
+def paid_since(joined: float, counted: Sequence[Stay]) -> float:
+    """When a start's own cost begins on nodes of the run's own: as the first of them `joined`, unix time, or as the
+    start before it on them ended."""
+    return max([joined, *(one.ended for one in counted)])
 
 
 def spent(counted: Sequence[Stay], most: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import LAPTOP, parsed
-from workloads.cluster import run_lock
-from workloads.convnext.run import driver, train
+from workloads.cluster import autoscaler, capacity, run_lock, worker_count
+from workloads.convnext.run import driver, train, trainer
 from workloads.convnext.run.run import Run
-from workloads.errors import DataIntegrityError
+from workloads.errors import BudgetError, CapacityError, DataIntegrityError, WorkloadError
 
 
 @pytest.fixture
@@ -53,3 +54,50 @@ def test_files_of_ray_train_that_cannot_be_removed_change_no_run_s_end(
     with contextlib.suppress(type(end) if isinstance(end, BaseException) else ValueError):
         driver.fit(good)
     assert good.folder.names() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "end"),
+    [
+        ({"own_nodes": True, "max_usd": 25.0}, 900, BudgetError),  # two nodes for an hour and a quarter
+        ({"own_nodes": True, "max_usd": 5.0}, 0, BudgetError),
+        ({"own_nodes": True, "max_usd": 1000.0}, 1800, CapacityError),
+        ({"own_nodes": True}, 1800, CapacityError),
+        ({"max_usd": 25.0}, 1800, CapacityError),  # its nodes go back while it waits
+    ],
+)
+def test_places_are_waited_for_until_what_stands_meanwhile_has_cost_the_run_s_budget(
+    run: Run, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], limit: float, end: type[WorkloadError]
+) -> None:
+    there = [{"NodeID": name, "Alive": name != "gone", "Resources": {"CPU": 1.0}} for name in ("a", "b", "gone")]
+    head = {"NodeID": "head", "Alive": True, "Resources": {"driver": 1.0}}
+    began = {("a", "b"): time.time() - 3600}
+    waited: list[float] = []
+
+    def gather(bundle: object, least: int, most: int, timeout: float, *_: object) -> int:
+        waited.append(timeout)
+        raise CapacityError("not there.", "wait longer with --timeout")
+
+    monkeypatch.setattr("ray.nodes", lambda: [*there, head])
+    monkeypatch.setattr(autoscaler, "joined", lambda nodes: began[tuple(sorted(nodes))])
+    monkeypatch.setattr(worker_count, "gather", gather)
+    monkeypatch.setattr(trainer.Scaling, "_maybe_send_resource_request", lambda self: None)  # to Ray, which is not up
+    scaling = driver._trainer(dataclasses.replace(run, node_hour_usd=10.0, **changes), driver.work)._scaling
+    with pytest.raises(end, match="not there"):
+        scaling.make_decision_for_non_running_worker_group()
+    assert waited == [pytest.approx(limit, abs=60)]
+
+
+@pytest.mark.parametrize(("least", "gpus"), [(8, [8]), (12, [8, 4]), (16, [8, 8]), (3, [3])])
+def test_places_for_the_first_start_are_as_many_as_its_workers(
+    run: Run, monkeypatch: pytest.MonkeyPatch, least: int, gpus: list[int]
+) -> None:
+    held: list[dict[str, float]] = []
+
+    def hold(bundles: list[dict[str, float]], *_: object) -> contextlib.AbstractContextManager[None]:
+        held.extend(bundles)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(capacity, "hold", hold)
+    driver._await_capacity(dataclasses.replace(run, least_workers=least, workers=16, gpus_per_node=8, gpu_max_nodes=2))
+    assert held == [{"GPU": count, "CPU": count} for count in gpus]

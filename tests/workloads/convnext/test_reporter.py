@@ -21,9 +21,10 @@ from workloads.convnext.images.data import sources
 from workloads.convnext.images.sampling import Batch, Slot, Source
 from workloads.convnext.learning.loop import Position, Record, Training
 from workloads.convnext.run import end_of_node, report, reporter
-from workloads.convnext.run.reporter import Budget, Reporter
+from workloads.convnext.run.reporter import Reporter
 from workloads.errors import AuthError, BudgetError, PlaceError
 from workloads.reporting import progress
+from workloads.reporting.cost import Budget
 from workloads.reporting.history import Segments, history
 from workloads.storage.folders import Folder, locate
 

@@ -128,7 +128,7 @@ def _trainer(run: Run, work: Callable[[dict[str, Any]], Record]) -> Trainer:
             callbacks=[RunCallback(run.journal)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
-        scaling=Scaling(scaling, run.bundle, run.strategy, run.timeout, run.journal),
+        scaling=Scaling(scaling, run),
         retries=Retries(run.folder.child("checkpoints"), run.journal),
         journal=run.journal,
     )
@@ -141,8 +141,9 @@ def _await_capacity(run: Run) -> None:
             return
     nodes = run.nodes(run.workers)
     capacity.check_maximum(nodes, run.gpu_max_nodes, run.gpu_queue_nodes)
-    gpus = min(run.least_workers, run.gpus_per_node)
-    with capacity.hold([{"GPU": gpus, "CPU": gpus}] * run.nodes(run.least_workers), run.timeout, progress.note):
+    whole, rest = divmod(run.least_workers, run.gpus_per_node)
+    gpus = [run.gpus_per_node] * whole + [rest] * (rest > 0)
+    with capacity.hold([{"GPU": count, "CPU": count} for count in gpus], run.timeout, progress.note):
         return
 
 

@@ -22,7 +22,7 @@ from workloads.convnext.learning.loop import Position, Record, Training
 from workloads.convnext.run import end_of_node
 from workloads.convnext.run.end_of_node import Notice
 from workloads.errors import BudgetError
-from workloads.reporting import cost
+from workloads.reporting.cost import Budget
 from workloads.reporting.history import Segments
 from workloads.storage.folders import Folder
 
@@ -42,29 +42,6 @@ class _Save:
     began: float
     blocked: float
     """Seconds that training stood still to copy the state."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a run may cost, and when that is spent."""
-
-    usd: float
-    """Of all its attempts together."""
-    until: float
-    """Unix time at which the nodes of this one have used up what the earlier ones left."""
-
-    @classmethod
-    def of(cls, most: float | None, spent: float, stay: Record) -> Budget | None:
-        """The budget of a start; None without a limit.
-
-        Args:
-            most: USD; None for no limit.
-            spent: USD of the starts before it.
-            stay: `began`, `nodes` and `node_hour_usd` of this one.
-        """
-        if most is None:
-            return None
-        return cls(most, stay["began"] + (most - spent) / (stay["nodes"] * stay["node_hour_usd"]) * cost.HOUR)
 
 
 class Reporter:

@@ -6,6 +6,7 @@ cost that process half a gigabyte.
 
 from __future__ import annotations
 
+import math
 import signal
 import textwrap
 import time
@@ -33,12 +34,20 @@ from ray.train.v2.api.exceptions import ControllerError
 
 from workloads import interruption
 from workloads.checkpoints import manifest
-from workloads.cluster import worker_count
-from workloads.cluster.capacity import Bundle, Strategy
+from workloads.cluster import autoscaler, worker_count
 from workloads.convnext.run import end_of_node
-from workloads.errors import AuthError, LostProcessError, PlaceError, WorkloadError, first_line
+from workloads.convnext.run.run import Run
+from workloads.errors import (
+    AuthError,
+    BudgetError,
+    CapacityError,
+    LostProcessError,
+    PlaceError,
+    WorkloadError,
+    first_line,
+)
 from workloads.nccl.logs import faults
-from workloads.reporting import progress
+from workloads.reporting import cost, progress
 from workloads.reporting.history import Journal
 from workloads.reporting.progress import counted
 from workloads.storage.folders import Folder
@@ -156,31 +165,35 @@ class Scaling(ElasticScalingPolicy):
     verdict. It grows a running group only where the places are really free, and only after a checkpoint.
     """
 
-    def __init__(
-        self, config: ScalingConfig, bundle: Bundle, strategy: Strategy, timeout_seconds: float, journal: Path
-    ) -> None:
+    def __init__(self, config: ScalingConfig, run: Run) -> None:
         super().__init__(config)
-        self._bundle = bundle
-        self._strategy: Strategy = strategy
-        self._timeout_seconds = timeout_seconds
-        self._journal = Journal(journal)
+        self._run = run
+        self._journal = Journal(run.journal)
         self._growth: _Growth | None = None
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Wait for places.
 
         Raises:
-            WorkloadError: there are none, or were none in time; Ray Train does not retry it.
+            WorkloadError: there are none, or were none in time, or before the nodes that stayed had cost the run's
+                budget; Ray Train does not retry it.
         """
         self._growth = None
         self._maybe_send_resource_request()
         # Ray Train ends the lost group only after this decision; until then its survivors hold the places it is about.
         while _running:
             _running.pop().shutdown()
-        config = self.scaling_config
-        count = worker_count.gather(
-            self._bundle, config.min_workers, config.max_workers, self._timeout_seconds, self._say, self._strategy
-        )
+        run = self._run
+        limit = min(run.timeout, self._seconds_paid())
+        try:
+            count = worker_count.gather(run.bundle, run.least_workers, run.workers, limit, self._say, run.strategy)
+        except CapacityError as error:
+            if limit == run.timeout:
+                raise
+            raise BudgetError(
+                f"the run has cost the {run.max_usd:,.2f} USD of --max-usd while it waited for places: {error.problem}",
+                "The same command with a higher --max-usd goes on from its newest checkpoint.",
+            ) from error
         self._say(f"starting {counted(count, 'worker')}, which load torch: 5 to 30 s, longer on a new node", waits=True)
         return self._get_resize_decision(count)
 
@@ -197,7 +210,7 @@ class Scaling(ElasticScalingPolicy):
         if not isinstance(decision, ResizeDecision):
             return decision
         more = decision.num_workers - worker_group_state.num_workers
-        if more > 0 and worker_count.placeable([self._bundle] * more, self._strategy, GROW_SECONDS):
+        if more > 0 and worker_count.placeable([self._run.bundle] * more, self._run.strategy, GROW_SECONDS):
             self._say(f"{counted(more, 'more worker')}: going on with {decision.num_workers} after a checkpoint")
             worker = worker_group_state.workers[0]
             worker.execute_async(end_of_node.ask)
@@ -221,6 +234,22 @@ class Scaling(ElasticScalingPolicy):
         elif ready:
             growth.answer = growth.worker.execute_async(end_of_node.answered)
         return NoopDecision()
+
+    def _seconds_paid(self) -> float:
+        """How long the run's own nodes, which are paid for while others are waited for, can be within its budget."""
+        run, kind = self._run, "GPU" if self._run.gpus_per_node else "CPU"
+        nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(kind)}
+        joined = autoscaler.joined(nodes) if run.own_nodes and run.max_usd else None
+        if joined is None:
+            return math.inf
+        try:
+            earlier = cost.stays(run.folder)
+        except WorkloadError:  # out of reach; the workers ask again as they start
+            return math.inf
+        began = cost.paid_since(joined, earlier)
+        stay = {"began": began, "nodes": len(nodes), "node_hour_usd": run.node_hour_usd}
+        budget = cost.Budget.of(run.max_usd, cost.usd(earlier), stay)
+        return max(0.0, budget.until - time.time()) if budget else math.inf
 
     def _say(self, text: str, waits: bool = False) -> None:
         self._journal.append([{"event": "note", "text": text, "waits": waits}])

@@ -25,7 +25,7 @@ from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning.loop import Record, Training
 from workloads.convnext.run import end_of_node, train_group
 from workloads.convnext.run.end_of_node import Notice
-from workloads.convnext.run.reporter import Budget, Reporter
+from workloads.convnext.run.reporter import Reporter
 from workloads.errors import DataIntegrityError
 from workloads.reporting import cost
 from workloads.storage.folders import Folder, locate
@@ -66,7 +66,7 @@ def work(job: dict[str, Any]) -> Record:
     reporter.flush()  # where the run goes on is told at once, not with the first records
     watched = Notice(nodes) if training.rank == 0 else None
     until = min((end for _, end in places if end is not None), default=None)
-    reporter.start(until, watched, Budget.of(job.get("max_usd"), spent, stay), resumed and training.position)
+    reporter.start(until, watched, cost.Budget.of(job.get("max_usd"), spent, stay), resumed and training.position)
     try:
         last = training.run(reporter, reporter.save_if_due)
     finally:
@@ -104,7 +104,7 @@ def _stay(job: dict[str, Any], folder: Folder, nodes: Collection[str], began: fl
     earlier = cost.stays(folder)
     joined = autoscaler.joined(nodes) if job.get("own_nodes") else None
     if joined is not None:
-        stay["began"] = max([joined, *(one.ended for one in earlier)])
+        stay["began"] = cost.paid_since(joined, earlier)
     return stay, cost.usd(earlier)
 
 
