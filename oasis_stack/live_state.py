@@ -135,6 +135,11 @@ class KubernetesClient:
         answer = self._call(self._core.list_service_for_all_namespaces, _preload_content=False)
         return [item for item in json.loads(answer.data)["items"] if item["spec"].get("type") == "LoadBalancer"]
 
+    def volumes(self) -> list[dict[str, Any]]:
+        """All PersistentVolumes."""
+        answer = self._call(self._core.list_persistent_volume, _preload_content=False)
+        return json.loads(answer.data)["items"] if answer else []
+
     def remove_service(self, namespace: str, name: str) -> None:
         """Delete a Service."""
         self._call(self._core.delete_namespaced_service, name, namespace)

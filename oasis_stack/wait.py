@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,10 @@ QUEUED_JOBS = ObjectKind("batch", "v1", "jobs", "kueue.x-k8s.io/queue-name")
 
 RAY_JOBS_OVER = ("Complete", "Failed", "ValidationFailed")
 """KubeRay's words for a RayJob that does not change any more (ray-project/kuberay v1.6.2, ray-operator/apis/ray/v1)."""
+
+DISK_DRIVER, _DISK = "pd.csi.storage.gke.io", r"projects/([^/]+)/(zone|region)s/([^/]+)/disks/([^/]+)"
+"""Of disks of Compute Engine, and what the handle of such a volume is (kubernetes/csi-translation-lib v0.36.3,
+plugins/gce_pd.go)."""
 
 MAKERS = (
     ObjectKind("ray.io", "v1", "raycronjobs"),
@@ -179,6 +184,7 @@ class _WorkloadsGone(Waiter):
             "`kubectl get workloads -A`: what stays has a finalizer whose controller must answer. Then run `pulumi "
             "destroy` again: it goes on from here.",
         )
+        _tell_of_disks(cluster)
 
 
 class _QueuedNamespaces(Waiter):
@@ -286,6 +292,27 @@ def _remove_workloads(cluster: KubernetesClient) -> list[str]:
             say(f"removing {found[-1]} and its load balancer")
             cluster.remove_service(namespace, name)
     return found
+
+
+def _tell_of_disks(cluster: KubernetesClient) -> None:
+    """Name the disks of claims, which hold somebody's data and so are not deleted here: GKE attempts it as the cluster
+    goes, and does not promise it (gcloud reference, "container clusters delete")."""
+    try:
+        specs = [volume["spec"] for volume in cluster.volumes()]
+    except (NotAnswering, RequestRefused) as failure:
+        say(f"whether there are disks of PersistentVolumeClaims is not known: {failure}")
+        return
+    for spec in specs:
+        source = spec.get("csi") or {}
+        handle = re.fullmatch(_DISK, source.get("volumeHandle", ""))
+        if handle and source.get("driver") == DISK_DRIVER:
+            project, scope, place, disk = handle.groups()
+            claim = spec.get("claimRef") or {}
+            size, owner = spec["capacity"]["storage"], f"{claim.get('namespace', '')}/{claim.get('name', '')}"
+            say(
+                f"disk {disk} ({size}, claim {owner}) may outlive the cluster, and goes on to cost: once nobody needs "
+                f"its data, `gcloud compute disks delete {disk} --{scope} {place} --project {project}`"
+            )
 
 
 def _identity(found: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import signal
-import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -104,12 +103,10 @@ def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_resu
     assert list((kept / "checkpoints").rglob("COMMIT"))
 
 
-def test_more_training_workers_than_there_are_cpus_is_infeasible_soon(cluster: Cluster) -> None:
-    began = time.monotonic()
+def test_more_training_workers_than_there_are_cpus_is_infeasible(cluster: Cluster) -> None:
     done = cluster.run("submit", "--", "train", "--data", "synthetic", "--workers", "3", "--wandb", "off")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "3 workers with 1 CPU: 2 of them up" in done.stdout
-    assert time.monotonic() - began < 60
     eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
 
 
@@ -147,12 +144,10 @@ def test_what_a_job_on_a_worker_prints_is_shown_and_a_log_that_is_gone_is_said_t
         assert f"the output of job {job} is not shown: node 127.0.0.1, which ran it" in again.stderr
 
 
-def test_a_job_that_no_node_can_ever_hold_is_refused_in_seconds(cluster: Cluster) -> None:
+def test_a_job_that_no_node_can_ever_hold_is_refused(cluster: Cluster) -> None:
     before = cluster.run("jobs", "list").stdout
-    began = time.monotonic()
     done = cluster.run("submit", "--entrypoint-resources", '{"CPU": 1000}', "--", "sleep", "1")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert time.monotonic() - began < 30
     assert "1000 CPU on one node" in done.stderr and "node 127.0.0.1: 1 CPU" in done.stderr
     assert cluster.run("jobs", "list").stdout.count("sleep 1") == before.count("sleep 1")
 

@@ -350,7 +350,6 @@ def test_a_rank_that_stays_away_from_a_collective_costs_its_timeout_and_a_restar
     done = run_python("-c", ABSENT, str(tmp_path), directory=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["beyond_timeout"] < 30  # 10 on a quiet machine, as `python -m benchmarks.kills` measures it
     assert (found["missing"], found["repeated"], found["orphans"]) == (0, 0, 0)
 
 
@@ -366,20 +365,19 @@ with session.connect(place, cpus=2):
     from workloads.convnext.run import driver
     from workloads.errors import InfeasibleError
     time.sleep(11)  # nodes that have just joined may be followed by others
-    began = time.monotonic()
     try:
         driver.fit(run)
     except InfeasibleError as error:
-        print(error.exit_code, time.monotonic() - began < 5, error.problem)
+        print(error.exit_code, error.problem)
 """
 
 
 def test_more_workers_than_a_ray_without_autoscaler_has_are_refused_at_once(tmp_path: Path) -> None:
     done = run_python("-c", INFEASIBLE, directory=tmp_path)
     assert done.stdout.splitlines()[-1:] == [
-        "3 True This cluster can never give 3 workers with 1 CPU: 2 of them up, and it has no autoscaler that could "
-        "add one."
+        "3 This cluster can never give 3 workers with 1 CPU: 2 of them up, and it has no autoscaler that could add one."
     ], done.stderr
+    assert "waiting for" not in done.stdout
 
 
 BUSY = """
@@ -414,6 +412,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from benchmarks.kill_runs import trials as kill_trials, work as kill_work
 from workloads.convnext.run import driver
+from workloads.reporting.history import history
 driver.RESIZE_SECONDS = 2.0
 bench = kill_trials.Bench(Path(sys.argv[1]))
 kill_work.write_images(bench.data)
@@ -430,11 +429,11 @@ with session.connect(place, cpus=2):
     with kill_trials.in_background(give_back):
         driver.fit(run, work=kill_work.observed)
 first, second = seen.attempts()
-last = max(line["step"] for line in seen.lines() if line["attempt"] == first)
+checkpoints = [record for record in history(run.folder) if record["event"] == "checkpoint"]
 print(json.dumps({
     "worlds": [seen.first(attempt)["world"] for attempt in (first, second)],
     "resumed": seen.first(second)["step"] - 1,
-    "redone": last - seen.first(second)["step"] + 1,
+    "saved": [record["step"] for record in checkpoints if record["reason"] == "resize"],
     **seen.exactness(30, kill_work.IMAGES),
 }))
 """
@@ -447,5 +446,5 @@ def test_an_elastic_run_grows_when_there_is_room_and_saves_before(tmp_path: Path
     assert found["worlds"] == [1, 2]
     # No interval was over: but for the checkpoint before the change, all beyond the first step would be redone.
     assert found["resumed"] > 1
-    assert 0 <= found["redone"] < 30  # steps done while the controller ended the old workers
+    assert found["saved"] == [found["resumed"]]
     assert (found["missing"], found["repeated"]) == (0, 0)

@@ -243,6 +243,10 @@ def test_a_destroy_removes_each_workload_once_and_returns_when_the_last_one_is_g
         del services[0]
         return 200, _named("web")
 
+    disk = {"driver": "pd.csi.storage.gke.io", "volumeHandle": "projects/p/zones/us-central1-b/disks/pvc-1"}
+    spec = {"csi": disk, "claimRef": {"namespace": "team", "name": "notes"}, "capacity": {"storage": "10Gi"}}
+    others = [{"csi": {**disk, "driver": "another"}}, {"csi": {**disk, "volumeHandle": "odd"}}, {"nfs": {}}]
+    world.answers["/api/v1/persistentvolumes"] = (200, {"items": [{"spec": one} for one in (spec, *others)]})
     world.answers["/apis/ray.io/v1/rayjobs"] = list_jobs
     world.answers[f"DELETE {RAY_JOB}"] = delete_job
     world.answers["/api/v1/services"] = lambda _: (200, {"items": services})
@@ -252,6 +256,8 @@ def test_a_destroy_removes_each_workload_once_and_returns_when_the_last_one_is_g
     assert deletions == [RAY_JOB, "/api/v1/namespaces/team/services/web"]
     told = capfd.readouterr().err
     assert "removing rayjobs/team/tune" in told and "removing services/team/web and its load balancer" in told
+    assert told.count("may outlive the cluster") == 1 and "disk pvc-1 (10Gi, claim team/notes)" in told
+    assert "`gcloud compute disks delete pvc-1 --zone us-central1-b --project p`" in told
 
 
 def test_a_destroy_empties_the_queue_and_leaves_jobs_that_are_in_none(world: World) -> None:
