@@ -19,7 +19,7 @@ POLICIES := policies/.venv
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help room demo down test test-fast test-long lint image-check plan forecast init image secret preflight up preview restart destroy dashboard prices policies pin figures clean
+.PHONY: help room packages demo down test test-fast test-long lint image-check plan forecast init image secret preflight up preview restart destroy dashboard prices policies pin figures clean
 
 # 141 is the status of one whose reader has left, as that of `make plan | head` does: no error to tell of.
 OR_UNREAD = status=$$?; test $$status = 141 || exit $$status
@@ -66,6 +66,8 @@ $(STAMP): requirements-dev.txt
 room:
 	$(supported_python)
 	@test -e $(STAMP) || $(PYTHON) -m emulator.programs.free_space packages programs
+
+packages: $(STAMP)  ## all Python packages, Ray and torch too (6 GB): what `python -m workloads` and the tests need
 
 demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, benchmark; stays up until `make down`
 	@$(PY) -m emulator demo --provider $(PROVIDER)

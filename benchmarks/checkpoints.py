@@ -1,6 +1,6 @@
 """What checkpoints survive and cost, into benchmarks/checkpoints.json: `python -m benchmarks.checkpoints WHAT`.
 
-A command that was cut short goes on where it was: the file holds what was measured so far. `--again` measures anew.
+A command that was cut short goes on where it was: the file holds what was measured so far. `--fresh` measures anew.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     notice.add_argument("--place", choices=("disk", "gs"), action="append", help="only here (default: both)")
     for one in commands.choices.values():
         one.add_argument("--folder", type=Path, help="on the disk that is to be measured (default: a temporary one)")
-        one.add_argument("--again", action="store_true", help="forget what was measured before")
+        one.add_argument("--fresh", action="store_true", help="forget what was measured before")
         command.add_results(one, RESULTS)
     given = parser.parse_args(arguments)
-    results = CheckpointResults(given.results, given.what, given.again)
+    results = CheckpointResults(given.results, given.what, given.fresh)
     with tempfile.TemporaryDirectory(prefix="oasis-checkpoints-", dir=given.folder) as folder:
         sound = {"kill": kills, "faults": faults, "notice": notices}[given.what](given, results, Path(folder))
     print(json.dumps(results.cases, indent=2))

@@ -1,4 +1,5 @@
-"""One stack from the command line. `plan` and `forecast` need nothing; the others call pulumi, gcloud and kubectl."""
+"""One stack from the command line. `plan` needs nothing; `forecast`, `preflight` and `prices` ask Google with
+application default credentials; the others call pulumi, gcloud and kubectl."""
 
 from __future__ import annotations
 
@@ -53,13 +54,14 @@ In order, for a new stack:
   python -m oasis_stack plan --stack mine              check what it means, at no cost
   python -m oasis_stack forecast --stack mine          are its nodes likely to come?
   python -m oasis_stack preflight --stack mine         ask Google what the project lacks for it; changes nothing
-  pulumi up -s mine                                    15 to 25 minutes
+  pulumi up -s mine
   python -m oasis_stack image --stack mine             then `pulumi up -s mine` again
   python -m oasis_stack restart --stack mine           Ray pods with the new image; asks first
   python -m oasis_stack dashboard --stack mine
   python -m oasis_stack destroy --stack mine
 
-Exit status: 0 done, 1 a step failed, 2 wrong usage or settings, 130 interrupted.
+Exit status: 0 done, 1 a step failed, 2 wrong usage or settings, 130 interrupted; of `up`, `preview`, `destroy`,
+`restart` and `dashboard` that of pulumi or kubectl, once it runs.
 """
 
 _PLAN = """\
@@ -72,7 +74,8 @@ which quota is left, where else they are likelier; and proposes an order of the 
 nothing, and ends with 0 whatever Google says. Google documents it for Spot. Answers are kept in .oasis/forecast for
 when Google does not answer, and shown with their age."""
 _INIT = """\
-Needs gcloud, signed in (`gcloud auth application-default login`), and pulumi. It makes what is missing of: the bucket
+Needs gcloud, signed in (`gcloud auth login`), and pulumi with the program's login (`gcloud auth application-default
+login`). It makes what is missing of: the bucket
 for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself. Run it again after an interruption."""
 _PRICES = """\
 Changes one file of this checkout, oasis_stack/facts/prices.csv, of which `plan`, the outputs and

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from workloads import closed_pipe, emulated, interruption
 from workloads.command_parser import CommandParser
-from workloads.environment import EnvironmentContractError
-from workloads.errors import EXIT_INTERRUPTED, PlaceError, WorkloadError
+from workloads.environment import API_SERVER_VARIABLE, EnvironmentContractError
+from workloads.errors import EXIT_INTERRUPTED, PlaceError, UsageError, WorkloadError
 
 if TYPE_CHECKING:
     from workloads.cluster.session import Place
@@ -150,6 +151,8 @@ def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callab
         arguments = [*arguments[:at], *_action_first(arguments[at:], action)]
     options = parser.parse_args(arguments)
     assert function is not None  # argparse has refused what is no command
+    if verb == "run" and COMMANDS[command].explains and options.json and not options.dry_run:
+        raise UsageError("--json was given without --dry-run, whose answer it is the form of.", "Add --dry-run.")
     options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
     return options, function
 
@@ -194,11 +197,12 @@ def _parser(chosen: str, verb: str = "run") -> tuple[argparse.ArgumentParser, Ca
 
 
 def _missing(library: str) -> PlaceError:
-    return PlaceError(
-        f"This place has no {library}: the stock Ray image runs only what needs Ray alone.",
-        "Run `make image STACK=...`, `pulumi up` and `make restart STACK=...`, then submit again; on a laptop, install "
-        "what requirements-workloads.txt lists.",
-    )
+    if API_SERVER_VARIABLE in os.environ:
+        return PlaceError(
+            f"This place has no {library}: the stock Ray image runs only what needs Ray alone.",
+            "Run `make image STACK=...`, `pulumi up` and `make restart STACK=...`, then submit again.",
+        )
+    return PlaceError(f"This Python has no {library}.", "Run `make packages`, and use .venv/bin/python.")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import Any, NoReturn
 
 from workloads.errors import did_you_mean
+
+
+def seconds(text: str) -> float:
+    """The type of an argument that says how long to wait: seconds, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; it is 0 or more")
+    return value
+
 
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 

@@ -49,7 +49,7 @@ def image(stack: Stack, ray_version: str, builder: str, say: Callable[[str], Non
             "without a build section in its file, use --builder docker or podman."
         )
     name = f"{outputs['image_repository']}/ray"
-    say(f"building {FOLDER} with {builder}; the first build takes 10 to 20 minutes")
+    say(f"building {FOLDER} with {builder}; the first build has some GB to fetch and to push")
     context = stack.file.parent
     tagged = f"{name}:{_tag(context, ray_version)}"
     if builder == "cloud-build":

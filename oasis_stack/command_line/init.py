@@ -80,7 +80,8 @@ def _project(stack: Stack, written: object, asked: str | None) -> str:
     project = str(written or asked or read(["gcloud", "config", "get-value", "project"]).strip())
     if not names.PROJECT_PATTERN.fullmatch(project):
         raise ProgramError(
-            "no project is chosen. Name it: --project my-project, or `gcloud config set project my-project`."
+            (f"{project!r} is no project id" if project else "no project is chosen")
+            + ". Name it: --project my-project, or `gcloud config set project my-project`."
         )
     return project
 

@@ -57,7 +57,9 @@ def find(stack: str, directory: Path = ROOT) -> Path:
         StackFileError: there is none.
     """
     path = directory / f"Pulumi.{stack}.yaml"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", stack) or not path.is_file():
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", stack):
+        raise StackFileError(f"{stack!r} is no name of a stack. It is 1 to 100 of letters, digits, `_`, `.` and `-`.")
+    if not path.is_file():
         known = sorted(file.name.split(".", 1)[1].removesuffix(".yaml") for file in directory.glob("Pulumi.*.yaml"))
         raise StackFileError(
             f"there is no stack file {path.name} in {directory}; stacks here: {', '.join(known) or 'none'}. "

@@ -462,7 +462,9 @@ class CostSettings:
 class Settings:
     """A whole stack. Plain values, but for the one secret."""
 
-    project: Annotated[str, Matching(names.PROJECT_PATTERN, "a project id, 6 to 30 of a-z, 0-9 and -")]
+    project: Annotated[
+        str, Matching(names.PROJECT_PATTERN, "a project id: 6 to 30 of a-z, 0-9 and -, a letter first and no - last")
+    ]
     """Google Cloud project id; in the stack file `gcp:project`, written by `make init`."""
     region: Annotated[str, Matching(r"[a-z]+-[a-z]+[0-9]+", "a region such as us-central1")]
     """Region of everything. Changing it replaces everything."""

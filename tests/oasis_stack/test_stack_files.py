@@ -220,8 +220,10 @@ def test_a_date_without_quotes_is_the_same_time_to_the_command_line_as_to_pulumi
 
 
 def test_a_stack_without_a_file_is_answered_with_those_that_have_one() -> None:
-    for name in ("prod", "../dev", ""):
-        with pytest.raises(StackFileError, match=r"stacks here: dev, local\. Copy Pulumi\.dev\.yaml"):
+    with pytest.raises(StackFileError, match=r"stacks here: dev, local\. Copy Pulumi\.dev\.yaml"):
+        stack_file.find("prod")
+    for name in ("../dev", "a b", ""):
+        with pytest.raises(StackFileError, match=rf"{name!r} is no name of a stack"):
             stack_file.find(name)
 
 

@@ -102,6 +102,7 @@ def test_a_key_s_place_is_shown_and_never_the_key(
     (tmp_path / "key").write_text(CANARY)
     with_file = settings("--wandb-key-file", str(tmp_path / "key"))
     assert with_file["wandb-key"][0] == f"in file {tmp_path / 'key'}"
+    assert settings("--wandb-key-file", "/none")["wandb-key"][0] == "in file /none, which does not exist"
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     monkeypatch.setenv("RAY_AUTH_TOKEN", CANARY[::-1])
     # A secret in a place where nobody expects one is struck out all the same.
@@ -148,6 +149,19 @@ def test_a_dry_run_prints_and_starts_nothing(tmp_path: Path, monkeypatch: pytest
     said = cli("train", "--dry-run", "--data", "/nonexistent", "--workers", "1:3", "--address", "h:6379").out
     assert re.search(r"^address +h:6379 +flag --address$", said, re.MULTILINE)
     assert said.endswith("\nasked of Ray: 3 x [1 CPU], placed SPREAD\nnothing was started\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["train", "tune --space x", "sweep --space x", "bench", "submit"])
+def test_the_form_of_an_answer_that_was_not_asked_for_and_a_wait_of_no_length_start_nothing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--json was given without --dry-run" in cli(*command.split(), "--json", code=2).err
+    if command != "submit":
+        for wait in ("-5", "nan", "soon"):
+            with pytest.raises(SystemExit, match="2"):
+                command_line.main([*command.split(), "--dry-run", "--timeout", wait])
     assert list(tmp_path.iterdir()) == []
 
 

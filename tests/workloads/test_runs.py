@@ -266,6 +266,8 @@ def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_
     assert f"there is nothing to remove in {place.uri}" in runs("gc").err
     assert [row["checkpoint"] for row in runs.rows("gc", "--keep", "1")] == [names[2]]
     runs("gc", "--keep", "0", code=2)
+    for hours in ("-1", "nan"):
+        assert f"--orphan-hours is {hours}" in runs("gc", "--orphan-hours", hours, code=2).err
 
 
 def test_gc_removes_no_checkpoint_of_a_run_whose_others_are_all_damaged(place: Folder, runs: Command) -> None:

@@ -121,7 +121,7 @@ def without_token(*flags: str) -> DeployedStack:
     """
     kubectl = ("kubectl", *flags)
     return DeployedStack(
-        environment=ClusterEnvironment.from_mapping(_config_map(kubectl, None)), token="", kubectl=kubectl
+        environment=ClusterEnvironment.from_mapping(_config_map(kubectl, None, "")), token="", kubectl=kubectl
     )
 
 
@@ -134,7 +134,8 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
     """
     kubectl = _kubectl(args)
     given = _pulumi_outputs(args.stack) if args.stack else None  # first: a name that nobody knows is wrong anywhere
-    deployed = _of_team(kubectl, args.team) if args.team else _config_map(kubectl, args.stack)
+    namespace = str(given["ray_namespace"]) if given else ""
+    deployed = _of_team(kubectl, args.team) if args.team else _config_map(kubectl, args.stack, namespace)
     if given is not None:
         _refuse_other_cluster(args.stack, given, deployed, _IDENTITY[:2] if args.team else _IDENTITY)
         deployed = deployed if args.team else given
@@ -185,9 +186,16 @@ def _pulumi_outputs(stack: str) -> dict[str, Any]:
     )
 
 
-def _config_map(kubectl: Sequence[str], stack: str | None) -> dict[str, str]:
+def _config_map(kubectl: Sequence[str], stack: str | None, namespace: str) -> dict[str, str]:
     of_that_name = ("--field-selector", f"metadata.name={CONFIG_MAP}")
-    text = _run([*kubectl, "get", "configmaps", "--all-namespaces", *of_that_name, "-o", "json"], _KUBECTL)
+    where = ("--namespace", namespace) if namespace else ("--all-namespaces",)
+    try:
+        text = _run([*kubectl, "get", "configmaps", *where, *of_that_name, "-o", "json"], _KUBECTL)
+    except AuthError as error:
+        if namespace:
+            raise
+        remedy = "Give --stack, with which rights in the Ray namespace are enough, or name another --context."
+        raise AuthError(error.problem, remedy) from None
     known: list[Any] = json.loads(text)["items"]
     found = [one for one in known if (one.get("data") or {}).get("ray_cluster_name")]  # not those of teams
     if len(found) == 1:

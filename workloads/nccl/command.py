@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from workloads import dry_run
 from workloads.cluster import session
+from workloads.command_parser import seconds
 from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, UsageError, WorkloadError
 from workloads.nccl.definitions import bandwidth
 from workloads.nccl.definitions.stages import ALGORITHMS, EXTENTS
@@ -59,7 +60,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks-per-node", type=int, metavar="R", help="ranks on each node (its GPUs; on CPU 1; embedded: 2)")
     add("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl where the stack has GPUs")
     add("--address", metavar="HOST:PORT", help="a running Ray's GCS (the job's own; else embedded)")
-    add("--timeout", type=float, default=1800, metavar="SECONDS", help="longest wait for the nodes (%(default)g)")
+    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help="longest wait for the nodes (%(default)g)")
     what = parser.add_argument_group("what")
     add = what.add_argument
     add("--op", choices=OPS, default="all_reduce", help="collective (%(default)s)")

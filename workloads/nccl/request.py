@@ -152,7 +152,6 @@ def _check(args: argparse.Namespace) -> None:
         ("--ranks-per-node", args.ranks_per_node, 1),
         ("--warmup", args.warmup, 1),
         ("--iterations", args.iterations, 0),
-        ("--timeout", args.timeout, 0),
     ):
         if value is not None and value < least:
             raise UsageError(f"{flag} is {value:g}.", f"Give at least {least}.")

@@ -59,7 +59,7 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if names:
             action.add_argument(
-                "runs", nargs=names, metavar="RUN", help="name of a run (all, where it may be left out)"
+                "runs", nargs=names, metavar="RUN", help="name of a run" + (" (all)" if names == "*" else "")
             )
         action.add_argument("--storage", metavar="PLACE", help="folder of runs, instead of a stack's runs bucket")
         stack.add_stack_arguments(action)
@@ -71,7 +71,11 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
                 "--keep", type=int, metavar="N", help=f"good checkpoints to keep (the run's own, or {KEEP})"
             )
             action.add_argument(
-                "--orphan-hours", type=float, default=ORPHAN_HOURS, metavar="H", help="age of an orphan (%(default)g)"
+                "--orphan-hours",
+                type=float,
+                default=ORPHAN_HOURS,
+                metavar="H",
+                help="age of an orphan (%(default)g; less only where nothing trains)",
             )
 
 
@@ -79,6 +83,8 @@ def run_runs(args: argparse.Namespace) -> int:
     """Carry out one action; returns the exit code."""
     if getattr(args, "keep", None) is not None and args.keep < 1:
         raise UsageError(f"--keep is {args.keep}; at least 1 checkpoint is kept.", "Choose 1 or more.")
+    if not getattr(args, "orphan_hours", ORPHAN_HOURS) >= 0:
+        raise UsageError(f"--orphan-hours is {args.orphan_hours:g}; it is hours, 0 or more.", f"Try {ORPHAN_HOURS:g}.")
     return ACTIONS[args.action][0](_place(args), args)
 
 

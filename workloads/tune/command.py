@@ -16,6 +16,7 @@ from typing import get_args
 
 from workloads import dry_run
 from workloads.cluster import run_lock, session
+from workloads.command_parser import seconds
 from workloads.convnext import config as configuration
 from workloads.convnext.images import location
 from workloads.convnext.run import preview, train
@@ -38,7 +39,11 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads sweep`."""
     what = parser.add_argument_group("what")
     what.add_argument(
-        "--space", type=Path, required=True, metavar="FILE", help="YAML: fields of the configuration, values or ranges"
+        "--space",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="YAML: fields of the configuration; values, lists of them, or {range: [first, last, step]}",
     )
     what.add_argument("--run", metavar="NAME", help="name of the search; the same name again continues it")
     recipes = f"one of {', '.join(configuration.RECIPES)}"
@@ -57,7 +62,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--address", help="of a running Ray (default: the job's, else one started for the search)")
     where.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=1800,
         metavar="SECONDS",
         help="longest wait of a trial for its place",

@@ -276,6 +276,15 @@ def test_with_a_stack_kubectl_must_point_at_the_same_cluster(tmp_path: Path, ray
     assert "get_credentials_command --stack dev" in cli("submit", "--stack", "dev", "--", "true", code=2).err
 
 
+def test_with_a_stack_rights_in_its_namespace_are_enough_and_without_one_that_is_said(
+    tmp_path: Path, ray: FakeRay, cli: CommandLine
+) -> None:
+    pulumi_says(tmp_path, vars(replace(OUTPUTS, ray_dashboard_url=ray.url)))
+    ray.kubectl_refuses("*--all-namespaces*", "Error from server (Forbidden): configmaps")
+    cli("submit", "--stack", "dev", "--", "true")
+    assert "Give --stack, with which rights" in cli("submit", "--", "true", code=7).err
+
+
 def test_a_stack_that_pulumi_does_not_know_is_told_from_a_pulumi_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:

@@ -282,6 +282,8 @@ def test_what_was_trained_stands_beside_the_prediction(tmp_path: Path, cli: Comm
         (["--images-per-second", "nan"], "--images-per-second is nan"),
         (["--images-per-second", "1e9"], "the optimizer alone takes"),
         (["--jitter", "2"], "--jitter is 2, which is no share"),
+        (["--model", "convnext-nano"], "How fast one GPU trains convnext-nano is not known"),
+        (["--from", "text"], "text is no .jsonl file."),
         (["--from", "nowhere"], "There is no file or folder nowhere."),
         (["--measured", "nowhere"], "has no journal"),
     ],
@@ -290,6 +292,7 @@ def test_a_request_that_makes_no_sense_is_one_message_and_exit_code_2(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").touch()
     assert said in cli("bench", "predict", *words, code=2).err
 
 

@@ -72,7 +72,8 @@ def _wandb_key(mode: str, file: Path | None, place: Place) -> tuple[str, str]:
     if mode in ("off", "offline"):
         return "not looked for", f"wandb {mode}"
     if file is not None:
-        return f"in file {file}", "flag --wandb-key-file"
+        here = "" if place.told_by or file.is_file() else ", which does not exist"
+        return f"in file {file}{here}", "flag --wandb-key-file"
     if _variables(place).get(KEY_VARIABLE, "").strip():
         return dry_run.REDACTED, f"variable {KEY_VARIABLE}"
     if place.environment and place.environment.wandb_secret:

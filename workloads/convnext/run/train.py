@@ -17,6 +17,7 @@ from typing import get_args
 
 from workloads import dry_run, run_name
 from workloads.cluster import run_lock, session
+from workloads.command_parser import seconds
 from workloads.convnext import config as configuration
 from workloads.convnext import fields
 from workloads.convnext.images import location
@@ -85,9 +86,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--wandb", choices=get_args(WandbMode), default="auto", help="auto: online where a key is found, otherwise off")
     add("--wandb-key-file", type=Path, metavar="FILE", help="file with the W&B key; else environment, Secret Manager")
     add("--address", help="of a running Ray (default: the one of this job, else one started for this run)")
-    add(
-        "--timeout", type=float, default=1800, metavar="SECONDS", help="longest wait for capacity (default %(default)g)"
-    )
+    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help="longest wait for capacity (%(default)g)")
     dry_run.add_dry_run_arguments(parser)
 
 

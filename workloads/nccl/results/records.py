@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import DataIntegrityError, UsageError
@@ -131,6 +132,8 @@ def load(place: str) -> list[Results]:
             return [read(locate(above or ("/" if place.startswith("/") else ".")).read(name), place)]
         except FileNotFoundError:
             raise UsageError(f"There is no file {place}.", "Name a file or a folder that `bench` wrote.") from None
+    if Path(place).is_file():
+        raise UsageError(f"{place} is no {SUFFIX} file.", "Name a file or a folder that `bench` wrote.")
     folder = locate(place)
     contents = {name: folder.read(name) for name in folder.files() if name.endswith(SUFFIX)}
     # Others may lie beside them; those of another version say so.

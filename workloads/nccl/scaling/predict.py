@@ -36,8 +36,9 @@ points lower than the predicted one, look at the input pipeline and at single sl
 are compared must have had --batch images per GPU each: the trainer's batch_size is that of all workers together.
 """
 
-ASSUMED_RATE = 2000.0
-"""Images per second of ConvNeXt-Base on one H200 that a roofline gives as a safe aim; nobody has measured it."""
+BASE_RATE = 2687.0
+"""Images per second of ConvNeXt-Base on one H200 by itself: 256 images a step, bf16, compiled, measured once on
+2026-11-26 (docs/figures.md, "On one H200")."""
 
 RESIDUAL = 0.02
 """A measured efficiency that is lower than the predicted one by more than this is pointed out."""
@@ -67,7 +68,10 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "--measured", action="append", default=[], metavar="RUN", help="folder of a train run, also gs://; repeatable"
     )
     parser.add_argument(
-        "--images-per-second", type=float, metavar="X", help=f"of one GPU alone (as measured; else {ASSUMED_RATE:g})"
+        "--images-per-second",
+        type=float,
+        metavar="X",
+        help=f"of one GPU alone (as measured; else {BASE_RATE:g} for base)",
     )
     parser.add_argument("--batch", type=int, default=256, metavar="N", help="images per GPU and step (%(default)s)")
     parser.add_argument(
@@ -138,7 +142,12 @@ def _rate(
         least = min(trained)
         whose = f"so that {least} of them are as measured" if least > 1 else "as measured"
         return rate_alone(times, setting, least, trained[least]), whose
-    return ASSUMED_RATE, "assumed, not measured"
+    if setting.model != "base":
+        raise UsageError(
+            f"How fast one GPU trains convnext-{setting.model} is not known: only convnext-base was measured.",
+            "Give --images-per-second, or --measured with the history of a run.",
+        )
+    return BASE_RATE, "as one H200 trained ConvNeXt-Base by itself, 256 images a step"
 
 
 def _model(text: str) -> str:
