@@ -152,16 +152,16 @@ def test_a_dry_run_prints_and_starts_nothing(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["train", "tune --space x", "sweep --space x", "bench", "submit"])
+@pytest.mark.parametrize("command", ["train", "tune --space x", "sweep --space x", "bench", "submit -- true"])
 def test_the_form_of_an_answer_that_was_not_asked_for_and_a_wait_of_no_length_start_nothing(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "--json was given without --dry-run" in cli(*command.split(), "--json", code=2).err
-    if command != "submit":
-        for wait in ("-5", "nan", "soon"):
-            with pytest.raises(SystemExit, match="2"):
-                command_line.main([*command.split(), "--dry-run", "--timeout", wait])
+    name, *rest = command.split()
+    assert "--json was given without --dry-run" in cli(name, "--json", *rest, code=2).err
+    for wait in ("-5", "nan", "soon"):
+        with pytest.raises(SystemExit, match="2"):
+            command_line.main([name, "--dry-run", "--timeout", wait, *rest])
     assert list(tmp_path.iterdir()) == []
 
 
