@@ -151,7 +151,8 @@ def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callab
         arguments = [*arguments[:at], *_action_first(arguments[at:], action)]
     options = parser.parse_args(arguments)
     assert function is not None  # argparse has refused what is no command
-    if verb == "run" and COMMANDS[command].explains and options.json and not options.dry_run:
+    # Others have no --dry-run, and answer in JSON by itself.
+    if verb == "run" and getattr(options, "json", False) and not getattr(options, "dry_run", True):
         raise UsageError("--json was given without --dry-run, whose answer it is the form of.", "Add --dry-run.")
     options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
     return options, function
