@@ -56,6 +56,26 @@ RAY_ENVIRONMENT = {
 """Settings that Ray reads in a job's driver and hands on to its workers (ray 2.60, train/v2/_internal/constants.py)."""
 
 
+AUTOSCALER_ENVIRONMENT = {
+    # Without it a worker that is still Pending when its job has ended asks GKE for its node for an hour, and the node
+    # that comes then is paid for by nobody's work. It outlasts the moment between two requests of one job.
+    "RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S": "300",
+    # After an hour, by default, workers that are still wanted would be deleted and made anew, also one whose node has
+    # just come: GKE tries each rung of the ladder for minutes, in a circle.
+    "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": str(7 * 24 * 3600),
+    # A function in place of the program `ray` that the container calls, in the form in which bash hands one on. Version
+    # 2 takes the head's pods with restartPolicy Never (KubeRay v1.6.2, controllers/ray/common/pod.go), and KubeRay
+    # looks at Ray's container alone: an autoscaler that ended, as at a first answer of the API server that is late
+    # (ray 2.60, kuberay/autoscaling_config.py), would never add a worker again, nor give one back.
+    "BASH_FUNC_ray%%": (
+        "() { trap 'kill $child; wait $child; exit' TERM INT;"
+        ' until command ray "$@" & child=$!; wait $child; do sleep 5; done; }'
+    ),
+}
+"""Variables of the autoscaler's container (ray 2.60, autoscaler/_private/constants.py, v2/instance_manager/config.py;
+a name with % takes Kubernetes 1.32, feature RelaxedEnvironmentVariableValidation)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RayPods:
     """What the pods of every Ray cluster of the stack are, be it the long-lived one or a team's."""
@@ -122,6 +142,7 @@ def ray_cluster_spec(
             "resources": {kind: {"cpu": "500m", "memory": "1Gi"} for kind in ("requests", "limits")},
             "securityContext": CONTAINER_SECURITY,
             "volumeMounts": [API_MOUNT],
+            "env": [{"name": name, "value": value} for name, value in AUTOSCALER_ENVIRONMENT.items()],
         },
         "headGroupSpec": {
             "serviceType": "ClusterIP",

@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.ray_processes import Nodes, headed
 from tests.support import autoscaled_nodes
+from tests.support.waiting import eventually
 from workloads.convnext.run import report
 from workloads.storage.folders import locate
 
@@ -27,7 +28,8 @@ def nodes() -> Iterator[Nodes]:
 
     def options(found: Nodes) -> list[str]:
         file = found.folder / "autoscaler.json"
-        file.write_text(json.dumps(autoscaled_nodes.configuration(found.address, MOST_NODES, found.folder / "none")))
+        files = found.folder / "none", found.folder / "slow"
+        file.write_text(json.dumps(autoscaled_nodes.configuration(found.address, MOST_NODES, *files)))
         return [f"--autoscaling-config={file}"]
 
     with headed(autoscaled_nodes.VARIABLES, options) as found:
@@ -74,6 +76,21 @@ def test_a_stock_out_is_waited_for_with_its_failures_and_given_up_when_the_user_
     assert done.returncode == 4, done.stdout + done.stderr
     assert "attempts to add one failed" in done.stdout + done.stderr
     assert "Not there within" in done.stderr and "0 of them up" in done.stderr
+
+
+LAUNCHING = "from workloads.cluster import autoscaler; print(autoscaler.read().launching)"
+
+
+def test_nodes_that_nobody_wants_any_more_are_given_back_also_before_they_are_up(nodes: Nodes) -> None:
+    nodes.wait_for(1)
+    (nodes.folder / "slow").touch()
+    try:
+        done = bench(nodes, "--nodes", "2", "--timeout", "15")
+        assert done.returncode == 4, done.stdout + done.stderr
+        assert "2 being added" in done.stdout + done.stderr
+        eventually(lambda: nodes.python(LAUNCHING) == "0")
+    finally:
+        (nodes.folder / "slow").unlink()
 
 
 def test_a_run_on_a_cluster_without_a_node_gets_them_trains_and_lets_them_go(nodes: Nodes) -> None:

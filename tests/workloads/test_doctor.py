@@ -29,6 +29,7 @@ from workloads import __main__ as command_line
 from workloads.doctor import access, cluster, dashboard, hardware, listeners, software
 from workloads.doctor import command as doctor
 from workloads.doctor.finding import Finding, Subject
+from workloads.environment import API_SERVER_VARIABLE
 from workloads.errors import AuthError, PlaceError
 from workloads.jobs import forecast
 from workloads.reporting.credentials import ENDPOINT_VARIABLE
@@ -504,6 +505,8 @@ def test_an_image_without_torch_sends_to_make_image_with_exit_code_8(
     command: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command_line, "find_spec", lambda name: None if name == "torch" else object())
+    assert "Run `make packages`" in cli(command, code=8).err
+    monkeypatch.setenv(API_SERVER_VARIABLE, "10.0.0.1")  # in a pod
     assert re.search(NEW_IMAGE, cli(command, code=8).err)
 
 

@@ -46,6 +46,8 @@ def nodes_for_pods(place: Subject) -> str:
     if not _has_kubectl(place):
         raise NotHere("kubectl is not installed")
     deployed = _found_by_kubectl()
+    if ended := pending.ended_autoscalers(deployed):
+        raise PlaceError(ended, pending.NEW_HEAD)
     waits = pending.look(deployed)
     said = "; ".join(pending.lines(waits))
     verdicts = {wait.verdict for wait in waits}

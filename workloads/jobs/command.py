@@ -100,6 +100,8 @@ def run_status(args: argparse.Namespace) -> int:
         tables.show(table)
         for line in pending.lines(pending.look(deployed)):
             print(line)
+        if ended := pending.ended_autoscalers(deployed):
+            print(f"{ended}. {pending.NEW_HEAD}")
         print()
         show(rows(deployed, Jobs(dashboard))[:_RECENT])
     return EXIT_OK

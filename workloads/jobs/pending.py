@@ -23,6 +23,9 @@ Verdict = Literal["never fits", "no capacity", "coming", "waiting"]
 
 _FAILED, _REFUSED, _TRIGGERED = "FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"
 
+NEW_HEAD = "`make restart STACK=...` brings a new head of the stack's own Ray, and ends the jobs there."
+"""What to do where an autoscaler has ended."""
+
 _FULL = re.compile(r"in backoff after failed scale-up|max node group size reached|limit reached|resources? exceeded")
 """Obstacles that pass by themselves. The others (`Insufficient memory`, a label, a taint) are the pod's own."""
 
@@ -81,6 +84,24 @@ def describe(stack: DeployedStack, cluster: str) -> str:
 def never_fit(stack: DeployedStack, cluster: str) -> bool:
     """True if a cluster has a pod that no node could ever hold."""
     return any(wait.verdict == "never fits" for wait in look(stack, _pods(stack, cluster) or []))
+
+
+def ended_autoscalers(stack: DeployedStack) -> str:
+    """What is said of heads whose autoscaler has ended; empty if none has, or where pods may not be seen.
+
+    KubeRay starts it again in no case (ray-operator v1.6.2, raycluster_controller.go, `shouldDeletePod`).
+    """
+    try:
+        pods = stack.get("pods", "--selector", "ray.io/node-type=head")["items"]
+    except WorkloadError:
+        return ""
+    ended = [
+        pod["metadata"]["name"]
+        for pod in pods
+        for container in pod.get("status", {}).get("containerStatuses") or ()
+        if container.get("name") == "autoscaler" and "terminated" in container.get("state", {})
+    ]
+    return f"Ray's autoscaler has ended in {', '.join(ended)}: no worker is added or given back there" if ended else ""
 
 
 def judge(pods: Iterable[Body], events: Iterable[Body]) -> list[Wait]:

@@ -20,6 +20,7 @@ from oasis_stack.facts.pod_size import whole_node_pod
 from oasis_stack.pod_specs import gib
 from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
+from tests.support.waiting import read_rest, read_until
 from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, MAX_RUN_VARIABLE, ClusterEnvironment, variable
 
 RAY_CLUSTER = "kubernetes:ray.io/v1:RayCluster"
@@ -401,6 +402,29 @@ def test_the_signal_that_ends_a_worker_reaches_ray_which_then_drains(
             worker.kill()
 
     assert (told, worker.returncode) == ("drained\n", 0)
+
+
+def test_an_autoscaler_that_ends_is_started_again_and_one_that_is_told_to_end_is_not(
+    full: Deployment, tmp_path: Path
+) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text(
+        f"#!/bin/bash\ntest -e {tmp_path}/failed || {{ touch {tmp_path}/failed; echo failed $*; exit 1; }}\n"
+        "trap 'echo ended; exit 0' TERM\necho started $*\nwhile :; do sleep 0.05; done\n"
+    )
+    ray.chmod(0o755)
+    given = {one["name"]: one["value"] for one in spec(full)["autoscalerOptions"]["env"]}
+    environment = {**given, "PATH": f"{tmp_path}{os.pathsep}{os.defpath}"}
+    # As ray-operator v1.6.2 has it (controllers/ray/common/pod.go, BuildAutoscalerContainer).
+    command = ["/bin/bash", "-c", "--", "ray kuberay-autoscaler --cluster-name a"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as container:
+        try:
+            for said in ("failed", "started"):
+                assert read_until(container, said) == f"{said} kuberay-autoscaler --cluster-name a\n"
+            container.terminate()
+            assert read_rest(container) == "ended\n"
+        finally:
+            container.kill()
 
 
 def copy(

@@ -131,6 +131,20 @@ def test_a_cluster_that_did_not_come_up_says_what_its_pods_waited_for_and_whethe
     assert ray.ray_jobs() == []
 
 
+def test_an_autoscaler_that_has_ended_is_said_by_status_and_doctor(
+    ray: FakeRay, cli: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = {"name": "autoscaler", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    running = {"name": "ray-head", "state": {"running": {}}}
+    head = {"metadata": {"name": "oasis-head", "uid": "2"}, "spec": {"nodeName": "node-1"}}
+    for containers, told in (([running, ended], True), ([running, {**ended, **running}], False)):
+        ray.kubectl_knows(pods=[head | {"status": {"phase": "Running", "containerStatuses": containers}}])
+        assert ("autoscaler has ended in oasis-head" in cli("status").out) is told
+        command_line.main(["doctor", "--json"])
+        found = {line["check"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+        assert found["nodes for pods"]["outcome"] == ("fail" if told else "ok")
+
+
 def test_the_head_says_whether_the_control_plane_answers_and_workers_have_no_way_to_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
