@@ -60,6 +60,11 @@ def join(
     if not on_gpu and (interface := _interface_of(_own_address(address, port))):
         # gloo takes the interface that the host's name resolves to, which need not be the one that the ranks share.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if on_gpu:
+        # In torch 2.15 "nccl" is another implementation, in which the backward pass waits on its stream for each of
+        # DDP's all-reduces (a future is done once `synchronize` is): they would no longer run side by side. Until both
+        # were timed on GPUs, it is the older one, which is all that torch 2.11 has.
+        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         store=store,

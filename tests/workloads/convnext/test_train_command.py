@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 from ray._private import services
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
@@ -319,20 +319,39 @@ def test_the_copy_of_the_data_is_part_of_what_a_start_costs(tmp_path: Path) -> N
     assert before <= stay["began"] < before + 60
 
 
-def test_ranks_that_do_not_meet_are_started_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.get", lambda answers: answers)  # by itself it would start a Ray
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (
+            RayTaskError("_join", "Traceback ...", ConnectionError("Connection was likely closed")),
+            ": Connection was likely",
+        ),
+        (GetTimeoutError("Get timed out"), " within 661 s"),
+    ],
+)
+def test_ranks_that_do_not_meet_are_started_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Exception, said: str
+) -> None:
+    def get(answers: list[object], timeout: float | None = None) -> None:  # Ray's own would start a Ray
+        if answers:
+            assert timeout == 661
+            raise end
 
-    class Lost(list[object]):
-        """A worker group whose rank 0 finds that its peer has gone."""
+    class Group(list[object]):
+        """A worker group of two ranks."""
 
         def execute_async(self, *_: object) -> list[object]:
             return []
 
-        def execute_single(self, *_: object) -> None:
-            raise RayTaskError("_join", "Traceback ...", ConnectionError("Connection was likely closed"))
+        def execute_single(self, *_: object) -> tuple[str, int]:
+            return "127.0.0.1", 1
 
-    meeting, group = train_group.ProcessGroup(timeout_seconds=1, data="synthetic"), cast(Any, Lost())
-    with pytest.raises(WorkerGroupStartupFailedError, match="did not meet: Connection was likely closed") as caught:
+        def execute_single_async(self, *_: object) -> object:
+            return object()
+
+    monkeypatch.setattr("ray.get", get)
+    meeting, group = train_group.ProcessGroup(timeout_seconds=601, data="synthetic"), cast(Any, Group("ab"))
+    with pytest.raises(WorkerGroupStartupFailedError, match=f"did not meet{said}") as caught:
         meeting.backend_cls().on_start(group, meeting)
     retries = trainer.Retries(locate(tmp_path), tmp_path / "journal")
     assert retries.make_decision(ControllerError(caught.value)) == FailureDecision.RETRY

@@ -194,3 +194,26 @@ def _two_networks() -> Iterator[tuple[list[str], list[str], str, str]]:
         ):
             subprocess.run([*inside, "ip", *words], check=True, capture_output=True)
         yield first, second, "10.77.0.1", "joined"
+
+
+NCCL = """
+import torch, torch.distributed as dist
+from datetime import timedelta
+from torch.distributed import distributed_c10d as c10d
+from workloads.cluster import process_group
+dist.init_process_group = lambda *_, **__: dist.Backend._ensure_backend_registered("nccl")
+listener = process_group.listen("127.0.0.1")
+address, port = listener.getsockname()
+process_group.join(0, 1, address, port, listener, timedelta(seconds=60), torch.device("cuda", 0))
+print(dist.Backend._plugins["NCCL"].creator_fn.__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "made_by"), [("", "_create_nccl_process_group"), ("1", "_create_nccl2_process_group")]
+)
+def test_nccl_is_the_implementation_that_was_timed_unless_the_user_chooses(chosen: str, made_by: str) -> None:
+    own = {name: value for name, value in os.environ.items() if name != "TORCH_DIST_USE_NCCL2"}
+    environment = own | ({"TORCH_DIST_USE_NCCL2": chosen} if chosen else {})
+    done = subprocess.run([sys.executable, "-c", NCCL], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == made_by, done.stderr

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 
@@ -22,6 +22,9 @@ from workloads.errors import first_line
 
 LEAVE_SECONDS = 3.0
 """How long the ranks of a finished run may take to leave; nothing is lost by not waiting longer."""
+
+START_SECONDS = 60.0
+"""How much longer than the collective timeout a meeting may take: each rank imports torch first."""
 
 began: list[float] = []
 """In each worker: when its group began to fetch the data and to meet, unix time. Its node is paid for meanwhile."""
@@ -60,7 +63,12 @@ class _MeetOnOneAddress(Backend):
                 )
                 for rank in range(ranks)
             ]
-            ray.get(joining)
+            # NCCL itself waits without end for a rank whose GPU hangs (torch 2.15, blocking communicators).
+            ray.get(joining, timeout=backend_config.timeout_seconds + START_SECONDS)
+        except GetTimeoutError:
+            raise WorkerGroupStartupFailedError(
+                f"the ranks did not meet within {backend_config.timeout_seconds + START_SECONDS:.0f} s"
+            ) from None
         except RayTaskError as error:
             # To Ray an error of the controller, which it never retries: but ranks whose peer is lost just then find a
             # closed connection, as often before Ray knows of the loss as after it.
