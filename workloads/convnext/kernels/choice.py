@@ -111,7 +111,7 @@ def measure(shape: Shape, images: int, dtype: torch.dtype, device: torch.device,
 
         x, gradient, weight, bias = _operands(shape, CHECKED_IMAGES, dtype, device)
         ours = (depthwise(x, weight, bias), *depthwise_backward(gradient, x, weight))
-        worst = max(map(_error, ours, _by_torch(x.double(), gradient.double(), weight.double(), bias.double())))
+        worst = _worst(ours, _by_torch(x.double(), gradient.double(), weight.double(), bias.double()))
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # whatever keeps a kernel from running, torch's own runs
@@ -146,8 +146,9 @@ def _by_torch(x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor) -> tupl
     return y, *torch.ops.aten.convolution_backward(gradient, x, weight, [len(weight)], *places)
 
 
-def _error(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact).abs().max() / exact.abs().max())
+def _worst(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    errors = [(one.double() - other).abs().max() / other.abs().max() for one, other in zip(found, exact, strict=True)]
+    return float(torch.stack(errors).max())  # NaN if one of them is, which Python's `max` may pass over
 
 
 def _milliseconds(work: Any, device: torch.device) -> float:

@@ -143,6 +143,16 @@ def test_a_kernel_that_is_wrong_or_fails_is_named_and_not_used(monkeypatch: pyte
     assert choice.measure(SHAPE, 2, torch.float32, CPU).problem.startswith("is wrong here, by ")
     monkeypatch.setattr(depthwise, "depthwise", lambda *given: right(*given) * float("nan"))
     assert choice.measure(SHAPE, 2, torch.float32, CPU).problem.startswith("is wrong here, by nan")
+    monkeypatch.setattr(depthwise, "depthwise", right)
+    backward = depthwise.depthwise_backward
+    for number in range(3):
+        factors = [float("nan") if number == at else 1.0 for at in range(3)]
+        monkeypatch.setattr(
+            depthwise,
+            "depthwise_backward",
+            lambda *given, by=factors: [one * factor for one, factor in zip(backward(*given), by, strict=True)],
+        )
+        assert choice.measure(SHAPE, 2, torch.float32, CPU).problem.startswith("is wrong here, by nan"), number
 
     def fails(*given: Tensor) -> Tensor:
         raise RuntimeError("no ptxas\nmore")
