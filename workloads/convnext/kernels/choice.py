@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.errors import UsageError, first_line
+from workloads.errors import UsageError, WorkloadFailedError, first_line
 
 TORCH, TRITON = "torch", "triton"
 
@@ -90,41 +90,65 @@ def decided(every: Sequence[Mapping[Shape, Measured]], by_time: bool) -> tuple[C
     return choice, [f"{told}: {'; '.join(table)}"]
 
 
-def check(kept: Choice, dtype: torch.dtype, device: torch.device) -> None:
-    """See that what a run has used so far can be used here.
+def check(kept: Choice, images: int, dtype: torch.dtype, device: torch.device) -> None:
+    """See that what a run has used so far can be used here, for passes of that many images.
 
     Raises:
         UsageError: it cannot.
     """
     for shape, implementation in kept.items():
-        if implementation == TRITON and (found := measure(shape, 0, dtype, device, timed=False)).problem:
+        if implementation == TRITON and (found := measure(shape, images, dtype, device, timed=False)).problem:
             raise UsageError(
                 f"this run convolves its {shape[0]} channels by a kernel of ours, which {found.problem}.",
                 "Go on where it runs, or with torch's kernels, which round differently: --set kernels=torch.",
             )
+    torch.cuda.empty_cache()
 
 
 def measure(shape: Shape, images: int, dtype: torch.dtype, device: torch.device, timed: bool = True) -> Measured:
-    """Compare ours with fp64 at one shape and, if it is right and `timed`, time both."""
+    """Compare ours with fp64 at one shape and, if it is right and `timed`, time both.
+
+    With few images and with all of a pass: for another number of them Triton may compile other code, and starts another
+    number of programs. fp64 of a whole pass takes less memory than training on it does, and torch's own kernel, which
+    may compute in TF32, is too coarse a measure.
+
+    Raises:
+        WorkloadFailedError: ours has made the GPU unusable for this process.
+    """
     try:
         from workloads.convnext.kernels.depthwise import depthwise, depthwise_backward
 
-        x, gradient, weight, bias = _operands(shape, CHECKED_IMAGES, dtype, device)
-        ours = (depthwise(x, weight, bias), *depthwise_backward(gradient, x, weight))
-        worst = _worst(ours, _by_torch(x.double(), gradient.double(), weight.double(), bias.double()))
+        def ours(x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+            return depthwise(x, weight, bias), *depthwise_backward(gradient, x, weight)
+
+        for count in (CHECKED_IMAGES, images):
+            x, gradient, *rest = given = _operands(shape, count, dtype, device)
+            worst = _worst(ours(*given), _by_torch(*(operand.double() for operand in given)))
+            if not worst <= ERROR[dtype]:  # a NaN too
+                return Measured(0, 0, f"is wrong here, by {worst:.1e} of the largest value")
+        if not timed:
+            return Measured(0, 0)
+        narrow = [operand.to(dtype) for operand in rest]
+        theirs = _milliseconds(lambda: _by_torch(x, gradient, *narrow), device)
+        return Measured(theirs, _milliseconds(lambda: ours(*given), device))
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # whatever keeps a kernel from running, torch's own runs
+        _end_if_unusable(device, shape, error)
         return Measured(0, 0, f"does not run here ({type(error).__name__}: {first_line(error)[:120]})")
-    if not worst <= ERROR[dtype]:  # a NaN too
-        return Measured(0, 0, f"is wrong here, by {worst:.1e} of the largest value")
-    if not timed:
-        return Measured(0, 0)
-    x, gradient, weight, bias = _operands(shape, images, dtype, device)
-    narrow = weight.to(dtype), bias.to(dtype)
-    theirs = _milliseconds(lambda: _by_torch(x, gradient, *narrow), device)
-    mine = _milliseconds(lambda: (depthwise(x, weight, bias), depthwise_backward(gradient, x, weight)), device)
-    return Measured(theirs, mine)
+
+
+def _end_if_unusable(device: torch.device, shape: Shape, error: Exception) -> None:
+    # After an illegal access, as after some other errors, whatever a process asks of its GPU fails with the same error.
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        raise WorkloadFailedError(
+            f"our kernel for convolutions of {shape[0]} channels of {shape[1]} x {shape[1]} pixels has made the GPU "
+            f"unusable ({first_line(error)[:120]}).",
+            "Train with torch's kernels: --set kernels=torch.",
+        ) from error
 
 
 def _operands(shape: Shape, images: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:

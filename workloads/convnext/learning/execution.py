@@ -78,7 +78,7 @@ def kernels(config: TrainConfig, device: torch.device, images: int, kept: Choice
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     if kept is None:
         return choice.choose(shapes, images, dtype, device, by_time=not config.deterministic)
-    choice.check(kept, dtype, device)
+    choice.check(kept, images, dtype, device)
     return kept, []
 
 

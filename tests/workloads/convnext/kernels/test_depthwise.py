@@ -24,7 +24,7 @@ from workloads.convnext.learning import execution
 from workloads.convnext.learning import model as architecture
 from workloads.convnext.learning.loop import Training
 from workloads.convnext.run import worker
-from workloads.errors import UsageError
+from workloads.errors import UsageError, WorkloadFailedError
 from workloads.storage.folders import locate
 
 
@@ -159,10 +159,59 @@ def test_a_kernel_that_is_wrong_or_fails_is_named_and_not_used(monkeypatch: pyte
 
     monkeypatch.setattr(depthwise, "depthwise", fails)
     assert choice.measure(SHAPE, 2, torch.float32, CPU).problem == "does not run here (RuntimeError: no ptxas)"
-    choice.check({SHAPE: TORCH}, torch.float32, CPU)
+    choice.check({SHAPE: TORCH}, 2, torch.float32, CPU)
     with pytest.raises(UsageError, match="does not run here") as caught:
-        choice.check({SHAPE: TRITON}, torch.float32, CPU)
+        choice.check({SHAPE: TRITON}, 2, torch.float32, CPU)
     assert "--set kernels=torch" in str(caught.value)
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_a_kernel_that_is_wrong_or_fails_for_all_images_of_a_pass_alone_is_named_and_not_used(
+    monkeypatch: pytest.MonkeyPatch, by_time: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)  # timed on a CPU
+    forward, backward = depthwise.depthwise, depthwise.depthwise_backward
+    asked = [SHAPE], 4, torch.float32, CPU, by_time
+    assert " as ours " not in choice.choose(*asked)[1][0]
+
+    def fails(x: Tensor, *given: Tensor) -> Tensor:
+        if len(x) > choice.CHECKED_IMAGES:
+            raise RuntimeError("too many resources requested for launch")
+        return forward(x, *given)
+
+    monkeypatch.setattr(depthwise, "depthwise", fails)
+    reason = "does not run here (RuntimeError: too many resources requested for launch)"
+    chosen, told = choice.choose(*asked)
+    assert chosen == {SHAPE: TORCH} and told[0].endswith(f": 24 x 8²: torch's, as ours {reason}")
+    choice.check({SHAPE: TRITON}, choice.CHECKED_IMAGES, torch.float32, CPU)
+    with pytest.raises(UsageError, match="too many resources"):
+        choice.check({SHAPE: TRITON}, 4, torch.float32, CPU)
+
+    def errs(gradient: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        found = backward(gradient, *given)
+        return *found[:2], found[2] * (1.001 if len(gradient) > choice.CHECKED_IMAGES else 1)
+
+    monkeypatch.setattr(depthwise, "depthwise", forward)
+    monkeypatch.setattr(depthwise, "depthwise_backward", errs)
+    chosen, told = choice.choose(*asked)
+    assert chosen == {SHAPE: TORCH} and "torch's, as ours is wrong here, by 1.0e-03 of the largest value" in told[0]
+
+
+def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*given: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+
+    # What follows on the device after an illegal access, which cannot be had without one.
+    monkeypatch.setattr(choice, "_operands", lost)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(WorkloadFailedError) as caught:
+        choice.measure(SHAPE, 2, torch.float32, torch.device("cuda", 0))
+    assert str(caught.value) == (
+        "our kernel for convolutions of 24 channels of 8 x 8 pixels has made the GPU unusable (CUDA error: an illegal "
+        "memory access was encountered). Train with torch's kernels: --set kernels=torch."
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert choice.measure(SHAPE, 2, torch.float32, torch.device("cuda", 0)).problem.startswith("does not run here")
 
 
 def test_a_run_keeps_to_what_it_began_with(tmp_path: Path) -> None:
