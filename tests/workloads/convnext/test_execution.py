@@ -116,6 +116,31 @@ def test_what_measures_compiled_code_fails_where_nothing_is_compiled(monkeypatch
         Training(small(compile=True), Few(64), Few(16), CPU, eager_fallback=False)
 
 
+def where_one_rank_cannot_compile(seat: Seat) -> tuple[bool, list[str], str]:
+    """On a rank, of which the last cannot compile: whether its model is compiled, the notes, and what else is said."""
+
+    def rehearse(*_: Any) -> None:
+        if seat.rank == seat.ranks - 1:
+            raise RuntimeError("no space left on device\nmore")
+
+    execution._rehearse = rehearse
+    config = small(compile=True)
+    model, _, notes = execution.executable(config, 10, CPU, 2)
+    compiled = any(module._compiled_call_impl for module in model.modules())
+    try:
+        execution.executable(config, 10, CPU, 2, fallback=False)
+    except WorkloadFailedError as error:
+        return compiled, notes, error.problem
+    return compiled, notes, ""
+
+
+@pytest.mark.thorough
+def test_where_one_rank_cannot_compile_none_does_and_all_say_so() -> None:
+    problem = "torch.compile does not work on 1 of 2 ranks (rank 1: RuntimeError: no space left on device)"
+    expected = (False, [f"{problem}; the model runs eager"], f"{problem}.")
+    assert gloo.together(2, where_one_rank_cannot_compile) == [expected, expected]
+
+
 def compiled_and_eager(_: Seat) -> list[tuple[list[str], list[float], Any]]:
     """On a rank: what is said, the losses and the weights, of a run that is to be compiled and of one that is not."""
     # Two equal blocks, which share their code: nano's nine parts take a minute to compile.

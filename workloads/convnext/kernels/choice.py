@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.convnext.ranks import gathered
 from workloads.errors import UsageError, WorkloadFailedError, first_line
 
 TORCH, TRITON = "torch", "triton"
@@ -63,11 +63,7 @@ def choose(
     Returns:
         The choice, and what the user should know of it.
     """
-    mine = {shape: measure(shape, images, dtype, device, timed=by_time) for shape in shapes}
-    every = [mine]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        every = [mine] * dist.get_world_size()
-        dist.all_gather_object(every, mine)
+    every = gathered({shape: measure(shape, images, dtype, device, timed=by_time) for shape in shapes})
     torch.cuda.empty_cache()
     return decided(every, by_time)
 

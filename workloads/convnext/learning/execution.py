@@ -19,6 +19,7 @@ from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning import model as architecture
 from workloads.convnext.learning.model import Block, StochasticDepth
 from workloads.convnext.memory import exhausted
+from workloads.convnext.ranks import gathered
 from workloads.errors import UsageError, WorkloadFailedError, first_line
 from workloads.reporting.progress import counted
 
@@ -91,7 +92,7 @@ def executable(
     *,
     fallback: bool = True,
 ) -> tuple[nn.Module, StochasticDepth | None, list[str]]:
-    """The model on its device, compiled if that is wanted and possible.
+    """The model on its device, compiled if that is wanted, and possible on every rank: they run it in the same way.
 
     Compiled block by block: equal blocks share their code, and a block's gradients are there when its backward pass is,
     so that DDP reduces them while the earlier blocks' are computed. From a whole they would all come at the end.
@@ -102,32 +103,45 @@ def executable(
         device: where.
         images: of one pass, for which the code is made.
         chosen: the implementation of each depthwise convolution; torch's if it is not there.
-        fallback: run eager what cannot be compiled, and say so, rather than fail.
+        fallback: run eager what cannot be compiled everywhere, and say so, rather than fail.
 
     Returns:
         The model, its stochastic depth (None without), and what the user should know.
 
     Raises:
-        WorkloadFailedError: without `fallback`, the model cannot be compiled.
+        WorkloadFailedError: without `fallback`, the model cannot be compiled on this rank or another.
     """
 
     model, depth = _built(config, classes, device, chosen or {})
-    if config.compile:
-        try:
-            _compile(model)
-            _rehearse(model, depth, config, device, images)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever the compiler cannot do, eager can
-            problem = f"torch.compile does not work here ({type(error).__name__}: {first_line(error)[:200]})"
-            if not fallback:
-                raise WorkloadFailedError(
-                    f"{problem}.", "`python -m workloads doctor` looks for a compiler."
-                ) from error
-            return *_built(config, classes, device, chosen or {}), [f"{problem}; the model runs eager"]
-        if not fallback and not compiled_graphs():
-            raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
+    if not config.compile:
+        return model, depth, []
+    reason = ""
+    try:
+        _compile(model)
+        _rehearse(model, depth, config, device, images)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the compiler cannot do, eager can
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+    problem = _uncompiled(gathered(reason))
+    if problem and fallback:
+        return *_built(config, classes, device, chosen or {}), [f"{problem}; the model runs eager"]
+    if problem:
+        raise WorkloadFailedError(f"{problem}.", "`python -m workloads doctor` looks for a compiler.")
+    if not fallback and not compiled_graphs():
+        raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
     return model, depth, []
+
+
+def _uncompiled(reasons: list[str]) -> str:
+    """What keeps the model from being compiled on some rank, from the reason each has; empty where none has one."""
+    failed = [rank for rank, reason in enumerate(reasons) if reason]
+    if not failed:
+        return ""
+    first = reasons[failed[0]]
+    if len(reasons) == 1:
+        return f"torch.compile does not work here ({first})"
+    return f"torch.compile does not work on {len(failed)} of {len(reasons)} ranks (rank {failed[0]}: {first})"
 
 
 def _built(

@@ -1,0 +1,18 @@
+"""What the ranks of a run tell each other."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch.distributed as dist
+
+Told = TypeVar("Told")
+
+
+def gathered(mine: Told) -> list[Told]:
+    """What each rank has to tell, rank 0 first; with one rank alone, its own. Collective."""
+    every = [mine]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        every = [mine] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+    return every
