@@ -31,11 +31,11 @@ from tests.support.training import CPU
 from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.images.data import sources, stores
+from workloads.convnext.images.data import ResidentImages, sources, stores
 from workloads.convnext.images.location import SYNTHETIC
 from workloads.convnext.images.pack import Picture, write_split
 from workloads.convnext.images.pictures import decode
-from workloads.convnext.images.sampling import Batch, Source, slots
+from workloads.convnext.images.sampling import Batch, Slot, Source, slots
 from workloads.convnext.images.shards import CLASS_NAMES, ShardPictures, index_path
 from workloads.convnext.images.stream import StreamedImages
 from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
@@ -207,6 +207,42 @@ def test_an_epoch_that_resumes_in_its_middle_goes_on_with_the_same_pictures(tmp_
     whole = list(train.batches(slots(visit, 4, 0, 1), epoch=3))
     rest = list(train.batches(slots(visit[4:], 4, 0, 1), epoch=3))
     assert [torch.equal(one.images, other.images) for one, other in zip(whole[1:], rest, strict=True)] == [True, True]
+
+
+class OnGpu(Tensor):
+    """A CPU's tensor that calls itself a GPU's."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_indices_of_resident_images_go_to_a_gpu_once_from_pinned_memory_and_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    pinned: list[Slot] = []
+    copies: list[tuple[Tensor, bool, Tensor]] = []
+
+    def pin(slot: Slot) -> Slot:
+        pinned.append(dataclasses.replace(slot, indices=slot.indices.clone(), weights=slot.weights.clone()))
+        return pinned[-1]
+
+    def copied(given: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+        copies.append((given, non_blocking, given.clone() if on_gpu else given))
+        return copies[-1][2]
+
+    images, labels = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8), torch.arange(8)
+    source = ResidentImages(images.as_subclass(OnGpu) if on_gpu else images, labels, ["a"], small(), train=True)
+    cut = slots(torch.randperm(8), 4, 0, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Slot, "pinned", pin)  # which needs a GPU's driver
+        patched.setattr(Tensor, "to", copied)
+        batches = list(source.batches(cut, 0))
+    assert len(pinned) == (2 if on_gpu else 0)
+    sent = pinned if on_gpu else cut
+    for batch, slot, ready, (given, non_blocking, copy) in zip(batches, cut, sent, copies, strict=True):
+        assert given is ready.indices and non_blocking
+        assert batch.slot.indices is copy and batch.slot.weights is ready.weights
+        assert torch.equal(batch.images, images[slot.indices]) and torch.equal(batch.labels, labels[slot.indices])
 
 
 # Odd pictures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -52,14 +53,16 @@ class ResidentImages:
 
     def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
         for slot in slots:
-            indices = slot.indices.to(self._images.device)
+            # From memory that is not pinned the copy would wait for all that the GPU still has to compute.
+            ready = slot.pinned() if self._images.is_cuda else slot
+            indices = ready.indices.to(self._images.device, non_blocking=True)
             images = self._images[indices]
             if self._augmentation != "none":
                 images = self._moved(images, indices, epoch)
             for transform in self._randaugment:
                 named = zip(images, slot.indices.tolist(), strict=True)
                 images = torch.stack([keyed(transform, image, index, self._seed, epoch) for image, index in named])
-            yield Batch(images, self._labels[indices], slot)
+            yield Batch(images, self._labels[indices], replace(ready, indices=indices))
 
     def _moved(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         reach = images.shape[-1] // SHIFT

@@ -24,7 +24,7 @@ class Slot:
     """
 
     indices: Tensor
-    """Indices of the images, int64 [N]."""
+    """Indices of the images, int64 [N]; in a batch of resident images, where those are."""
     weights: Tensor
     """1 for an image of this batch, 0 for padding, float32 [N]."""
     total: int
