@@ -31,6 +31,7 @@ from tests.support.training import CPU
 from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
+from workloads.convnext.images import stream
 from workloads.convnext.images.data import ResidentImages, sources, stores
 from workloads.convnext.images.location import SYNTHETIC
 from workloads.convnext.images.pack import Picture, write_split
@@ -207,6 +208,21 @@ def test_an_epoch_that_resumes_in_its_middle_goes_on_with_the_same_pictures(tmp_
     whole = list(train.batches(slots(visit, 4, 0, 1), epoch=3))
     rest = list(train.batches(slots(visit[4:], 4, 0, 1), epoch=3))
     assert [torch.equal(one.images, other.images) for one, other in zip(whole[1:], rest, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_slot_that_is_decoded_in_parts_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    root = shard_folder(tmp_path, [0, 1] * 6)
+    whole, _ = sources(small(augmentation="crop-flip", batch_size=12), root, CPU)
+    images, labels = everything(whole, 12, epoch=3)
+    monkeypatch.setattr(stream, "PART", 5)
+    parted, _ = sources(small(augmentation="crop-flip", batch_size=12, loader_workers=processes), root, CPU)
+    asked = slots(torch.arange(12), 12, 0, 1)
+    [batch] = parted.batches(asked, 3)
+    assert isinstance(parted, StreamedImages) and [len(part) for part in parted._visits] == [5, 5, 2]
+    assert torch.equal(batch.images, images) and torch.equal(batch.labels, labels)
 
 
 class OnGpu(Tensor):

@@ -20,6 +20,10 @@ from workloads.convnext.images.pictures import PictureStore, decode
 from workloads.convnext.images.sampling import Batch, Slot
 from workloads.errors import LostProcessError, WorkloadError, first_line
 
+PART = 128
+"""Most images of a slot that one process decodes by itself. Each epoch and each evaluation begins with nothing decoded:
+shared out, the first slot is there sooner, and an evaluation of few slots keeps all processes busy."""
+
 Visit = tuple[int, int]
 """An image and the epoch in which it is seen: all that its alteration depends on."""
 
@@ -75,7 +79,8 @@ class _Visits(Iterable[list[Visit]]):
 
     def __iter__(self) -> Iterator[list[Visit]]:
         for slot in self.slots:
-            yield [(index, self.epoch) for index in slot.indices.tolist()]
+            for part in slot.indices.split(PART):
+                yield [(index, self.epoch) for index in part.tolist()]
 
 
 class StreamedImages:
@@ -113,12 +118,20 @@ class StreamedImages:
         self._visits.slots, self._visits.epoch = slots, epoch
         fetched = iter(self._loader)
         for slot in slots:
-            images, labels = _next(fetched, self._apart)
+            parts = [_next(fetched, self._apart) for _ in slot.indices.split(PART)]
+            images, labels = (_joined(tensors, self._pinned) for tensors in zip(*parts, strict=True))
             yield Batch(images, labels, slot.pinned() if self._pinned else slot)
 
     def decoded(self) -> tuple[Tensor, Tensor]:
         """All images, uint8 [N, 3, S, S], and their labels, int64 [N]."""
         return _checked(_collate([self._pictures[index, 0] for index in range(len(self))]))
+
+
+def _joined(parts: Sequence[Tensor], pinned: bool) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    return torch.cat(list(parts), out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=pinned))
 
 
 def _checked(batch: tuple[Tensor, Tensor] | WorkloadError) -> tuple[Tensor, Tensor]:
