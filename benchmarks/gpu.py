@@ -2,24 +2,26 @@
 
 Our own loop on images that live on the device, for each precision and batch size in a fresh process: images per second,
 analytic MFU, peak memory, and where a step's time goes. Medians with the least and the most of the windows. Each
-setting is kept as soon as it is measured, beside others of the same machine; what is to be compiled and cannot be has
-failed, and is never measured eager.
+setting is kept as soon as it is measured, beside others of the same machine: the same command goes on where it was cut
+short and tries again what failed, `--fresh` begins anew. What is to be compiled and cannot be has failed, and is never
+measured eager.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import math
 import platform
+import shlex
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,14 @@ import torchvision
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import command, figures
+from benchmarks.harness.apart import measured_apart
 from benchmarks.harness.figures import median_and_range, say, today
 from benchmarks.harness.training import CLASSES, EnoughError, Prepared, finished, observe
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.learning import execution, flops
 from workloads.convnext.learning.loop import Record, Training
-from workloads.errors import EXIT_OK, UsageError, WorkloadFailedError
+from workloads.errors import EXIT_OK, BudgetError, UsageError, WorkloadFailedError
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -157,7 +160,7 @@ def kind(operation: str, shapes: Sequence[Any], kernel: str = "") -> str:
 
 
 def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
-    """One setting; runs in a process of its own, so that nothing of another's memory or tuning is left."""
+    """One setting; runs in a process of its own, so that nothing of another's memory, tuning or failure is left."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     reached = product_tflops(config, device)
     if device.type == "cuda":
@@ -170,8 +173,6 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
         observe(training, observer)
     except UsageError as error:
         return {"does not fit": error.problem}
-    except WorkloadFailedError as error:
-        return {"failed": error.problem}
     counted = flops.training_flops(config.model, config.image_size, CLASSES)
     peak = flops.peak(device, config.precision)
     rate = statistics.median(observer.rates)
@@ -211,7 +212,7 @@ def product_tflops(config: TrainConfig, device: torch.device) -> float:
 
 
 def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ()) -> dict[str, TrainConfig]:
-    """The measured configurations, by name.
+    """The measured configurations, by name, in the order in which they are measured.
 
     Args:
         smoke: a tiny model on a CPU, with a batch size of its own.
@@ -224,8 +225,8 @@ def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ())
     offered = SMOKE_MODES if smoke else MODES
     return {
         f"{base.model}, {mode}, {size}": dataclasses.replace(base, batch_size=size, **offered[mode])
-        for mode in modes or offered
         for size in batch_sizes
+        for mode in modes or offered
     }
 
 
@@ -246,50 +247,78 @@ def machine() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and keep each setting as soon as it is measured; returns the exit code."""
+    """Measure what is asked for and not measured yet, print all that is kept; returns the exit code.
+
+    Raises:
+        BudgetError: the time was over before everything was measured.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    given = _asked(words)
+    wanted = settings(given.smoke, given.batch_sizes, given.modes or ())
+    found, missing = _measure(given, wanted)
+    print(json.dumps(figures.read(given.results), indent=2))
+    if missing:
+        # argparse takes the beginning of an option for the option.
+        again = shlex.join(word for word in words if not "--fresh".startswith(word))
+        problem = f"{given.minutes:g} minutes are over; not measured: {'; '.join(missing)}."
+        raise BudgetError(problem, f"To go on: python -m benchmarks.{RESULTS.stem} {again}")
+    return WorkloadFailedError.exit_code if any("failed" in found[name] for name in wanted) else EXIT_OK
+
+
+def _asked(words: Sequence[str]) -> argparse.Namespace:
     parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that this program works")
     told = f"of {', '.join(MODES)}; with --smoke of {', '.join(SMOKE_MODES)} (all)"
     parser.add_argument("--modes", nargs="+", metavar="MODE", help=told)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256], metavar="N", help="(64 256)")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[256, 64], metavar="N", help="(256 64)")
     parser.add_argument("--windows", type=int, default=7, help="at least 5, for a median (7)")
     parser.add_argument("--steps", type=int, default=20, help="in each window (20)")
-    given = parser.parse_args(arguments)
+    told = "end after so many, with what is measured by then kept and the rest named (no limit)"
+    parser.add_argument("--minutes", type=minutes, default=math.inf, metavar="M", help=told)
+    told = "a setting that takes longer has failed (5)"
+    parser.add_argument("--minutes-each", type=minutes, default=5.0, metavar="M", help=told)
+    parser.add_argument("--fresh", action="store_true", help="forget what is kept of these settings")
+    given = parser.parse_args(words)
     if not given.smoke and not torch.cuda.is_available():
         parser.error("there is no GPU here; --smoke runs a tiny model on the CPU")
     offered = SMOKE_MODES if given.smoke else MODES
     if unknown := [mode for mode in given.modes or () if mode not in offered]:
         parser.error(f"--modes has {', '.join(unknown)}; there are {', '.join(offered)}")
-    here, failed = machine(), False
-    for name, config in settings(given.smoke, given.batch_sizes, given.modes or ()).items():
-        found = {"date": today(), **_apart(config, given.windows, given.steps)}
-        say(json.dumps({name: found}))
-        failed |= "failed" in found
-        keep(given.results, here, name, found)
-    print(given.results.read_text(), end="")
-    return WorkloadFailedError.exit_code if failed else EXIT_OK
+    return given
 
 
-def _apart(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            return pool.submit(measured, config, windows, steps).result()
-        except BrokenProcessPool:
-            return {"failed": "its process died; the kernel's log says whether memory had ended"}
+def minutes(text: str) -> float:
+    """A positive number of minutes, at most a day's."""
+    if 0 < (found := float(text)) <= 24 * 60:
+        return found
+    raise ValueError(text)
 
 
-def keep(results: Path, here: dict[str, Any], name: str, found: dict[str, Any]) -> None:
-    """Write one setting's figures beside those that were measured on the same machine; another's are replaced.
-
-    Args:
-        results: the file.
-        here: what the figures are of.
-        name: the setting's.
-        found: its figures.
-    """
-    kept = figures.read(results)
-    others = kept["settings"] if kept.get("machine") == here else {}
-    figures.write(results, {"machine": here, "settings": {**others, name: found}})
+def _measure(given: argparse.Namespace, wanted: dict[str, TrainConfig]) -> tuple[dict[str, Any], list[str]]:
+    """All figures that are kept of this machine, and the names of the settings for which there was no time."""
+    ends, limit = time.monotonic() + 60 * given.minutes, 60 * given.minutes_each
+    here, kept = machine(), figures.read(given.results)
+    found: dict[str, Any] = kept["settings"] if kept.get("machine") == here else {}
+    if given.fresh:
+        found = {name: one for name, one in found.items() if name not in wanted}
+        figures.write(given.results, {"machine": here, "settings": found})
+    failed = [name for name in wanted if "failed" in found.get(name, ())]
+    missing = [name for name in wanted if name not in found] + failed
+    for name in wanted:
+        if name not in missing:
+            say(f"{name}: measured on {found[name]['date']}; --fresh measures it again")
+    while missing and (left := ends - time.monotonic()) > 0:
+        name, seconds = missing[0], min(left, limit)
+        one = measured_apart(measured, wanted[name], given.windows, given.steps, seconds=seconds)
+        if one is None:
+            if seconds < limit:
+                break
+            one = {"failed": f"not measured within {given.minutes_each:g} minutes"}
+        found[name] = {"date": today(), **one}
+        say(json.dumps({name: found[name]}))
+        figures.write(given.results, {"machine": here, "settings": found})
+        missing.remove(name)
+    return found, missing
 
 
 if __name__ == "__main__":

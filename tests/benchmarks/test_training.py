@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import multiprocessing
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +18,14 @@ import pytest
 import torch
 
 from benchmarks import gpu, step_time
+from benchmarks.harness.apart import measured_apart
+from benchmarks.harness.command import exit_code
 from benchmarks.harness.training import CLASSES, Prepared
+from emulator.machine import processes
 from oasis_stack.command_line.stack_file import ROOT
-from tests.support import bare_machine
+from tests.support import bare_machine, measurements
 from tests.support.training import CPU
+from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext.learning.model import build
 
@@ -118,22 +126,129 @@ def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path)
     assert "images per second" not in settings["nano, fp32+compile, 32"]
 
 
-def test_each_setting_is_kept_before_the_next_one_begins_and_stays_when_another_is_measured_again(
+def test_each_setting_is_kept_before_the_next_one_begins_and_measured_again_if_it_failed_or_is_to_be_fresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, kept = tmp_path / "gpu.json", list[dict[str, Any]]()
 
-    def measured(*_: object) -> dict[str, Any]:
+    def measured(*_: object, seconds: float) -> dict[str, Any]:
         kept.append(json.loads(results.read_text())["settings"] if results.exists() else {})
-        return {"number": len(kept)}
+        return {"number": len(kept)} | ({"failed": "this once"} if len(kept) == 1 else {})
 
-    monkeypatch.setattr(gpu, "_apart", measured)
+    monkeypatch.setattr(gpu, "measured_apart", measured)
     words = ["--smoke", "--results", str(results)]
     first, second = "nano, fp32, 32", "nano, fp32+compile, 32"
-    assert gpu.main(words) == gpu.main([*words, "--modes", "fp32"]) == 0
-    assert [list(before) for before in kept] == [[], [first], [first, second]]
+    assert [gpu.main(words) for _ in range(3)] == [5, 0, 0]
+    assert gpu.main([*words, "--modes", "fp32+compile", "--fresh"]) == 0
+    assert [list(before) for before in kept] == [[], [first], [first, second], [first]]
     found = json.loads(results.read_text())["settings"]
-    assert {name: one["number"] for name, one in found.items()} == {first: 3, second: 2}
+    assert {name: one["number"] for name, one in found.items()} == {first: 3, second: 4}
+
+
+def test_what_tells_the_most_is_measured_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(gpu, "machine", dict)
+    monkeypatch.setattr(gpu, "measured_apart", lambda *_, seconds: {})
+
+    def measured(*words: str) -> list[str]:
+        assert gpu.main(["--fresh", "--results", str(tmp_path / "gpu.json"), *words]) == 0
+        return list(json.loads((tmp_path / "gpu.json").read_text())["settings"])
+
+    names = measured()
+    assert names[:2] == ["base, bf16+compile, 256", "base, bf16+compile, torch's kernels, 256"]
+    assert [name.rpartition(" ")[2] for name in names] == ["256"] * 5 + ["64"] * 5
+    assert measured("--batch-sizes", "64", "256") == names[5:] + names[:5]
+
+
+@pytest.fixture
+def in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """The command on measurements that end in these ways: its exit code, and what it has kept."""
+    results = tmp_path / "gpu.json"
+    monkeypatch.setattr(gpu, "measured", measurements.ending)
+
+    def measure(*ways: str, words: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(gpu, "settings", lambda *_: dict(zip(ways, ways, strict=True)))
+        code = exit_code(lambda: gpu.main(["--smoke", "--results", str(results), *words]))
+        return code, {name: one.get("failed") for name, one in json.loads(results.read_text())["settings"].items()}
+
+    return measure
+
+
+def test_a_measurement_that_raises_or_dies_has_failed_and_the_next_one_is_measured(
+    in_turn: Callable[..., tuple[int, dict[str, Any]]],
+) -> None:
+    log = "the kernel's log says whether memory had ended"
+    assert in_turn("error", "exit", "signal", "well", words=["--minutes-each", "0.5"]) == (
+        5,
+        {
+            "error": "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "exit": f"its process died (exit code 3); {log}",
+            "signal": f"its process died (Killed); {log}",
+            "well": None,
+        },
+    )
+
+
+def test_a_measurement_that_never_ends_has_failed_and_the_next_one_is_measured(
+    in_turn: Callable[..., tuple[int, dict[str, Any]]],
+) -> None:
+    code, found = in_turn("never", "well", words=["--minutes-each", "0.05"])
+    assert (code, found) == (5, {"never": "not measured within 0.05 minutes", "well": None})
+    assert measured_apart(measurements.ending, "never", seconds=0) is None
+    assert not multiprocessing.active_children()
+
+
+def test_when_time_is_over_what_runs_is_ended_and_what_is_left_is_named_with_the_command_that_goes_on(
+    in_turn: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now, allowed = 1000.0, list[float]()
+
+    def measured(*_: object, seconds: float) -> dict[str, Any] | None:
+        """Takes 100 seconds, where it may."""
+        nonlocal now
+        now += min(seconds, 100.0)
+        allowed.append(seconds)
+        return {} if seconds > 100 else None
+
+    monkeypatch.setattr(gpu, "measured_apart", measured)
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now))
+    words = ["--fresh", "--minutes", "4", "--minutes-each", "2"]
+    assert in_turn("a", "b", "c", "d", words=words) == (10, {"a": None, "b": None})
+    assert allowed == [120.0, 120.0, 40.0]
+    problem, remedy = capsys.readouterr().err.splitlines()[-2:]
+    assert problem == "error: 4 minutes are over; not measured: c; d."
+    said, _, command = remedy.partition(": python -m benchmarks.gpu ")
+    assert said == "To go on" and "--fresh" not in command
+    assert in_turn("a", "b", "c", "d", words=shlex.split(command)) == (0, dict.fromkeys("abcd"))
+    assert len(allowed) == 5
+
+
+def test_nothing_is_begun_when_time_is_over(
+    in_turn: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0.0, 60.0)
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(gpu, "measured_apart", lambda *_, seconds: {})
+    assert in_turn("well", words=["--fresh", "--minutes", "1"]) == (10, {})
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "nan", "inf", "soon"])
+def test_a_length_of_time_that_cannot_be_waited_for_is_refused(
+    length: str, in_turn: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    for option in ("--minutes", "--minutes-each"):
+        with pytest.raises(SystemExit, match="2"):
+            in_turn("well", words=[f"{option}={length}"])
+
+
+def test_ctrl_c_leaves_neither_the_measurement_nor_what_it_started(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measured_apart(measurements.interrupting, tmp_path / "pids", seconds=60)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    eventually(lambda: not any(map(processes.start_time, pids)), seconds=60)
 
 
 def test_what_does_not_fit_is_a_result_too(monkeypatch: pytest.MonkeyPatch) -> None:

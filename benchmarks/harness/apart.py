@@ -1,0 +1,62 @@
+"""A measurement in a process of its own: what goes wrong there is its result, and the next one can be measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from benchmarks.harness.figures import Record
+from workloads.errors import first_line
+
+KILL_SECONDS = 10.0
+"""Longest wait for a process that was killed: one in a broken GPU's driver may never end."""
+
+
+def measured_apart(measure: Callable[..., Record], *arguments: object, seconds: float) -> Record | None:
+    """What a function returns in a fresh process, which has ended by then, with all that it started.
+
+    Args:
+        measure: the function; a fresh process can import it.
+        arguments: its own.
+        seconds: how long it may take.
+
+    Returns:
+        `failed`, with the reason in one line, where it raises or its process dies; None where it takes longer.
+    """
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(theirs, measure, *arguments))
+    with ours, contextlib.suppress(EOFError, OSError):
+        try:
+            process.start()
+            theirs.close()  # while this end is open, a process that dies is one that is waited for
+            return ours.recv() if ours.poll(seconds) else None
+        finally:
+            _end(process)
+    code = process.exitcode
+    how = signal.strsignal(-code) if code and code < 0 else f"exit code {code}"
+    return {"failed": f"its process died ({how}); the kernel's log says whether memory had ended"}
+
+
+def _measure(to: Connection, measure: Callable[..., Record], *arguments: object) -> None:
+    os.setsid()  # Ctrl-C is the parent's to answer, and what is started here can be ended as one
+    try:
+        found = measure(*arguments)
+    except Exception as error:
+        traceback.print_exc()
+        found = {"failed": f"{type(error).__name__}: {first_line(error)}"}
+    to.send(found)
+
+
+def _end(process: BaseProcess) -> None:
+    if process.pid:
+        with contextlib.suppress(ProcessLookupError):  # it has not come as far as to lead a group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join(KILL_SECONDS)
