@@ -178,7 +178,7 @@ def test_a_measurement_that_raises_or_dies_has_failed_and_the_next_one_is_measur
     in_turn: Callable[..., tuple[int, dict[str, Any]]],
 ) -> None:
     log = "the kernel's log says whether memory had ended"
-    assert in_turn("error", "exit", "signal", "well", words=["--minutes-each", "0.5"]) == (
+    assert in_turn("error", "exit", "signal", "well") == (
         5,
         {
             "error": "RuntimeError: CUDA error: an illegal memory access was encountered",
@@ -190,10 +190,18 @@ def test_a_measurement_that_raises_or_dies_has_failed_and_the_next_one_is_measur
 
 
 def test_a_measurement_that_never_ends_has_failed_and_the_next_one_is_measured(
-    in_turn: Callable[..., tuple[int, dict[str, Any]]],
+    in_turn: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, found = in_turn("never", "well", words=["--minutes-each", "0.05"])
-    assert (code, found) == (5, {"never": "not measured within 0.05 minutes", "well": None})
+    limits: list[float] = []
+
+    def hurried(measure: Callable[..., Any], how: str, *rest: object, seconds: float) -> Any:
+        limits.append(seconds)
+        return measured_apart(measure, how, *rest, seconds=1.0 if how == "never" else seconds)
+
+    monkeypatch.setattr(gpu, "measured_apart", hurried)
+    code, found = in_turn("never", "well", words=["--minutes-each", "4"])
+    assert (code, found) == (5, {"never": "not measured within 4 minutes", "well": None})
+    assert limits == [240, 240]
     assert measured_apart(measurements.ending, "never", seconds=0) is None
     assert not multiprocessing.active_children()
 
