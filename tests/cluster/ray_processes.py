@@ -124,7 +124,11 @@ def headed(
         }
         found = Nodes(Path(folder), port, own | everywhere | dict(variables))
         try:
-            found.start_head("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *options(found))
+            given = options(found)
+            # As KubeRay starts a head: the process is for an autoscaler.
+            monitor = () if any(word.startswith("--autoscaling-config") for word in given) else ("--no-monitor",)
+            words = ("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *monitor, *given)
+            found.start_head(*words)
             yield found
         finally:
             _end((*found.workers.values(), *found.head))
