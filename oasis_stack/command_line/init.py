@@ -122,7 +122,8 @@ def _select(stack: Stack, backend: str, key: str, say: Callable[[str], None]) ->
     if succeeds(stack.command("stack", "export"), environment):
         say(f"stack {stack.name}: already there, its encryption stays as it is")
     else:
-        # Pulumi writes `secretsprovider` and the encrypted data key into the stack file, and keeps its comments.
+        # Pulumi writes `secretsprovider` and the encrypted data key into the stack file; its comments stay, if not all
+        # of them where they were, and its blank lines go.
         read(stack.bare_command("stack", "init", stack.name, "--secrets-provider", provider), environment)
         say(f"stack {stack.name}: made in {backend}, its secrets encrypted with {provider}")
     read(["pulumi", "login", backend])

@@ -72,9 +72,15 @@ def config(path: Path) -> dict[str, object]:
     """The `config` section: namespaced keys to values.
 
     Raises:
-        StackFileError: the file is no YAML mapping.
+        StackFileError: the file is no YAML mapping, or has settings beside the section, which Pulumi ignores.
     """
-    section = _load(path.read_text(encoding="utf-8"), path.name).get("config") or {}
+    file = _load(path.read_text(encoding="utf-8"), path.name)
+    section = file.get("config") or {}
+    if beside := [str(key) for key in file if ":" in str(key)]:
+        raise StackFileError(
+            f"{path.name}: {', '.join(beside)} is not below `config:`, where alone Pulumi reads it. Indent it by two, "
+            "with all that is below it."
+        )
     if not isinstance(section, dict):
         raise StackFileError(f"{path.name}: `config:` must be keys and values, indented. See Pulumi.dev.yaml.")
     return section

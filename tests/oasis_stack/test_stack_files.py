@@ -233,6 +233,14 @@ def test_a_file_that_is_no_stack_file_is_refused(text: str, tmp_path: Path) -> N
         stack_file.config(written(tmp_path, text))
 
 
+def test_a_section_beside_config_is_no_setting_that_is_silently_off(tmp_path: Path) -> None:
+    text = "config:\n  gcp:project: p\nsecretsprovider: gcpkms://k\n"
+    assert stack_file.config(written(tmp_path, text)) == {"gcp:project": "p"}
+    # Where Pulumi moves what was commented out at the end of `config` when it writes the file.
+    with pytest.raises(StackFileError, match="oasis:cost is not below `config:`"):
+        stack_file.config(written(tmp_path, f"{text}oasis:cost:\n  max_hourly_usd: 450\n"))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
