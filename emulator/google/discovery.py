@@ -50,7 +50,6 @@ OPTIONAL = frozenset(
         "compute.Firewall.name",
         # Under uniform bucket-level access there are none ("Access control lists").
         "storage.Bucket.acl",
-        "storage.Object.acl",
         # The same provider, iam_storage_bucket.go: the policy that is left when its last binding is taken away.
         "storage.Policy.bindings",
     }
@@ -59,8 +58,6 @@ OPTIONAL = frozenset(
 
 REQUIRED = frozenset(
     {
-        # google-cloud-storage 3.17.1, google/cloud/_storage_v2/types/storage.py: ComposeObjectRequest.SourceObject.
-        "storage.ComposeRequest.sourceObjects.name",
         # "Required if not specified by URL parameter", of which the method has none.
         "storage.ManagedFolder.name",
     }
@@ -70,7 +67,8 @@ REQUIRED = frozenset(
 OUTPUT_ONLY = frozenset(
     {
         # google-cloud-storage 3.17.1, google/cloud/_storage_v2/types/storage.py: "Output only", in their names there.
-        # The clients send them back with the rest (google/cloud/storage/_helpers.py, `_PropertyMixin.update`).
+        # The clients send them back with the rest (google/cloud/storage/_helpers.py, `_PropertyMixin.update`, and
+        # blob.py, `Blob.rewrite`).
         *(f"storage.Bucket.{name}" for name in ("id", "locationType", "metageneration", "owner")),
         *(f"storage.Bucket.{name}" for name in ("timeCreated", "updated")),
         *(f"storage.Object.{name}" for name in ("componentCount", "hardDeleteTime", "metageneration", "owner")),
@@ -273,7 +271,7 @@ class _Reader:
         if named in OPTIONAL:
             return False
         said = self._method.id in schema.get("annotations", {}).get("required", [])
-        creates = self._method.name in ("compose", "create", "insert")
+        creates = self._method.name in ("create", "insert")
         return said or (creates and (named in REQUIRED or str(schema.get("description", "")).startswith("Required.")))
 
     def _value(self, schema: Mapping[str, Any], value: Any, at: str, name: str) -> Any:

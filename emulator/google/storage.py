@@ -125,25 +125,6 @@ class ObjectStore:
                 bucket, name, replace(facts, generation=generation, modified=target.stat().st_mtime_ns)
             )
 
-    def patch(
-        self,
-        bucket: str,
-        name: str,
-        *,
-        content_type: str | None,
-        metadata: Mapping[str, str | None],
-        demands: Preconditions,
-    ) -> ObjectFacts:
-        """Change metadata; a key that is given as None goes. Raises Refused."""
-        with self._lock:
-            found = self.get(bucket, name)
-            demands.check(found)
-            merged = {key: value for key, value in {**found.metadata, **metadata}.items() if value is not None}
-            changed = replace(found, metadata=merged, metageneration=found.metageneration + 1)
-            return self._index.put(
-                bucket, name, replace(changed, content_type=content_type) if content_type else changed
-            )
-
     def delete(self, bucket: str, name: str, demands: Preconditions = ANY) -> None:
         """Delete an object. Raises Refused."""
         with self._lock:

@@ -35,7 +35,7 @@ class ObjectFacts:
     generation: int
     """Microseconds at which this content appeared; larger than that of any content before it."""
     metageneration: int
-    """Count of the metadata's changes, from 1."""
+    """Count of the metadata's changes, from 1; here they change with the content alone."""
     modified: int
     """The file's modification time in nanoseconds: another one means that someone else wrote it."""
     md5: str

@@ -34,15 +34,10 @@ class StorageApi:
             Route("GET", _OBJECTS, self._list),
             Route("POST", "/upload" + _OBJECTS, self._upload),
             Route("PUT", "/upload" + _OBJECTS, self._continue_upload),
-            Route("DELETE", "/upload" + _OBJECTS, self._cancel_upload),
             Route("GET", "/download" + _OBJECTS + "/{name}", self._download),
             Route("GET", _OBJECTS + "/{name}", self._get),
-            Route("PATCH", _OBJECTS + "/{name}", self._patch),
-            Route("PUT", _OBJECTS + "/{name}", self._patch),
             Route("DELETE", _OBJECTS + "/{name}", self._delete),
-            Route("POST", _OBJECTS + "/{name}/compose", self._compose),
-            Route("POST", _OBJECTS + "/{name}/{verb}/b/{to_bucket}/o/{to_name}", self._copy),
-            Route("POST", _OBJECTS + "/{name}/moveTo/o/{to_name}", self._move),
+            Route("POST", _OBJECTS + "/{name}/rewriteTo/b/{to_bucket}/o/{to_name}", self._rewrite),
         ]
 
     def answer(self, request: Request) -> Response | None:
@@ -103,41 +98,12 @@ class StorageApi:
         headers["Content-Length"] = str(last - first + 1)
         return Response(status=status, headers=headers, stream=stream)
 
-    def _patch(self, request: Request, bucket: str, name: str) -> Response:
-        given = body_of("objects.update" if request.method == "PUT" else "objects.patch", request.json())
-        facts = self._store.patch(
-            bucket,
-            name,
-            content_type=given.get("contentType"),
-            metadata=given.get("metadata") or {},
-            demands=demands(request.query),
-        )
-        return as_json(object_resource(request, bucket, name, facts))
-
     def _delete(self, request: Request, bucket: str, name: str) -> Response:
         self._store.bucket(bucket)
         self._store.delete(bucket, name, demands(request.query))
         return Response(status=204)
 
-    # ---- copies
-
-    def _copy(self, request: Request, bucket: str, name: str, verb: str, to_bucket: str, to_name: str) -> Response:
-        if verb not in ("copyTo", "rewriteTo"):
-            raise RefusedCall(404, f"no method {verb}", "notFound")
-        facts = self._copied(request, bucket, name, to_bucket, to_name)
-        resource = object_resource(request, to_bucket, to_name, facts)
-        if verb == "copyTo":
-            return as_json(resource)
-        size = str(facts.size)
-        progress = {"totalBytesRewritten": size, "objectSize": size, "done": True, "resource": resource}
-        return as_json({"kind": "storage#rewriteResponse", **progress})
-
-    def _move(self, request: Request, bucket: str, name: str, to_name: str) -> Response:
-        facts = self._copied(request, bucket, name, bucket, to_name)
-        self._store.delete(bucket, name)
-        return as_json(object_resource(request, bucket, to_name, facts))
-
-    def _copied(self, request: Request, bucket: str, name: str, to_bucket: str, to_name: str) -> ObjectFacts:
+    def _rewrite(self, request: Request, bucket: str, name: str, to_bucket: str, to_name: str) -> Response:
         self._store.bucket(bucket)
         source = self._store.get(bucket, name)
         demands(request.query, "ifSource").check(source)
@@ -145,7 +111,7 @@ class StorageApi:
         content = self._store.temporary()
         if not name.endswith("/"):
             content.write_bytes(self._store.path(bucket, name).read_bytes())
-        return self._store.put(
+        facts = self._store.put(
             to_bucket,
             to_name,
             content,
@@ -153,24 +119,9 @@ class StorageApi:
             metadata=given.get("metadata", source.metadata),
             demands=demands(request.query),
         )
-
-    def _compose(self, request: Request, bucket: str, name: str) -> Response:
-        given = body_of("objects.compose", request.json())
-        content = self._store.temporary()
-        with content.open("wb") as stream:
-            for source in given["sourceObjects"]:
-                self._store.get(bucket, source["name"])
-                stream.write(self._store.path(bucket, source["name"]).read_bytes())
-        destination = given.get("destination", {})
-        facts = self._store.put(
-            bucket,
-            name,
-            content,
-            content_type=destination.get("contentType"),
-            metadata=destination.get("metadata"),
-            demands=demands(request.query),
-        )
-        return as_json(object_resource(request, bucket, name, facts))
+        resource, size = object_resource(request, to_bucket, to_name, facts), str(facts.size)
+        progress = {"totalBytesRewritten": size, "objectSize": size, "done": True, "resource": resource}
+        return as_json({"kind": "storage#rewriteResponse", **progress})
 
     # ---- uploads
 
@@ -193,10 +144,6 @@ class StorageApi:
             return finished
         name, facts = finished
         return as_json(object_resource(request, bucket, name, facts))
-
-    def _cancel_upload(self, request: Request, bucket: str) -> Response:
-        self._uploads.cancel(request.query.get("upload_id", ""))
-        return Response(status=499)
 
     def _demanded(self, request: Request, bucket: str, name: str) -> ObjectFacts:
         self._store.bucket(bucket)

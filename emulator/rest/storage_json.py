@@ -17,12 +17,12 @@ from emulator.google.storage_index import ObjectFacts, Preconditions
 
 
 def body_of(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of `objects.insert`, `objects.patch` or another, as Google's description of it has it; nulls stay.
+    """A body of `objects.insert` or `objects.rewrite`, as Google's description of it has it.
 
     Raises:
         RefusedCall: a field is unknown, has a wrong type, or is missing.
     """
-    return admitted(_methods()[f"storage.{method}"], given, nulls=True)
+    return admitted(_methods()[f"storage.{method}"], given)
 
 
 @cache

@@ -160,11 +160,6 @@ class Uploads:
                 return Response(status=308, headers={"Range": f"bytes=0-{held - 1}"} if held else {})
             return self._finish(upload, session, request.headers)
 
-    def cancel(self, upload: str) -> None:
-        """Forget a session. Raises Refused (404)."""
-        self._session(upload).content.file.unlink(missing_ok=True)
-        del self._sessions[upload]
-
     def _finish(self, upload: str, session: _Session, headers: Mapping[str, str]) -> tuple[str, ObjectFacts]:
         name = str(session.resource["name"])
         try:

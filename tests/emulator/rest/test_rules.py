@@ -23,7 +23,6 @@ from emulator.google.http_message import Request
 from emulator.google.policies import GRANT_SECONDS
 from emulator.google.storage import ObjectStore
 from emulator.google.storage_index import ObjectFacts, Preconditions
-from emulator.rest.storage_json import body_of
 from tests.emulator.google import enable
 
 ROOT = Path(__file__).parents[3]
@@ -466,10 +465,6 @@ BROKEN: Asked = {
         g.delete(f"{BUCKETS}/uniform/managedFolders/teams%2Fvision%2F"),
     ),
     "an object that does not exist": lambda g: g.objects().get("a-bucket", "nothing"),
-    "objects put together of none, or of one that is not named": (
-        lambda _: body_of("objects.compose", {"destination": {}}),
-        lambda _: body_of("objects.compose", {"sourceObjects": [{"generation": "1"}]}),
-    ),
     "an object written on a condition that does not hold": lambda g: Preconditions(generation=7).check(None),
     "a repository upstream of a virtual one that does not exist": lambda g: g.post(
         REPOSITORIES,
