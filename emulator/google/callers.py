@@ -36,8 +36,6 @@ class Identity:
     """Zone in which the caller pretends to run."""
     principal: str = ""
     """IAM principal of the caller (`principal://...`, `serviceAccount:...`); empty: an operator, who may do all."""
-    email: str = ""
-    """Account's e-mail address as the server gives it; empty: the project's workload pool, as on GKE."""
 
 
 def set_identity(cloud: Cloud, identity: Identity) -> None:
@@ -84,10 +82,6 @@ class Tokens:
                 "authError",
             )
 
-    def sign(self, text: str) -> str:
-        """A signature of a text, URL-safe."""
-        digest = hmac.new(self._key, text.encode(), hashlib.sha256).digest()
-        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
     def _signature(self, ends: str) -> str:
-        return self.sign(f"token {ends}")
+        digest = hmac.new(self._key, ends.encode(), hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -6,9 +6,6 @@ On GKE with Workload Identity a pod's `default` account is its Kubernetes servic
 
 from __future__ import annotations
 
-import base64
-import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +29,6 @@ class MetadataServer:
         self._routes = [
             Route("GET", "/", self._ping),
             Route("GET", _ROOT + "instance/service-accounts/{account}/token", self._token),
-            Route("GET", _ROOT + "instance/service-accounts/{account}/identity", self._identity_token),
             Route("GET", _ROOT + "{path...}", self._value),
         ]
 
@@ -48,26 +44,10 @@ class MetadataServer:
         return Response(body=b"computeMetadata/\n", headers={"Content-Type": "application/text", **_FLAVOR})
 
     def _token(self, request: Request, account: str) -> Response:
-        self._require_account(account)
+        if account not in ("default", _email(identity(self._cloud))):
+            raise RefusedCall(404, f"there is no service account {account!r} on this machine", "notFound")
         token = {"access_token": self._tokens.issue(), "expires_in": TOKEN_SECONDS, "token_type": "Bearer"}
         return as_json(token, headers=_FLAVOR)
-
-    def _identity_token(self, request: Request, account: str) -> Response:
-        me = self._require_account(account)
-        if not request.query.get("audience"):
-            return Response(status=400, body=b"non-empty audience parameter required\n", headers=dict(_FLAVOR))
-        now = int(time.time())
-        claims = {
-            "aud": request.query["audience"],
-            "email": _email(me),
-            "exp": now + TOKEN_SECONDS,
-            "iat": now,
-            "iss": "https://accounts.google.com",
-            "sub": project_number(me.project),
-        }
-        # Signed with this emulator's own key: whoever checks it against Google's keys refuses it.
-        signed = ".".join(_base64url(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, claims))
-        return _text(f"{signed}.{self._tokens.sign(signed)}")
 
     def _value(self, request: Request, path: str) -> Response:
         found: Any = self._tree(identity(self._cloud))
@@ -104,23 +84,14 @@ class MetadataServer:
             "universe": {"universe-domain": "googleapis.com"},
         }
 
-    def _require_account(self, account: str) -> Identity:
-        me = identity(self._cloud)
-        if account not in ("default", _email(me)):
-            raise RefusedCall(404, f"there is no service account {account!r} on this machine", "notFound")
-        return me
-
 
 def _email(me: Identity) -> str:
-    return me.email or f"{me.project}.svc.id.goog"
+    """That of the project's workload pool, as on GKE."""
+    return f"{me.project}.svc.id.goog"
 
 
 def _text(text: str) -> Response:
     return Response(body=text.encode(), headers={"Content-Type": "application/text", **_FLAVOR})
-
-
-def _base64url(value: bytes) -> str:
-    return base64.urlsafe_b64encode(value).decode().rstrip("=")
 
 
 def _camel(value: Any) -> Any:
