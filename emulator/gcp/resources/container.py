@@ -236,8 +236,6 @@ class NodePool(_OfGke):
                     self.change(google, "PUT", path.partition("/nodePools/")[0], {"update": update})
                 case "config":
                     self.change_nodes(google, path, before.get(key, {}), value)
-                case "initialNodeCount":
-                    self.change(google, "POST", f"{path}:setSize", {"nodeCount": value or 0})
                 case "management":
                     self.change(google, "POST", f"{path}:setManagement", {key: value})
                 case _:

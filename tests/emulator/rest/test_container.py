@@ -144,10 +144,7 @@ def test_labels_and_a_pools_limits_are_changed_in_place(google: Google, gke: Any
 
 @pytest.mark.thorough
 def test_the_size_of_a_pool_is_that_of_its_groups(google: Google, gke: Any) -> None:
-    name = _make(google, gke, "sized")
-    pool = f"{name}/nodePools/default-pool"
-
-    _await(google, gke, gke.clusters().nodePools().setSize(name=pool, body={"nodeCount": 3}).execute())
+    pool = f"{_make(google, gke, 'sized', initialNodeCount=3)}/nodePools/default-pool"
 
     (url,) = gke.clusters().nodePools().get(name=pool).execute()["instanceGroupUrls"]
     path = f"/compute/beta/projects/{PROJECT}/zones/us-central1-b/instanceGroupManagers"

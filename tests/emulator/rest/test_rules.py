@@ -372,7 +372,7 @@ BROKEN: Asked = {
         g.ask("PUT", f"{CLUSTER}/nodePools/gpu", {"name": "gpu"}),
     ),
     "a pool changed while an operation runs on its cluster": lambda g: g.meanwhile(
-        lambda: g.post(f"{CLUSTER}/nodePools/default-pool:setSize", {"nodeCount": 2})
+        lambda: g.post(f"{CLUSTER}/nodePools/default-pool:setManagement", {"management": {}})
     ),
     "a pool deleted while an operation runs on its cluster": lambda g: g.meanwhile(
         lambda: g.delete(f"{CLUSTER}/nodePools/default-pool")

@@ -27,8 +27,6 @@ _NODE = {
 
 _OPERATIONS = {
     "setManagement": "SET_NODE_POOL_MANAGEMENT",
-    "setSize": "SET_NODE_POOL_SIZE",
-    "setAutoscaling": "UPDATE_CLUSTER",
     "update": "UPGRADE_NODES",
 }
 
@@ -105,16 +103,6 @@ class NodePools(Collection):
 
     def do_set_management(self, call: Call) -> Body:
         return self.changed(call, self.found(call), {"management": call.body["management"]})
-
-    def do_set_autoscaling(self, call: Call) -> Body:
-        return self.changed(call, self.found(call), {"autoscaling": call.body["autoscaling"]})
-
-    def do_set_size(self, call: Call) -> Body:
-        found = self.found(call)
-        answer = self.changed(call, found, {"initialNodeCount": call.body.get("nodeCount", 0)})
-        instance_groups.settle(call.cloud, found.name, {})
-        self._place(call, found.name, call.cloud.get(self.kind, found.name).body)
-        return answer
 
     def changed(self, call: Call, found: CloudObject, changes: Mapping[str, Any]) -> Body:
         """Change some of a pool's fields; the operation."""
