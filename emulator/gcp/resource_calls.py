@@ -50,11 +50,6 @@ class ResourceCalls:
 
     def delete(self, identity: str, outputs: Mapping[str, Any]) -> None:
         """Let an object go; one that is gone already is no error. Raises RefusedCall."""
-        policy = outputs.get("deletionPolicy", "DELETE")
-        if policy == "ABANDON":
-            return
-        if policy == "PREVENT":
-            raise RefusedCall(400, f"cannot destroy {identity} while deletion_policy is PREVENT", "failedPrecondition")
         try:
             self._client.delete(self._google, identity, outputs)
         except RefusedCall as error:

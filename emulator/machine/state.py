@@ -33,7 +33,6 @@ OWN = frozenset(
         *(
             "bin",
             "clock",
-            "cloud-server.json",
             "control-plane.json",
             "emulator-shell",
             "faults.json",

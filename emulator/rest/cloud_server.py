@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -30,7 +28,7 @@ from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError, RefusedCall, in_googles_words
 from emulator.google.http_message import Request, Response, as_error
 from emulator.machine.loopback import answers, past_proxies
-from emulator.machine.state import EmulatorError, State, write_atomically
+from emulator.machine.state import EmulatorError, State
 from emulator.rest import charts
 from emulator.rest.google_apis import GoogleRest
 from emulator.rest.metadata import MetadataServer
@@ -242,10 +240,7 @@ def environment(state: State) -> dict[str, str]:
 def main() -> None:
     """Serve until the process is told to end."""
     state = State.from_environment()
-    server = CloudServer(Cloud(state.directory), state.port(NAME))
-    address = {"port": server.server_address[1], "pid": os.getpid()}
-    write_atomically(state.path("cloud-server.json"), json.dumps(address))
-    server.serve_forever()
+    CloudServer(Cloud(state.directory), state.port(NAME)).serve_forever()
 
 
 if __name__ == "__main__":
