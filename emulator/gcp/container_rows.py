@@ -19,7 +19,7 @@ _NODE_CONFIG = paths(
 )
 
 _CLUSTER = ResourceType(
-    source="Terraform Google provider: google_container_cluster",
+    # Terraform Google provider: google_container_cluster
     resource=Cluster(
         parent="v1beta1/projects/{project}/locations/{location}/clusters",
         identity="projects/{project}/locations/{location}/clusters/{name}",
@@ -68,7 +68,7 @@ _CLUSTER = ResourceType(
 )
 
 _NODE_POOL = ResourceType(
-    source="Terraform Google provider: google_container_node_pool",
+    # Terraform Google provider: google_container_node_pool
     resource=NodePool(
         parent="v1beta1/projects/{project}/locations/{location}/clusters/{cluster:last}/nodePools",
         identity="projects/{project}/locations/{location}/clusters/{cluster:last}/nodePools/{name}",

@@ -32,7 +32,7 @@ def _grew(old: str, new: str) -> bool:
 
 NETWORK_ROWS: dict[str, ResourceType] = {
     "gcp:compute/network:Network": ResourceType(
-        source="Terraform Google provider: google_compute_network",
+        # Terraform Google provider: google_compute_network
         resource=Network(
             parent=f"{_API}{_GLOBAL}/networks",
             identity=f"{_GLOBAL}/networks/{{name}}",
@@ -58,7 +58,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         },
     ),
     "gcp:compute/subnetwork:Subnetwork": ResourceType(
-        source="Terraform Google provider: google_compute_subnetwork",
+        # Terraform Google provider: google_compute_subnetwork
         resource=Subnetwork(
             parent=f"{_API}{_REGIONAL}/subnetworks",
             identity=f"{_REGIONAL}/subnetworks/{{name}}",
@@ -83,7 +83,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         },
     ),
     "gcp:compute/router:Router": ResourceType(
-        source="Terraform Google provider: google_compute_router",
+        # Terraform Google provider: google_compute_router
         resource=Router(
             parent=f"{_API}{_REGIONAL}/routers",
             identity=f"{_REGIONAL}/routers/{{name}}",
@@ -93,7 +93,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         replaces=paths("name encryptedInterconnectRouter nccGateway network params region project"),
     ),
     "gcp:compute/routerNat:RouterNat": ResourceType(
-        source="Terraform Google provider: google_compute_router_nat",
+        # Terraform Google provider: google_compute_router_nat
         resource=RouterNat(
             parent=f"{_API}{_REGIONAL}/routers/{{router}}",
             identity="{project}/{region}/{router:last}/{name}",
@@ -104,7 +104,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         defaults={**_NAT, "endpointTypes": ["ENDPOINT_TYPE_VM"]},
     ),
     "gcp:compute/firewall:Firewall": ResourceType(
-        source="Terraform Google provider: google_compute_firewall",
+        # Terraform Google provider: google_compute_firewall
         resource=Firewall(
             parent=f"{_API}{_GLOBAL}/firewalls",
             identity=f"{_GLOBAL}/firewalls/{{name}}",
@@ -115,7 +115,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         defaults={"direction": "INGRESS", "disabled": False, "priority": 1000},
     ),
     "gcp:compute/address:Address": ResourceType(
-        source="Terraform Google provider: google_compute_address",
+        # Terraform Google provider: google_compute_address
         resource=Address(
             parent=f"{_API}{_REGIONAL}/addresses",
             identity=f"{_REGIONAL}/addresses/{{name}}",
@@ -132,7 +132,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         defaults={"address": "", "addressType": "EXTERNAL", "networkTier": "PREMIUM", "purpose": "GCE_ENDPOINT"},
     ),
     "gcp:compute/globalAddress:GlobalAddress": ResourceType(
-        source="Terraform Google provider: google_compute_global_address",
+        # Terraform Google provider: google_compute_global_address
         resource=Address(
             parent=f"{_API}{_GLOBAL}/addresses",
             identity=f"{_GLOBAL}/addresses/{{name}}",
@@ -144,7 +144,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         defaults={"address": "", "addressType": "EXTERNAL"},
     ),
     "gcp:servicenetworking/connection:Connection": ResourceType(
-        source="Terraform Google provider: google_service_networking_connection",
+        # Terraform Google provider: google_service_networking_connection
         resource=Connection(),
         replaces=paths("network service"),
     ),

@@ -13,8 +13,6 @@ from emulator.gcp.resources.resource import Client
 class ResourceType:
     """One resource type."""
 
-    source: str
-    """Title of the public page the row was read from."""
     resource: Client
     """The calls that it is made of."""
     imported: Callable[[str], str] = str

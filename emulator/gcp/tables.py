@@ -1,7 +1,7 @@
 """What the emulated Google knows about each resource type the program uses: outputs, replacement, in-use edges, API.
 
 A type without a row is refused: nothing is guessed. `replaces` is what hashicorp/terraform-provider-google v7.45.0
-marks ForceNew, under pulumi-gcp's names; the page named by `source` says the same in words.
+marks ForceNew, under pulumi-gcp's names; the page that each row names says the same in words.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from emulator.gcp.row import ResourceType, paths
 from emulator.google.collection import last
 
 
-def _member(resource: Member, source: str) -> ResourceType:
-    return ResourceType(source=source, resource=resource, replaces=frozenset({"*"}))
+def _member(resource: Member) -> ResourceType:
+    return ResourceType(resource=resource, replaces=frozenset({"*"}))
 
 
 ROWS: dict[str, ResourceType] = {
     "gcp:projects/service:Service": ResourceType(
-        source="Terraform Google provider: google_project_service",
+        # Terraform Google provider: google_project_service
         resource=EnabledApi(),
         replaces=paths("service project"),
     ),
     "gcp:projects/serviceIdentity:ServiceIdentity": ResourceType(
-        source="Terraform Google provider: google_project_service_identity",
+        # Terraform Google provider: google_project_service_identity
         resource=ServiceAgent(),
         replaces=paths("service project"),
     ),
     "gcp:projects/iAMMember:IAMMember": _member(
+        # Terraform Google provider: google_project_iam
         Member(
             object_input="project",
             object_template="projects/{project}",
@@ -47,10 +48,9 @@ ROWS: dict[str, ResourceType] = {
             form="posts",
             identity="{project}",
         ),
-        "Terraform Google provider: google_project_iam",
     ),
     "gcp:serviceaccount/account:Account": ResourceType(
-        source="Terraform Google provider: google_service_account",
+        # Terraform Google provider: google_service_account
         resource=Account(
             parent="v1/projects/{project}/serviceAccounts",
             identity="projects/{project}/serviceAccounts/{email}",
@@ -60,16 +60,16 @@ ROWS: dict[str, ResourceType] = {
         replaces=paths("accountId project"),
     ),
     "gcp:serviceaccount/iAMMember:IAMMember": _member(
+        # Terraform Google provider: google_service_account_iam
         Member(
             object_input="serviceAccountId",
             object_template="{serviceAccountId}",
             path="v1/{object}",
             form="posts",
         ),
-        "Terraform Google provider: google_service_account_iam",
     ),
     "gcp:billing/budget:Budget": ResourceType(
-        source="Terraform Google provider: google_billing_budget",
+        # Terraform Google provider: google_billing_budget
         resource=Budget(
             parent="v1/billingAccounts/{billingAccount}/budgets",
             identity="billingAccounts/{billingAccount}/budgets/{name}",
@@ -82,13 +82,13 @@ ROWS: dict[str, ResourceType] = {
         },
     ),
     "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": _member(
+        # Terraform Google provider: google_kms_crypto_key_iam
         Member(object_input="cryptoKeyId", object_template="{cryptoKeyId}", path="v1/{object}"),
-        "Terraform Google provider: google_kms_crypto_key_iam",
     ),
     **NETWORK_ROWS,
     **CONTAINER_ROWS,
     "gcp:artifactregistry/repository:Repository": ResourceType(
-        source="Terraform Google provider: google_artifact_registry_repository",
+        # Terraform Google provider: google_artifact_registry_repository
         resource=Repository(
             parent="v1/projects/{project}/locations/{location}/repositories",
             identity="projects/{project}/locations/{location}/repositories/{repositoryId}",
@@ -108,15 +108,15 @@ ROWS: dict[str, ResourceType] = {
         defaults={"mode": "STANDARD_REPOSITORY"},
     ),
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(
+        # Terraform Google provider: google_artifact_registry_repository_iam
         Member(
             object_input="repository",
             object_template="projects/{project}/locations/{location}/repositories/{repository:last}",
             path="v1/{object}",
         ),
-        "Terraform Google provider: google_artifact_registry_repository_iam",
     ),
     "gcp:cloudbuild/workerPool:WorkerPool": ResourceType(
-        source="Terraform Google provider: google_cloudbuild_worker_pool",
+        # Terraform Google provider: google_cloudbuild_worker_pool
         resource=WorkerPool(
             parent="v1/projects/{project}/locations/{location}/workerPools",
             identity="projects/{project}/locations/{location}/workerPools/{name}",
@@ -126,7 +126,7 @@ ROWS: dict[str, ResourceType] = {
         replaces=paths("location name networkConfig privateServiceConnect project"),
     ),
     "gcp:storage/bucket:Bucket": ResourceType(
-        source="Terraform Google provider: google_storage_bucket",
+        # Terraform Google provider: google_storage_bucket
         resource=Bucket(
             parent="storage/v1/b",
             identity="{name}",
@@ -151,16 +151,16 @@ ROWS: dict[str, ResourceType] = {
         },
     ),
     "gcp:storage/bucketIAMMember:BucketIAMMember": _member(
+        # Terraform Google provider: google_storage_bucket_iam
         Member(
             object_input="bucket",
             object_template="b/{bucket:last}",
             path="storage/v1/{object}",
             form="iam",
         ),
-        "Terraform Google provider: google_storage_bucket_iam",
     ),
     "gcp:storage/managedFolder:ManagedFolder": ResourceType(
-        source="Terraform Google provider: google_storage_managed_folder",
+        # Terraform Google provider: google_storage_managed_folder
         resource=ManagedFolder(
             parent="storage/v1/b/{bucket}/managedFolders",
             identity="{bucket}/{name}",
@@ -170,16 +170,16 @@ ROWS: dict[str, ResourceType] = {
         defaults={"forceDestroy": False},
     ),
     "gcp:storage/managedFolderIamMember:ManagedFolderIamMember": _member(
+        # Terraform Google provider: google_storage_managed_folder_iam
         Member(
             object_input="managedFolder",
             object_template="b/{bucket:last}/managedFolders/{managedFolder}",
             path="storage/v1/{object}",
             form="iam",
         ),
-        "Terraform Google provider: google_storage_managed_folder_iam",
     ),
     "gcp:secretmanager/secret:Secret": ResourceType(
-        source="Terraform Google provider: google_secret_manager_secret",
+        # Terraform Google provider: google_secret_manager_secret
         resource=Secret(
             parent="v1/projects/{project}/secrets",
             identity="projects/{project}/secrets/{secretId}",
@@ -191,19 +191,19 @@ ROWS: dict[str, ResourceType] = {
         replaces=paths("replication secretId tags project"),
     ),
     "gcp:secretmanager/secretVersion:SecretVersion": ResourceType(
-        source="Terraform Google provider: google_secret_manager_secret_version",
+        # Terraform Google provider: google_secret_manager_secret_version
         resource=SecretVersion(),
         replaces=paths("secretData secretDataWoVersion secret project isSecretDataBase64"),
         defaults={"enabled": True},
         hidden=frozenset({"secretDataWo"}),
     ),
     "gcp:secretmanager/secretIamMember:SecretIamMember": _member(
+        # Terraform Google provider: google_secret_manager_secret_iam
         Member(
             object_input="secretId",
             object_template="projects/{project}/secrets/{secretId:last}",
             path="v1/{object}",
         ),
-        "Terraform Google provider: google_secret_manager_secret_iam",
     ),
 }
 
