@@ -4,9 +4,6 @@ process, with its resource types, its Deployment and Helm's own record in the cl
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -134,30 +131,13 @@ def _chart_name(release: Mapping[str, Any]) -> str:
 
 
 def _record(release: Body) -> Body:
-    """Helm's own record of a release, so that `helm list` finds it (helm/helm, pkg/storage/driver/secrets.go)."""
-    content = {
-        "name": release["name"],
-        "namespace": release["namespace"],
-        "version": 1,
-        "info": {"status": "deployed", "description": "Install complete"},
-        "chart": {
-            "metadata": {
-                "name": _chart_name(release),
-                "version": release["version"],
-                "appVersion": release["version"],
-            }
-        },
-        "config": release.get("values", {}),
-    }
-    # Helm compresses and encodes its JSON, and then encodes it once more as every Secret's value is.
-    packed = base64.b64encode(gzip.compress(json.dumps(content).encode(), mtime=0))
+    """The Secret in which Helm records a release, without its content (helm/helm, pkg/storage/driver/secrets.go)."""
     labels = {"owner": "helm", "name": release["name"], "status": "deployed", "version": "1"}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": _record_name(release), "namespace": release["namespace"], "labels": labels},
         "type": "helm.sh/release.v1",
-        "data": {"release": base64.b64encode(packed).decode()},
     }
 
 
