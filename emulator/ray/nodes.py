@@ -238,8 +238,6 @@ def _head_command(state: State, url: str, gcs: int) -> list[str]:
     return [
         *_ray_start(state, HEAD),
         "--head",
-        # Ray's own autoscaler is a container beside the head (ray-operator v1.6.2, controllers/ray/common/pod.go).
-        "--no-monitor",
         f"--port={gcs}",
         "--dashboard-host=127.0.0.1",
         f"--dashboard-port={urlsplit(url).port or 80}",

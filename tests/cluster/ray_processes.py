@@ -124,11 +124,7 @@ def headed(
         }
         found = Nodes(Path(folder), port, own | everywhere | dict(variables))
         try:
-            given = options(found)
-            # As KubeRay starts a head: the process is for an autoscaler.
-            monitor = () if any(word.startswith("--autoscaling-config") for word in given) else ("--no-monitor",)
-            words = ("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *monitor, *given)
-            found.start_head(*words)
+            found.start_head("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *options(found))
             yield found
         finally:
             _end((*found.workers.values(), *found.head))
