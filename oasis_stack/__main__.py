@@ -74,9 +74,9 @@ which quota is left, where else they are likelier; and proposes an order of the 
 nothing, and ends with 0 whatever Google says. Google documents it for Spot. Answers are kept in .oasis/forecast for
 when Google does not answer, and shown with their age."""
 _INIT = """\
-Needs gcloud, signed in (`gcloud auth login`), and pulumi with the program's login (`gcloud auth application-default
-login`). It makes what is missing of: the bucket
-for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself. Run it again after an interruption."""
+Needs gcloud, signed in (`gcloud auth login`), and pulumi, which takes `gcloud auth application-default login`. It
+makes what is missing of: the bucket for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself.
+Run it again after an interruption."""
 _PRICES = """\
 Changes one file of this checkout, oasis_stack/facts/prices.csv, of which `plan`, the outputs and
 oasis:cost.max_hourly_usd make their sums; what the catalogue does not say stays as it was. Needs Google credentials

@@ -49,7 +49,7 @@ QUEUED_JOBS = ObjectKind("batch", "v1", "jobs", "kueue.x-k8s.io/queue-name")
 RAY_JOBS_OVER = ("Complete", "Failed", "ValidationFailed")
 """KubeRay's words for a RayJob that does not change any more (ray-project/kuberay v1.6.2, ray-operator/apis/ray/v1)."""
 
-DISK_DRIVER, _DISK = "pd.csi.storage.gke.io", r"projects/([^/]+)/(zone|region)s/([^/]+)/disks/([^/]+)"
+_DISK_DRIVER, _DISK = "pd.csi.storage.gke.io", r"projects/([^/]+)/(zone|region)s/([^/]+)/disks/([^/]+)"
 """Of disks of Compute Engine, and what the handle of such a volume is (kubernetes/csi-translation-lib v0.36.3,
 plugins/gce_pd.go)."""
 
@@ -305,7 +305,7 @@ def _tell_of_disks(cluster: KubernetesClient) -> None:
     for spec in specs:
         source = spec.get("csi") or {}
         handle = re.fullmatch(_DISK, source.get("volumeHandle", ""))
-        if handle and source.get("driver") == DISK_DRIVER:
+        if handle and source.get("driver") == _DISK_DRIVER:
             project, scope, place, disk = handle.groups()
             claim = spec.get("claimRef") or {}
             size, owner = spec["capacity"]["storage"], f"{claim.get('namespace', '')}/{claim.get('name', '')}"

@@ -55,7 +55,6 @@ RAY_ENVIRONMENT = {
 }
 """Settings that Ray reads in a job's driver and hands on to its workers (ray 2.60, train/v2/_internal/constants.py)."""
 
-
 AUTOSCALER_ENVIRONMENT = {
     # Without it a worker that is still Pending when its job has ended asks GKE for its node for an hour, and the node
     # that comes then is paid for by nobody's work. It outlasts the moment between two requests of one job.
