@@ -66,11 +66,22 @@ def test_a_node_larger_than_any_that_the_autoscaler_has_is_refused(nodes: Nodes)
     assert "This cluster can never give 1 node with 2 CPU" in done.stderr
 
 
+LET_GO = """
+import time
+from workloads.cluster import autoscaler
+asked = autoscaler.read().resource_version
+while (reply := autoscaler.read()).launching or reply.seen_version <= asked:
+    time.sleep(0.5)
+"""
+"""Ends once the autoscaler has looked anew and adds nothing any more."""
+
+
 def test_a_stock_out_is_waited_for_with_its_failures_and_given_up_when_the_user_said(nodes: Nodes) -> None:
     nodes.wait_for(1)
     (nodes.folder / "none").touch()
     try:
         done = bench(nodes, "--nodes", "2", "--timeout", "15")
+        nodes.python(LET_GO)  # what a command that has ended wanted would come now, into the next test
     finally:
         (nodes.folder / "none").unlink()
     assert done.returncode == 4, done.stdout + done.stderr
