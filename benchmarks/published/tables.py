@@ -71,7 +71,19 @@ _ML_ENGINEERING = "github.com/stas00/ml-engineering network/README.md (744d01e)"
 
 TESTS: tuple[Table, ...] = (
     Table(
-        name="GKE A4, documentation's sample, 2 nodes, all_gather",
+        name="GKE A3 Ultra (H200), RoCE with gIB, 2 nodes, all_gather",
+        op="all_gather",
+        nodes=2,
+        seconds=_times(
+            KIB,
+            "28.70 28.05 28.39 31.44 31.61 32.81 34.77 34.65 39.47 42.75 54.70 69.52 77.41 87.98 117.6 177.2 277.8 "
+            "493.7 876.1 1580.2 3126.8 6218.0 12400 24739",
+        ),
+        algorithms=RING,
+        source="github.com/skypilot-org/skypilot examples/gcp_gpu_direct_tcpx/README.md (088eebc): NCCL 2.26.6",
+    ),
+    Table(
+        name="GKE, documentation's sample, 2 nodes, all_gather",
         op="all_gather",
         nodes=2,
         seconds=_times(
@@ -80,7 +92,7 @@ TESTS: tuple[Table, ...] = (
             "495.4 877.5 1589.8 3105.7 6161.7 12305 24489",
         ),
         algorithms=RING,
-        source="github.com/GoogleCloudPlatform/cluster-toolkit dws-flex-start README (1047080): 8x B200, 8x 400G RoCE",
+        source="github.com/GoogleCloudPlatform/cluster-toolkit: the guides to A3 Ultra (00fbae7) and A4 print the same",
     ),
     Table(
         name="H200, 1 node, all_reduce, blocking",

@@ -154,7 +154,7 @@ def test_a_sound_fabric_passes_and_is_shown_and_kept(tmp_path: Path) -> None:
         ),
         (
             {"logs": "made_tuner_missing", "together": 250},
-            ["all, ring: 250 GB/s of bus bandwidth; 340 must be"],
+            ["all, ring: 250 GB/s of bus bandwidth; 300 must be"],
         ),
         (
             {"alone": 150},
