@@ -50,6 +50,8 @@ def sound(algorithm: str = "RING") -> Verdict:
         (4, 2, "", "NVLS_TREE", "fail"),  # TCP, whatever the algorithm
         (470, 2, "", "NVLS_TREE", "no verdict"),  # NVIDIA/nccl-tests issue 309: more than the wire
         (470, 2, "", "", "no verdict"),
+        (368, 1, "RING", "RING", "no verdict"),  # the same machine, as it was told to
+        (290, 2, "TREE", "TREE", "no verdict"),
         (310.1, 4, "NVLS_TREE", "NVLS_TREE", "no verdict"),  # AWS p5en, sound, with NVLSTree forced
     ],
 )

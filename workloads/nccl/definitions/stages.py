@@ -12,6 +12,9 @@ RING = "RING"
 """NCCL_ALGO's word for the algorithm whose every byte crosses the wire. On two nodes NCCL's own choice, a tree, sends
 half of them only, so that it prints more than the wire carries (NVIDIA/nccl-tests issues 160, 196, 309)."""
 
+NVLS = "NVLS"
+"""NCCL_ALGO's word for the reduction in the switches of one node."""
+
 _SHARP = ("all_reduce", "all_gather", "reduce_scatter")
 ALGORITHMS = {
     "ring": (*_SHARP, "broadcast"),

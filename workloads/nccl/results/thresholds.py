@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from workloads.nccl.definitions.bandwidth import Row, format_size
-from workloads.nccl.definitions.stages import RING
+from workloads.nccl.definitions.stages import NVLS, RING
 from workloads.nccl.logs.remedies import KERNEL_LOG
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class MachineThresholds:
 
     gpus: int
     one: Expectation
-    """A node alone."""
+    """A node alone, over NVLS."""
     several: Expectation
     """Two nodes and more, over the ring: NCCL's trees on two nodes print more than the wire carries."""
 
@@ -148,7 +148,10 @@ def _speed(measured: Measured, verdict: Verdict | None) -> Judgement:
         return found("no verdict", f"The numbers hold from {least} on; no size that large was measured.")
     busbw = max(large)
     reached = f"{busbw:.0f} GB/s of bus bandwidth; {case.failing:g} must be reached"
-    algorithm = measured.stage.algorithm or (verdict.algorithm if verdict else "")
+    forced, about = measured.stage.algorithm, RING if conditions.nodes > 1 else NVLS
+    if forced not in ("", about):
+        return found("no verdict", f"{forced} was forced; the numbers hold for {about}.", busbw)
+    algorithm = forced or (verdict.algorithm if verdict else "")
     if conditions.nodes > 2 and algorithm not in ("", RING):
         why = f"{algorithm} is slower than the ring on sound machines too; the forced ring is what counts."
         return found("no verdict", why, busbw)
