@@ -32,8 +32,9 @@ DESCRIPTION = """\
 Measure and check collectives between the processes of one or more nodes: NCCL on GPUs, gloo on CPUs.
 
 Sizes, columns, factors and #wrong are those of NVIDIA's nccl-tests. Every result is checked element by element, before
-and after it is timed. On GPUs it goes in stages: each node alone, every pair of nodes, then all; on two nodes also
-with NCCL's ring forced, as its tree prints more than the wire carries. A slow node, rail or rank is named."""
+and after it is timed. On GPUs it goes in stages: each node alone, every pair of nodes, then all. An all-reduce of all
+is measured by NCCL's choice, which may be a tree that prints more than the wire carries, and over its ring; a pair's
+over the ring alone. A slow node, rail or rank is named."""
 
 EPILOG = f"""\
 examples:

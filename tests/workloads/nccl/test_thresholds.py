@@ -99,6 +99,11 @@ def test_a_slow_node_without_nvls_says_so() -> None:
     assert "NVLS was not at hand" in judge(stage(367, 1), without).reasons[0]
 
 
+@pytest.mark.parametrize(("nodes", "words"), [(2, "with a third node"), (3, "The stages of two nodes")])
+def test_slow_nodes_are_told_apart_by_what_was_not_just_measured(nodes: int, words: str) -> None:
+    assert words in judge(stage(100, nodes, "RING"), sound()).reasons[0]
+
+
 def test_the_lines_of_a_plot_are_the_numbers_that_judge_and_are_drawn_only_where_they_hold() -> None:
     for nodes in (1, 2):
         limit, failing, *target = thresholds.references(bench_results.conditions(nodes))

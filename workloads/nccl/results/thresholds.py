@@ -173,7 +173,9 @@ def _hint(measured: Measured, verdict: Verdict | None) -> str:
             if without
             else f"Look for Xids on the node: {KERNEL_LOG}"
         )
-    return "Compare the nodes in pairs with `python -m workloads bench` to find the slow node or NIC."
+    if measured.conditions.nodes == 2:
+        return "Unless a rail or a rank is said to be slow, measure each of the two with a third node."
+    return "The stages of two nodes, which `python -m workloads bench` has by default, show the slow node or NIC."
 
 
 def _case(machine: MachineThresholds, conditions: Conditions) -> Expectation:
