@@ -101,10 +101,20 @@ def _rounds(args: argparse.Namespace, layout: Layout) -> tuple[Round, ...]:
     extent = args.stages or ("pairs" if layout.gpus_per_node else "all")
     ring = layout.backend == "nccl" and args.op == "all_reduce" and not args.algo
     found = stages.plan_rounds(layout.nodes, extent, ring)
-    return tuple(
-        tuple(replace(stage, algorithm=args.algo.upper() if args.algo else stage.algorithm) for stage in round_)
+    if not args.algo:
+        return tuple(found)
+    where = stages.REACH.get(args.algo)
+    rounds = tuple(
+        tuple(replace(stage, algorithm=args.algo.upper()) for stage in round_)
         for round_ in found
+        if where in (None, "within a node" if len(round_[0].nodes) == 1 else "between nodes")
     )
+    if not rounds:
+        raise UsageError(
+            f"--algo {args.algo}: NCCL has it {where} alone, where no stage that was asked for is.",
+            "Leave it out, or choose others by --nodes and --stages.",
+        )
+    return rounds
 
 
 def _layout(args: argparse.Namespace, place: Place) -> Layout:

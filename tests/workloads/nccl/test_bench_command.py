@@ -139,8 +139,16 @@ def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
             ["--op", "all_to_all", "--algo", "ring"],
             "NCCL has no all_to_all by it. Leave it out: NCCL has one way alone",
         ),
-        (["--op", "all_gather", "--algo", "tree"], "by it. Leave it out, or give one of ring, nvls, collnetdirect."),
+        (["--op", "all_gather", "--algo", "tree"], "by it. Leave it out, or give one of ring, nvls."),
         (["--op", "broadcast", "--algo", "nvls"], "by it. Leave it out, or give one of ring."),
+        (
+            ["--stages", "all", "--algo", "nvls"],
+            "NCCL has it within a node alone, where no stage that was asked for is.",
+        ),
+        (
+            ["--nodes", "1", "--algo", "nvlstree"],
+            "NCCL has it between nodes alone, where no stage that was asked for is.",
+        ),
     ],
 )
 def test_what_the_collective_cannot_do_on_these_nodes_is_refused_before_they_are_waited_for(
@@ -211,6 +219,9 @@ def test_on_a_stack_s_gpus_the_whole_ladder_is_climbed_and_on_cpus_all_ranks_at_
     assert stages() == ["node 0", "node 1", "all"]
     cli("bench", *results, "--stages", "all", "--algo", "tree")
     assert measured.asked["rounds"] == ((Stage(name="all", nodes=(0, 1), algorithm="TREE"),),)
+    for algorithm, left in (("nvlstree", ["all"]), ("nvls", ["node 0", "node 1"])):
+        cli("bench", *results, "--algo", algorithm)
+        assert stages() == left
     cli("bench", *results, "--backend", "gloo", "--average", "--dtype", "half")
     assert stages() == ["all"]
     assert measured.asked["layout"].backend == "gloo"

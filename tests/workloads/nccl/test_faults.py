@@ -115,7 +115,14 @@ def test_a_line_of_the_kernel_log_is_read(line: str) -> None:
         ("ncclSystemError: System call (e.g. socket, malloc) or external library", "ncclSystemError", "NCCL WARN"),
         ("ncclInternalError: Internal check failed.", "ncclInternalError", "NCCL WARN"),
         ("ncclUnhandledCudaError: Call to CUDA function failed.", "ncclUnhandledCudaError", "Xid"),
-        ("ncclInvalidUsage: This usually reflects invalid usage of NCCL library.", "ncclInvalidUsage", "one image"),
+        ("ncclInvalidUsage: This usually reflects invalid usage of NCCL library.", "ncclInvalidUsage", "NCCL WARN"),
+        # NVIDIA/nccl, src/enqueue.cc
+        (
+            "enqueue.cc:1 NCCL WARN Error : no algorithm/protocol available for function AllReduce with datatype "
+            "ncclFloat32. NCCL_ALGO was set to NVLSTREE.",
+            "no algorithm",
+            "NCCL_ALGO",
+        ),
         (
             "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)",
             "collective timeout",

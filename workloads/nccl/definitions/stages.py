@@ -15,18 +15,19 @@ half of them only, so that it prints more than the wire carries (NVIDIA/nccl-tes
 NVLS = "NVLS"
 """NCCL_ALGO's word for the reduction in the switches of one node."""
 
-_SHARP = ("all_reduce", "all_gather", "reduce_scatter")
+_SWITCHES = ("all_reduce", "all_gather", "reduce_scatter")
 ALGORITHMS = {
-    "ring": (*_SHARP, "broadcast"),
+    "ring": (*_SWITCHES, "broadcast"),
     "tree": ("all_reduce",),
-    "nvls": _SHARP,
+    "nvls": _SWITCHES,
     "nvlstree": ("all_reduce",),
-    "collnetdirect": _SHARP,
-    "collnetchain": ("all_reduce",),
 }
 """NCCL_ALGO's words (NCCL user guide, environment variables), in lower case, and the collectives that have the
 algorithm (NCCL's source, src/graph/tuning.cc); point to point has none. Not `pat`: it has no all-reduce, by which the
-ranks agree."""
+ranks agree. Not `collnet`: it needs switches that reduce, and a plugin of NCCL's for them, which gIB is not."""
+
+REACH = {"nvls": "within a node", "nvlstree": "between nodes"}
+"""Where alone an algorithm works without such switches (the same source)."""
 
 EXTENTS = ("all", "nodes", "pairs")
 """The extents of a benchmark: all nodes together; before that each node alone; between the two every pair of nodes."""
