@@ -164,7 +164,7 @@ def _stopped(error: StoppedError, request: BenchmarkRequest) -> NoReturn:
             progress.emit({"event": "note", "text": text, "results_uri": folder.uri})
     except WorkloadError as unkept:  # what stopped the run matters more
         progress.note(f"nothing of it could be kept: {unkept}")
-    raise error
+    raise error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error
 
 
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:

@@ -111,6 +111,9 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
         question: what was to be found.
         error: what stopped it.
         say: told of the stages that were finished.
+
+    Raises:
+        KeyboardInterrupt: that is what stopped it.
     """
     found = [_found(one, question.promise) for one in error.measured]
     slow = _said(found, error.measured, say)
@@ -122,6 +125,8 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
         where = _where(question, "What there is of tables and NCCL's logs") if files else ""
     except WorkloadError as unkept:  # what stopped it matters more
         say(f"fabric: nothing of it could be kept: {unkept}")
+    if isinstance(error.__cause__, KeyboardInterrupt):
+        raise error.__cause__
     bad = findings.broken(found)
     said = f"All-reduce failed before training: {error.problem}{f' {bad}' if bad else ''}{slow}"
     told = any(faults.origins(logs) for logs in error.logs.values()) or faults.advice(str(_origin(error)))

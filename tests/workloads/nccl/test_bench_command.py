@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from tests.support.bench_results import conditions
 from tests.support.command_line import CommandLine
@@ -115,6 +115,31 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
     read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
     assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.stopped == problem
     assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"), [(KeyboardInterrupt(), 130, "Interrupted"), (RayError("gone"), 5, "gone")]
+)
+def test_ctrl_c_and_a_failure_of_ray_s_lose_no_more(
+    measured: Cluster,
+    stack: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    cli: CommandLine,
+    end: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def fail(layout: Layout, plan: Any, rounds: Any, sizes: Any, **rest: Any) -> list[Measured]:
+        logs = cast(Any, SimpleNamespace(read=lambda stages: {"all": {0: "zero\n"}}))
+        with driver._explained(measured.run(layout, plan, rounds[:1], sizes, **rest), rounds[1], logs):
+            raise end
+
+    monkeypatch.setattr(driver, "run", fail)
+    cli("bench", "--results", str(tmp_path), "--name", "lost", code=code)
+    read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
+    assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and said in read.stopped
+    assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank0.log").read_text() == "zero\n"
 
 
 def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(

@@ -223,6 +223,12 @@ def test_only_what_shows_the_network_or_a_gpu_at_fault_is_a_bad_fabric(
     assert ("--no-require-fabric" in error.remedy) == fabric
 
 
+def test_an_interruption_is_one_still_once_what_there_is_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        gate.stopped(question(tmp_path), stopped("Interrupted.", cause=KeyboardInterrupt()), lambda line: None)
+    assert (tmp_path / "logs" / "all_reduce-all-ring-rank9.log").exists()
+
+
 def test_wrong_results_are_a_matter_of_data_and_not_of_speed() -> None:
     with pytest.raises(DataIntegrityError, match="6 elements of the results are wrong"):
         gate.conclude(question(), stages_measured(wrong=3), lambda line: None)

@@ -20,12 +20,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workloads.cluster import capacity
 from workloads.environment import ClusterEnvironment
-from workloads.errors import PlaceError, WorkloadError
+from workloads.errors import PlaceError, WorkloadError, WorkloadFailedError, first_line
 from workloads.nccl.definitions.bandwidth import Row
 from workloads.nccl.definitions.stages import Link, Round, Stage, exchanges
 from workloads.nccl.logs import debug_log, faults
@@ -94,7 +95,8 @@ def run(
     Raises:
         InfeasibleError, CapacityError: the nodes can never be had, or were not in time.
         StoppedError: a rank died or hung; says which, on which node, and what NCCL's logs say of it. Or the nodes'
-            libraries differ, a rank does not see its node's GPUs, or a size does not fit its memory.
+            libraries differ, a rank does not see its node's GPUs, or a size does not fit its memory. Or it was
+            interrupted: its cause is then a KeyboardInterrupt.
     """
     found: list[Measured] = []
     with contextlib.ExitStack() as stack:
@@ -219,17 +221,23 @@ def _explained(measured: Sequence[Measured], stages: Round, logs: KeptLogs) -> I
     """A failure within gets what NCCL's logs say of who failed first, and all that would be lost with it."""
     try:
         yield
-    except WorkloadError as error:
+    except (WorkloadError, RayError, KeyboardInterrupt) as error:
         texts = logs.read(stages)
         origins = [
             f"In NCCL's log of rank {rank} of {stage!r}: {' '.join(map(str, found))}"
             for stage, of in texts.items()
             for rank, found in faults.origins(of).items()
         ]
-        stopped = StoppedError(error.problem, " ".join([*origins, error.remedy]))
-        stopped.exit_code = error.exit_code
+        told = error if isinstance(error, WorkloadError) else _unforeseen(error)
+        stopped = StoppedError(told.problem, " ".join([*origins, told.remedy]))
+        stopped.exit_code = told.exit_code
         stopped.measured, stopped.logs = list(measured), texts
         raise stopped from error
+
+
+def _unforeseen(error: BaseException) -> WorkloadFailedError:
+    said = "Interrupted." if isinstance(error, KeyboardInterrupt) else f"Ray failed: {first_line(error)}"
+    return WorkloadFailedError(said, "Look at the cluster (`python -m workloads status`); run again.")
 
 
 class StageRanks:
