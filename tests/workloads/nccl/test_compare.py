@@ -52,8 +52,8 @@ def test_a_loss_of_ten_percent_is_found_every_time() -> None:
     draw = random.Random("slower")
     for _ in range(SEEDS):
         found = changed([results(run(2, draw))], [results(run(2, draw, slower=1 / 0.9))])
-        assert len(found) == 8 and all(line.change.size > 0 for line in found)
-        assert {line.regime for line in found} == {"latency", "bandwidth"}
+        assert len(found) == 12 and all(line.change.size > 0 for line in found)
+        assert {line.regime for line in found} == {"latency", "middle", "bandwidth"}
 
 
 @pytest.mark.thorough
@@ -146,7 +146,7 @@ def test_another_path_and_a_run_that_stopped_are_told_and_a_wrong_result_is_no_m
     after = results([ONE], "b", verdicts={"all": other}, stopped="lost")
     found = compare.compare([before], [after])
     assert found.differences == ("all_reduce (float), all: gib-gdr RING SIMPLE 16 in A, socket RING SIMPLE 2 in B",)
-    assert found.left_out == ("b stopped before its end: lost",)
+    assert found.lacking == ("b stopped before its end: lost",)
     last = ONE.rows[-1]
     wrong = replace(ONE, rows=(*ONE.rows[:-1], replace(last, in_place=replace(last.in_place, wrong=3))))
     with pytest.raises(UsageError, match="3 elements of the results were wrong in b"):
@@ -166,9 +166,38 @@ def test_the_command_prints_a_table_says_what_differs_and_fails_only_if_told_to(
         report.write([locate(tmp_path / name)], found)
     words = ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b" / "all_reduce.jsonl")]
     printed = cli(*words).out
-    assert printed.count("slower by") == 6 and "(noise " in printed
+    assert printed.count("slower by") == 9 and "(noise " in printed
     assert "# nccl: 2.30.4 in A, 2.31.1 in B" in printed
     assert "# all_reduce (float), node 0 only in A" in printed
     assert f"# all_reduce (float), {after[0].stage.name}: {largest} only in A" in printed
     assert "is slower than" in cli(*words, "--fail-on-regression", code=5).err
-    assert cli("bench", "compare", words[3], words[2], "--fail-on-regression").out.count("faster by") == 6
+    assert cli("bench", "compare", words[3], words[2], "--fail-on-regression").out.count("faster by") == 9
+
+
+@pytest.mark.parametrize(
+    ("theirs", "stopped", "words"),
+    [
+        ([ONE], "rank 3 hung", "stopped before its end: rank 3 hung"),
+        ([replace(ONE, rows=ONE.rows[:-1])], "", "all_reduce (float), all: 8 GiB only in A"),
+        ([], "", "all_reduce (float), node 0 only in A"),
+    ],
+)
+def test_what_the_later_results_lack_is_no_success(
+    tmp_path: Path, cli: CommandLine, theirs: list[Measured], stopped: str, words: str
+) -> None:
+    alone = measured(Stage(name="node 0", nodes=(0,)), conditions(1))
+    report.write([locate(tmp_path / "a")], [ONE, alone])
+    report.write([locate(tmp_path / "b")], [*(theirs or [ONE]), *([alone] if theirs else [])], stopped=stopped)
+    sides = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert words in cli("bench", "compare", *sides).out
+    assert words in cli("bench", "compare", *sides, "--fail-on-regression", code=5).err
+    if not stopped:  # more than there was is no loss
+        cli("bench", "compare", *reversed(sides), "--fail-on-regression")
+
+
+def test_each_of_the_default_sizes_is_judged() -> None:
+    assert [line.sizes for line in compare.compare([results([ONE])], [results([ONE])]).lines] == [
+        (1 << 10, 1 << 16),
+        (1 << 17, 1 << 28),
+        (1 << 29, 1 << 33),
+    ]

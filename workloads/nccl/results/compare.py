@@ -1,8 +1,8 @@
 """`python -m workloads bench compare A B`: is B slower than A by more than either varies? Needs no torch and no Ray.
 
-The command first, then the comparison, then its arithmetic. Small messages and large ones are judged apart, as latency
-and bandwidth fail apart; single sizes are never judged, as of hundreds some always stand out. Changes and noise are in
-logarithms of times, where a change by a percentage is the same at every size.
+The command first, then the comparison, then its arithmetic. Small messages, large ones and those between, DDP's buckets
+among them, are judged apart, as each fails alone; single sizes are never judged, as of hundreds some always stand out.
+Changes and noise are in logarithms of times, where a change by a percentage is the same at every size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workloads.reporting.progress import counted
 
 DESCRIPTION = """\
 Whether the results B differ from the results A by more than noise, for each collective and stage that both have: of
-small messages the latency, of large ones the bandwidth. Needs no GPU."""
+small messages the latency, of the others the bandwidth. Needs no GPU."""
 
 EPILOG = """\
 A and B are each a .jsonl file of results, or a folder of them, on a disk or gs://: the runs bucket has them in
@@ -34,7 +34,7 @@ bench/<name>. Several results of one collective on one side are repetitions, fro
 
 exit codes:
   0 compared, whatever came out   2 not comparable   6 a file is damaged or cut off
-  5 with --fail-on-regression: slower beyond noise, or too noisy to judge
+  5 with --fail-on-regression: slower beyond noise, too noisy to judge, or B lacks what A has
 """
 
 QUIETER = (
@@ -78,7 +78,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on-regression",
         action="store_true",
-        help="exit with 5 where B is slower beyond noise, or noise hides it",
+        help="exit with 5 where B is slower beyond noise, noise hides it, or B lacks what A has",
     )
 
 
@@ -88,7 +88,7 @@ def run_compare(args: argparse.Namespace) -> int:
     Raises:
         UsageError: a place has no results, or the two cannot be compared.
         DataIntegrityError: a file is damaged or cut off.
-        WorkloadFailedError: B is slower beyond noise or may be for all that shows, and that was to be a failure.
+        WorkloadFailedError: B is slower beyond noise or may be, for all that it shows, and that was to be a failure.
     """
     found = compare(records.load(args.before), records.load(args.after))
     slower = [one for one in found.lines if one.change.real and one.change.size > 0]
@@ -105,6 +105,11 @@ def run_compare(args: argparse.Namespace) -> int:
         raise WorkloadFailedError(
             f"{len(hidden)} of {len(found.lines)} comparisons of the two are too noisy to judge.",
             QUIETER,
+        )
+    if found.lacking and args.fail_on_regression:
+        raise WorkloadFailedError(
+            f"Whether {args.after} is slower is not known in all that {args.before} has: {'; '.join(found.lacking)}.",
+            "Measure again, with the same nodes, --stages and --sizes.",
         )
     return EXIT_OK
 
@@ -127,7 +132,7 @@ class Compared:
 
     key: StageKey
     regime: str
-    """`latency`, `bandwidth`, or `all sizes` where there are too few to tell them apart."""
+    """`latency`, `middle`, `bandwidth`, or `all sizes` where there are too few to tell them apart."""
     sizes: tuple[int, int]
     """Smallest and largest, in bytes."""
     before: float
@@ -179,8 +184,10 @@ class Comparison:
     lines: tuple[Compared, ...]
     differences: tuple[str, ...]
     """In versions, image and variables: what may be the reason."""
+    lacking: tuple[str, ...]
+    """What the second side has not of the first, and why it stopped before its end."""
     left_out: tuple[str, ...]
-    """What only one side has, and why stages of a run are missing."""
+    """The same of the first side."""
 
 
 def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
@@ -205,16 +212,14 @@ def compare(before: Sequence[Results], after: Sequence[Results]) -> Comparison:
             "Measure both with the same --sizes.",
         )
     lines = [_compared(key, regime, sizes, old[key], new[key], len(groups)) for key, regime, sizes in groups]
-    left_out = [f"{key} only in {side}" for side, keys in (("A", old), ("B", new)) for key in keys if key not in common]
-    left_out += [line for key in common for line in _sizes_of_one_side(key, old[key], new[key])]
-    left_out += [f"{one.source} stopped before its end: {one.stopped}" for one in (*before, *after) if one.stopped]
     return Comparison(
         lines=tuple(lines),
         differences=(
             *_differences(old[common[0]][0].conditions, new[common[0]][0].conditions),
             *(line for key in common for line in _other_path(key, old[key][0], new[key][0])),
         ),
-        left_out=tuple(left_out),
+        lacking=(*_only_in("A", old, new), *_stopped(after)),
+        left_out=(*_only_in("B", new, old), *_stopped(before)),
     )
 
 
@@ -286,7 +291,7 @@ def _comparable(measured: Measured) -> dict[str, object]:
 
 
 def _regimes(old: Sequence[_StageResult], new: Sequence[_StageResult]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The sizes that all have, as small ones and large ones; as one group where there are few."""
+    """The sizes that all have, as small ones, large ones and those between; as one group where there are few."""
     sizes = sorted(set.intersection(*({row.size for row in run.rows} for run in (*old, *new))))
     small = tuple(size for size in sizes if size <= LATENCY_BYTES)
     large = tuple(size for size in sizes if size > LATENCY_BYTES and size * BANDWIDTH_SHARE >= sizes[-1])
@@ -295,14 +300,28 @@ def _regimes(old: Sequence[_StageResult], new: Sequence[_StageResult]) -> Iterat
             yield "all sizes", tuple(sizes)
         return
     yield "latency", small
+    if middle := tuple(size for size in sizes if small[-1] < size < large[0]):
+        yield "middle", middle
     yield "bandwidth", large
 
 
-def _sizes_of_one_side(key: StageKey, old: Sequence[_StageResult], new: Sequence[_StageResult]) -> Iterator[str]:
-    sides = [{row.size for run in side for row in run.rows} for side in (old, new)]
-    for name, mine, others in (("A", *sides), ("B", *reversed(sides))):
-        if alone := sorted(mine - others):
-            yield f"{key}: {', '.join(map(format_size, alone))} only in {name}"
+def _only_in(
+    name: str, mine: Mapping[StageKey, Sequence[_StageResult]], others: Mapping[StageKey, Sequence[_StageResult]]
+) -> Iterator[str]:
+    """Stages that only this side has, and sizes of those that both have."""
+    for key, runs in mine.items():
+        if key not in others:
+            yield f"{key} only in {name}"
+        elif alone := _sizes(runs) - _sizes(others[key]):
+            yield f"{key}: {', '.join(map(format_size, sorted(alone)))} only in {name}"
+
+
+def _sizes(runs: Sequence[_StageResult]) -> set[int]:
+    return {row.size for run in runs for row in run.rows}
+
+
+def _stopped(side: Sequence[Results]) -> list[str]:
+    return [f"{one.source} stopped before its end: {one.stopped}" for one in side if one.stopped]
 
 
 def _compared(
@@ -315,7 +334,7 @@ def _compared(
 ) -> Compared:
     change = _change(_points(old, sizes), _points(new, sizes), comparisons)
     # What a reader knows the regime by: of small messages the time, of large ones the bandwidth.
-    bandwidth = regime == "bandwidth" and old[0].rows[0].factor > 0
+    bandwidth = regime in ("middle", "bandwidth") and old[0].rows[0].factor > 0
     values = [_typical(side, sizes, bandwidth) for side in (old, new)]
     return Compared(
         key=key,
@@ -444,5 +463,5 @@ def _show(found: Comparison) -> None:
         )
     tables.show(table)
     quieter = [f"too noisy to judge: {QUIETER}"] if any(one.change.hidden for one in found.lines) else []
-    for line in (*quieter, *found.differences, *found.left_out):
+    for line in (*quieter, *found.differences, *found.lacking, *found.left_out):
         print(f"# {line}")
