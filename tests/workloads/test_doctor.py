@@ -20,6 +20,7 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 from emulator.machine.state import CHECKOUT
+from oasis_stack.pod_specs import gib
 from tests.support import loopback, namespaces, stub_kubectl
 from tests.support.command_line import CommandLine
 from tests.support.loopback import Reply, Request
@@ -75,9 +76,15 @@ def test_a_gpu_worker_without_gib_is_unfit_and_with_it_fit(tmp_path: Path, monke
     found = finding(GPU_WORKER, "gib")
     assert found.outcome == "fail"
     assert "libnccl-net" in found.found and "install-gib" in found.remedy
-    for name in ("lib64/libnccl-net_internal.so", "scripts/set_nccl_env.sh"):
+    for name in ("lib64/libnccl-net_internal.so", "scripts/set_nccl_env.sh", "configs/tuner_config_a3u.txtpb"):
+        assert " lacks " in finding(GPU_WORKER, "gib").found
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
+    assert hardware.GIB_FILES == gib.FILES
+    monkeypatch.setattr(hardware, "_RDMA_DEVICES", tmp_path / "infiniband")
+    for nic in range(OUTPUTS.rdma_nics):
+        assert f"{nic} of {OUTPUTS.rdma_nics} RDMA NICs" in finding(GPU_WORKER, "gib").found
+        (tmp_path / "infiniband" / f"mlx5_{nic}").mkdir(parents=True)
     assert finding(GPU_WORKER, "gib").outcome == "ok"
 
 

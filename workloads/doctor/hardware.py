@@ -20,6 +20,11 @@ _LEAST_SHM_BYTES = {True: 16 * 1024**3, False: 64 * 1024**2}
 _LEAST_SCRATCH_BYTES = {True: 200 * 1024**3, False: 2 * 1024**3}
 """Free disk by whether this is a GPU node: ImageNet, copied from a bucket, has 150 GB."""
 
+GIB_FILES = ("lib64/libnccl-net*.so", "configs/*.txtpb", "scripts/set_nccl_env.sh")
+"""What a whole gIB has at least: `FILES` of `oasis_stack/pod_specs/gib.py`, without which no GPU worker starts."""
+
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+
 _GPU_LIST = Path("/proc/driver/nvidia/gpus")
 
 
@@ -44,22 +49,26 @@ def gpus(place: Subject) -> str:
 
 
 def gib(place: Subject) -> str:
-    """Check that gIB's files are where NCCL looks for them."""
+    """Check that gIB's files are where NCCL looks for them, and that the node has its RDMA NICs."""
     if place.environment is None or not place.environment.rdma_nics:
         raise NotHere("no RDMA NICs are promised where this runs (OASIS_RDMA_NICS)")
     if not place.gpus:
         raise NotHere("no GPU on this node; gIB is on the GPU workers")
     directory = Path(GIB_DIRECTORY)
-    missing = [
-        pattern for pattern in ("lib64/libnccl-net*.so", "scripts/set_nccl_env.sh") if not list(directory.glob(pattern))
-    ]
-    if missing:
+    if missing := [pattern for pattern in GIB_FILES if not list(directory.glob(pattern))]:
         raise PlaceError(
             f"{directory} lacks {' and '.join(missing)}",
             "NCCL would fall back to TCP. Look at this pod's init container: "
             f"`kubectl --namespace {place.environment.ray_namespace} logs POD -c install-gib`.",
         )
-    return f"gIB in {directory}"
+    nics, promised = len(list(_RDMA_DEVICES.glob("*"))), place.environment.rdma_nics
+    if nics < promised:
+        raise PlaceError(
+            f"{nics} of {promised} RDMA NICs are in {_RDMA_DEVICES}",
+            "Look at the pod's networks (`kubectl --namespace "
+            f"{place.environment.ray_namespace} describe pod POD`), and have a node that lacks a NIC replaced.",
+        )
+    return f"gIB in {directory}, {nics} RDMA NICs"
 
 
 def shared_memory(place: Subject) -> str:
