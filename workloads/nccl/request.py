@@ -45,6 +45,7 @@ class BenchmarkRequest:
             "backend": (layout.backend, "the stack's GPUs" if layout.gpus_per_node else DEFAULT),
             "sizes": (", ".join(map(bandwidth.format_size, self.sizes)), DEFAULT),
             "stages": (", ".join(stage.name for round_ in self.rounds for stage in round_), DEFAULT),
+            "rounds": (len(self.rounds), DEFAULT),
             "name": (self.name, "time"),
             "results": (", ".join(self.places), DEFAULT),
             **of_stack(place),
@@ -120,9 +121,7 @@ def _rounds(args: argparse.Namespace, layout: Layout) -> tuple[Round, ...]:
 def _layout(args: argparse.Namespace, place: Place) -> Layout:
     promised = place.environment.gpus_per_node if place.environment else 0
     nccl = args.backend == "nccl" or (args.backend == "auto" and promised > 0)
-    if nccl and not promised:
-        _check_own_gpus(place)
-    gpus = promised if nccl else 0
+    gpus = (promised or _own_gpus(args, place)) if nccl else 0
     ranks = args.ranks_per_node or gpus or (RANKS_EMBEDDED if place.embedded and not nccl else 1)
     nodes = args.nodes or (1 if place.embedded else 2)
     if place.embedded and nodes > 1:
@@ -138,20 +137,28 @@ def _layout(args: argparse.Namespace, place: Place) -> Layout:
     return Layout(nodes=nodes, ranks_per_node=ranks, gpus_per_node=ranks if nccl else 0)
 
 
-def _check_own_gpus(place: Place) -> None:
-    """Check this machine's GPUs where no stack promises any; those of a Ray elsewhere are found when ranks start."""
+def _own_gpus(args: argparse.Namespace, place: Place) -> int:
+    """GPUs of a node where no stack promises any: this machine's, or of a Ray elsewhere as many as its ranks."""
     if place.environment is not None:
         raise PlaceError(
             "--backend nccl needs GPUs; this stack has no GPU nodes.",
             "Set oasis:gpu.capacity and run `pulumi up`, or measure the CPUs with --backend gloo.",
         )
+    if not place.embedded:
+        if not args.ranks_per_node:
+            raise UsageError(
+                f"How many GPUs a node of the Ray at {place.address} has is not known: no stack says so.",
+                "Give --ranks-per-node.",
+            )
+        return args.ranks_per_node
     import torch
 
-    if place.embedded and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         raise PlaceError(
             "--backend nccl needs GPUs; torch sees none on this machine.",
             "Submit to a cluster (`python -m workloads submit -- bench`), or measure the CPUs with --backend gloo.",
         )
+    return torch.cuda.device_count()
 
 
 def _check(args: argparse.Namespace) -> None:

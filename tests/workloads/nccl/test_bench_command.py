@@ -205,6 +205,21 @@ def test_bad_input_is_answered_before_anything_starts(
     assert measured.asked == {}
 
 
+def test_without_a_stack_nccl_takes_this_machine_s_gpus_and_asks_how_many_a_node_elsewhere_has(
+    measured: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    words = ["bench", "--backend", "nccl", "--results", str(tmp_path)]
+    cli(*words)
+    assert measured.asked["layout"] == Layout(nodes=1, ranks_per_node=4, gpus_per_node=4)
+    assert "on nodes of 4 GPUs" in cli(*words, "--ranks-per-node", "5", code=2).err
+    elsewhere = [*words, "--address", "127.0.0.1:1"]
+    assert "Give --ranks-per-node" in cli(*elsewhere, code=2).err
+    cli(*elsewhere, "--ranks-per-node", "5")
+    assert measured.asked["layout"] == Layout(nodes=2, ranks_per_node=5, gpus_per_node=5)
+
+
 def test_nccl_is_refused_on_a_stack_without_gpus_and_more_nodes_than_it_can_have_too(
     measured: Cluster, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
@@ -261,6 +276,7 @@ def test_a_dry_run_says_what_would_be_measured_and_asked_for_and_where_each_valu
     assert settings["op"] == ("broadcast", "flag --op")
     assert settings["nodes"] == (2, "default")
     assert settings["stages"] == ("node 0, node 1, all", "default")
+    assert settings["rounds"] == (2, "default")
     assert settings["sizes"][0].startswith("1 KiB, 2 KiB") and settings["sizes"][0].endswith("16 GiB")
     assert said["request"]["strategy"] == "STRICT_SPREAD"
     assert (
