@@ -69,7 +69,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes",
         metavar="FIRST:LAST:FACTOR",
         help="bytes of a rank; K, M, G are powers of 1024 "
-        f"({bandwidth.GPU_SIZES}, as memory allows; on CPU {bandwidth.CPU_SIZES})",
+        f"({bandwidth.GPU_SIZES}, as memory allows, of pairs the largest; on CPU {bandwidth.CPU_SIZES})",
     )
     add("--dtype", choices=DTYPES, default="float", help="element type (%(default)s)")
     add("--stages", choices=EXTENTS, help="all nodes at once; each node first; every pair, too (pairs; on CPU all)")

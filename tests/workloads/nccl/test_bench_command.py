@@ -26,7 +26,7 @@ from workloads.nccl import gate
 from workloads.nccl.definitions.stages import Stage
 from workloads.nccl.ranks import driver, failures, kept_logs
 from workloads.nccl.ranks.failures import RankPlace
-from workloads.nccl.ranks.rank import Layout
+from workloads.nccl.ranks.rank import Layout, Sample
 from workloads.nccl.results import records, report
 from workloads.nccl.results.measured import Measured
 from workloads.storage import folders as storage
@@ -296,6 +296,29 @@ def test_help_teaches_and_needs_neither_ray_nor_torch() -> None:
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
     for words in ("examples:", "nccl-tests -a 3", "bench compare", "bench predict", "--average", "ends with 0"):
         assert words.lower() in done.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shorten", "last"),
+    [((0, 1), True, (4, 8, 16)), ((0, 1), False, (2, 4, 8, 16)), ((0, 1, 2), True, (2, 4, 8, 16))],
+)
+def test_of_pairs_the_largest_sizes_alone_are_measured_unless_sizes_were_asked_for(
+    nodes: tuple[int, ...], shorten: bool, last: tuple[int, ...]
+) -> None:
+    stage = Stage(name="some", nodes=nodes)
+    facts = {"host": "a", "device": "cpu", "accelerator": "", "versions": {}, "variables": {}, "room": 1 << 40}
+    ranks: Any = SimpleNamespace(
+        layout=Layout(nodes=3, ranks_per_node=1, gpus_per_node=0),
+        plan=replace(gate.PLAN, links=False),
+        stages=(stage,),
+        join=lambda: [[facts] * len(nodes)],
+        measure=lambda size, in_place: [[Sample(seconds=1, iterations=1, wrong=0, calls=())] * len(nodes)],
+        ask=lambda method: None,
+        logs=SimpleNamespace(read=lambda stages: {"some": {}}),
+    )
+    sizes = [size << 30 for size in (2, 4, 8, 16)]
+    (found,) = driver._measured(ranks, sizes, shorten, None, lambda *_: None, lambda *_: None)
+    assert tuple(row.size >> 30 for row in found.rows) == last
 
 
 def test_different_versions_on_two_nodes_are_one_message_that_names_both() -> None:

@@ -38,6 +38,9 @@ from workloads.nccl.results.measured import Conditions, Measured
 MOST_RAIL_ROUNDS = 16
 """Of exchanges between nodes, as 16 partners show a slow one as well as a thousand."""
 
+PAIR_SIZES = 3
+"""Of the largest: 4 to 16 GiB, for which `thresholds` speaks. `suspects` looks at the largest alone."""
+
 _GRACE_SECONDS = 30.0
 """How much longer than the process group's own limit the driver waits, so that the clearer error comes first."""
 
@@ -85,7 +88,8 @@ def run(
         plan: what they do.
         rounds: as `stages.plan_rounds` returns them.
         sizes: in bytes, ascending.
-        shorten: leave out the sizes that do not fit a rank's memory, rather than refuse them.
+        shorten: leave out the sizes that do not fit a rank's memory, rather than refuse them, and where nodes
+            are measured in pairs, of those all but the largest.
         wait_seconds: longest wait for the nodes.
         promise: what the stack says of itself; None outside a stack.
         say: told of the progress before measuring.
@@ -129,7 +133,9 @@ def _measured(
         begin(stages[0], conditions[0])
     room = min(rank["room"] for rank in chain(*facts))
     tables: list[list[Row]] = [[] for _ in stages]
-    for size in plan.fitting(sizes, len(facts[0]), room, shorten):
+    within = plan.fitting(sizes, len(facts[0]), room, shorten)
+    pair = shorten and 1 < len(stages[0].nodes) < ranks.layout.nodes
+    for size in within[-PAIR_SIZES:] if pair else within:
         both = [ranks.measure(size, in_place) for in_place in (False, True)]
         for table, *samples in zip(tables, *both, strict=True):
             table.append(row_of(plan, size, *samples))
