@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workloads.nccl.ranks.driver import StoppedError
     from workloads.nccl.request import BenchmarkRequest
     from workloads.nccl.results.measured import Measured
+    from workloads.storage.folders import Folder
 
 IMPORTS = ("workloads.nccl.ranks.rank",)
 """What each node imports once for all ranks."""
@@ -91,6 +92,7 @@ def run_bench(args: argparse.Namespace) -> int:
         DataIntegrityError: a result was wrong; the tables were written all the same, as they show where.
         FabricError: the path that was taken, or its speed, is not what the stack promised; the tables were written.
         StoppedError: not all stages were measured; those that were and NCCL's logs were written.
+        UsageError: a value is out of its bounds, or the name has results already.
     """
     if args.command:
         return (compare.run_compare if args.command == "compare" else predict.run_predict)(args)
@@ -108,8 +110,9 @@ def run_bench(args: argparse.Namespace) -> int:
     if args.dry_run:
         return explain_bench(args, place)
     request = resolve(args, place)
-    for folder in request.places:
-        check_writable(locate(folder))
+    for folder in map(locate, request.places):
+        check_writable(folder)
+        _check_unused(folder, args.op)
     layout = request.layout
     printer = report.Printer()
     with session.connect(place, cpus=layout.ranks, imports=IMPORTS):
@@ -130,6 +133,15 @@ def run_bench(args: argparse.Namespace) -> int:
             _stopped(error, request)
     printer.end()
     return _conclude(measured, request.places)
+
+
+def _check_unused(folder: Folder, op: str) -> None:
+    """Refuse a folder with results of this collective, which others may be comparing with."""
+    if any(name.removeprefix("logs/").startswith(op) for name in folder.files()):
+        raise UsageError(
+            f"{folder.uri} holds results of {op} already, which are never overwritten.",
+            "Choose another --name, or leave it out.",
+        )
 
 
 def explain_bench(args: argparse.Namespace, place: session.Place) -> int:

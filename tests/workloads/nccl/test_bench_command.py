@@ -117,6 +117,17 @@ def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
     assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
 
 
+def test_results_of_that_name_and_collective_are_neither_overwritten_nor_taken_for_new_ones(
+    measured: Cluster, tmp_path: Path, cli: CommandLine
+) -> None:
+    words = ["bench", "--results", str(tmp_path), "--name", "once"]
+    cli(*words)
+    before, measured.asked = (tmp_path / "once" / "all_reduce.jsonl").read_bytes(), {}
+    assert f"{tmp_path / 'once'} holds results of all_reduce already" in cli(*words, code=2).err
+    assert measured.asked == {} and (tmp_path / "once" / "all_reduce.jsonl").read_bytes() == before
+    cli(*words, "--op", "broadcast")
+
+
 @pytest.mark.parametrize(
     ("end", "code", "said"), [(KeyboardInterrupt(), 130, "Interrupted"), (RayError("gone"), 5, "gone")]
 )
