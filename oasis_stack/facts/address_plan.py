@@ -23,8 +23,9 @@ PRIVATE_BLOCKS = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168
 """Where the blocks may lie: RFC 1918 and the shared space of RFC 6598, which a VPC accepts as well."""
 
 # Widest and narrowest block that may be given. The narrow ends keep each cut above its service's minimum: /26 for a
-# proxy-only subnet, /29 for a subnet and a Cloud Build worker pool, /21 for GKE's pods.
-_PREFIXES = {"primary_block": (9, 19), "pods_block": (9, 21), "device_block": (9, 25)}
+# proxy-only subnet, /29 for a subnet and a Cloud Build worker pool, /21 for GKE's pods (rancher/rancher issue 36254).
+# Services, a 16th of the primary block, are at most a /16 (rancher/rancher issue 32413).
+_PREFIXES = {"primary_block": (12, 19), "pods_block": (9, 21), "device_block": (9, 25)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,11 +42,11 @@ def test_the_default_blocks_give_these_ranges() -> None:
     }
 
 
-@pytest.mark.parametrize("sizes", [(9, 9, 9), (16, 14, 15), (19, 21, 25)], ids=str)
+@pytest.mark.parametrize("sizes", [(12, 9, 9), (16, 14, 15), (19, 21, 25)], ids=str)
 def test_ranges_of_any_size_of_block_are_apart_and_inside_it(sizes: tuple[int, int, int]) -> None:
     starts = ("10.0.0.0", "10.128.0.0", "172.16.0.0" if sizes[2] > 12 else "100.64.0.0")
     if sizes[2] < 10:
-        starts, sizes = ("10.0.0.0", "10.128.0.0", "100.64.0.0"), (9, 9, 10)
+        starts, sizes = ("10.0.0.0", "10.128.0.0", "100.64.0.0"), (12, 9, 10)
     blocks = [f"{start}/{size}" for start, size in zip(starts, sizes, strict=True)]
 
     found = cut(*blocks, gpu_nodes=4, other_nodes=4).ranges()
@@ -60,6 +60,7 @@ def test_ranges_of_any_size_of_block_are_apart_and_inside_it(sizes: tuple[int, i
     assert networks["control_plane"].prefixlen == 28
     assert networks["proxy_only"].prefixlen <= 26
     assert networks["peering"].prefixlen <= 29
+    assert networks["services"].prefixlen >= 16
 
 
 def test_a_larger_pool_moves_no_range() -> None:
@@ -91,6 +92,11 @@ def test_bad_blocks_are_all_named_at_once() -> None:
         "network.pods_block",
         "network.device_block",
     }
+
+
+def test_a_primary_block_whose_services_gke_would_not_take_is_refused() -> None:
+    assert cut(primary="10.0.0.0/12").services == "10.4.0.0/16"
+    assert refused(primary="10.0.0.0/11") == {"network.primary_block"}
 
 
 def test_overlapping_blocks_are_named_in_pairs() -> None:

@@ -137,6 +137,13 @@ class Google:
         }
         return self.post(CLUSTERS, {"cluster": {**own, **body}})
 
+    def in_range(self, part: str, block: str, nodes: str) -> Any:
+        """A cluster whose pods or Services have this block, beside its nodes'."""
+        ranges = [{"rangeName": part, "ipCidrRange": block}]
+        self.subnetwork(part, network="other", ipCidrRange=nodes, secondaryIpRanges=ranges)
+        policy = {"useIpAliases": True, f"{part}SecondaryRangeName": part}
+        return self.cluster("c", network="other", subnetwork=part, ipAllocationPolicy=policy)
+
     def pool(
         self, cluster: str = "oasis", config: Mapping[str, Any] | None = None, principal: str = "", **body: Any
     ) -> Any:
@@ -358,6 +365,8 @@ BROKEN: Asked = {
     "pods in a range that the subnetwork lacks": lambda g: g.cluster(
         "c", ipAllocationPolicy={"useIpAliases": True, "clusterSecondaryRangeName": "nothing"}
     ),
+    "pods in a range smaller than /21": lambda g: g.in_range("cluster", "10.8.0.0/22", nodes="10.8.4.0/24"),
+    "Services in a range larger than /16": lambda g: g.in_range("services", "10.12.0.0/14", nodes="10.8.5.0/24"),
     "a cluster's labels changed that have changed since they were read": lambda g: g.post(
         f"{CLUSTER}:setResourceLabels", {"resourceLabels": {}, "labelFingerprint": "AAAA"}
     ),

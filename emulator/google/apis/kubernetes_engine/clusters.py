@@ -236,8 +236,17 @@ def _blocks(subnetwork: CloudObject, body: Mapping[str, Any]) -> Body:
             raise bad(f'{word} secondary range "{named}" not found in network "{network}", subnetwork "{subnet}".')
         if named:
             policy[f"{part}Ipv4CidrBlock"] = ranges[named]
+            _require_size(part, int(ranges[named].partition("/")[2]))
     top = {f"{part}Ipv4Cidr": policy.get(f"{part}Ipv4CidrBlock", "") for part in ("cluster", "services")}
     return {"ipAllocationPolicy": policy, **{key: block for key, block in top.items() if block}}
+
+
+def _require_size(part: str, prefix: int) -> None:
+    """Refuse pods in less than a /21, and Services in more than a /16 (rancher/rancher issues 36254 and 32413)."""
+    if part == "cluster" and prefix > 21:
+        raise bad(f"Cluster CIDR range is greater than maximum ({prefix} > 21).")
+    if part == "services" and prefix < 16:
+        raise bad(f"Services CIDR range is smaller than minimum ({prefix} < 16).")
 
 
 def _uses(body: Mapping[str, Any]) -> list[Use]:
