@@ -184,20 +184,25 @@ def _field_problems(machine: Machine, key: str, entry: CapacityEntry) -> Iterato
 def _placement_problems(machine: Machine, key: str, entry: CapacityEntry) -> Iterator[Problem]:
     if not entry.compact_placement:
         return
-    if entry.mode == "flex-start" and not machine.flex_start_compact:
-        yield Problem(
-            key=f"{key}.compact_placement",
-            value=True,
-            allowed=f"false for flex-start of {machine.name}",
-            remedy="remove it: flex-start takes compact placement only for A3 Ultra, A4 and H4D machines",
+    if entry.mode in MODES_WITH_END:
+        # GoogleCloudPlatform/cluster-toolkit pull request 6348 and v1.95.0, gke-node-pool: of queued GPU nodes never.
+        allowed = f"false with mode {entry.mode}"
+        remedy = (
+            "remove it: GKE refuses compact placement of such nodes without a workload policy of Compute Engine, which "
+            "this program does not make; nodes that must stand close come from a reservation's block"
         )
-    if entry.mode == "queued":
-        yield Problem(
-            key=f"{key}.compact_placement",
-            value=True,
-            allowed="false with mode queued",
-            remedy="remove it: GKE refuses compact placement of GPU nodes together with queued provisioning",
-        )
+    elif entry.mode == "reservation" and (entry.reservation or "").startswith("projects/"):
+        # Compute Engine documentation, "Placement policies overview", restrictions of compact policies.
+        allowed = "false for a reservation of another project"
+        remedy = "remove it, or write a reservation of this project by its name alone"
+    elif entry.mode == "reservation" and not machine.rdma_nics:
+        # AI-Hypercomputer/xpk pull request 1130. Dense ones, as those of machines with RDMA are, take a policy of the
+        # pool besides (GoogleCloudPlatform/cluster-toolkit pull request 3347).
+        allowed = f"false for a reservation of {machine.name}"
+        remedy = "remove it: how close the nodes of a reservation stand was settled when the reservation was made"
+    else:
+        return
+    yield Problem(key=f"{key}.compact_placement", value=True, allowed=allowed, remedy=remedy)
 
 
 def _run_duration_problems(key: str, entry: CapacityEntry) -> Iterator[Problem]:

@@ -40,8 +40,6 @@ class Machine:
     """Whether it can be bought by flex-start."""
     spot: bool
     """Whether it can be bought as Spot."""
-    flex_start_compact: bool
-    """Whether a flex-start pool of it may ask for compact placement."""
 
 
 BOOT_DISK_GB = 100
@@ -67,7 +65,6 @@ class PoolSize:
 # Shapes: Google Cloud documentation, "GPU machine types" (2026).
 # Zones: skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv; live: `gcloud compute machine-types list`.
 # Purchase: "GPU machine types"; H200 is sold by reservation, flex-start and Spot alone.
-# Compact flex-start: GoogleCloudPlatform/cluster-toolkit v1.95.0, modules/compute/gke-node-pool/main.tf, preconditions.
 _A3_ULTRA_ZONES = (
     "asia-south1-b",
     "asia-south2-c",
@@ -107,7 +104,6 @@ def _l4(name: str, vcpus: int, memory_gb: int) -> Machine:
         on_demand=True,
         flex_start=True,
         spot=True,
-        flex_start_compact=False,
     )
 
 
@@ -127,7 +123,6 @@ MACHINES: dict[str, Machine] = {
             on_demand=False,
             flex_start=True,
             spot=True,
-            flex_start_compact=True,
         ),
         _l4("g2-standard-4", vcpus=4, memory_gb=16),
         _l4("g2-standard-12", vcpus=12, memory_gb=48),
@@ -186,5 +181,4 @@ def general_purpose(name: str) -> Machine:
         on_demand=True,
         flex_start=False,
         spot=True,
-        flex_start_compact=False,
     )

@@ -31,15 +31,16 @@ LEGAL: dict[Mode, CapacityEntry] = {
 
 
 def accepted_by_google(machine: Machine, tried: CapacityEntry) -> bool:
-    """The preconditions of Google's Cluster Toolkit (v1.95.0, gke-node-pool), as a table rather than as our code."""
+    """The preconditions of Google's Cluster Toolkit (v1.95.0, gke-node-pool), as a table rather than as our code, and
+    what is published of placement beside them."""
     queued, spot, reserved = tried.mode == "queued", tried.mode == "spot", tried.reservation is not None
     flex = tried.mode == "flex-start" or queued
     return all(
         (
             not (flex and reserved),
             not (spot and reserved),
-            not (flex and tried.compact_placement) or machine.name.startswith(("a3-ultragpu", "a4", "h4d")),
-            not (queued and tried.compact_placement),
+            not (flex and tried.compact_placement),
+            not (reserved and tried.compact_placement) or (machine is H200 and tried.reservation == "ours"),
             (tried.mode == "reservation") == reserved,
             flex == (tried.max_run_duration_hours is not None),
             tried.max_run_duration_hours is None or 600 <= tried.max_run_duration_hours * 3600 <= 604800,
@@ -68,7 +69,12 @@ def test_the_emulated_google_sells_every_machine_in_every_zone_that_settings_acc
 def test_what_is_refused_is_exactly_what_google_refuses() -> None:
     legal = 0
     options = itertools.product(
-        MACHINES.values(), LEGAL, (None, "ours"), (None, 0, 1, 168, 169), (False, True), (0, 1, 1000)
+        MACHINES.values(),
+        LEGAL,
+        (None, "ours", "projects/other-one/reservations/theirs"),
+        (None, 0, 1, 168, 169),
+        (False, True),
+        (0, 1, 1000),
     )
     for machine, mode, reservation, hours, compact, nodes in options:
         tried = replace(entry(mode, hours, reservation), max_nodes=nodes, compact_placement=compact)

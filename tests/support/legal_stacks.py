@@ -16,7 +16,7 @@ RUNGS: tuple[dict[str, Any], ...] = (
     {"mode": "reservation", "reservation": "projects/owner-project/reservations/theirs", "max_nodes": 2},
     {"mode": "reservation", "reservation": "ours/reservationBlocks/b/reservationSubBlocks/s", "max_nodes": 2},
     {"mode": "flex-start", "max_nodes": 2},
-    {"mode": "flex-start", "max_nodes": 2, "max_run_duration_hours": 6, "compact_placement": True},
+    {"mode": "flex-start", "max_nodes": 2, "max_run_duration_hours": 6},
     {"mode": "spot", "max_nodes": 2},
     {"mode": "queued", "max_nodes": 2},
 )
@@ -45,7 +45,7 @@ def ladders(draw: some.DrawFn, machine: Machine) -> list[dict[str, Any]]:
             entry["max_run_duration_hours"] = ends
         elif mode == "queued" and draw(some.booleans()):
             entry["max_run_duration_hours"] = draw(some.integers(1, capacity_rules.MAX_RUN_HOURS))
-        if mode != "queued" and (mode != "flex-start" or machine.flex_start_compact):
+        if mode in ("spot", "on-demand") or (mode == "reservation" and machine.rdma_nics):
             entry["compact_placement"] = draw(some.booleans())
         entries.append(entry)
     return entries

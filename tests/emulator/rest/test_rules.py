@@ -408,6 +408,9 @@ BROKEN: Asked = {
         g.delete(f"{CLUSTERS}/plain/nodePools/default-pool"),
         g.pool("plain", config=FLEX),
     ),
+    "flex-start with compact placement by no policy of its own": lambda g: g.pool(
+        config=FLEX, placementPolicy={"type": "COMPACT"}
+    ),
     "queued provisioning on Spot VMs": lambda g: g.pool(
         config={"spot": True, "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"}},
         queuedProvisioning={"enabled": True},

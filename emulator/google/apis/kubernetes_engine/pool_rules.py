@@ -71,7 +71,7 @@ def _require_machine(node: Mapping[str, Any], zones: list[str]) -> None:
 
 def _require_one_way_to_buy(node: Mapping[str, Any], body: Mapping[str, Any]) -> None:
     affinity = node.get("reservationAffinity", {}).get("consumeReservationType", "UNSPECIFIED")
-    scaling = body.get("autoscaling", {})
+    scaling, placement = body.get("autoscaling", {}), body.get("placementPolicy", {})
     if node.get("flexStart"):
         if node.get("spot"):
             raise bad("Flex-start node pools cannot use Spot VMs.")
@@ -88,12 +88,14 @@ def _require_one_way_to_buy(node: Mapping[str, Any], body: Mapping[str, Any]) ->
             raise bad("Queued provisioning cannot use Spot VMs or a reservation.")
         if any(scaling.get(key) for key in ("minNodeCount", "totalMinNodeCount")):
             raise bad("Queued provisioning requires a minimum of 0 nodes.")
-        if body.get("placementPolicy", {}).get("type") == "COMPACT":
+        if placement.get("type") == "COMPACT":
             raise bad("Queued provisioning does not support compact placement.")
+    if node.get("flexStart") and placement.get("type") == "COMPACT" and not placement.get("policyName"):
+        raise bad("Flex-start node pools support compact placement only by a workload policy.")
     per_zone, in_total = (any(scaling.get(key) for key in keys) for keys in _LIMITS)
     if per_zone and in_total:
         raise bad("Autoscaling limits are either per zone or in total for the pool, not both.")
-    if body.get("placementPolicy", {}).get("type") == "COMPACT" and len(body["locations"]) > 1:
+    if placement.get("type") == "COMPACT" and len(body["locations"]) > 1:
         raise bad("Compact placement is only supported for node pools in a single zone.")
 
 
