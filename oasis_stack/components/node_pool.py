@@ -123,7 +123,7 @@ def gpu_node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.No
             }
         ],
         "spot": rules.spot,
-        "reservation_affinity": reservation_affinity(rules),
+        "reservation_affinity": reservation_affinity(rules, args.site.project),
     }
     # A queued pool is in no class, which would grow it pod by pod; GKE taints it `cloud.google.com/gke-queued`.
     if not rules.queued:
@@ -147,12 +147,12 @@ def network_config(nics: Sequence[AdditionalNetwork]) -> gcp.container.NodePoolN
     return config
 
 
-def reservation_affinity(rules: PoolRules) -> gcp.container.NodePoolNodeConfigReservationAffinityArgsDict:
-    """The reservation that the nodes consume: the named one, or explicitly none, as flex-start requires."""
-    if rules.reservation is None:
+def reservation_affinity(rules: PoolRules, project: str) -> gcp.container.NodePoolNodeConfigReservationAffinityArgsDict:
+    """The reservation that the nodes consume: the named one, or explicitly none, as flex-start requires. GKE was seen
+    to find a block only by its whole path (GoogleCloudPlatform/cluster-toolkit pull requests 5043 and 5452)."""
+    name = rules.reservation
+    if name is None:
         return {"consume_reservation_type": rules.consume_reservation_type}
-    return {
-        "consume_reservation_type": rules.consume_reservation_type,
-        "key": RESERVATION_KEY,
-        "values": [rules.reservation],
-    }
+    if "/" in name and not name.startswith("projects/"):
+        name = f"projects/{project}/reservations/{name}"
+    return {"consume_reservation_type": rules.consume_reservation_type, "key": RESERVATION_KEY, "values": [name]}

@@ -81,6 +81,14 @@ def test_spot_and_reservation_nodes_have_no_end_and_are_repaired(full: Deploymen
     }
 
 
+def test_a_block_is_named_by_its_whole_path() -> None:
+    ours, theirs = "ours/reservationBlocks/b", "projects/neighbour/reservations/theirs/reservationBlocks/b"
+    ladder = [{"mode": "reservation", "reservation": name, "max_nodes": 1} for name in (ours, theirs)]
+    deployed = deploy_stack(changed("oasis:gpu.capacity", ladder))
+    named = [pool.inputs["nodeConfig"].get("reservationAffinity", {}).get("values") for pool in deployed.of_type(POOL)]
+    assert sorted(filter(None, named)) == [[theirs], [f"projects/some-project/reservations/{ours}"]]
+
+
 def test_compact_placement_is_asked_for_only_where_the_entry_says_so(other: Deployment) -> None:
     assert [pool.name for pool in other.of_type(POOL) if "placementPolicy" in pool.inputs] == ["gpu-reservation-theirs"]
 
