@@ -35,6 +35,9 @@ KEPT_KINDS = frozenset(
 
 OWN_KINDS = frozenset(
     {
+        "compute/reservation",
+        "compute/reservationBlock",
+        "compute/reservationSubBlock",
         "emulator/fault",
         "emulator/grants",
         "emulator/identity",

@@ -21,6 +21,7 @@ from emulator.gke.node_shapes import Pool
 from emulator.google import policies
 from emulator.google.apis import serviceusage
 from emulator.google.apis.kubernetes_engine import instance_groups
+from emulator.google.apis.kubernetes_engine.pool_rules import reservation_of
 from emulator.google.callers import Identity, set_identity
 from emulator.google.cloud import Cloud
 from emulator.google.errors import RefusedCall
@@ -75,7 +76,8 @@ class OneProcess(mocks.Mocks):
     def __init__(
         self, directory: Path, config: Mapping[str, Any], roles: Iterable[str] = (), account_roles: Iterable[str] = ()
     ) -> None:
-        """A stack that was never up, and an empty emulated Google in `directory` unless there is one.
+        """A stack that was never up, and an emulated Google in `directory` that is empty but for the reservations which
+        the stack names, unless there is one.
 
         Args:
             directory: the emulator's folder.
@@ -88,6 +90,9 @@ class OneProcess(mocks.Mocks):
         self.cloud = Cloud(directory)
         place = {key: str(config[f"oasis:{key}"]) for key in ("region", "zone")}
         project = str(config["gcp:project"])
+        for rung in config.get("oasis:gpu", {}).get("capacity", ()):
+            if given := rung.get("reservation"):
+                self.cloud.put(*reservation_of(given, project, place["zone"]), {})
         self._directly = directly(self.cloud)
         self.provider = Client(self.cloud, self._send, project=project, **place)
         """The provider that the stack file configures."""

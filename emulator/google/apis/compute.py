@@ -297,13 +297,13 @@ class NetworkProfiles(ComputeCollection):
 
 
 class Reservations(ComputeCollection):
-    """`projects/p/zones/z/reservations/r`: those that a test has put there."""
+    """`projects/p/zones/z/reservations/r`: nothing but what it was made with."""
 
     kind = "compute/reservation"
 
 
 class ReservationBlocks(ComputeCollection):
-    """`.../reservations/r/reservationBlocks/b`, likewise; an answer has it in an envelope."""
+    """`.../reservations/r/reservationBlocks/b`, which a test has put there; an answer has it in an envelope."""
 
     kind = "compute/reservationBlock"
 

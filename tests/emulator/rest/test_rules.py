@@ -426,6 +426,9 @@ BROKEN: Asked = {
     "Spot VMs from a reservation": lambda g: g.pool(
         config={"spot": True, "reservationAffinity": {"consumeReservationType": "ANY_RESERVATION"}}
     ),
+    "nodes of a reservation that is not there": lambda g: g.pool(
+        config={"reservationAffinity": {"consumeReservationType": "SPECIFIC_RESERVATION", "values": ["nothing"]}}
+    ),
     "limits of autoscaling per zone and in total": lambda g: g.pool(
         autoscaling={"enabled": True, "totalMaxNodeCount": 4, "maxNodeCount": 2}
     ),

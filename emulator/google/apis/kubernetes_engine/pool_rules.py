@@ -12,6 +12,7 @@ from typing import Any
 from emulator.google import policies
 from emulator.google.apis.kubernetes_engine.places import bad, full, region_of, require_name
 from emulator.google.cloud import Cloud, CloudObject
+from emulator.google.errors import RefusedCall
 from emulator.google.machines import GPU_FAMILIES, GPU_MACHINES, roce_zone
 
 POOL, CLUSTER = "container/nodePool", "container/cluster"
@@ -34,6 +35,8 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str, before: CloudOb
     channel = cluster.body.get("releaseChannel", {}).get("channel", "UNSPECIFIED")
     if channel != "UNSPECIFIED" and not body["management"].get("autoUpgrade"):
         raise bad(f"Auto_upgrade cannot be false when release_channel {channel} is set.")
+    if before is None:
+        _require_reservation(cloud, body, project)
     _require_networks(cloud, cluster, body)
 
 
@@ -99,6 +102,17 @@ def _require_one_way_to_buy(node: Mapping[str, Any], body: Mapping[str, Any]) ->
         raise bad("Compact placement is only supported for node pools in a single zone.")
 
 
+def _require_reservation(cloud: Cloud, body: Mapping[str, Any], project: str) -> None:
+    """Refuse a reservation, or a block of one, that is not there (GoogleCloudPlatform/cluster-toolkit pull request
+    5043)."""
+    for given in body["config"].get("reservationAffinity", {}).get("values", []):
+        for zone in body["locations"]:
+            if cloud.find(*reservation_of(given, project, zone)) is None:
+                where = f'for node pool "{body["name"]}" at zone "{zone}"'
+                message = f'Google Compute Engine: reservation "{given}" not found {where}.'
+                raise RefusedCall(404, message, "notFound")
+
+
 _LIMITS = (("minNodeCount", "maxNodeCount"), ("totalMinNodeCount", "totalMaxNodeCount"))
 
 
@@ -130,6 +144,14 @@ def _require_networks(cloud: Cloud, cluster: CloudObject, body: Mapping[str, Any
     if machine and rdma > machine.rdma_nics:
         kind = body["config"]["machineType"]
         raise bad(f"Machine type {kind} has {machine.rdma_nics} RDMA NICs; {rdma} networks need one.")
+
+
+def reservation_of(given: str, project: str, zone: str) -> tuple[str, str]:
+    """Kind and name path of the reservation, or the block of one, that a pool of the project names; by its short name
+    too, as GKE's autoscaler does (GoogleCloudPlatform/cluster-autoscaler, 2026, package gceclient, ReservationRef)."""
+    whole = given if given.startswith("projects/") else f"projects/{project}/reservations/{given}"
+    name = whole.replace("/reservations/", f"/zones/{zone}/reservations/")
+    return f"compute/{name.split('/')[-2].removesuffix('s')}", name
 
 
 def pairs_of(cluster: str, body: Mapping[str, Any]) -> list[tuple[str, str]]:
