@@ -97,6 +97,26 @@ def _keys(rules: Rules, settings: Settings) -> str:
     )
 
 
+def _members(rules: Rules, settings: Settings) -> str | Doubt:
+    if not enforced(rules) and not any(rule.get("values", {}).get("allowedValues") for rule in rules):
+        return ""
+    teams = ", ".join(team.name for team in settings.teams)
+    return Doubt(f"whether it takes the members of {teams} is not known here")
+
+
+_ON_MEMBERS = [
+    Constraint(
+        name=name,
+        concerns=lambda settings: bool(settings.teams),
+        stops=_members,
+        remedy="Ask who keeps it: of others Google says that they do not belong to a permitted customer.",
+    )
+    for name in ("iam.allowedPolicyMemberDomains", "iam.managed.allowedPolicyMembers")
+]
+"""Who may be granted a role, by customers or sets of principals, which nobody here knows the members of ("Restrict
+identities with domain-restricted sharing")."""
+
+
 def _whole(what: str) -> Callable[[Rules, Settings], str]:
     """A list constraint that names resources: what it takes at all is not judged by name."""
     return lambda rules, settings: what if any(rule.get("denyAll") for rule in rules) else ""
@@ -126,6 +146,7 @@ def constraints(apis: frozenset[str]) -> list[Constraint]:
             stops=lambda rules, settings: "no service account may be made" if enforced(rules) else "",
             remedy="Have the project exempted: nodes and image builds have accounts of their own.",
         ),
+        *_ON_MEMBERS,
         Constraint(
             name="compute.restrictCloudNATUsage",
             stops=_whole("no subnet may use Cloud NAT, by which nodes without addresses reach the internet"),

@@ -423,6 +423,26 @@ def test_a_location_is_allowed_as_google_writes_it(project: Make, rule: dict[str
     assert told.startswith(f"  {mark}  the policy gcp.resourceLocations" if mark else "  ok"), told
 
 
+@pytest.mark.parametrize(
+    ("constraint", "rule"),
+    [
+        ("iam.allowedPolicyMemberDomains", _allowed("is:C03xgje4y")),
+        ("iam.managed.allowedPolicyMembers", {"enforce": True}),
+    ],
+)
+def test_a_policy_on_who_is_granted_a_role_is_told_where_there_are_teams(
+    project: Make, constraint: str, rule: dict[str, object]
+) -> None:
+    queue = changed("oasis:gpu.capacity[3]", {"mode": "queued", "max_nodes": 2})
+    team = {"name": "vision", "gpu_nodes": 1, "members": ["user:ann@example.com"]}
+    told = f"  ?   the policy {constraint}: whether it takes the members of vision is not known here"
+    for config, expected in ((changed("oasis:teams", [team], queue), True), (queue, False)):
+        judged = project(config)
+        judged.policy(constraint, **rule)
+        _, said = judged.findings()
+        assert (told in said) == expected, "\n".join(said)
+
+
 @pytest.mark.parametrize("wandb", [None, {"adopt": True}])
 def test_a_secret_that_is_not_made_needs_no_location(project: Make, wandb: object) -> None:
     judged = project(changed("oasis:wandb", wandb))
