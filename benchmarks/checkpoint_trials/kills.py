@@ -176,6 +176,6 @@ def _look(variant: str, folder: Path, acknowledged: int) -> Counter[str]:
 def _collect(folder: Path) -> Counter[str]:
     store = CheckpointStore(locate(folder), KEEP)
     orphans = len({entry.name for entry in folder.iterdir()} - set(store.committed()))
-    store.collect(resumed=store.committed()[-1])
+    store.collect()
     left = {entry.name for entry in folder.iterdir()} - set(store.committed())
     return Counter(orphans=orphans, uncollected=len(left))

@@ -21,6 +21,12 @@ SCHEMA = 2
 MANIFEST = "MANIFEST.json"
 COMMIT = "COMMIT"
 
+
+class OtherSchemaError(DataIntegrityError):
+    """A checkpoint that another version of this program wrote. Nothing says that it is damaged, so that a run does not
+    go on over it."""
+
+
 _NAME = re.compile(r"[0-9]{9}-[0-9a-f]{15}")
 
 
@@ -62,7 +68,8 @@ def read(folder: Folder) -> dict[str, Any]:
     """The manifest that was committed.
 
     Raises:
-        DataIntegrityError: it is not whole, or another program's.
+        DataIntegrityError: it is not whole.
+        OtherSchemaError: another version of this program wrote it.
     """
     try:
         text, marker = folder.read(MANIFEST), folder.read(COMMIT)
@@ -72,7 +79,10 @@ def read(folder: Folder) -> dict[str, Any]:
         raise damage(f"{MANIFEST} is not the one that was committed")
     manifest: dict[str, Any] = json.loads(text)
     if manifest["schema"] != SCHEMA:
-        raise damage(f"its schema is {manifest['schema']}, this program reads {SCHEMA}")
+        raise OtherSchemaError(
+            f"checkpoint {folder.uri.rpartition('/')[2]} has schema {manifest['schema']}, this program reads {SCHEMA}.",
+            "Use the version of the program that wrote it, or train under another --run name.",
+        )
     return manifest
 
 

@@ -60,7 +60,6 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
         self._good: set[str] = set()  # read back by this process, every hash as written
-        self._damaged: set[str] = set()  # found by `newest` not to verify
 
     def save(self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> Saved:
         """Write one checkpoint, read it back, and remove those it makes superfluous: `write`, then `tidy`."""
@@ -147,7 +146,8 @@ class CheckpointStore:
 
         Raises:
             UsageError: the run's checkpoints belong to another model or other data.
-            DataIntegrityError: there are committed checkpoints, and none verifies.
+            DataIntegrityError: there are committed checkpoints, and none verifies, or the newest that may be loaded is
+                of another schema.
         """
         tried = set(without)
         # Listed again when all failed: a writer may have replaced every checkpoint of the first list meanwhile.
@@ -155,8 +155,9 @@ class CheckpointStore:
             for name in reversed(names):
                 try:
                     return self.load(name, identity)
+                except manifest.OtherSchemaError:
+                    raise
                 except DataIntegrityError as error:
-                    self._damaged.add(name)
                     say(f"checkpoint {name} is passed over: {error.problem}")
             tried.update(names)
         if tried:
@@ -185,22 +186,19 @@ class CheckpointStore:
         """Names of the committed checkpoints, oldest first; not verified."""
         return manifest.committed(self._folder.files())
 
-    def collect(self, resumed: str | None) -> list[str]:
-        """Remove what killed attempts left unfinished, and what is newer than the checkpoint a run resumed from.
+    def collect(self) -> list[str]:
+        """Remove what killed attempts left unfinished. Call it when no one writes.
 
-        The latter only where it did not verify here, and so would be tried at each restart; what another rank could not
-        read is good, and may be all that is left. Call it when no one writes.
+        What is committed and did not verify stays until enough newer ones are good: it may be good, and badly read.
 
         Returns:
             The names removed.
         """
-        attempts = [name for name in self._folder.names() if manifest.is_name(name)]
         whole = set(self.committed())
-        damaged = {name for name in self._damaged if resumed and name > resumed}
-        refused = [name for name in attempts if name not in whole or name in damaged]
-        for name in refused:
+        orphans = [name for name in self._folder.names() if manifest.is_name(name) and name not in whole]
+        for name in orphans:
             manifest.discard(self._folder.child(name))
-        return refused
+        return orphans
 
     def _is_good(self, name: str) -> bool:
         try:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pickle
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,11 +71,14 @@ def test_the_newest_comes_back_as_it_was_saved_and_older_ones_go(runs: Folder) -
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "missing", "manifest", "no-commit"])
-def test_a_damaged_newest_is_passed_over_said_and_removed_on_resuming(runs: Folder, damage: str) -> None:
+def test_a_damaged_newest_is_passed_over_and_said_and_stays_until_a_run_has_newer_ones(
+    runs: Folder, damage: str
+) -> None:
     folder = runs.child("checkpoints")
-    store = CheckpointStore(folder, keep=3)
+    store = CheckpointStore(folder, keep=2)
     for step in (1, 2):
         store.save(state(step), step, IDENTITY, {})
+    store = CheckpointStore(folder, keep=2)
     torn = folder.child(store.committed()[-1])
     content = torn.read(SHARD)
     match damage:
@@ -91,8 +95,20 @@ def test_a_damaged_newest_is_passed_over_said_and_removed_on_resuming(runs: Fold
     step, said = newest(store)
     assert step == 1
     assert len(said) == (0 if damage == "no-commit" else 1)
-    store.collect(resumed=store.committed()[0])
-    assert [name[:9] for name in folder.names()] == ["000000001"]
+    store.collect()
+    assert [manifest.step_of(name) for name in folder.names()] == ([1] if damage == "no-commit" else [1, 2])
+    for step in (3, 4):
+        store.save(state(step), step, IDENTITY, {})
+    assert [manifest.step_of(name) for name in folder.names()] == [3, 4]
+
+
+def test_a_run_does_not_go_on_over_a_checkpoint_of_another_schema(tmp_path: Path) -> None:
+    store = CheckpointStore(locate(tmp_path), keep=2)
+    store.save(state(1), 1, IDENTITY, {})
+    with mock.patch.object(manifest, "SCHEMA", 3):
+        newer = store.write(state(2), 2, IDENTITY, {}, threading.Event()).name
+    with pytest.raises(manifest.OtherSchemaError, match=f"{newer} has schema 3, this program reads 2. Use the version"):
+        store.newest(IDENTITY, print)
 
 
 def test_a_run_with_nothing_that_verifies_is_not_started_again_from_nothing(runs: Folder) -> None:
@@ -228,7 +244,7 @@ def test_what_an_older_process_left_half_done_neither_leads_nor_stays(runs: Fold
     folder.child(manifest.new_name(9)).write("shard-000.pt", b"half of it")
     folder.child("notes").write("why.txt", b"mine")
     assert newest(store) == (1, [])
-    assert len(store.collect(resumed=store.committed()[-1])) == 1
+    assert len(store.collect()) == 1
     assert folder.names() == [*store.committed(), "notes"]
 
 
@@ -253,7 +269,7 @@ def test_a_checkpoint_that_lacks_a_file_or_has_another_schema_does_not_verify(tm
     other = json.dumps({**json.loads(kept.read(MANIFEST)), "schema": "another/1"}).encode()
     kept.write(MANIFEST, other)
     kept.write(COMMIT, hashlib.sha256(other).hexdigest().encode())
-    with pytest.raises(DataIntegrityError, match="its schema is another/1"):
+    with pytest.raises(DataIntegrityError, match="has schema another/1"):
         manifest.verify(kept)
 
 

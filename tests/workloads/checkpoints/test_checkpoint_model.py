@@ -112,10 +112,10 @@ class Store(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """As the trainer does: the newest is loaded, and what it cannot have been is removed."""
+        """As the trainer does: the newest is loaded, and what was never committed is removed."""
         self.start_process()
-        found = self.look()
-        self.store.collect(found.name if found else None)
+        self.look()
+        self.store.collect()
         assert self.names() == self.committed()
 
     @rule()

@@ -118,7 +118,7 @@ def test_a_failed_save_is_said_and_the_next_one_tries_again_until_patience_ends(
     place.fail(False)
     assert place.newest() == 3
     # What the failed saves left is gone at the next start.
-    place.store.collect(resumed=place.store.committed()[-1])
+    place.store.collect()
     assert place.folder.names() == place.store.committed()
 
 

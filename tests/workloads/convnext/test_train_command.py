@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 from ray._private import services
@@ -249,6 +250,11 @@ def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ra
         torn.write(file, b"torn")
     assert manifest.committed(folder.child("checkpoints").files())[-1] in torn.uri
     assert again("--epochs", "2") == 0  # by the newest that reads
+    torn.remove()
+    with mock.patch.object(manifest, "SCHEMA", 3):
+        manifest.commit(torn, {})
+    assert again("--epochs", "2") == 6
+    assert "has schema 3, this program reads 2" in capsys.readouterr().err
     torn.remove()
     with pytest.raises(AssertionError, match="Ray was started"):
         again("--epochs", "3")

@@ -22,6 +22,7 @@ def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -
         note: told what of that a run that goes on was not trained with so far.
 
     Raises:
+        OtherSchemaError: another version of the program wrote the newest checkpoint that reads.
         UsageError: the run's checkpoints are another run's. What the data decides of that, the workers compare.
         PlaceError: the storage does not answer.
         AuthError: it may not be read.
@@ -30,6 +31,8 @@ def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -
     for name in reversed(manifest.committed(checkpoints.files())):
         try:
             found = manifest.read(checkpoints.child(name))
+        except manifest.OtherSchemaError:
+            raise
         except DataIntegrityError:
             continue  # the workers say so, and pass it over too
         manifest.refuse_stranger(found, config.identity, checkpoints.uri)

@@ -136,7 +136,7 @@ def _resume(training: Training, store: CheckpointStore, reporter: Reporter, fact
     """
     checkpoint = agree(store, training.identity, training.rank, training.world_size, reporter.say)
     if training.rank == 0:
-        store.collect(checkpoint.name if checkpoint else None)
+        store.collect()
     if checkpoint:
         training.load(checkpoint.state)
     position = training.position
