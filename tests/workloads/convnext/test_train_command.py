@@ -245,6 +245,9 @@ def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ra
     assert "all epochs (2) of run a are complete; raise --epochs to train on" in said
     assert "run a is complete: validation accuracy 50.00% on 9 images after 20 steps" in said
     assert (laptop / ".oasis/results/a/curve.png").exists()
+    assert again("--epochs", "2", "--learning-rate", "0.001") == 0
+    unused = "the run is complete, so nothing is trained with learning_rate 0.001, was 0.004 until now\n"
+    assert unused in capsys.readouterr().out
     torn = folder.child("checkpoints", newest.replace("20", "30"))
     for file in (manifest.MANIFEST, manifest.COMMIT):
         torn.write(file, b"torn")

@@ -19,7 +19,7 @@ def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -
     Args:
         folder: of the run; it may not exist.
         config: what the run is to compute.
-        note: told what of that a run that goes on was not trained with so far.
+        note: told what of that the run was not trained with so far.
 
     Raises:
         OtherSchemaError: another version of the program wrote the newest checkpoint that reads.
@@ -38,8 +38,9 @@ def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -
         manifest.refuse_stranger(found, config.identity, checkpoints.uri)
         complete = found["facts"].get("epoch", 0) >= config.epochs
         summary = _summary(folder, name, found) if complete else None
-        if summary is None and (changed := _changed(found["facts"].get("config", {}), config)):
-            note(f"changed in this run: {changed}")
+        if changed := _changed(found["facts"].get("config", {}), config):
+            used = "the run is complete, so nothing is trained with" if summary else "changed in this run:"
+            note(f"{used} {changed}")
         return summary
     return None
 
