@@ -33,14 +33,18 @@ endef
 
 # One make installs at a time: who comes meanwhile waits for it, and finds it done. Pip takes a package whose installation
 # was cut off for a whole one, so what did not come to its end starts over. A .venv without pyvenv.cfg, as one that was
-# partly deleted, is no environment: its Python is the base one, into which nothing may be installed.
+# partly deleted, is no environment: its Python is the base one, into which nothing may be installed. What has none of
+# make's own files is somebody else's; of what is deleted, the one that says so is left.
 define environment
 set -o pipefail; exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
 	    echo "another make installs into $(VENV): waiting for it"; flock 9; fi; \
 	if test $@ -nt $<; then exit 0; fi; \
-	if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; rm -rf $(VENV); fi; \
-	test -e $(VENV)/pyvenv.cfg && $(PY) -m pip --version >/dev/null 2>&1 || rm -rf $(VENV); \
+	if test -e $(VENV) && ! rmdir $(VENV) 2>/dev/null && ! compgen -G '$(VENV)/.install*' >/dev/null; then \
+	    echo "$(VENV) was not made by make, which changes no other one: move it away or delete it, then run this again" >&2; exit 1; fi; \
+	whole=; if test -e $(INSTALLING); then echo "an installation in $(VENV) was cut off: starting over"; \
+	elif test -e $(VENV)/pyvenv.cfg && $(PY) -m pip --version >/dev/null 2>&1; then whole=yes; fi; \
 	mkdir -p $(VENV) && touch $(INSTALLING) \
+	    && { test "$$whole" || find $(VENV) -mindepth 1 ! -path $(INSTALLING) -delete; } \
 	    && { test -x $(PY) || { echo "making the Python environment $(VENV)" && $(PYTHON) -m venv $(VENV); }; }
 endef
 # Of pip's lines, those of the wheels that take a while, which are the large ones.
@@ -55,7 +59,7 @@ endef
 # What `pulumi up` and the commands around it need: no torch, no Ray.
 $(CLOUD_STAMP): requirements.txt
 	$(supported_python)
-	@$(environment) && { test -e $(STAMP) || $(call install,0.4 GB); } && rm $(INSTALLING) && touch $@
+	@$(environment) && { test $(STAMP) -nt $< || $(call install,0.4 GB); } && rm $(INSTALLING) && touch $@
 
 $(STAMP): requirements-dev.txt
 	$(supported_python)

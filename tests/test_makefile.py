@@ -144,8 +144,8 @@ def test_an_installation_says_what_it_is_at_and_ends_with_pips_status(checkout: 
     (checkout / "said").write_text(PIP)
     (environments / "pyvenv.cfg").touch()
     write_program(environments / "bin" / "python", f'case "$*" in *"pip install"*) cat said; exit {status};; esac')
-    for stamp in environments.glob(".installed*"):
-        stamp.unlink()
+    (environments / ".installed-for-the-cloud").unlink()
+    os.utime(environments / ".installed", (0, 0))
 
     made = start(checkout, ".venv/.installed-for-the-cloud", "--no-print-directory", variables=environment())
     said, _ = made.communicate(timeout=60)
@@ -164,7 +164,7 @@ def test_nothing_is_installed_into_the_python_that_a_partly_deleted_environment_
     environments, called = checkout / ".venv", checkout / "called"
     write_program(environments / "bin" / "python", f'echo base "$*" >> {called}')
     for stamp in environments.glob(".installed*"):
-        stamp.unlink()
+        os.utime(stamp, (0, 0))
     python = write_program(
         checkout / "python3.11",
         f'case "$*" in *venv*) mkdir -p .venv/bin; touch .venv/pyvenv.cfg; cp {checkout}/made .venv/bin/python;; esac',
@@ -179,6 +179,39 @@ def test_nothing_is_installed_into_the_python_that_a_partly_deleted_environment_
     installed = [line for line in called.read_text().splitlines() if "pip install" in line]
     assert [line.split()[0] for line in installed] == ["made"]
     assert "--require-virtualenv" in installed[0]
+
+
+def test_packages_that_a_pull_brought_are_installed_where_all_of_the_older_ones_are(checkout: Path) -> None:
+    environments, called = checkout / ".venv", checkout / "called"
+    (environments / "pyvenv.cfg").touch()
+    write_program(environments / "bin" / "python", f'echo "$*" >> {called}')
+    for stamp in environments.glob(".installed*"):
+        os.utime(stamp, (0, 0))
+
+    made = start(checkout, ".venv/.installed-for-the-cloud", variables=environment())
+    said, _ = made.communicate(timeout=60)
+
+    assert made.returncode == 0, said
+    installed = [line for line in called.read_text().splitlines() if "pip install" in line]
+    assert [line.split()[-1] for line in installed] == ["requirements.txt"]
+
+
+@pytest.mark.parametrize("cfg", [True, False])
+def test_an_environment_that_make_did_not_make_stays_as_it_is(checkout: Path, cfg: bool) -> None:
+    environments = checkout / ".venv"
+    write_program(environments / "bin" / "python", "exit 1")  # without pip, as one of `uv venv`
+    for stamp in environments.glob(".installed*"):
+        stamp.unlink()
+    if cfg:
+        (environments / "pyvenv.cfg").touch()
+    before = sorted(environments.rglob("*"))
+
+    made = start(checkout, ".venv/.installed-for-the-cloud", variables=environment())
+    said, _ = made.communicate(timeout=60)
+
+    assert made.returncode == 2
+    assert ".venv was not made by make, which changes no other one: move it away or delete it, then run" in said
+    assert sorted(environments.rglob("*")) == before
 
 
 @pytest.fixture
