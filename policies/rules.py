@@ -7,6 +7,7 @@ mandatory. Where a comment names a page of the Pulumi SDK, that is pulumi-gcp 10
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +27,16 @@ MACHINES = (
     "gcp:compute/instance:Instance",
     "gcp:compute/instanceTemplate:InstanceTemplate",
     "gcp:compute/regionInstanceTemplate:RegionInstanceTemplate",
+    "gcp:compute/instanceFromTemplate:InstanceFromTemplate",
+    "gcp:compute/instanceFromMachineImage:InstanceFromMachineImage",
 )
 SERVICE = "kubernetes:core/v1:Service"
+SERVICES = (SERVICE, f"{SERVICE}Patch")
 INGRESS = "kubernetes:networking.k8s.io/v1:Ingress"
+GATEWAYS = tuple(f"kubernetes:gateway.networking.k8s.io/{version}:Gateway" for version in ("v1", "v1beta1"))
+INTERNAL_GATEWAYS = ("gke-l7-rilb", "gke-l7-rilb-mc", "gke-l7-cross-regional-internal-managed-mc")
+"""GKE's Gateway classes without a public address (GKE documentation, "About Gateway API", "GatewayClass")."""
+
 COMPUTE_CLASS = "kubernetes:cloud.google.com/v1:ComputeClass"
 
 LABELS = {
@@ -44,6 +52,16 @@ LABELS = {
 
 H200_MACHINES, H200 = "a3-ultragpu-", "nvidia-h200-141gb"
 """Machine types with H200 GPUs, and those GPUs (Compute Engine documentation, "GPU machine types")."""
+
+GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
+"""Machine series that come with GPUs, also where a pool names none (likewise)."""
+
+WIDEST_PREFIX = 8
+"""A network wider than this is the internet by another name, as in `oasis_stack/settings/rules.py`."""
+
+GRANTS = ("member", "members", "policyData", "entity", "roleEntities", "specialGroup", "iamMember", "accesses")
+"""Where a resource says who gets a right (SDK: IAM members, bindings and policies of all services; storage,
+BucketAccessControl and BucketACL; bigquery, DatasetAccess and Dataset)."""
 
 EVERYBODY = ("allUsers", "allAuthenticatedUsers")
 """Anyone on the internet, and anyone with a Google account (IAM documentation, "Principal identifiers")."""
@@ -116,6 +134,35 @@ def pools(resource: Resource) -> Iterator[Properties]:
             yield {"nodeConfig": at(resource.properties, "nodeConfig")}
 
 
+def most_nodes(pool: Properties) -> int | None:
+    """The nodes that a pool has at most; None where nothing says it."""
+    # A fixed size and the other maximum are of one zone (SDK: container, NodePool and NodePoolAutoscaling); a region's
+    # pool is in three unless it says otherwise (GKE documentation, "Regional clusters").
+    zones = len(at(pool, "nodeLocations") or ()) or 3
+    if total := at(pool, "autoscaling.totalMaxNodeCount"):
+        return int(total)
+    fixed = at(pool, "autoscaling") is None
+    each = at(pool, "nodeCount") if fixed else at(pool, "autoscaling.maxNodeCount") or None
+    return None if each is None else int(each) * zones
+
+
+def has_gpus(pool: Properties) -> bool:
+    """Whether a pool's nodes have GPUs."""
+    machine = str(at(pool, "nodeConfig.machineType"))
+    return bool(at(pool, "nodeConfig.guestAccelerators")) or machine.startswith(GPU_MACHINES)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts in a value, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts(list(value.values()))
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from texts(one)
+
+
 def private_nodes(resource: Resource, _: Properties) -> Iterator[str]:
     # Without the flag nodes get an external address each (SDK: container, NodePoolNetworkConfig and
     # ClusterPrivateClusterConfig, `enable_private_nodes`).
@@ -140,8 +187,10 @@ def closed_control_plane(resource: Resource, _: Properties) -> Iterator[str]:
     elif at(networks, "gcpPublicCidrsAccessEnabled") is not False:
         yield "the control plane's address answers every machine of Google Cloud: gcp_public_cidrs_access_enabled"
     for block in at(networks, "cidrBlocks") or ():
-        if str(at(block, "cidrBlock")).endswith("/0"):
-            yield f"the control plane's address answers the whole internet: {at(block, 'cidrBlock')} is authorised"
+        prefix = str(at(block, "cidrBlock")).rpartition("/")[2]
+        if prefix.isdecimal() and int(prefix) < WIDEST_PREFIX:
+            wide = f"{at(block, 'cidrBlock')} is authorised, which is wider than /{WIDEST_PREFIX}"
+            yield f"the control plane's address answers much of the internet: {wide}"
 
 
 def no_public_address(resource: Resource, _: Properties) -> Iterator[str]:
@@ -160,13 +209,15 @@ def no_public_address(resource: Resource, _: Properties) -> Iterator[str]:
     annotations = at(here, "metadata.annotations") or {}
     # GKE documentation, "About LoadBalancer Services": external is the default; the class, if there is one, decides
     # (kubernetes/ingress-gce, `IsSubsettingL4ILBService`).
-    balanced = resource.type == SERVICE and at(here, "spec.type") == "LoadBalancer"
+    balanced = resource.type in SERVICES and at(here, "spec.type") == "LoadBalancer"
     wanted = at(here, "spec.loadBalancerClass") or annotations.get("networking.gke.io/load-balancer-type")
     if balanced and wanted not in ("Internal", "networking.gke.io/l4-regional-internal"):
         yield "the Service gets a public address: annotate it networking.gke.io/load-balancer-type: Internal"
     # GKE documentation, "GKE Ingress for Application Load Balancers": so it is here.
     if resource.type == INGRESS and annotations.get("kubernetes.io/ingress.class") != "gce-internal":
         yield "the Ingress gets a public address: annotate it kubernetes.io/ingress.class: gce-internal"
+    if resource.type in GATEWAYS and at(here, "spec.gatewayClassName") not in INTERNAL_GATEWAYS:
+        yield f"the Gateway gets a public address: set gatewayClassName to one of {', '.join(INTERNAL_GATEWAYS)}"
 
 
 def no_on_demand_h200(resource: Resource, _: Properties) -> Iterator[str]:
@@ -200,16 +251,15 @@ def private_data(resource: Resource, _: Properties) -> Iterator[str]:
         if at(resource.properties, "uniformBucketLevelAccess") is not True:
             yield "an object can have readers of its own: set uniform_bucket_level_access"
     if resource.type.startswith("gcp:"):
-        members = [at(resource.properties, "member"), *(at(resource.properties, "members") or ())]
+        granted = " ".join(texts([at(resource.properties, key) for key in GRANTS]))
         for member in EVERYBODY:
-            if member in members:
+            if member in re.findall(r"[\w.@-]+", granted):
                 yield f"it gives rights to {member}, who is anybody: name who needs them"
 
 
 def bounded_pools(resource: Resource, _: Properties) -> Iterator[str]:
     for pool in pools(resource):
-        # The other limit, `max_node_count`, is of one zone (SDK: container, NodePoolAutoscaling).
-        if not at(pool, "autoscaling.totalMaxNodeCount"):
+        if most_nodes(pool) is None:
             yield "a node pool has no maximum: set autoscaling.total_max_node_count"
     # GKE documentation, "About node pool auto-creation": such pools are GKE's, and nothing here sees them.
     automatic = at(resource.properties, "clusterAutoscaling.enabled") or at(resource.properties, "enableAutopilot")
@@ -241,10 +291,12 @@ def data_is_kept(resource: Resource, settings: Properties) -> Iterator[str]:
 
 
 def gpu_nodes(resources: Sequence[Resource], settings: Properties) -> Iterator[str]:
+    # By the pool's own name, as a cluster that is there lists all of its pools (SDK: container, Cluster, `node_pools`).
     nodes = {
-        resource.name: int(at(resource.properties, "autoscaling.totalMaxNodeCount") or 0)
+        at(pool, "name") or f"{resource.name} {number}": most_nodes(pool) or 0
         for resource in resources
-        if resource.type == NODE_POOL and at(resource.properties, "nodeConfig.guestAccelerators")
+        for number, pool in enumerate(pools(resource), 1)
+        if has_gpus(pool)
     }
     if sum(nodes.values()) > settings["maxNodes"]:
         listed = ", ".join(f"{name} {count}" for name, count in sorted(nodes.items()))

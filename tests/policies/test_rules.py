@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from oasis_stack.command_line import offline
+from oasis_stack.settings.rules import WIDEST_AUTHORIZED_PREFIX
 from policies import rules
 from policies.rules import RULES, Resource, StackRule
 from tests.support.legal_stacks import stacks
@@ -78,9 +79,33 @@ def test_an_ip_endpoint_that_answers_named_networks_alone_passes_and_one_for_eve
         (path, None),
         (f"{path}.gcpPublicCidrsAccessEnabled", None),
         (f"{path}.cidrBlocks", [{"cidrBlock": "0.0.0.0/0"}]),
+        (f"{path}.cidrBlocks", [{"cidrBlock": "0.0.0.0/1"}, {"cidrBlock": "128.0.0.0/1"}]),
     ):
         one = Break(policy="closed-control-plane", type=rules.CLUSTER, name="cluster", path=where, value=value)
         assert broken([one.of(deployment)], mandatory=True).keys() == {one.policy}
+
+
+def test_networks_are_as_wide_as_the_settings_allow() -> None:
+    assert rules.WIDEST_PREFIX == WIDEST_AUTHORIZED_PREFIX
+
+
+@pytest.mark.parametrize(
+    ("pool", "most"),
+    [
+        ({"nodeCount": 1, "nodeLocations": ["us-central1-b"]}, 1),
+        ({"autoscaling": {"maxNodeCount": 2}, "nodeLocations": ["us-central1-b", "us-central1-c"]}, 4),
+        ({"autoscaling": {"maxNodeCount": 2}}, 6),
+        ({"autoscaling": {}, "nodeCount": 1}, None),
+        ({"initialNodeCount": 1}, None),
+    ],
+)
+def test_a_pool_of_a_fixed_size_or_with_a_maximum_in_each_zone_has_a_maximum(
+    pool: dict[str, Any], most: int | None
+) -> None:
+    pool = {**pool, "networkConfig": {"enablePrivateNodes": True}}
+    refused = broken([Resource(type=rules.NODE_POOL, name="mine", properties=pool)], mandatory=True)
+    assert rules.most_nodes(pool) == most
+    assert refused.keys() == (set() if most else {"bounded-pools"})
 
 
 def test_a_bucket_that_was_taken_over_has_the_labels_that_were_found_on_it() -> None:

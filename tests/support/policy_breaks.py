@@ -25,6 +25,8 @@ KEPT: dict[str, Any] = {
 
 MEMBER = "gcp:storage/bucketIAMMember:BucketIAMMember"
 REPOSITORY = "gcp:artifactregistry/repository:Repository"
+EVERYBODY_READS = '{"bindings": [{"role": "roles/viewer", "members": ["user:ann@example.com", "allUsers"]}]}'
+"""A policy as `policyData` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ PUBLIC_INTERFACE = [{"network": "network", "accessConfigs": [{}]}]
 PUBLIC_ADDRESS, GLOBAL_ADDRESS = rules.ADDRESSES
 FORWARDING, GLOBAL_FORWARDING = rules.FORWARDING_RULES
 OURS = {"labels": {"team": "vision"}}
+H200_CONFIG = {"machineType": "a3-ultragpu-8g", "spot": True, "resourceLabels": {"team": "vision"}}
+"""Without `guestAccelerators`, as GKE fills them in by itself."""
 
 BREAKS = (
     Break(policy="private-nodes", type=rules.NODE_POOL, name="cluster-cpu", path="networkConfig"),
@@ -94,6 +98,24 @@ BREAKS = (
     Break(policy="no-public-address", type=GLOBAL_FORWARDING, name="mine", value=OURS),
     Break(policy="no-public-address", type=rules.INGRESS, name="mine", value={"spec": {}}),
     Break(policy="no-public-address", **machine("e2-standard-8", networkInterfaces=PUBLIC_INTERFACE)),
+    Break(
+        policy="no-public-address",
+        type="gcp:compute/instanceFromTemplate:InstanceFromTemplate",
+        name="mine",
+        value={**OURS, "networkInterfaces": PUBLIC_INTERFACE},
+    ),
+    Break(
+        policy="no-public-address",
+        type="kubernetes:gateway.networking.k8s.io/v1:Gateway",
+        name="mine",
+        value={"spec": {"gatewayClassName": "gke-l7-global-external-managed"}},
+    ),
+    Break(
+        policy="no-public-address",
+        type="kubernetes:core/v1:ServicePatch",
+        name="mine",
+        value={"metadata": {"name": "ray"}, "spec": {"type": "LoadBalancer"}},
+    ),
     Break(policy="no-on-demand-h200", type=rules.NODE_POOL, name="gpu-spot", path="nodeConfig.spot", value=False),
     Break(policy="no-on-demand-h200", type=rules.NODE_POOL, name="gpu-flex-start", path="nodeConfig.flexStart"),
     Break(
@@ -104,6 +126,12 @@ BREAKS = (
         value="ANY_RESERVATION",
     ),
     Break(policy="no-on-demand-h200", **machine("zones/us-central1-b/machineTypes/a3-ultragpu-8g")),
+    Break(
+        policy="no-on-demand-h200",
+        type="gcp:compute/instanceFromTemplate:InstanceFromTemplate",
+        name="mine",
+        value={**OURS, "machineType": "a3-ultragpu-8g"},
+    ),
     Break(policy="private-data", type=rules.BUCKET, name="runs", path="publicAccessPrevention", value="inherited"),
     Break(policy="private-data", type=rules.BUCKET, name="build-source", path="uniformBucketLevelAccess", value=False),
     Break(policy="private-data", type=MEMBER, name="identity-runs-objectUser", path="member", value="allUsers"),
@@ -112,6 +140,17 @@ BREAKS = (
         type=MEMBER.replace("Member", "Binding").replace("IAMM", "IAMB"),
         name="mine",
         value={"bucket": "runs", "members": ["user:ann@example.com", "allAuthenticatedUsers"]},
+    ),
+    *(
+        Break(policy="private-data", type=type_, name="mine", value=value)
+        for type_, value in (
+            ("gcp:storage/bucketIAMPolicy:BucketIAMPolicy", {"policyData": EVERYBODY_READS}),
+            ("gcp:projects/iAMPolicy:IAMPolicy", {"policyData": EVERYBODY_READS}),
+            ("gcp:storage/bucketAccessControl:BucketAccessControl", {"entity": "allUsers", "role": "READER"}),
+            ("gcp:storage/bucketACL:BucketACL", {"roleEntities": ["READER:allUsers"]}),
+            ("gcp:bigquery/datasetAccess:DatasetAccess", {"specialGroup": "allAuthenticatedUsers"}),
+            ("gcp:bigquery/dataset:Dataset", {"accesses": [{"specialGroup": "allAuthenticatedUsers"}]}),
+        )
     ),
     Break(policy="bounded-pools", type=rules.NODE_POOL, name="gpu-reservation-ours", path="autoscaling"),
     Break(policy="bounded-pools", type=rules.CLUSTER, name="cluster", path="removeDefaultNodePool", value=False),
@@ -135,6 +174,23 @@ BREAKS = (
     Break(policy="data-is-kept", type=rules.BUCKET, name="data", path="softDeletePolicy"),
     Break(
         policy="gpu-nodes", type=rules.NODE_POOL, name="gpu-flex-start", path="autoscaling.totalMaxNodeCount", value=9
+    ),
+    Break(
+        policy="gpu-nodes",
+        type=rules.CLUSTER,
+        name="cluster",
+        path="nodePools",
+        value=[{"name": "mine", "nodeConfig": H200_CONFIG, "autoscaling": {"totalMaxNodeCount": 9}}],
+    ),
+    Break(
+        policy="gpu-nodes",
+        type=rules.NODE_POOL,
+        name="mine",
+        value={
+            "nodeConfig": H200_CONFIG,
+            "networkConfig": {"enablePrivateNodes": True},
+            "autoscaling": {"maxNodeCount": 3},
+        },
     ),
     Break(policy="required-labels", type=rules.CLUSTER, name="cluster", path="resourceLabels"),
     Break(policy="budget", type=rules.BUDGET, name="budget", path="thresholdRules"),
