@@ -69,8 +69,13 @@ class Folder:
             with self._explained(f"write {name} to"):
                 disk.write(f"{self.path}/{name}", content)
             return
-        with self.create(name) as stream:
-            stream.write(content)
+
+        def put(whole: bytes | memoryview) -> None:
+            with self.create(name) as stream:
+                stream.write(whole)
+
+        # In a thread, which Ctrl-C does not interrupt: Arrow ends an upload with its stream, whatever it has by then.
+        in_parallel(put, [content])
 
     @contextmanager
     def create(self, name: str) -> Iterator[Sink]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import itertools
 import json
 import math
 import os
 import pickle
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +31,7 @@ from tests.emulator.google import served
 from tests.support import loopback
 from tests.support.loopback import Reply, Request
 from tests.support.storage_places import storage_place
+from tests.support.waiting import eventually
 from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.manifest import COMMIT, MANIFEST
@@ -219,6 +223,25 @@ def test_a_full_disk_gets_back_what_a_failed_save_had_taken(tmp_path: Path) -> N
     with mock.patch.object(disk, "calls", checkpoint_faults.FaultyCalls(full)), pytest.raises(PlaceError):
         store.save(state(2), 2, IDENTITY, {})
     assert [entry.name for entry in tmp_path.iterdir()] == store.committed()
+
+
+def test_an_object_whose_replacement_is_interrupted_is_the_old_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with storage_place("gs", tmp_path, monkeypatch) as folder:
+        folder.write("summary.json", b"old")
+
+        def interrupted(path: str, **options: Any) -> Any:
+            stream = folder.filesystem.open_output_stream(path, **options)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return stream
+
+        interrupted_at: Any = SimpleNamespace(type_name="gcs", open_output_stream=interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Folder(folder.uri, interrupted_at, folder.path).write("summary.json", b"new")
+        gc.collect()  # Arrow ends an upload with its stream
+        eventually(lambda: folder.read("summary.json") != b"old")
+        assert folder.read("summary.json") == b"new"
 
 
 def test_a_read_only_bucket_is_a_matter_of_permission(monkeypatch: pytest.MonkeyPatch) -> None:
