@@ -208,6 +208,11 @@ def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
         main(words)
 
 
+def test_a_key_file_that_is_not_there_is_refused_before_the_digits_are_written(laptop: Path, cli: CommandLine) -> None:
+    assert "handwritten" not in cli("train", "--wandb-key-file", "none", code=7).out
+    assert list(laptop.iterdir()) == []
+
+
 def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ray_starts(
     laptop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

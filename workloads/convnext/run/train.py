@@ -107,6 +107,8 @@ def run_train(args: argparse.Namespace) -> int:
         _conclude(run, summary)
         return EXIT_OK
     _refuse_spent(run)
+    if args.wandb_key_file is not None and args.wandb in ("auto", "online"):
+        credentials.wandb_key(args.wandb_key_file, "")
     if place.embedded and run.config.data == location.DIGITS:
         location.provide_digits(progress.note)
     if unseen := location.check_data(run.config.data, here=place.embedded):
