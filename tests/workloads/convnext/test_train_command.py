@@ -21,11 +21,12 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from tests.support.command_line import LAPTOP, CommandLine, parsed
+from tests.support.waiting import eventually
 from workloads.__main__ import main
 from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
-from workloads.cluster import run_lock, session
+from workloads.cluster import run_beat, run_lock, session
 from workloads.convnext.images import location
 from workloads.convnext.run import driver, end_of_node, train, train_group, trainer, worker
 from workloads.convnext.run.run import Run
@@ -211,6 +212,35 @@ def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
 def test_a_key_file_that_is_not_there_is_refused_before_the_digits_are_written(laptop: Path, cli: CommandLine) -> None:
     assert "handwritten" not in cli("train", "--wandb-key-file", "none", code=7).out
     assert list(laptop.iterdir()) == []
+
+
+def test_a_driver_on_another_cluster_is_refused_and_one_that_was_killed_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(run_beat, "SILENCE_SECONDS", 4.0)
+    folder, said = locate(tmp_path / "a"), list[str]()
+    with run_beat.keep(folder, "a", "first", said.append):
+        eventually(folder.files)
+        with pytest.raises(UsageError, match="run a is being trained elsewhere, by attempt first, which last wrote"):
+            run_beat.keep(folder, "a", "second", said.append).__enter__()
+        killed = folder.read(run_beat.BEAT)
+    assert folder.files() == []
+    folder.write(run_beat.BEAT, killed)
+    with run_beat.keep(folder, "a", "third", said.append):
+        eventually(lambda: b"third" in folder.read(run_beat.BEAT))
+    assert ["attempt first of run a was there a moment ago" in line for line in said] == [True, True]
+
+
+def test_a_driver_on_a_cluster_looks_for_others_before_it_reaches_ray(
+    laptop: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    monkeypatch.setattr(session, "prepare", lambda _: session.Place(address="h", environment=None))
+    monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
+    with run_beat.keep(locate(laptop / "runs/a"), "a", "first", print):
+        eventually(locate(laptop / "runs/a").files)
+        words = ["train", "--run", "a", "--storage", "runs", "--data", "synthetic", "--wandb", "off"]
+        assert "run a is being trained elsewhere, by attempt first" in cli(*words, code=2).err
 
 
 def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ray_starts(
