@@ -119,6 +119,11 @@ class ClusterEnvironment:
     """Secret Manager resource `projects/<p>/secrets/<s>` with the W&B key; empty without one. Never the key itself."""
 
     @property
+    def cluster(self) -> str:
+        """The cluster in words."""
+        return f"cluster {self.cluster_name} of project {self.project} in {self.zone}"
+
+    @property
     def team(self) -> str:
         """The team whose facts these are; empty: nobody's in particular."""
         return "" if self.ray_cluster_name else self.ray_namespace

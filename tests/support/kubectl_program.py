@@ -129,6 +129,8 @@ def main() -> None:
         log.write(json.dumps(words) + "\n")
     if "port-forward" in words:
         forward()
+    elif "current-context" in words:
+        print(facts["context"]) if facts["context"] else sys.exit("error: current-context is not set")
     elif "configmaps" in words:
         print(json.dumps({"items": [{"data": facts["data"]}] if facts["data"] else []}))
     elif "secret" in words:

@@ -82,6 +82,7 @@ def install(
     steps: Sequence[Any] = (),
     others: Sequence[Any] = (),
     objects: Mapping[str, Any] | None = None,
+    context: str = "",
 ) -> str:
     """Write the program; returns a PATH that begins with it.
 
@@ -96,6 +97,7 @@ def install(
         steps: what Kueue says of a job in its queue, one after another: the status of its Workload, and its `active`.
         others: further Workloads.
         objects: Jobs and RayClusters that are there, by `<kind>/<name>`.
+        context: the current one; empty as in a pod, where there is none.
     """
     data = {} if outputs is None else {name: str(value) for name, value in vars(outputs).items()}
     facts = {
@@ -109,6 +111,7 @@ def install(
         "steps": list(steps),
         "others": list(others),
         "objects": dict(objects or {}),
+        "context": context,
     }
     (folder / "facts.json").write_text(json.dumps(facts))
     program = folder / "kubectl"

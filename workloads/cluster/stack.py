@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,8 @@ def find(args: argparse.Namespace) -> DeployedStack:
         PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
         AuthError: kubectl may not read the token.
     """
-    environment = outputs(args)
     kubectl = _kubectl(args)
+    environment = _outputs(args, kubectl)
     token = "" if environment.team else _token(kubectl, environment)
     return DeployedStack(environment=environment, token=token, kubectl=kubectl)
 
@@ -132,7 +133,10 @@ def outputs(args: argparse.Namespace) -> ClusterEnvironment:
         UsageError: there is no such stack, or kubectl points at another cluster than its.
         PlaceError: pulumi or kubectl is missing or fails, or nothing is deployed.
     """
-    kubectl = _kubectl(args)
+    return _outputs(args, _kubectl(args))
+
+
+def _outputs(args: argparse.Namespace, kubectl: Sequence[str]) -> ClusterEnvironment:
     given = _pulumi_outputs(args.stack) if args.stack else None  # first: a name that nobody knows is wrong anywhere
     namespace = str(given["ray_namespace"]) if given else ""
     deployed = _of_team(kubectl, args.team) if args.team else _config_map(kubectl, args.stack, namespace)
@@ -161,7 +165,12 @@ def old_kubectl() -> str:
 
 
 def _kubectl(args: argparse.Namespace) -> tuple[str, ...]:
-    return ("kubectl", *(("--context", args.context) if args.context else ()))
+    """`kubectl` with a context, as the current one may be another one soon; a pod has none."""
+    context = args.context
+    if not context:
+        with suppress(PlaceError):
+            context = _run(["kubectl", "config", "current-context"], _KUBECTL).strip()
+    return ("kubectl", *(("--context", context) if context else ()))
 
 
 _DEMO = 'for the platform of `make demo`, `eval "$(.venv/bin/python -m emulator env)"`'

@@ -9,7 +9,7 @@ from workloads.cluster import stack
 from workloads.cluster.stack import DeployedStack
 from workloads.doctor.dashboard import ANSWER_SECONDS
 from workloads.doctor.finding import Doubtful, NotHere, Subject
-from workloads.environment import API_SERVER_VARIABLE, ClusterEnvironment
+from workloads.environment import API_SERVER_VARIABLE
 from workloads.errors import PlaceError, WorkloadError
 from workloads.jobs import pending
 
@@ -32,11 +32,11 @@ def kubectl(place: Subject) -> str:
 def deployed_stack(place: Subject) -> str:
     """Which stack this place belongs to, or leads to: as `submit` finds it, by kubectl's current context."""
     if place.environment is not None:
-        return f"this is {_name(place.environment)}"
+        return f"this is {place.environment.cluster}"
     if not _has_kubectl(place):
         raise NotHere("no OASIS_ variables, as a job of a stack has them, and no kubectl to find one with")
     found = _found_by_kubectl().environment
-    return f"kubectl leads to {_name(found)}; `python -m workloads submit -- doctor` looks from within it"
+    return f"kubectl leads to {found.cluster}; `python -m workloads submit -- doctor` looks from within it"
 
 
 def nodes_for_pods(place: Subject) -> str:
@@ -86,7 +86,3 @@ def _found_by_kubectl() -> DeployedStack:
         return stack.without_token(f"--request-timeout={ANSWER_SECONDS:.0f}s")
     except WorkloadError as error:
         raise NotHere(error.problem) from error
-
-
-def _name(environment: ClusterEnvironment) -> str:
-    return f"cluster {environment.cluster_name} of project {environment.project} in {environment.zone}"

@@ -122,6 +122,7 @@ def run_submit(args: argparse.Namespace) -> int:
         if args.dry_run:
             return _show(args, command, job)
         deployed = stack.find(args)
+        tell(f"the job goes to {deployed.environment.cluster}")
         if job.entrypoint.startswith(f"{OURS} ") and not args.detach:
             check_results(args.results)
         if args.queue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -184,6 +185,16 @@ def test_commands_that_are_told_about_a_rayjob_name_its_namespace_and_context(
     ray.kubectl_refuses('*" delete "*', "Unable to connect to the server")
     said = cli(*submit, code=4).err
     assert "Delete it with `kubectl --context 'far away' --namespace ray delete rayjob true-" in said
+
+
+def test_whatever_context_is_made_the_current_one_meanwhile_that_of_the_beginning_is_used_throughout(
+    ray: FakeRay, cli: CommandLine
+) -> None:
+    ray.kubectl_knows(context="near")
+    assert "cluster oasis of project test-project in us-central1-a" in cli("submit", "--ray-job", "--", "true").err
+    first, *calls = [json.loads(line) for line in (ray.folder / "calls").read_text().splitlines()]
+    assert first == ["config", "current-context"] and len(calls) > 5
+    assert all(call[:2] == ["--context", "near"] for call in calls)
 
 
 def test_a_second_ctrl_c_while_a_rayjob_is_removed_is_answered_with_how_to_make_sure(
