@@ -17,6 +17,7 @@ from typing import Any
 
 from ray.runtime_env import RuntimeEnv
 
+from workloads import run_name
 from workloads.cluster.stack import DeployedStack
 from workloads.environment import ClusterEnvironment
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError, WorkloadError
@@ -85,6 +86,17 @@ def refuse_arguments(args: argparse.Namespace) -> None:
             "Memory is asked for the command itself, which KubeRay cannot pass on for a job of the queue.",
             "Leave it out, or ask for --num-cpus in its place.",
         )
+
+
+def named(command: list[str]) -> list[str]:
+    """A command with a name of its run, if it is one that has a run: by it goes on what KubeRay submits again.
+
+    Args:
+        command: as it was given; a name of its own has the last word.
+    """
+    if command[0] not in ("train", "tune", "sweep") or _value(command, "--run"):
+        return command
+    return [command[0], "--run", run_name.unnamed(command[0]), *command[1:]]
 
 
 def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environment: ClusterEnvironment) -> None:

@@ -116,6 +116,7 @@ def run_submit(args: argparse.Namespace) -> int:
         raise UsageError(f"--start-timeout is {args.start_timeout}; it must be at least 1.", "Give it in seconds.")
     enqueue.refuse_arguments(args)
     demand = entry_point.read(args)
+    command = enqueue.named(command) if args.queue else command
     if args.when:
         return _forecast(args, command, demand)
     with _packed(args, command, demand) as job:

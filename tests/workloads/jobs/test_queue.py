@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 import zipfile
 from collections.abc import Callable
@@ -202,6 +203,21 @@ def test_a_command_of_ours_takes_the_package_along(ray: FakeRay, cli: CommandLin
     assert variables["OASIS_SUBMITTED_WITH"] == "--queue --nodes 2"
     [archive] = archives(ray)
     assert "working_dir/workloads/jobs/submit.py" in zipfile.ZipFile(io.BytesIO(archive.read_bytes())).namelist()
+
+
+@pytest.mark.parametrize(
+    ("command", "entrypoint"),
+    [
+        ("train --workers 8", r"train --run train-\d{8}-\d{6}-[0-9a-f]{4} --workers 8"),
+        ("train --run=mine", "train --run=mine"),
+        ("train --ru mine", r"train --run \S+ --ru mine"),  # argparse's short form, which is read last
+    ],
+)
+def test_a_training_has_the_same_run_however_often_kuberay_submits_it(
+    ray: FakeRay, cli: CommandLine, command: str, entrypoint: str
+) -> None:
+    job = handed_in(ray, cli, "--", *command.split())
+    assert re.fullmatch(f"python -m workloads {entrypoint}", job["spec"]["entrypoint"])
 
 
 @pytest.mark.parametrize(
