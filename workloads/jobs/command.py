@@ -56,7 +56,7 @@ def add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         stack.add_stack_arguments(action)
         if name in ACTIONS:
-            action.add_argument("id", help="the job's id, or `last` for the newest")
+            action.add_argument("id", help="the job's id" + ("" if name == "stop" else ", or `last` for the newest"))
         if name == "attach":
             add_results_argument(action)
 
@@ -68,6 +68,11 @@ def run_jobs(args: argparse.Namespace) -> int:
         show(_all(deployed))
         return EXIT_OK
     name = _newest(deployed) if args.id == "last" else args.id
+    if (args.action, args.id) == ("stop", "last"):
+        raise UsageError(
+            f"`last` is the newest job of everybody who uses this stack, now {name}, and only a job's id stops it.",
+            f"If it is yours, or its owner agrees: `python -m workloads jobs stop {name}{stack.flags(args)}`.",
+        )
     alone = _ray_job(deployed, name)
     if deployed.environment.team and alone is None:
         raise UsageError(

@@ -116,6 +116,8 @@ def test_a_log_that_went_with_its_node_is_told_of(ray: FakeRay, cli: CommandLine
 
 def test_stopping_a_rayjob_stops_its_job_and_one_without_a_job_is_removed(ray: FakeRay, cli: CommandLine) -> None:
     name = cli("submit", "--ray-job", "--detach", "--", "sleep", "100").out.strip()
+    said = cli("jobs", "stop", "last", code=2).err
+    assert f"now {name}" in said and f"jobs stop {name}" in said and not ray.stopped
     assert "stopped" in cli("jobs", "stop", name).out
     assert ray.stopped
     [job] = ray.ray_jobs()
