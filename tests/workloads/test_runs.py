@@ -16,7 +16,7 @@ import torch
 from _pytest.capture import CaptureResult
 
 from tests.emulator.google import served
-from tests.support import stub_kubectl
+from tests.support import loopback, stub_kubectl
 from tests.support.command_line import CommandLine
 from tests.support.storage_places import storage_place
 from workloads.checkpoints import manifest
@@ -301,6 +301,15 @@ def test_without_kubectl_the_message_names_the_way_to_runs_on_this_machine(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "--storage .oasis/runs" in cli("runs", "list", code=8).err
     cli("runs", "list", "--storage", "x", "--stack", "dev", code=2)
+
+
+def test_a_login_that_has_expired_is_told_from_a_bucket_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    error = {"error": {"code": 400, "message": "invalid_grant: Token has been expired or revoked."}}
+    with loopback.answering(lambda _: (400, error)) as url:
+        monkeypatch.setenv(EMULATOR_VARIABLE, url)
+        assert "gcloud auth application-default login" in cli("runs", "list", "--storage", "gs://runs", code=7).err
 
 
 def test_it_needs_neither_torch_nor_ray(tmp_path: Path) -> None:

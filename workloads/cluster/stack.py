@@ -198,13 +198,9 @@ def _pulumi_outputs(stack: str) -> dict[str, Any]:
 def _config_map(kubectl: Sequence[str], stack: str | None, namespace: str) -> dict[str, str]:
     of_that_name = ("--field-selector", f"metadata.name={CONFIG_MAP}")
     where = ("--namespace", namespace) if namespace else ("--all-namespaces",)
-    try:
-        text = _run([*kubectl, "get", "configmaps", *where, *of_that_name, "-o", "json"], _KUBECTL)
-    except AuthError as error:
-        if namespace:
-            raise
-        remedy = "Give --stack, with which rights in the Ray namespace are enough, or name another --context."
-        raise AuthError(error.problem, remedy) from None
+    narrower = "Give --stack, with which rights in the Ray namespace are enough, or name another --context."
+    asked = [*kubectl, "get", "configmaps", *where, *of_that_name, "-o", "json"]
+    text = _run(asked, _KUBECTL, forbidden=_RIGHT if namespace else narrower)
     known: list[Any] = json.loads(text)["items"]
     found = [one for one in known if (one.get("data") or {}).get("ray_cluster_name")]  # not those of teams
     if len(found) == 1:
@@ -219,11 +215,8 @@ def _config_map(kubectl: Sequence[str], stack: str | None, namespace: str) -> di
 
 def _of_team(kubectl: Sequence[str], team: str) -> dict[str, str]:
     asked = ("get", "configmap", CONFIG_MAP, "--ignore-not-found", "-o", "json")
-    try:
-        found = _run([*kubectl, "--namespace", team, *asked], _KUBECTL).strip()
-    except AuthError as error:
-        remedy = f"Check the name; whoever runs `pulumi up` makes you a member in oasis:teams, if {team} is your team."
-        raise AuthError(error.problem, remedy) from None
+    member = f"Check the name; whoever runs `pulumi up` makes you a member in oasis:teams, if {team} is your team."
+    found = _run([*kubectl, "--namespace", team, *asked], _KUBECTL, forbidden=member).strip()
     data: dict[str, str] = (json.loads(found).get("data") if found else None) or {}
     if not data or data.get("ray_cluster_name"):
         raise UsageError(
@@ -247,13 +240,14 @@ def _refuse_other_cluster(
 
 def _token(kubectl: Sequence[str], environment: ClusterEnvironment) -> str:
     name, namespace = environment.ray_cluster_name, environment.ray_namespace
+    remedy = "Wait until KubeRay has made it, or ask for the right to get this Secret."
+    asked = [*kubectl, "--namespace", namespace, "get", "secret", name, "-o", "json"]
     try:
-        text = _run([*kubectl, "--namespace", namespace, "get", "secret", name, "-o", "json"], _KUBECTL)
+        text = _run(asked, remedy, forbidden=remedy)
         return base64.b64decode(json.loads(text)["data"]["auth_token"]).decode()
     except (PlaceError, AuthError) as error:
         raise AuthError(
-            f"Ray's token, Secret {name} in namespace {namespace}, could not be read. {error.problem}",
-            "Wait until KubeRay has made it, or ask for the right to get this Secret.",
+            f"Ray's token, Secret {name} in namespace {namespace}, could not be read. {error.problem}", error.remedy
         ) from None
     except (KeyError, ValueError):
         raise AuthError(
@@ -262,7 +256,13 @@ def _token(kubectl: Sequence[str], environment: ClusterEnvironment) -> str:
         ) from None
 
 
-def _run(command: Sequence[str], remedy: str, given: str | None = None) -> str:
+_RIGHT = "Ask for the right to do this in the Ray namespace, or name another --context."
+_LOGIN = re.compile(r"\(Unauthorized\)|asked for the client to provide credentials|gke-gcloud-auth-plugin failed")
+"""A login that is no longer good: the API server's words for it (k8s.io/apimachinery, api/errors/errors.go), and those
+where Google gives gcloud's plugin no token (k8s.io/client-go, plugin/pkg/client/auth/exec/exec.go)."""
+
+
+def _run(command: Sequence[str], remedy: str, given: str | None = None, forbidden: str = _RIGHT) -> str:
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False)
     except FileNotFoundError:
@@ -272,7 +272,9 @@ def _run(command: Sequence[str], remedy: str, given: str | None = None) -> str:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         problem = f"`{' '.join(command)}` failed: {reason}"
-        if "(Forbidden)" in reason or "(Unauthorized)" in reason:
-            raise AuthError(problem, "Ask for the right to do this in the Ray namespace, or name another --context.")
+        if _LOGIN.search(reason):
+            raise AuthError(problem, "Log in anew with `gcloud auth login`, then run the same command again.")
+        if "(Forbidden)" in reason:
+            raise AuthError(problem, forbidden)
         raise PlaceError(problem, remedy)
     return done.stdout

@@ -165,6 +165,7 @@ def through(
         CapacityError: Google does not give the nodes; the job is removed.
         PlaceError: there is no such queue, and the job is removed; or Kubernetes or Ray stayed out of reach, and it is
             left as it is.
+        AuthError: Kubernetes or Ray refuses an answer; the job is left as it is.
         WorkloadFailedError: it failed before it began, or somebody else removed it.
     """
     begun = False
@@ -194,11 +195,13 @@ def _await_begin(stack: DeployedStack, name: str, again: str, begun: bool) -> St
             if status.job and not status.held and status.phase in ("Running", *OVER):
                 return status
             standing = look(stack, status)
-        except PlaceError as error:
-            if (away := time.monotonic() - answered) > PATIENCE_SECONDS:
-                raise PlaceError(
-                    f"Kubernetes has been out of reach for {away:.0f} s: {error.problem}",
-                    f"Job {name} stays in the queue, and begins without you; `{again}` goes on where you were.",
+        except (AuthError, PlaceError) as error:
+            away = time.monotonic() - answered
+            if isinstance(error, AuthError) or away > PATIENCE_SECONDS:
+                raise type(error)(
+                    f"Kubernetes has told nothing of the job for {away:.0f} s: {error.problem}",
+                    f"Job {name} stays in the queue, and begins without you; `{again}` goes on where you were. "
+                    f"{error.remedy}",
                 ) from error
             time.sleep(_POLL_SECONDS)
             continue

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from pyarrow import fs
+from pyarrow import ArrowInvalid, fs
 
 from workloads.errors import AuthError, PlaceError, UsageError, WorkloadError, first_line
 from workloads.storage import disk
@@ -204,6 +204,8 @@ class Folder:
             raise PlaceError(f"cannot {action} {self.uri}: {_reason(error)}.", remedy) from error
         except OSError as error:
             raise _explain(action, self.uri, error) from error
+        except ArrowInvalid as error:  # how a refused login and a bucket's impossible name arrive
+            raise _explain(action, self.uri, OSError(str(error))) from error
 
 
 def check_writable(folder: Folder) -> None:
@@ -314,6 +316,10 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
         return PlaceError(text, "Mount it for writing, or name another place with --storage.")
     if error.errno in (errno.ENOTCONN, errno.ESTALE):
         return PlaceError(text, "The mount is gone or stale: restart its pod, or use the bucket's gs:// address.")
+    if "invalid_grant" in str(error):  # a token that has expired or was revoked (RFC 6749, 5.2)
+        return AuthError(
+            text, "Log in anew with `gcloud auth application-default login`, then run the same command again."
+        )
     # Google names the permission that is missing, as in "does not have storage.objects.get access to ...".
     if isinstance(error, PermissionError) or re.search(r"PERMISSION_DENIED|storage\.(objects|buckets)\.", str(error)):
         return AuthError(text, "The account needs roles/storage.objectUser and storage.buckets.get on the bucket.")

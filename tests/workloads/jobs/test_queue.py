@@ -500,6 +500,16 @@ def test_kubernetes_out_of_reach_leaves_the_job_in_the_queue_and_says_how_to_go_
     assert "stays in the queue" in said and f"jobs attach {job['metadata']['name']}" in said
 
 
+def test_a_login_that_expires_in_the_queue_leaves_the_job_there_and_says_how_to_go_on(
+    ray: FakeRay, cli: CommandLine
+) -> None:
+    ray.kubectl_refuses('*" get rayjob "*', "error: You must be logged in to the server (Unauthorized)")
+    said = cli("submit", "--queue", "--", "doctor", code=7).err
+    [job] = ray.ray_jobs()
+    assert "gcloud auth login" in said
+    assert "stays in the queue" in said and f"jobs attach {job['metadata']['name']}" in said
+
+
 def test_a_job_that_the_api_server_does_not_take_leaves_no_working_directory(ray: FakeRay, cli: CommandLine) -> None:
     ray.kubectl_refuses('*" create "*', "Error from server (Forbidden): rayjobs")
     assert "(Forbidden): rayjobs" in cli("submit", "--queue", "--", "doctor", code=7).err

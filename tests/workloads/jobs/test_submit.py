@@ -262,6 +262,24 @@ def test_a_secret_that_may_not_be_read_and_a_cluster_without_a_stack_are_told_ap
     assert "kubectl is not installed" in cli("status", code=8).err
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "error: You must be logged in to the server (Unauthorized)",
+        "error: You must be logged in to the server (the server has asked for the client to provide credentials)",
+        "Unable to connect to the server: getting credentials: exec: executable gke-gcloud-auth-plugin failed with "
+        "exit code 1",
+    ],
+)
+@pytest.mark.parametrize("asked", ["configmaps", "secret"])
+def test_a_login_that_has_expired_is_told_from_a_missing_right(
+    ray: FakeRay, cli: CommandLine, answer: str, asked: str
+) -> None:
+    ray.kubectl_refuses(f"*{asked}*", answer)
+    said = cli("jobs", "list", code=7).err
+    assert "gcloud auth login" in said and "Give --stack" not in said and "ask for the right" not in said
+
+
 def pulumi_says(folder: Path, values: object, before: str = "") -> None:
     """A program `pulumi` beside kubectl, which does what is `before` and prints the values."""
     (folder / "pulumi").write_text(f"#!/bin/sh\n{before}\ncat <<'END'\n{json.dumps(values)}\nEND\n")
