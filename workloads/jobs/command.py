@@ -244,7 +244,7 @@ def _attach(deployed: DeployedStack, name: str, alone: Status | None, args: argp
         if code is None:
             raise
         return code
-    fetch_results(follower.results_uri, args.results)
+    fetch_results(follower, args.results)
     if own:
         own.release(interrupted=False)
     return exit_code(details)

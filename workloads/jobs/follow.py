@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
+from workloads import run_name
 from workloads.cluster.capacity import WAITING
 from workloads.errors import (
     EXIT_INTERRUPTED,
@@ -294,25 +295,34 @@ def add_results_argument(group: Any) -> None:
     )
 
 
-def fetch_results(uri: str, directory: Path) -> None:
+def fetch_results(follower: Follower, directory: Path) -> None:
     """Copy the files that a job left to this machine, or say where they are.
 
+    A job's log says where, and whoever writes into it could: so nothing comes from outside the stack's runs, and
+    nothing goes outside of the folder.
+
     Args:
-        uri: folder in the bucket that the job named; nothing happens if it named none.
+        follower: of a job that has ended; nothing happens if it named no folder in a bucket.
         directory: they are put into a folder of the run's name below it.
     """
+    uri, runs = follower.results_uri, follower.jobs.stack.environment.runs_uri.rstrip("/")
     if not uri.startswith("gs://"):
         return
     try:
         from workloads.storage.folders import locate
 
-        folder = locate(uri)
-        target = directory / _run_name(uri)
-        for name in folder.files():
-            file = target / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(folder.read(name))
-        progress.note(f"results are in {target}, copied from {uri}")
+        if runs and not uri.startswith(f"{runs}/"):
+            raise UsageError(f"they are not below {runs}.", "Copy them with `gcloud storage cp`.")
+        name = _run_name(uri)
+        run_name.check("the run's name", name)
+        folder, target = locate(uri), (directory / name).resolve()
+        for file in folder.files():
+            if not (target / file).resolve().is_relative_to(target):
+                tell(f"{file} is not copied: it would lie outside of {target}")
+                continue
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            (target / file).write_bytes(folder.read(file))
+        progress.note(f"results are in {directory / name}, copied from {uri}")
     except (WorkloadError, ImportError, OSError) as error:
         progress.note(f"results are in {uri}; they were not copied here: {error}")
 

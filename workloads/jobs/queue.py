@@ -267,7 +267,7 @@ def _follow(
                 # The end of a node may look like the end of its job.
                 if details.status != JobStatus.SUCCEEDED and _put_back(stack, status):
                     return None
-                fetch_results(follower.results_uri, results)
+                fetch_results(follower, results)
                 code = exit_code(details)
     except WorkloadError as error:
         if _put_back(stack, status):

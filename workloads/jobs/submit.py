@@ -254,7 +254,7 @@ def _watch(args: argparse.Namespace, follower: Follower) -> int:
             details = follower.run()
         except KeyboardInterrupt:
             return _stop(args, follower)
-    fetch_results(follower.results_uri, args.results)
+    fetch_results(follower, args.results)
     return exit_code(details)
 
 

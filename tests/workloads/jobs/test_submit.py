@@ -26,6 +26,7 @@ from workloads.emulated import ENDPOINT_VARIABLE
 from workloads.errors import PlaceError
 from workloads.jobs import follow, submit, working_dir
 from workloads.jobs.dashboard import Dashboard
+from workloads.storage import folders
 
 
 def test_a_job_is_shown_once_line_by_line_and_its_exit_code_is_ours(ray: FakeRay, cli: CommandLine) -> None:
@@ -97,6 +98,35 @@ def test_our_own_commands_take_the_package_along_and_report_as_json(ray: FakeRay
     assert ray.submitted["entrypoint"] == "python -m workloads bench --nodes 2"
     assert ray.submitted["runtime_env"]["env_vars"]["OASIS_PROGRESS"] == "json"
     assert ray.submitted["runtime_env"]["working_dir"].startswith("gcs://")
+
+
+@pytest.mark.parametrize(
+    ("uri", "said", "copied"),
+    [
+        ("gs://test-runs/mine/results", "/c is not copied: it would lie outside of ", ["mine/a.txt"]),
+        ("gs://test-runs/../results", "the run's name is '..'", []),
+        ("gs://elsewhere/mine", "they are not below gs://test-runs. ", []),
+    ],
+)
+def test_what_a_log_says_of_results_writes_nothing_outside_of_the_run_s_folder(
+    ray: FakeRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    uri: str,
+    said: str,
+    copied: list[str],
+) -> None:
+    left = SimpleNamespace(files=lambda: ["../../b.txt", "/c", "a.txt"], read=lambda _: b"x")
+    monkeypatch.setattr(folders, "locate", lambda _: left)
+    ray.lines = [json.dumps({"event": "note", "text": "done", "results_uri": uri})]
+    follower = follow.Follower(_jobs(ray), "x")
+    follower.run()
+    follow.fetch_results(follower, tmp_path / "here" / "results")
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    found = [file for file in (tmp_path / "here").rglob("*") if file.is_file()]
+    assert [str(file.relative_to(tmp_path / "here" / "results")) for file in found] == copied
 
 
 def test_what_gpu_nodes_cost_is_said_of_a_job_that_may_bring_some_up(ray: FakeRay, cli: CommandLine) -> None:
