@@ -23,12 +23,18 @@ from workloads.reporting.progress import counted
 LIMIT_BYTES = 100 * 1024**2
 """Most that a working directory may hold, before compression."""
 
+SECRETS = (
+    *(".env", ".env.*", ".netrc", ".pypirc", ".git-credentials", ".aws", ".ssh", "*.pem", "*.key"),
+    # Google's names for what it gives out.
+    *("service-account*.json", "service_account*.json", "client_secret*.json", "application_default_credentials.json"),
+)
+"""Patterns of what may hold a secret: whoever may list jobs may fetch what was uploaded."""
+
 EXCLUDES = (
+    *SECRETS,
     # Tools' own folders; a .gitignore leaves out more.
     *(".git", ".venv", "venv", ".oasis", ".pulumi", "node_modules", "__pycache__", "*.pyc", ".ipynb_checkpoints"),
     *(".pytest_cache", ".ruff_cache", ".mypy_cache"),
-    # Secrets: whoever may list jobs may fetch what was uploaded.
-    ".env",
     # What training leaves behind.
     *("wandb", "lightning_logs", "mlruns", "*.ckpt", "*.pt", "*.pth", "*.safetensors"),
     *("/checkpoints", "/runs", "/results"),
@@ -72,6 +78,9 @@ def check(folder: Path, patterns: Sequence[str]) -> str:
         sizes[file.relative_to(folder).parts[0]] += file.stat().st_size
     entries = sorted(entry.name for entry in folder.iterdir())
     left_out = [name for name in entries if name not in sizes and not _is_empty(folder / name)]
+    allowed = _files(folder, [pattern for pattern in patterns if pattern not in SECRETS])
+    secret = [file.relative_to(folder) for file in sorted(set(allowed) - set(files))]
+    left_out += [str(file) for file in secret if file.parts[0] in sizes]
     found = f"{counted(len(files), 'file')}, {decimal(sizes.total())}"
     found += f"; left out: {', '.join(left_out)}" if left_out else ""
     if sizes.total() > LIMIT_BYTES:

@@ -171,6 +171,22 @@ def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job(
     assert "4 files" in said and "left out: .env, .git, a.ckpt, data, ignored, my-venv, own.bin" in said
 
 
+def test_what_may_hold_a_secret_stays_here_and_is_named_unless_it_is_asked_for(
+    ray: FakeRay, tmp_path: Path, cli: CommandLine
+) -> None:
+    folder, environment = tmp_path / "project", tmp_path / "env.yaml"
+    wanted = ["src/key.py", "src/ca.pem"]
+    unwanted = [".aws/credentials", ".env.local", ".netrc", "src/.pypirc", "src/service-account-p.json", "src/tls.key"]
+    for name in (*wanted, *unwanted):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    environment.write_text("excludes: ['!ca.pem']\n")
+    said = cli("submit", "--working-dir", str(folder), "--runtime-env", str(environment), "--", "python", "a.py").err
+    assert _uploaded(ray) == set(wanted)
+    nested = "src/.pypirc, src/service-account-p.json, src/tls.key"
+    assert f"left out: .aws, .env.local, .netrc, {nested}" in said
+
+
 def test_a_working_directory_that_is_too_large_is_refused_with_the_names_of_what_makes_it_large(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
