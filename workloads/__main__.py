@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import importlib
 import os
 import sys
@@ -97,11 +98,17 @@ PLACES = ("--stack", "--context", "--team", "--storage")
 """Options with a value that may stand before a command's action as well as after it."""
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What write(2) answers where standard output is a file on a disk that takes nothing more."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. A failure is printed as what was wrong and what to do."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except WorkloadError as error:
         return _explain(error)
     except EnvironmentContractError as error:
@@ -110,6 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0] == __package__:
             raise
         return _explain(_missing(error.name))
+    except OSError as error:
+        if error.errno not in _FULL or _takes_output():
+            raise
+        return _explain(PlaceError(f"the output cannot be written: {error.strerror}.", "Write it to another place."))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -141,6 +152,16 @@ def check(arguments: list[str]) -> None:
 def _run(arguments: list[str]) -> int:
     options, run = _parsed(arguments, "run")
     return run(options)
+
+
+def _takes_output() -> bool:
+    """Whether standard output takes another line; if not, what is still in Python's buffers is dropped."""
+    try:
+        print(flush=True)
+        return True
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
 
 
 def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callable[..., int]]:

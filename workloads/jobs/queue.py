@@ -251,7 +251,7 @@ def _follow(
     interrupted: Callable[[Follower], int] | None,
 ) -> int | None:
     """Follow a job that has begun to its end, and have its cluster removed; None if it is in the queue again."""
-    stopped = False
+    stopped, left = False, f"job {status.name} was left running; follow it with `{again}`"
     try:
         own = OwnCluster(stack.of_cluster(status.cluster), stack, status.name)
         with reach(own.stack, young=True) as dashboard:
@@ -263,6 +263,9 @@ def _follow(
                     raise
                 stopped = True
                 code = interrupted(follower)
+            except OSError:  # of our own output
+                print(left, file=sys.stderr)
+                raise
             else:
                 # The end of a node may look like the end of its job.
                 if details.status != JobStatus.SUCCEEDED and _put_back(stack, status):
@@ -276,7 +279,7 @@ def _follow(
             return None
         seen = ray_job.ended_unseen(stack, status.name) if isinstance(error, AuthError | PlaceError) else None
         if seen is None:
-            print(f"job {status.name} was left running; follow it with `{again}`", file=sys.stderr)
+            print(left, file=sys.stderr)
             raise
         return seen
     own.release(interrupted=code == EXIT_INTERRUPTED)

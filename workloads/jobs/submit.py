@@ -263,7 +263,7 @@ def _told_if_left(args: argparse.Namespace, name: str) -> Iterator[None]:
     """Say of a job that cannot be followed or stopped any longer how to come back to it."""
     try:
         yield
-    except WorkloadError:
+    except (WorkloadError, OSError):  # the latter of our own output
         print(f"job {name} was left running; follow it with `{_again(args, name)}`", file=sys.stderr)
         raise
 

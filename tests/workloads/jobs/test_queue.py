@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from tests.support import stub_kubectl
 from tests.support.command_line import CommandLine
 from tests.support.fake_ray import FakeRay, lines_of_job, press_ctrl_c, press_ctrl_c_once
 from tests.support.stub_kubectl import CLUSTER, OUTPUTS
-from workloads.cluster.stack import DeployedStack
+from workloads.cluster.stack import CHECKOUT, DeployedStack
 from workloads.environment import DRAIN_SECONDS, DRAIN_VARIABLE, GRACE_SECONDS
 from workloads.errors import PlaceError
 from workloads.jobs import dashboard, follow, queue, ray_job, submit
@@ -498,6 +500,21 @@ def test_kubernetes_out_of_reach_leaves_the_job_in_the_queue_and_says_how_to_go_
     said = cli("submit", "--queue", "--", "doctor", code=8).err
     [job] = ray.ray_jobs()
     assert "stays in the queue" in said and f"jobs attach {job['metadata']['name']}" in said
+
+
+@pytest.mark.parametrize("words", ["submit -- true", "submit --queue -- true", "jobs list"])
+def test_a_full_disk_behind_the_output_is_an_error_in_words_and_leaves_the_job_with_a_way_back(
+    ray: FakeRay, words: str
+) -> None:
+    ray.kubectl_knows(steps=[ADMITTED])
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "workloads", *words.split()]
+        done = subprocess.run(command, cwd=CHECKOUT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (8, False), done.stderr
+    assert "error: the output cannot be written: No space left on device." in done.stderr
+    assert ("was left running; follow it with `python -m workloads jobs attach true-" in done.stderr) == (
+        words != "jobs list"
+    )
 
 
 def test_a_login_that_expires_in_the_queue_leaves_the_job_there_and_says_how_to_go_on(
