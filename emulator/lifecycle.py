@@ -24,7 +24,7 @@ from emulator.engine.commands import STACK, Engine, Result, first_on_path, merge
 from emulator.gcp import tables as gcp_tables
 from emulator.google.cloud import Cloud
 from emulator.google.collection import last
-from emulator.kubernetes import control_plane, helm
+from emulator.kubernetes import control_plane, kueue
 from emulator.machine import processes
 from emulator.machine.belongings import content
 from emulator.machine.state import CHECKOUT, EmulatorError, State, write_atomically
@@ -75,7 +75,6 @@ def started(state: State, report: Report, provider: str = "") -> Iterator[Engine
         cloud_server.start(state)
         state.spawn_module("gke", "emulator.gke.controller")
         job_clusters.start(state)
-        helm.restart(state)
         yield engine(state, report)
     except BaseException:
         if fresh:
@@ -236,11 +235,13 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
     """The engine for the local stack of a checkout; `overlay` wins over the stack file."""
     # Tests and benchmarks have folders elsewhere, and leave the stack file's port to people.
     wanted = _wanted_port() if state.directory == CHECKOUT / ".oasis" else None
+    charts = cloud_server.charts_address(state)
     ports = {
         "oasis:ray": {
             "dashboard_port": state.port("ray-dashboard", preferred=wanted),
-            "operator_repository": cloud_server.charts_address(state),
-        }
+            "operator_repository": charts,
+        },
+        "oasis:gpu": {"queue_chart": charts + kueue.archive()},
     }
     provider, plugins = published_provider.used(state, f"http://127.0.0.1:{state.port(cloud_server.NAME)}")
     return Engine(

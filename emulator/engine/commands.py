@@ -32,12 +32,14 @@ STACK = "local"
 
 _PLUGINS = {
     "resource-gcp-v10.2.0": "emulator.gcp.provider",
-    "resource-kubernetes-v4.34.2": "emulator.kubernetes.provider",
     "resource-pulumi-python-v3.259.0": "pulumi.dynamic",
     "language-python-v3.259.0": "emulator.engine.language_host",
 }
-"""Plugins that the engine looks for, and the modules that are them here: two at the versions of pulumi-gcp and
-pulumi-kubernetes in the lock file, two that come with the engine, at its own."""
+"""Plugins that the engine looks for, and the modules that are them here: one at the version of pulumi-gcp in the lock
+file, two that come with the engine, at its own."""
+
+_KUBERNETES = "resource-kubernetes-v4.34.2"
+"""The published one, which the emulator builds, at the version of pulumi-kubernetes in the lock file."""
 
 _ENCRYPTION = ("encryptionsalt", "encryptedkey", "secretsprovider")
 """Top-level keys of a stack file that say how its secrets are encrypted (Pulumi documentation, "Stack settings file
@@ -197,6 +199,8 @@ class Engine:
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_IGNORE_AMBIENT_PLUGINS": "true",
+            # Helm's, which the Kubernetes provider has in it: what it remembers of repositories is not the user's.
+            **{f"HELM_{kind}_HOME": str(self._folder(f"helm-{kind.lower()}")) for kind in ("CACHE", "CONFIG", "DATA")},
             "PATH": first_on_path(os.environ.get("PATH", ""), self._state.path("bin"), Path(sys.executable).parent),
             **past_proxies(),
             **self._environment,
@@ -288,15 +292,16 @@ class Engine:
     def _prepare(self) -> None:
         # The emulator's own lock says that no other engine runs here: a lock that is left is of one that was killed.
         shutil.rmtree(self._folder("state") / ".pulumi" / "locks", ignore_errors=True)
-        for plugin, module in _PLUGINS.items():
+        published = {_KUBERNETES: self._state.path("bin"), **self._published}
+        for plugin in {**_PLUGINS, **published}:
             program = self._folder("home") / "plugins" / plugin / f"pulumi-{plugin.rpartition('-')[0]}"
-            if plugin in self._published:  # the engine passes over a folder that is a link
+            if plugin in published:  # the engine passes over a folder that is a link
                 program.parent.mkdir(parents=True, exist_ok=True)
                 program.unlink(missing_ok=True)
-                program.symlink_to(self._published[plugin] / program.name)
+                program.symlink_to(published[plugin] / program.name)
                 continue
             # The checkout first: dynamic resources are of the program's own classes.
-            _write_script(program, module, self._checkout, CHECKOUT)
+            _write_script(program, _PLUGINS[plugin], self._checkout, CHECKOUT)
         self._write_stack_file()
 
     def _write_stack_file(self) -> None:

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 
 from emulator.google.cloud import Cloud
 from emulator.google.collection import last
-from emulator.kubernetes.api import Api, Body
-from emulator.kubernetes.objects import is_true
+from emulator.kubernetes.api import Api, Body, is_true
 
 _VERSION = "networking.gke.io/v1"
 _FINALIZER = "networking.gke.io/gnp-controller"

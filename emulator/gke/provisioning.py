@@ -19,8 +19,7 @@ from emulator.gke.fit import free, refusal, requests
 from emulator.gke.node_shapes import REQUEST_LABEL, Pool
 from emulator.google import faults, limits
 from emulator.google.cloud import Cloud
-from emulator.kubernetes.api import Api, Body, KindNotServedError
-from emulator.kubernetes.objects import is_true
+from emulator.kubernetes.api import Api, Body, KindNotServedError, is_true
 
 VERSION, KIND = "autoscaling.x-k8s.io/v1", "ProvisioningRequest"
 

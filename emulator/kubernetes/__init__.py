@@ -1,1 +1,1 @@
-"""A real API server, and Pulumi's `kubernetes` provider on it."""
+"""A real API server, and what runs in the pods of operators."""

@@ -1,4 +1,4 @@
-"""JSON access to a Kubernetes API server by apiVersion and kind, for the provider and for what plays GKE.
+"""JSON access to a Kubernetes API server by apiVersion and kind, for what plays GKE and the kubelets.
 
 Objects stay plain dictionaries, since the fields a caller sent are what it must be able to compare with later.
 """
@@ -27,6 +27,12 @@ Body = dict[str, Any]
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
+
+
+def is_true(live: Body, condition: str) -> bool:
+    """True if a live object's status says that a condition holds."""
+    conditions = live.get("status", {}).get("conditions") or []
+    return any(entry["type"] == condition and entry["status"] == "True" for entry in conditions)
 
 
 class ApiError(Exception):

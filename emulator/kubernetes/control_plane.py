@@ -29,9 +29,16 @@ ADDRESS_FILE = "control-plane.json"
 STAGES_MODULE = ("kubernetes", "sigs.k8s.io/kwok")
 """Folder below `tools/` that pins it, and the module with kwok's stages."""
 
-RAY_ANSWERS = "emulator/ray-answers"
-"""Annotation that a Ray head's pod gets once its Ray answers, to become ready. On Google Cloud the probes that KubeRay
-gives it ask its Ray (ray-operator v1.6.2, controllers/ray/common/pod.go, `initLivenessAndReadinessProbe`)."""
+ANSWERS = "emulator/answers"
+"""Annotation that the pod of an operator, or of a Ray's head, gets once the process in its place answers, to become
+ready. On Google Cloud its probes ask that: those of the charts, and those that KubeRay gives a head (ray-operator
+v1.6.2, controllers/ray/common/pod.go, `initLivenessAndReadinessProbe`)."""
+
+OPERATOR = "app.kubernetes.io/name"
+"""Label of a pod that names the operator in it, as charts have it (Helm documentation, "Labels and Annotations")."""
+
+OPERATORS = ("kuberay-operator", "kueue")
+"""Those that run here, by the names of their charts."""
 
 _READY_SECONDS = 240
 # kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once,
@@ -43,9 +50,7 @@ _STAGES = (
     _POD_READY,
     "pod/fast/pod-delete.yaml",
 )
-_SILENT_HEAD = (
-    f'.metadata | select(.labels["ray.io/node-type"] == "head" and .annotations["{RAY_ANSWERS}"] == null) | .uid'
-)
+_HEAD = '.labels["ray.io/node-type"] == "head"'
 
 
 def start(state: State, *, heads_wait: bool = False) -> None:
@@ -53,7 +58,7 @@ def start(state: State, *, heads_wait: bool = False) -> None:
 
     Args:
         state: the emulator's folder.
-        heads_wait: a Ray head's pod is ready only once it has `RAY_ANSWERS`; without it, at once, as other pods.
+        heads_wait: a Ray head's pod is ready only once it has `ANSWERS`; without it, at once, as other pods.
 
     Raises:
         EmulatorError: a program ended or did not become ready; names its log.
@@ -77,6 +82,9 @@ def start(state: State, *, heads_wait: bool = False) -> None:
     # kwok would read and write ~/.kwok
     kwok = [kubeconfig, *_kwok(state, _write_stages(directory, heads_wait))]
     _spawn(state, "kwok", kwok, environment={"HOME": str(directory)})
+    for name in {*OPERATORS} & {*state.ended()}:  # what looks after them leaves one that has ended by itself as it is
+        state.stop(name)
+    state.spawn_module("operators", "emulator.kubernetes.operators")
 
 
 def endpoint(state: State) -> str:
@@ -218,8 +226,8 @@ def _write_stages(directory: Path, heads_wait: bool) -> Path:
     source = module_directory(*STAGES_MODULE) / "kustomize" / "stage"
     file = directory / "kwok.yaml"
     stages = {name: yaml.safe_load((source / name).read_text()) for name in _STAGES}
-    if heads_wait:
-        conditions = stages[_POD_READY]["spec"]["selector"]["matchExpressions"]
-        conditions.append({"key": _SILENT_HEAD, "operator": "DoesNotExist"})
+    waiting = [f'.labels["{OPERATOR}"] == "{name}"' for name in OPERATORS] + [_HEAD] * heads_wait
+    silent = f'.metadata | select(({" or ".join(waiting)}) and .annotations["{ANSWERS}"] == null) | .uid'
+    stages[_POD_READY]["spec"]["selector"]["matchExpressions"].append({"key": silent, "operator": "DoesNotExist"})
     write_atomically(file, yaml.safe_dump_all(stages.values()))
     return file

@@ -1,4 +1,4 @@
-"""The custom resource definitions of an emulated cluster: GKE's own, KubeRay's and Kueue's.
+"""The custom resource definitions of an emulated cluster: GKE's own and kwok's, and where those of charts are.
 
 They come from their published Go modules; ComputeClass is written here: Google publishes its types, no manifest.
 """
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from emulator.kubernetes.api import Api, Body, KindNotServedError
-from emulator.kubernetes.chart import create
+from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError
 from emulator.machine.state import CHECKOUT, EmulatorError
 from emulator.programs.go_modules import module_directory
 
@@ -38,39 +37,9 @@ def install_provisioning(api: Api) -> None:
     _install(api, [source / "config" / "crd" / "autoscaling.x-k8s.io_provisioningrequests.yaml"])
 
 
-def install_kuberay(api: Api) -> None:
-    """Install the `crds` folder of KubeRay's Helm chart; like Helm, nothing here removes them."""
-    _install(api, kuberay_files())
-
-
 def kuberay_files() -> list[Path]:
     """The manifests in the `crds` folder of KubeRay's Helm chart."""
     return sorted((module_directory(*KUBERAY) / "config" / "crd" / "bases").glob("*.yaml"))
-
-
-def install_kueue(api: Api, conversion: Body) -> None:
-    """Kueue's kinds.
-
-    Args:
-        api: of the cluster.
-        conversion: `spec.conversion` of the kinds that Kueue's chart has converted by its webhook.
-    """
-    chart = module_directory(*KUEUE) / "charts" / "kueue" / "templates" / "crd"
-    converted = {file.name for file in chart.glob("*.yaml") if "strategy: Webhook" in file.read_text()}
-    files = _kueue_files()
-    _install(api, [file for file in files if file.name in converted], conversion)
-    _install(api, [file for file in files if file.name not in converted])
-
-
-def remove_kueue(api: Api) -> None:
-    """Delete Kueue's kinds, and with them every object of theirs: the chart has them among its templates."""
-    for file in _kueue_files():
-        [definition] = _bodies(file)
-        api.delete(definition)
-
-
-def _kueue_files() -> list[Path]:
-    return sorted((module_directory(*KUEUE) / "config" / "components" / "crd" / "bases").glob("*.yaml"))
 
 
 def install_port_forward(api: Api, kwok: Path) -> None:
@@ -88,17 +57,18 @@ def install_compute_class(api: Api) -> None:
     _install(api, [CHECKOUT / "emulator" / "crds" / "computeclass.yaml"])
 
 
-def _install(api: Api, files: list[Path], conversion: Body | None = None) -> None:
+def _install(api: Api, files: list[Path]) -> None:
     definitions: list[Body] = []
     for file in files:  # the API server digests one while the next is read
         for body in _bodies(file):
             body.pop("status", None)
             body["metadata"].pop("creationTimestamp", None)
-            body["spec"].pop("conversion", None)
-            if conversion:
-                body["spec"]["conversion"] = conversion
             # Not by server-side apply, which would track the owner of ten thousand schema fields, for seconds each.
-            create(api, body)
+            try:
+                api.create(body)
+            except ApiError as error:
+                if error.reason != "AlreadyExists":
+                    raise
             definitions.append(body)
     for body in definitions:
         _wait_until_served(api, body)

@@ -1,62 +1,75 @@
-"""The KubeRay operator's chart.
-
-Its resource types can also be had as a chart from `emulator.rest.charts`, the repository that the local stack names.
-"""
+"""The KubeRay operator: its process, and a Helm chart for it, since the project's own is in no Go module."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from typing import Any
 
-from emulator.kubernetes import chart, control_plane, crds, pod_network
+from emulator.kubernetes import control_plane, crds, pod_network
 from emulator.kubernetes.api import Api, Body
-from emulator.kubernetes.chart import Chart
 from emulator.machine.state import State
+from emulator.programs.go_modules import TOOLS
 
-NAME = "kuberay-operator"
+NAME = control_plane.OPERATORS[0]
 
-
-def start(state: State) -> None:
-    """Start the operator unless it runs, and wait until it says that it is ready. Raises EmulatorError."""
-    port = state.port(NAME)
-    if state.process(NAME) is None:
-        command = [
-            state.path("bin", NAME),
-            "--enable-leader-election=false",
-            "--metrics-addr=0",
-            f"--health-probe-bind-address=127.0.0.1:{port}",
-            "--log-stdout-encoder=console",
-        ]
-        environment = {"KUBECONFIG": str(control_plane.kubeconfig_file(state)), **pod_network.environment(state)}
-        state.spawn(NAME, command, env=environment)
-    chart.await_operator(state, NAME, port)
-
-
-def _install(api: Api, _state: State, release: Body) -> None:
-    if not release.get("skipCrds"):
-        crds.install_kuberay(api)
-
-
-def _uninstall(_api: Api, _state: State, _release: Body) -> None:
-    """Helm leaves what is in a chart's `crds` folder."""
-
-
-def _deployment(release: Body) -> Body:
-    values: Mapping[str, Any] = release.get("values", {})
-    labels = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/instance": release["name"]}
-    image = {"repository": "quay.io/kuberay/operator", "tag": f"v{release['version']}", **values.get("image", {})}
-    return chart.deployment(release, release["name"], labels, image, values)
+# Of the chart's values (ray-project/kuberay, helm-chart/kuberay-operator/values.yaml) those that concern the pod.
+_DEPLOYMENT = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ .Release.Name }}
+  namespace: {{ .Release.Namespace }}
+spec:
+  replicas: 1
+  strategy: {type: Recreate}
+  selector:
+    matchLabels: &labels
+      app.kubernetes.io/name: {{ .Chart.Name }}
+      app.kubernetes.io/instance: {{ .Release.Name }}
+  template:
+    metadata:
+      labels: *labels
+    spec:
+      affinity: {{ toJson .Values.affinity }}
+      nodeSelector: {{ toJson .Values.nodeSelector }}
+      priorityClassName: {{ toJson .Values.priorityClassName }}
+      tolerations: {{ toJson .Values.tolerations }}
+      containers:
+        - name: {{ .Chart.Name }}
+          image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"
+          resources: {{ toJson .Values.resources }}
+"""
 
 
-CHART = Chart(
-    name=NAME,
-    tool="kuberay",
-    module="github.com/ray-project/kuberay/ray-operator",
-    # ray-project/kuberay, kuberay-operator/values.yaml
-    values=frozenset({"affinity", "image", "nodeSelector", "priorityClassName", "resources", "tolerations"}),
-    deployment=_deployment,
-    install=_install,
-    start=start,
-    uninstall=_uninstall,
-)
-"""The chart."""
+def version() -> str:
+    """Version of the operator that the emulator builds."""
+    tool, module = crds.KUBERAY
+    [found] = re.findall(rf"^\s*{re.escape(module)} v(\S+)", (TOOLS / tool / "go.mod").read_text(), re.MULTILINE)
+    return str(found)
+
+
+def chart() -> Mapping[str, bytes]:
+    """The files of the chart, by their paths in it."""
+    about = {"apiVersion": "v2", "name": NAME, "version": version()}
+    image = {"repository": "quay.io/kuberay/operator", "tag": f"v{version()}"}
+    values = {"affinity": {}, "image": image, "nodeSelector": {}, "priorityClassName": "", "resources": {}}
+    return {
+        "Chart.yaml": json.dumps(about).encode(),
+        "values.yaml": json.dumps({**values, "tolerations": []}).encode(),
+        "templates/deployment.yaml": _DEPLOYMENT.encode(),
+        **{f"crds/{manifest.name}": manifest.read_bytes() for manifest in crds.kuberay_files()},
+    }
+
+
+def start(state: State, _api: Api, _pod: Body) -> None:
+    """Start the operator."""
+    command = [
+        state.path("bin", NAME),
+        "--enable-leader-election=false",
+        "--metrics-addr=0",
+        f"--health-probe-bind-address=127.0.0.1:{state.port(NAME)}",
+        "--log-stdout-encoder=console",
+    ]
+    environment = {"KUBECONFIG": str(control_plane.kubeconfig_file(state)), **pod_network.environment(state)}
+    state.spawn(NAME, command, env=environment)

@@ -1,159 +1,90 @@
-"""Kueue's chart: the real controller with its webhooks and conversions, as a process of this machine.
+"""Kueue: its process, with its webhooks and conversions, and its own Helm chart, led to that process.
 
-What the chart has beside that is left out: roles (the process is an administrator), and the API of pending workloads
-(an aggregated API, whose Service would lead to a pod). Its objects are those of sigs.k8s.io/kueue v0.19.2,
-charts/kueue/templates.
+Left out of the chart are its API of pending workloads (an aggregated API, whose Service would lead to a pod) and the
+dashboard. The process is an administrator, whatever roles the chart makes.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from emulator.kubernetes import certificates, chart, control_plane, crds
+from emulator.kubernetes import certificates, control_plane, crds
 from emulator.kubernetes.api import Api, Body
-from emulator.kubernetes.chart import Chart
 from emulator.machine.state import State, write_atomically
 from emulator.programs.go_modules import module_directory
 
-NAME = "kueue"
+NAME = control_plane.OPERATORS[1]
 
 _WEBHOOK_PORT = "kueue-webhook"
 _CERTIFICATES = ("ca.crt", "ca.key", "tls.crt", "tls.key")
-_CHECKED = {"clusterqueues", "cohorts", "resourceflavors", "workloads"} | {
-    *("jobs", "rayclusters", "rayjobs", "rayservices")
-}
-"""Resources whose webhooks are installed: those of Kueue and of the jobs that an emulated cluster can have."""
+_LEFT_OUT = ("templates/visibility/", "templates/kueueviz/", "tests/")
+_CLIENT = re.compile(r"clientConfig:\n +service:\n +name: .*\n +namespace: .*\n +path: (\S+)")
+_SECRET = "templates/internalcert/secret.yaml"
+_SERVICE = "kueue-webhook-service.kueue-system.svc"
+"""By which Kueue's own certificates are made out: of the release `kueue` in the namespace that it is installed in."""
 
 
-def start(state: State) -> None:
-    """Start Kueue, as the release has it configured, unless it runs; wait until it is ready. Raises EmulatorError."""
-    port = state.port(NAME)
-    if state.process(NAME) is None:
-        command = [
-            state.path("bin", NAME),
-            f"--kubeconfig={control_plane.kubeconfig_file(state)}",
-            f"--config={_folder(state) / 'config.yaml'}",
-            "--feature-gates=VisibilityOnDemand=false",
-        ]
-        state.spawn(NAME, command)
-    chart.await_operator(state, NAME, port)
+def archive() -> str:
+    """Name of the chart's archive in a repository."""
+    about = yaml.safe_load((_source() / "Chart.yaml").read_text())
+    return f"{about['name']}-{about['version']}.tgz"
 
 
-def _install(api: Api, state: State, release: Body) -> None:
-    folder, namespace = _folder(state), release["namespace"]
-    _configure(state, folder / "config.yaml", yaml.safe_dump(_configuration(state, release)))
-    if not (folder / "tls.crt").exists():
-        certificates.write_serving(folder, "kueue-ca", f"kueue-webhook-service.{namespace}.svc")
-    data = {name: base64.b64encode((folder / name).read_bytes()).decode() for name in _CERTIFICATES}
-    chart.create(api, {**_secret(namespace), "data": data})
-    client = {"url": f"{_address(state)}/convert", "caBundle": data["ca.crt"]}
-    webhook = {"conversionReviewVersions": ["v1"], "clientConfig": client}
-    crds.install_kueue(api, {"strategy": "Webhook", "webhook": webhook})
-    start(state)  # before the webhooks, which refuse what it does not answer
-    for body in _webhooks(state, release, data["ca.crt"]):
-        api.apply(body, NAME, force=True)  # which namespaces they are asked about may have changed
+def chart(state: State) -> Mapping[str, bytes]:
+    """The files of the chart, by their paths in it: the API server asks a process of this machine, by the certificates
+    in the Secret that Kueue has for them."""
+    source = _source()
+    files = {str(file.relative_to(source)): file.read_text() for file in source.rglob("*.*") if file.is_file()}
+    data = _certificates(state)
+    address = f"https://127.0.0.1:{state.port(_WEBHOOK_PORT)}"
+    client = rf'clientConfig: {{url: "{address}\1", caBundle: {data["ca.crt"]}}}'
+    found = {path: _CLIENT.sub(client, text).encode() for path, text in files.items() if not path.startswith(_LEFT_OUT)}
+    filled = files[_SECRET].replace(
+        "{{- end }}", f"data: {yaml.safe_dump(data, default_flow_style=True)}{{{{- end }}}}"
+    )
+    return {**found, _SECRET: filled.encode()}
 
 
-def _configure(state: State, file: Path, text: str) -> None:
-    """Write the configuration; a process that runs with another one ends."""
-    if not file.exists() or file.read_text() != text:
-        state.stop(NAME)
-        write_atomically(file, text)
-
-
-def _secret(namespace: str) -> Body:
-    metadata = {"name": "kueue-webhook-server-cert", "namespace": namespace}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
-
-
-def _uninstall(api: Api, _state: State, release: Body) -> None:
-    api.delete(_secret(release["namespace"]))
-    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-        api.delete(_named(kind))
-    crds.remove_kueue(api)
-
-
-def _configuration(state: State, release: Body) -> Body:
-    """The chart's configuration, but for what a process on loopback has otherwise than a pod."""
-    given = release.get("values", {}).get("managerConfig", {}).get("controllerManagerConfigYaml", "")
-    configuration: Body = yaml.safe_load(given) or {}
-    return {
-        **configuration,
-        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
-        "kind": "Configuration",
-        "namespace": release["namespace"],
+def start(state: State, api: Api, pod: Body) -> None:
+    """Start Kueue as its pod has it configured, but for what a process on loopback has otherwise."""
+    namespace = pod["metadata"]["namespace"]
+    [mounted] = [volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume]
+    [text] = (api.get("v1", "ConfigMap", mounted, namespace) or {})["data"].values()
+    configuration = {
+        **yaml.safe_load(text),
+        "namespace": namespace,
         "health": {"healthProbeBindAddress": f"127.0.0.1:{state.port(NAME)}"},
         "metrics": {"bindAddress": "0"},
         "webhook": {"host": "127.0.0.1", "port": state.port(_WEBHOOK_PORT), "certDir": str(_folder(state))},
         "leaderElection": {"leaderElect": False},
-        "internalCertManagement": {"enable": True},
     }
+    file = _folder(state) / "config.yaml"
+    write_atomically(file, yaml.safe_dump(configuration))
+    command = [
+        state.path("bin", NAME),
+        f"--kubeconfig={control_plane.kubeconfig_file(state)}",
+        f"--config={file}",
+        "--feature-gates=VisibilityOnDemand=false",
+    ]
+    state.spawn(NAME, command)
 
 
-def _webhooks(state: State, release: Body, authority: str) -> list[Body]:
-    manifests = module_directory(*crds.KUEUE) / "config" / "components" / "webhook" / "manifests.yaml"
-    found: list[Body] = []
-    for body in filter(None, yaml.load_all(manifests.read_text(), Loader=yaml.CSafeLoader)):
-        if not body["kind"].endswith("WebhookConfiguration"):
-            continue
-        hooks = [hook for hook in body["webhooks"] if {*hook["rules"][0]["resources"]} & _CHECKED]
-        found.append(
-            {**_named(body["kind"]), "webhooks": [_webhook(state, release, hook, authority) for hook in hooks]}
-        )
-    return found
+def _certificates(state: State) -> dict[str, str]:
+    """What the Secret holds, in base64; made at the first call."""
+    folder = _folder(state)
+    if not (folder / "tls.crt").exists():
+        certificates.write_serving(folder, "kueue-ca", _SERVICE)
+    return {name: base64.b64encode((folder / name).read_bytes()).decode() for name in _CERTIFICATES}
 
 
-def _webhook(state: State, release: Body, hook: Body, authority: str) -> Body:
-    path = hook["clientConfig"]["service"]["path"]
-    hook = {**hook, "clientConfig": {"url": f"{_address(state)}{path}", "caBundle": authority}}
-    if hook["rules"][0]["apiGroups"] == ["kueue.x-k8s.io"]:
-        return hook
-    elsewhere = {
-        "key": "kubernetes.io/metadata.name",
-        "operator": "NotIn",
-        "values": ["kube-system", release["namespace"]],
-    }
-    default = {"matchExpressions": [elsewhere]}
-    selector = _configuration(state, release).get("managedJobsNamespaceSelector", default)
-    return {**hook, "namespaceSelector": selector}
-
-
-def _named(kind: str) -> Body:
-    name = f"kueue-{kind.removesuffix('WebhookConfiguration').lower()}-webhook-configuration"
-    return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}}
-
-
-def _address(state: State) -> str:
-    return f"https://127.0.0.1:{state.port(_WEBHOOK_PORT)}"
+def _source() -> Path:
+    return module_directory(*crds.KUEUE) / "charts" / "kueue"
 
 
 def _folder(state: State) -> Path:
     return state.path("kubernetes", "kueue", "_").parent
-
-
-def _deployment(release: Body) -> Body:
-    manager: Mapping[str, Any] = release.get("values", {}).get("controllerManager", {})
-    labels = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/instance": release["name"]}
-    labels["control-plane"] = "controller-manager"
-    pod = {**manager.get("manager", {}), **manager}
-    default = {"repository": "registry.k8s.io/kueue/kueue", "tag": f"v{release['version']}"}
-    image = {**default, **pod.get("image", {})}
-    return chart.deployment(release, f"{release['name']}-controller-manager", labels, image, pod)
-
-
-CHART = Chart(
-    name=NAME,
-    tool="kubernetes",
-    module="sigs.k8s.io/kueue",
-    values=frozenset({"controllerManager", "managerConfig"}),
-    deployment=_deployment,
-    install=_install,
-    start=start,
-    uninstall=_uninstall,
-)
-"""The chart."""

@@ -93,8 +93,8 @@ class JobClusters:
         self._network.learn(name, f"{name}-head-svc.{namespace}", port)
 
     def _let_ready(self, pod: Body) -> None:
-        if control_plane.RAY_ANSWERS not in pod["metadata"].get("annotations", {}):
-            self._api.merge(pod, {"metadata": {"annotations": {control_plane.RAY_ANSWERS: "true"}}})
+        if control_plane.ANSWERS not in pod["metadata"].get("annotations", {}):
+            self._api.merge(pod, {"metadata": {"annotations": {control_plane.ANSWERS: "true"}}})
 
     def _forward(self, pod: Body, port: int) -> None:
         """Forward a port as kwok does for `kubectl port-forward` to this pod."""

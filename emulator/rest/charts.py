@@ -1,4 +1,4 @@
-"""A Helm repository with one chart, the KubeRay operator's, of which it has the resource types alone."""
+"""A Helm repository with the charts of the operators that the emulator has as processes."""
 
 from __future__ import annotations
 
@@ -6,39 +6,51 @@ import gzip
 import hashlib
 import io
 import tarfile
+from collections.abc import Mapping
 from functools import cached_property
 
 import yaml
 
 from emulator.google.http_message import Request, Response
-from emulator.kubernetes import crds
-from emulator.kubernetes.kuberay import CHART
+from emulator.kubernetes import kuberay, kueue
+from emulator.machine.state import State
 
 PATH = "/charts/"
 
 
 class ChartRepository:
-    """Answers what Helm asks of a repository: its index, and the archive that this names."""
+    """Answers what Helm asks of a repository: its index, and the archives that this names."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
 
     def answer(self, request: Request) -> Response | None:
         """The answer, or None for a path that is not of the repository."""
         if request.method != "GET" or not request.path.startswith(PATH):
             return None
-        version = CHART.version
-        name = f"{CHART.name}-{version}.tgz"
-        if request.path == f"{PATH}index.yaml":
-            digest = hashlib.sha256(self._archive).hexdigest()
-            entry = {"name": CHART.name, "version": version, "urls": [name], "digest": digest}
-            return Response(body=yaml.safe_dump({"apiVersion": "v1", "entries": {CHART.name: [entry]}}).encode())
-        return Response(body=self._archive) if request.path == f"{PATH}{name}" else None
+        name = request.path.removeprefix(PATH)
+        if name == "index.yaml":
+            entries = {about["name"]: [{**about, "urls": [file]}] for file, (about, _) in self._charts.items()}
+            return Response(body=yaml.safe_dump({"apiVersion": "v1", "entries": entries}).encode())
+        return Response(body=self._charts[name][1]) if name in self._charts else None
 
     @cached_property
-    def _archive(self) -> bytes:
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as files:
-            for manifest in crds.kuberay_files():
-                member = tarfile.TarInfo(f"{CHART.name}/crds/{manifest.name}")
-                member.size = manifest.stat().st_size
-                with manifest.open("rb") as content:
-                    files.addfile(member, content)
-        return gzip.compress(packed.getvalue(), compresslevel=1, mtime=0)
+    def _charts(self) -> dict[str, tuple[dict[str, str], bytes]]:
+        """By file name: what the index says of a chart, and its archive."""
+        found = {}
+        for files in (kuberay.chart(), kueue.chart(self._state)):
+            about = yaml.safe_load(files["Chart.yaml"])
+            packed = _packed(about["name"], files)
+            digest = hashlib.sha256(packed).hexdigest()
+            found[f"{about['name']}-{about['version']}.tgz"] = ({**about, "digest": digest}, packed)
+        return found
+
+
+def _packed(name: str, files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path, content in files.items():
+            member = tarfile.TarInfo(f"{name}/{path}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return gzip.compress(packed.getvalue(), compresslevel=1, mtime=0)

@@ -127,7 +127,7 @@ def apis_of(cloud: Cloud) -> tuple[Api, ...]:
     apis = (
         StorageApi(cloud),
         MetadataServer(cloud, tokens),
-        charts.ChartRepository(),
+        charts.ChartRepository(State(cloud.directory)),
         GoogleRest(cloud, tokens),
     )
     return tuple(api.answer for api in apis)

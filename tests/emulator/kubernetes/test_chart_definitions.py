@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from emulator.kubernetes import control_plane, crds
-from emulator.kubernetes.kuberay import CHART
+from emulator.kubernetes import control_plane, crds, kuberay
 from emulator.rest import cloud_server
 from oasis_stack.components import chart_definitions
 from oasis_stack.live_state import RequestRefused
@@ -37,7 +36,7 @@ def test_types_of_an_older_version_are_brought_to_the_charts(bare_cluster: Contr
     ]
     bare_cluster.api.create(older)
 
-    props = {"repository": repository, "chart": CHART.name, "version": CHART.version}
+    props = {"repository": repository, "chart": kuberay.NAME, "version": kuberay.version()}
     kubeconfig = json.dumps(yaml.safe_load(control_plane.kubeconfig_file(bare_cluster.state).read_text()))
     provider = chart_definitions._ChartDefinitions()
     provider.create({"kubeconfig": kubeconfig, **props})
@@ -55,9 +54,9 @@ def test_a_chart_that_is_not_what_the_index_says_is_refused(repository: str, mon
 
     monkeypatch.setattr(chart_definitions, "fetch", changed)
     with pytest.raises(RequestRefused, match="where its index says"):
-        list(chart_definitions.definitions(repository, CHART.name, CHART.version))
+        list(chart_definitions.definitions(repository, kuberay.NAME, kuberay.version()))
     with pytest.raises(RequestRefused, match=r"no chart kuberay-operator of version 0\.1"):
-        list(chart_definitions.definitions(repository, CHART.name, "0.1"))
+        list(chart_definitions.definitions(repository, kuberay.NAME, "0.1"))
 
 
 def _schema(cluster: ControlPlane, field: str) -> Any:

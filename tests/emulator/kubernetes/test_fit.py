@@ -1,0 +1,48 @@
+"""Which pods fit on which nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emulator.gke.fit import fits, quantity, requests
+
+POD: dict[str, Any] = {
+    "metadata": {"name": "p"},
+    "spec": {
+        "initContainers": [
+            {"resources": {"requests": {"cpu": "2"}}},
+            {"restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+        ],
+        "containers": [{"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "nvidia.com/gpu": "8"}}}],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "nodeSelector": {"pool": "gpu"},
+    },
+}
+
+
+def test_a_pod_asks_for_its_largest_init_container_or_all_others_and_limits_count() -> None:
+    assert requests(POD) == {"cpu": 2.0, "nvidia.com/gpu": 8.0, "pods": 1.0}
+    assert [quantity(text) for text in ("100m", "1", "2Gi", "3k")] == [0.1, 1.0, 2.0**31, 3000.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"labels": {"pool": "cpu"}}, False),
+        ({"taints": [{"key": "other", "value": "x", "effect": "NoSchedule"}]}, False),
+        ({"taints": [{"key": "other", "value": "x", "effect": "PreferNoSchedule"}]}, True),
+        ({"left": {"cpu": 2.0, "pods": 1.0, "nvidia.com/gpu": 7.0}}, False),
+    ],
+)
+def test_a_pod_fits_where_labels_taints_and_room_allow(change: dict[str, Any], expected: bool) -> None:
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    node = {
+        "metadata": {"labels": change.get("labels", {"pool": "gpu"})},
+        "spec": {"taints": [taint, *change.get("taints", [])]},
+    }
+    left = change.get("left", {"cpu": 2.0, "pods": 1.0, "nvidia.com/gpu": 8.0})
+
+    assert fits(POD, node, left) is expected
