@@ -56,6 +56,7 @@ control plane's private endpoint and its address (terraform-google-modules/terra
 
 
 _DEFINITIONS = ("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+_CLUSTER_ROLES = ("rbac.authorization.k8s.io", "v1", "clusterroles")
 
 
 class WaitError(Exception):
@@ -134,6 +135,14 @@ class KubernetesClient:
         """Services of type LoadBalancer. Each keeps a finalizer until Google has removed its forwarding rule."""
         answer = self._call(self._core.list_service_for_all_namespaces, _preload_content=False)
         return [item for item in json.loads(answer.data)["items"] if item["spec"].get("type") == "LoadBalancer"]
+
+    def remove_aggregated_roles(self, release: str) -> None:
+        """Delete the ClusterRoles of a Helm release whose rules Kubernetes fills in from others."""
+        selected = f"app.kubernetes.io/instance={release}"
+        answer = self._call(self._custom.list_cluster_custom_object, *_CLUSTER_ROLES, label_selector=selected)
+        for role in answer["items"] if answer else ():
+            if role.get("aggregationRule"):
+                self._call(self._custom.delete_cluster_custom_object, *_CLUSTER_ROLES, role["metadata"]["name"])
 
     def volumes(self) -> list[dict[str, Any]]:
         """All PersistentVolumes."""

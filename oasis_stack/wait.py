@@ -187,6 +187,13 @@ class _WorkloadsGone(Waiter):
         _tell_of_disks(cluster)
 
 
+class _AggregatedRolesGone(Waiter):
+    def await_departure(self, props: Mapping[str, Any]) -> None:
+        cluster = KubernetesClient(props["kubeconfig"])
+        if not _cluster_gone(cluster):
+            cluster.remove_aggregated_roles(props["release"])
+
+
 class _QueuedNamespaces(Waiter):
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
         with _one_message():
@@ -417,6 +424,25 @@ class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
     ) -> None:
         props = {"kubeconfig": kubeconfig, "timeout_minutes": timeout_minutes}
         super().__init__(_WorkloadsGone(), name, props, secret_kubeconfig(opts))
+
+
+class AggregatedRolesGone(Resource, module="wait", name="AggregatedRolesGone"):
+    """On destroy, removes the ClusterRoles of a Helm release whose rules are those of others, before Helm does.
+
+    As the others go, Kubernetes writes such a role's rules anew, and with them the role that Helm had deleted. Helm
+    then waits for it until its time is over, and fails (Kubernetes v1.36.3, pkg/controller/clusterroleaggregation,
+    `applyClusterRoles`; helm v3.18.6, pkg/kube/wait.go, `waitForDeletedResources`; seen with Kueue 0.19.2).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kubeconfig: pulumi.Input[str],
+        release: str,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        props = {"kubeconfig": kubeconfig, "release": release}
+        super().__init__(_AggregatedRolesGone(), name, props, secret_kubeconfig(opts))
 
 
 class QueuedNamespaces(Resource, module="wait", name="QueuedNamespaces"):

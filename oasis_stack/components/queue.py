@@ -26,6 +26,9 @@ from oasis_stack.facts.queue_share import QueueShare
 API = "kueue.x-k8s.io"
 API_VERSION = f"{API}/v1beta2"
 
+RELEASE = "kueue"
+"""Name of the Helm release."""
+
 REQUESTS = "provisioningrequests.autoscaling.x-k8s.io"
 
 SERVED_MINUTES = 90
@@ -79,7 +82,7 @@ class Kueue(pulumi.ComponentResource):
         namespaces = wait.QueuedNamespaces(name, args.kubeconfig, args.namespaces, pulumi.ResourceOptions(parent=self))
         release = kubernetes.helm.v3.Release(
             name,
-            name="kueue",
+            name=RELEASE,
             chart=args.chart,
             version=names.KUEUE_VERSION,
             namespace=names.KUEUE_NAMESPACE,
@@ -91,6 +94,8 @@ class Kueue(pulumi.ComponentResource):
             # (kubernetes-sigs/kueue v0.19.2, cmd/kueue/main.go).
             opts=pulumi.ResourceOptions(parent=self, depends_on=[served, namespaces]),
         )
+        gone_first = pulumi.ResourceOptions(parent=self, depends_on=[release])
+        wait.AggregatedRolesGone(name, args.kubeconfig, RELEASE, gone_first)
         self.release_name = release.name.apply(str)
         self.register_outputs({"release_name": self.release_name})
 

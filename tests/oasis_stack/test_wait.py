@@ -295,6 +295,23 @@ def test_a_destroy_empties_the_queue_and_leaves_jobs_that_are_in_none(world: Wor
     assert jobs == [plain] and polls == 3
 
 
+def test_roles_that_kubernetes_fills_from_others_go_before_helm_and_no_others(world: World) -> None:
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+
+    def list_roles(query: dict[str, list[str]]) -> Answer:
+        assert query["labelSelector"] == ["app.kubernetes.io/instance=kueue"]
+        filled = {"metadata": {"name": "admin"}, "aggregationRule": {"clusterRoleSelectors": []}}
+        return 200, {"items": [filled, {"metadata": {"name": "editor"}}]}
+
+    world.answers["/api/v1/services"] = (200, {"items": []})
+    world.answers[roles] = list_roles
+    world.answers[f"DELETE {roles}/admin"] = (200, {})
+
+    wait._AggregatedRolesGone().delete("id", {"kubeconfig": world.kubeconfig, "release": "kueue"})
+
+    assert [path for method, path in world.asked if method == "DELETE"] == [f"{roles}/admin"]
+
+
 @pytest.mark.parametrize("key", ["project", "region", "zone"])
 def test_a_stack_does_not_move(key: str, world: World) -> None:
     there = {"project": "ours", "region": "us-central1", "zone": "us-central1-b"}

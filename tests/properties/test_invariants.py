@@ -265,6 +265,7 @@ DESTROYED_BEFORE = (
     # An uninstall of Kueue with a Workload in the cluster hangs, and only the waiter knows users' jobs.
     ("wait.WorkloadsGone ray", "wait.QueueEmpty ray", "LocalQueue ray", "ClusterQueue gpu", "ResourceFlavor *"),
     ("ResourceFlavor *", "Release kueue", "container.NodePool cluster-system"),
+    ("ResourceFlavor *", "wait.AggregatedRolesGone kueue", "Release kueue"),
     ("ClusterQueue *", "AdmissionCheck *", "ProvisioningRequestConfig *"),
     ("AdmissionCheck *", "Release kueue"),
     ("wait.QueueEmpty ray", "NetworkPolicy queued-jobs*"),
