@@ -48,13 +48,6 @@ _KUBERNETES = (
     " -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36"
     f" -X k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES_VERSION}"
 )
-_PROVIDER_VERSION = "4.34.2"
-"""Version of the SDK in the lock file, which the engine asks for. The source in `tools/pulumi-kubernetes` is of January
-2026, between 4.24 and 4.26, and the newest that is published as a Go module."""
-
-_PULUMI_KUBERNETES = (
-    f"{_STRIP} -X github.com/pulumi/pulumi-kubernetes/provider/v4/pkg/version.Version={_PROVIDER_VERSION}"
-)
 _PULUMI = f"{_STRIP} -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=v{PULUMI_VERSION}"
 
 
@@ -96,9 +89,8 @@ PROGRAMS = (
     Program("kwok", "kubernetes", "sigs.k8s.io/kwok/cmd/kwok"),
     Program("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
     Program("kueue", "kubernetes", "sigs.k8s.io/kueue/cmd/kueue"),
-    Program(
-        "pulumi-resource-kubernetes", "pulumi-kubernetes", "oasis/emulator/tools/pulumi-kubernetes", _PULUMI_KUBERNETES
-    ),
+    # Of January 2026, between 4.24 and 4.26: the newest that is published as a Go module.
+    Program("pulumi-resource-kubernetes", "pulumi-kubernetes", "oasis/emulator/tools/pulumi-kubernetes"),
     Program("pulumi", "pulumi", "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", _PULUMI, "osusergo,grpcnotrace"),
 )
 

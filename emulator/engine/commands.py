@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ _PLUGINS = {
 """Plugins that the engine looks for, and the modules that are them here: one at the version of pulumi-gcp in the lock
 file, two that come with the engine, at its own."""
 
-_KUBERNETES = "resource-kubernetes-v4.34.2"
-"""The published one, which the emulator builds, at the version of pulumi-kubernetes in the lock file."""
+_KUBERNETES = f"resource-kubernetes-v{version('pulumi-kubernetes')}"
+"""The published one, which the emulator builds, under the version of the SDK, which the engine asks for."""
 
 _ENCRYPTION = ("encryptionsalt", "encryptedkey", "secretsprovider")
 """Top-level keys of a stack file that say how its secrets are encrypted (Pulumi documentation, "Stack settings file

@@ -35,7 +35,7 @@ def test_it_listens_on_loopback_only_and_down_leaves_no_process_and_no_listener(
     finally:
         state.stop_all()
 
-    assert running == {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok"}
+    assert running == {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "operators"}
     assert ours
     assert {address for address, _ in ours} == {"127.0.0.1"}
     assert processes.owned_by(state.directory) == []
