@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from emulator.engine.plain_pulumi import FOLDER
@@ -48,6 +49,12 @@ _KUBERNETES = (
     " -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36"
     f" -X k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES_VERSION}"
 )
+_PULUMI_KUBERNETES = (
+    f"{_STRIP} -X github.com/pulumi/pulumi-kubernetes/provider/v4/pkg/version.Version={version('pulumi-kubernetes')}"
+)
+"""The engine warns of a provider that calls itself older than the SDK. The source is of January 2026, between 4.24 and
+4.26: the newest that is published as a Go module."""
+
 _PULUMI = f"{_STRIP} -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=v{PULUMI_VERSION}"
 
 
@@ -89,8 +96,9 @@ PROGRAMS = (
     Program("kwok", "kubernetes", "sigs.k8s.io/kwok/cmd/kwok"),
     Program("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
     Program("kueue", "kubernetes", "sigs.k8s.io/kueue/cmd/kueue"),
-    # Of January 2026, between 4.24 and 4.26: the newest that is published as a Go module.
-    Program("pulumi-resource-kubernetes", "pulumi-kubernetes", "oasis/emulator/tools/pulumi-kubernetes"),
+    Program(
+        "pulumi-resource-kubernetes", "pulumi-kubernetes", "oasis/emulator/tools/pulumi-kubernetes", _PULUMI_KUBERNETES
+    ),
     Program("pulumi", "pulumi", "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", _PULUMI, "osusergo,grpcnotrace"),
 )
 

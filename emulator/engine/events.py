@@ -96,7 +96,7 @@ class Progress:
 
     def _told(self, event: Any) -> None:
         message = _MARKUP.sub("", event.message).strip()
-        if not message or message.startswith("using pulumi-resource-"):  # where it found a plugin
+        if event.ephemeral or not message or message.startswith("using pulumi-resource-"):  # where it found a plugin
             return
         name = _name(event.urn) if event.urn else "the program"
         if event.severity == "error":

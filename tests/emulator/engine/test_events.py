@@ -55,6 +55,14 @@ def test_a_preview_does_not_say_that_anything_was_done(op: str, done: str, fores
     assert lines(op, preview=True) == [f"{foreseen:<16} Bucket runs"]
 
 
+def test_what_a_provider_says_of_a_resource_is_told_unless_it_is_of_the_moment() -> None:
+    said: list[str] = []
+    for number, ephemeral in enumerate((False, True)):
+        told = {"message": f"[{number}]", "color": "never", "severity": "info", "ephemeral": ephemeral, "urn": URN}
+        Progress(said.append, preview=False).heard(EngineEvent.from_json({"diagnosticEvent": told}))
+    assert [line.partition(" s  ")[2] for line in said] == ["Bucket runs: [0]"]
+
+
 class Told(Exception):
     """Ends what would not return."""
 
