@@ -236,13 +236,14 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
     # Tests and benchmarks have folders elsewhere, and leave the stack file's port to people.
     wanted = _wanted_port() if state.directory == CHECKOUT / ".oasis" else None
     charts = cloud_server.charts_address(state)
-    ports = {
+    ports: dict[str, dict[str, Any]] = {
         "oasis:ray": {
             "dashboard_port": state.port("ray-dashboard", preferred=wanted),
             "operator_repository": charts,
         },
-        "oasis:gpu": {"queue_chart": charts + kueue.archive()},
     }
+    if _stack_config().get("oasis:gpu"):  # a section that the stack does not have would ask for GPUs
+        ports["oasis:gpu"] = {"queue_chart": charts + kueue.archive()}
     provider, plugins = published_provider.used(state, f"http://127.0.0.1:{state.port(cloud_server.NAME)}")
     return Engine(
         state,
@@ -313,6 +314,9 @@ def require_running(state: State) -> None:
 
 
 def _wanted_port() -> int:
+    return int((_stack_config().get("oasis:ray") or {}).get("dashboard_port", DASHBOARD_PORT))
+
+
+def _stack_config() -> Mapping[str, Any]:
     stack: Mapping[str, Any] = yaml.safe_load((CHECKOUT / f"Pulumi.{STACK}.yaml").read_text()) or {}
-    ray = (stack.get("config") or {}).get("oasis:ray") or {}
-    return int(ray.get("dashboard_port", DASHBOARD_PORT))
+    return stack.get("config") or {}

@@ -15,7 +15,7 @@ import yaml
 
 from emulator.kubernetes import certificates, control_plane, crds
 from emulator.kubernetes.api import Api, Body
-from emulator.machine.state import State, write_atomically
+from emulator.machine.state import EmulatorError, State, write_atomically
 from emulator.programs.go_modules import module_directory
 
 NAME = control_plane.OPERATORS[1]
@@ -54,7 +54,10 @@ def start(state: State, api: Api, pod: Body) -> None:
     """Start Kueue as its pod has it configured, but for what a process on loopback has otherwise."""
     namespace = pod["metadata"]["namespace"]
     [mounted] = [volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume]
-    [text] = (api.get("v1", "ConfigMap", mounted, namespace) or {})["data"].values()
+    found = api.get("v1", "ConfigMap", mounted, namespace)
+    if found is None:
+        raise EmulatorError(f"ConfigMap {mounted}, which Kueue's pod mounts, is not there")
+    [text] = found["data"].values()
     configuration = {
         **yaml.safe_load(text),
         "namespace": namespace,
