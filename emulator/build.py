@@ -43,6 +43,9 @@ PULUMI_VERSION = "3.259.0"
 KUBERNETES_VERSION = "1.36.3"
 """Version in `tools/kubernetes/go.mod`, which a build outside Kubernetes' own scripts does not know of itself."""
 
+KUBERNETES_PROVIDER = "pulumi-resource-kubernetes"
+"""What the engine calls the program of Pulumi's Kubernetes provider."""
+
 _STRIP = "-s -w"
 _KUBERNETES = (
     f"{_STRIP} -X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}"
@@ -96,9 +99,7 @@ PROGRAMS = (
     Program("kwok", "kubernetes", "sigs.k8s.io/kwok/cmd/kwok"),
     Program("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
     Program("kueue", "kubernetes", "sigs.k8s.io/kueue/cmd/kueue"),
-    Program(
-        "pulumi-resource-kubernetes", "pulumi-kubernetes", "oasis/emulator/tools/pulumi-kubernetes", _PULUMI_KUBERNETES
-    ),
+    Program(KUBERNETES_PROVIDER, "pulumi-kubernetes", "oasis/emulator/tools/pulumi-kubernetes", _PULUMI_KUBERNETES),
     Program("pulumi", "pulumi", "github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", _PULUMI, "osusergo,grpcnotrace"),
 )
 

@@ -62,6 +62,8 @@ def started(state: State, report: Report, provider: str = "") -> Iterator[Engine
     """
     check_settings()
     fresh = not control_plane.is_running(state)
+    if not fresh and not state.path("bin", build.KUBERNETES_PROVIDER).exists():
+        raise EmulatorError("the emulated cloud that runs was started by an older version: `make down` ends it")
     published = published_provider.chosen(state, provider, fresh=fresh)
     try:
         if fresh:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -236,6 +237,16 @@ def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pyt
             runs("repair", "a")
         os.close(keyboard)
         assert steps(place, "a") == left
+
+
+def test_what_another_version_wrote_is_not_called_damaged_and_stays(place: Folder, runs: Command) -> None:
+    newest = place.child("a", "checkpoints", train(place, "a", 2)[-1])
+    other = json.dumps({**json.loads(newest.read(manifest.MANIFEST)), "schema": "another/1"}).encode()
+    newest.write(manifest.MANIFEST, other)
+    newest.write(manifest.COMMIT, hashlib.sha256(other).hexdigest().encode())
+    runs("verify", "a")
+    runs("repair", "a", "--yes")
+    assert steps(place, "a") == [10, 20]
 
 
 def test_repair_changes_nothing_where_no_checkpoint_is_good(place: Folder, runs: Command) -> None:

@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 
 from emulator.machine.state import CHECKOUT
-from tests.support.command_line import LAPTOP
+from tests.support.command_line import LAPTOP, CommandLine
 from tests.support.command_line import parsed as arguments
+from tests.support.waiting import eventually
+from workloads.cluster import run_beat, session
 from workloads.convnext import config, fields
 from workloads.convnext.images import location
 from workloads.convnext.run import train
@@ -244,6 +246,19 @@ def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None
     for name, message in (("space.txt", "must end in one of .yaml"), ("absent", "No such file")):
         with pytest.raises(UsageError, match=message):
             space.read(tmp_path / name)
+
+
+def test_a_search_that_is_at_work_on_another_cluster_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    monkeypatch.setattr(session, "prepare", lambda _: session.Place(address="h", environment=None))
+    monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
+    (tmp_path / "space.yaml").write_text("seed: [1, 2]\n")
+    words = ("sweep", "--run", "s", "--space", tmp_path / "space.yaml", "--data", "synthetic")
+    with run_beat.keep(locate(tmp_path / "runs/s"), "s", "first", print):
+        eventually(locate(tmp_path / "runs/s").files)
+        said = cli(*map(str, words), "--storage", str(tmp_path / "runs"), "--results", str(tmp_path), code=2).err
+    assert "run s is being trained elsewhere, by attempt first" in said
 
 
 def test_searches_that_begin_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:

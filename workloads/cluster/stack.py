@@ -257,9 +257,11 @@ def _token(kubectl: Sequence[str], environment: ClusterEnvironment) -> str:
 
 
 _RIGHT = "Ask for the right to do this in the Ray namespace, or name another --context."
-_LOGIN = re.compile(r"\(Unauthorized\)|asked for the client to provide credentials|gke-gcloud-auth-plugin failed")
-"""A login that is no longer good: the API server's words for it (k8s.io/apimachinery, api/errors/errors.go), and those
-where Google gives gcloud's plugin no token (k8s.io/client-go, plugin/pkg/client/auth/exec/exec.go)."""
+_LOGIN = re.compile(r"\(Unauthorized\)|asked for the client to provide credentials")
+"""The API server's words for a login that is no longer good (k8s.io/apimachinery, api/errors/errors.go)."""
+_NO_TOKEN = "gke-gcloud-auth-plugin failed"
+"""A token could not be had, for want of a login or of a network (k8s.io/client-go,
+plugin/pkg/client/auth/exec/exec.go)."""
 
 
 def _run(command: Sequence[str], remedy: str, given: str | None = None, forbidden: str = _RIGHT) -> str:
@@ -276,5 +278,7 @@ def _run(command: Sequence[str], remedy: str, given: str | None = None, forbidde
             raise AuthError(problem, "Log in anew with `gcloud auth login`, then run the same command again.")
         if "(Forbidden)" in reason:
             raise AuthError(problem, forbidden)
+        if _NO_TOKEN in reason:
+            remedy = "Log in anew with `gcloud auth login`, or see that this machine reaches Google; then run it again."
         raise PlaceError(problem, remedy)
     return done.stdout

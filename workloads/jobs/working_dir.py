@@ -25,6 +25,8 @@ LIMIT_BYTES = 100 * 1024**2
 
 SECRETS = (
     *(".env", ".env.*", ".netrc", ".pypirc", ".git-credentials", ".aws", ".ssh", "*.pem", "*.key"),
+    # Authorities that packages bring along (certifi, grpc), without which they reach no server.
+    *("!cacert.pem", "!roots.pem"),
     # Google's names for what it gives out.
     *("service-account*.json", "service_account*.json", "client_secret*.json", "application_default_credentials.json"),
 )

@@ -136,8 +136,12 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def _check_unused(folder: Folder, op: str) -> None:
-    """Refuse a folder with results of this collective, which others may be comparing with."""
-    if any(name.removeprefix("logs/").startswith(op) for name in folder.files()):
+    """Refuse a folder with whole results of this collective, which others may be comparing with. Those that stopped
+    before their end are written anew, as a queued job that is put back measures once more."""
+    from workloads.nccl.results import records
+
+    name = f"{op}{records.SUFFIX}"
+    if name in folder.files() and not records.read(folder.read(name), folder.uri).stopped:
         raise UsageError(
             f"{folder.uri} holds results of {op} already, which are never overwritten.",
             "Choose another --name, or leave it out.",

@@ -9,13 +9,14 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
 from workloads import dry_run
-from workloads.cluster import run_lock, session
+from workloads.cluster import run_beat, run_lock, session
 from workloads.command_parser import seconds
 from workloads.convnext import config as configuration
 from workloads.convnext.images import location
@@ -107,7 +108,9 @@ def run_tune(args: argparse.Namespace) -> int:
             progress.note(unseen)
     check_writable(search.folder)
     check_results(search.results)
-    with run_lock.hold_here(search.folder.uri, search.name) if place.embedded else nullcontext():
+    here = run_lock.hold_here(search.folder.uri, search.name)
+    began = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    with here if place.embedded else run_beat.keep(search.folder, search.name, began, progress.note):
         ledger = Ledger(search.folder, search.plan, args.retry_failed)
         if ledger.outcomes:
             progress.note(f"{len(ledger.outcomes)} of them have ended already")

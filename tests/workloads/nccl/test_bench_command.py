@@ -126,6 +126,10 @@ def test_results_of_that_name_and_collective_are_neither_overwritten_nor_taken_f
     assert f"{tmp_path / 'once'} holds results of all_reduce already" in cli(*words, code=2).err
     assert measured.asked == {} and (tmp_path / "once" / "all_reduce.jsonl").read_bytes() == before
     cli(*words, "--op", "broadcast")
+    stopped = before.replace(b'"stopped": ""', b'"stopped": "rank 3 hung"')
+    assert stopped != before
+    (tmp_path / "once" / "all_reduce.jsonl").write_bytes(stopped)
+    cli(*words)
 
 
 @pytest.mark.parametrize(
