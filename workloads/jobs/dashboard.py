@@ -12,9 +12,11 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import requests
@@ -109,6 +111,13 @@ class Dashboard:
                 self._child.wait()
         self._child = None
 
+    def hang_up(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGHUP, as a closed terminal sends it: die of it as without a handler, but the port-forward, too."""
+        if self._child is not None and self._child.returncode is None:
+            os.killpg(self._child.pid, signal.SIGTERM)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
     def _answers(self, address: str) -> int:
         """HTTP status of a request that needs the token; 0 where nothing answers."""
         try:
@@ -121,7 +130,8 @@ class Dashboard:
         arguments, address = _port_forward(command, self.stack.kubectl, port), f"http://127.0.0.1:{port}"
         # No pipe, which somebody would have to read for as long as the way is used.
         with tempfile.TemporaryFile("w+") as complaints:
-            # A session of its own: Ctrl-C is ours to handle, and stopping the job still needs the way to it.
+            # A session of its own: Ctrl-C is ours to handle, and stopping the job still needs the way to it. So a
+            # closed terminal does not end it either: `hang_up` does.
             self._child = child = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
@@ -165,12 +175,20 @@ def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
     """
     _never_through_a_proxy()
     dashboard = Dashboard(stack)
+    # Under `nohup` SIGHUP is ignored, and only the main thread may say otherwise.
+    ends_us = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    )
     try:
+        if ends_us:
+            signal.signal(signal.SIGHUP, dashboard.hang_up)
         if not young:
             dashboard.address()
         yield dashboard
     finally:
         dashboard.close()
+        if ends_us:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _never_through_a_proxy() -> None:

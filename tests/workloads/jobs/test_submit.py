@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from itertools import count
@@ -12,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from ray._private import ray_constants
 
@@ -20,8 +24,9 @@ from tests.support.command_line import CommandLine
 from tests.support.fake_ray import TOKEN, FakeRay, lines_of_job, press_ctrl_c_once
 from tests.support.loopback import Reply
 from tests.support.stub_kubectl import OUTPUTS
+from tests.support.waiting import eventually
 from workloads import __main__ as command_line
-from workloads.cluster.stack import DeployedStack
+from workloads.cluster.stack import CHECKOUT, DeployedStack
 from workloads.emulated import ENDPOINT_VARIABLE
 from workloads.errors import PlaceError
 from workloads.jobs import follow, submit, working_dir
@@ -278,6 +283,29 @@ def test_where_the_url_does_not_answer_a_port_forward_on_loopback_is_made_and_en
     stub_kubectl.install(ray.folder, dead, TOKEN, ray.port)
     cli("submit", "--", "true")
     assert len(ray.forwards()) == 1
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_the_port_forward_and_not_the_job(ray: FakeRay, nohup: bool) -> None:
+    ray.deaf = True
+    dead = replace(OUTPUTS, ray_dashboard_url="http://127.0.0.1:1")
+    stub_kubectl.install(ray.folder, dead, TOKEN, ray.port)
+    command = ["nohup"] * nohup + [sys.executable, "-m", "workloads", "submit", "--", "sleep", "100"]
+    with subprocess.Popen(
+        command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as client:
+        try:
+            assert client.stdout is not None and client.stdout.readline() == "line 0\n"
+            client.send_signal(signal.SIGHUP)
+            if nohup:
+                assert client.stdout.readline() == "line 1\n" and client.poll() is None
+            else:
+                assert client.wait(30) == -signal.SIGHUP
+        finally:
+            client.terminate()
+    assert ray.submitted and ray.stopped == nohup
+    assert ray.forwards()
+    eventually(lambda: not any(map(psutil.pid_exists, ray.forwards())))
 
 
 def test_somebody_else_s_ray_at_the_url_is_passed_by(ray: FakeRay, cli: CommandLine) -> None:
