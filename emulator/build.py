@@ -80,7 +80,7 @@ class Program:
     def key(self) -> str:
         """Hash of the pins, the flags and the compiler."""
         digest = hashlib.sha256()
-        for file in sorted((TOOLS / self.tool).iterdir()):
+        for file in sorted(path for path in (TOOLS / self.tool).rglob("*") if path.is_file()):
             digest.update(file.read_bytes())
         digest.update("\0".join([self.package, _go_version(), *self.flags()]).encode())
         return digest.hexdigest()[:20]

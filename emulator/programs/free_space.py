@@ -17,11 +17,11 @@ from emulator.programs.go_modules import cache_directory
 PACKAGES_GB = 9
 """The Python packages, torch with CUDA among them, are 6 GB when they are unpacked; pip has each wheel beside that."""
 
-PROGRAMS_GB = 14
-"""What a build from nothing may take: 2.5 GB of modules, about 4 GB of build cache, link steps, and room to spare."""
+PROGRAMS_GB = 12
+"""What a build from nothing may take: 2.5 GB of modules, about 3 GB of build cache, link steps, and room to spare."""
 
-COMPILER_MEMORY_GB = 7
-"""Two compiler processes, one of up to 1.9 GB and one of 3.6 (the Kubernetes provider's), and what runs beside them."""
+COMPILER_MEMORY_GB = 6
+"""Two compiler processes of up to 1.9 GB each, and what runs beside them."""
 
 ANOTHER_CACHE = "set XDG_CACHE_HOME to a folder on a larger disk"
 

@@ -55,7 +55,7 @@ def test_every_program_is_pinned_by_its_own_module() -> None:
 
 @pytest.mark.parametrize(
     ("disk_gb", "memory_gb", "words"),
-    [(11, 64, r"11\.0 GB are free.*up to 14 GB.*XDG_CACHE_HOME"), (64, 5, r"5\.0 GB of memory.*up to 7 GB")],
+    [(11, 64, r"11\.0 GB are free.*up to 12 GB.*XDG_CACHE_HOME"), (64, 5, r"5\.0 GB of memory.*up to 6 GB")],
 )
 def test_too_little_room_is_said_before_anything_is_built(
     cache: Path, state: State, monkeypatch: pytest.MonkeyPatch, disk_gb: int, memory_gb: int, words: str

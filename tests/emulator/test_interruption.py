@@ -329,7 +329,7 @@ def test_packages_are_not_begun_on_a_disk_that_cannot_hold_what_comes(
     ("given_gib", "cache", "words"),
     [
         (2.5, "built", "2.5 GB of memory are available, and running the emulator takes up to 3 GB. End other programs"),
-        (4.0, "empty", "4.0 GB of memory are available, and building the emulator's programs takes up to 7 GB."),
+        (4.0, "empty", "4.0 GB of memory are available, and building the emulator's programs takes up to 6 GB."),
     ],
 )
 def test_too_little_memory_is_said_before_anything_is_started(

@@ -4,6 +4,9 @@ go 1.26.0
 
 require github.com/pulumi/pulumi-kubernetes/provider/v4 v4.0.0-20260115033456-f47bc2d6f199
 
+// Its go.mod says why.
+replace github.com/pulumi/pulumi-kubernetes/sdk/v4 => ./sdk
+
 require (
 	cel.dev/expr v0.20.0 // indirect
 	dario.cat/mergo v1.0.1 // indirect
