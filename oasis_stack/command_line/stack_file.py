@@ -46,7 +46,8 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in resolvers if tag != _BOOLEAN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_BOOLEAN, re.compile("true|false"), list("tf"))
+# Pulumi's reader takes these alone (go-yaml/yaml v3, resolve.go).
+_Loader.add_implicit_resolver(_BOOLEAN, re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.moment)
 
 
@@ -72,9 +73,10 @@ def config(path: Path) -> dict[str, object]:
     """The `config` section: namespaced keys to values.
 
     Raises:
-        StackFileError: the file is no YAML mapping, or has settings beside the section, which Pulumi ignores.
+        StackFileError: the file is no YAML mapping, or has settings beside the section, which Pulumi ignores, or in it
+            without a namespace.
     """
-    file = _load(path.read_text(encoding="utf-8"), path.name)
+    file = _load(_text(path), path.name)
     section = file.get("config") or {}
     if beside := [str(key) for key in file if ":" in str(key)]:
         raise StackFileError(
@@ -83,6 +85,13 @@ def config(path: Path) -> dict[str, object]:
         )
     if not isinstance(section, dict):
         raise StackFileError(f"{path.name}: `config:` must be keys and values, indented. See Pulumi.dev.yaml.")
+    # Pulumi takes these for the project's own (sdk/go/common/workspace/project_test.go,
+    # TestStackConfigDoesNotErrorWhenProjectHasNotDefinedConfig); what is edited here would then stand in two places.
+    if bare := [str(key) for key in section if ":" not in str(key)]:
+        raise StackFileError(
+            f"{path.name}: {', '.join(bare)} has no namespace; allowed: keys such as oasis:region and gcp:project. "
+            f"Write oasis:{bare[0]}, or remove it."
+        )
     return section
 
 
@@ -92,7 +101,7 @@ def encrypted_with_passphrase(path: Path) -> bool:
     Raises:
         StackFileError: the file is no YAML mapping.
     """
-    file = _load(path.read_text(encoding="utf-8"), path.name)
+    file = _load(_text(path), path.name)
     provider = str(file.get("secretsprovider") or ("passphrase" if file.get("encryptionsalt") else ""))
     return provider == "passphrase"
 
@@ -101,29 +110,39 @@ def set_value(path: Path, keys: Sequence[str], value: str) -> bool:
     """Set one text value, such as `("config", "oasis:ray", "image")`; False if it stood there already.
 
     Raises:
-        StackFileError: the file is written in a way that cannot be edited line by line; it is left as it was.
+        StackFileError: the file cannot be edited line by line, or not be written; it is left as it was.
     """
-    text = path.read_bytes().decode()
+    text = _text(path)
     old = _load(text, path.name)
     new = _with(old, keys, value)
     if new == old:
         return False
     edited = _edit(text, keys, value)
+    by_hand = f"Nothing was changed; set {' / '.join(keys)} to {value} by hand."
     if edited is None or not _reads_as(edited, new):
         raise StackFileError(
-            f"{path.name} is written in a way that cannot be edited without touching more than one line. "
-            f"Nothing was changed; set {' / '.join(keys)} to {value} by hand."
+            f"{path.name} is written in a way that cannot be edited without touching more than one line. {by_hand}"
         )
-    replace(path, edited)
+    try:
+        replace(path, edited)
+    except OSError as error:
+        raise StackFileError(f"{path.name} cannot be written: {error}. {by_hand}") from None
     return True
 
 
 def fill(path: Path, keys: Sequence[str], value: str) -> bool:
     """Set one text value only if nothing stands there; False if something does."""
-    here: object = _load(path.read_text(encoding="utf-8"), path.name)
+    here: object = _load(_text(path), path.name)
     for key in keys:
         here = here.get(key) if isinstance(here, Mapping) else None
     return False if here not in (None, "") else set_value(path, keys, value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StackFileError(f"{path.name} cannot be read: {error}. It must be yours to read, in UTF-8.") from None
 
 
 def _load(text: str, name: str) -> dict[str, Any]:

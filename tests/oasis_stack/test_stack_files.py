@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,18 +190,28 @@ def test_a_file_that_cannot_be_edited_line_by_line_is_left_as_it_was(text: str, 
 
 @pytest.mark.parametrize("value", ["true", "1.5", "a: b", "#x", 'say "hi"', "2027-01-01", "ünicode", "- x", "a\nb"])
 def test_a_value_is_read_back_as_the_text_it_is(value: str, tmp_path: Path) -> None:
-    path = written(tmp_path, "config:\n  x: 1\n")
+    path = written(tmp_path, "config:\n  o:x: 1\n")
 
-    set_value(path, ("config", "y"), value)
+    set_value(path, ("config", "o:y"), value)
 
-    assert stack_file.config(path) == {"x": 1, "y": value}
+    assert stack_file.config(path) == {"o:x": 1, "o:y": value}
 
 
 def test_scalars_are_read_as_pulumi_reads_them(tmp_path: Path) -> None:
-    path = written(tmp_path, 'config:\n  a: yes\n  b: 2027-01-31\n  c: true\n  d: 1.35\n  e: "1.35"\n')
-    moment = "2027-01-31 00:00:00 +0000 UTC"
+    scalars = {
+        "yes": "yes",
+        "2027-01-31": "2027-01-31 00:00:00 +0000 UTC",
+        "true": True,
+        "True": True,
+        "FALSE": False,
+        "truenorth": "truenorth",
+        "false-start": "false-start",
+        "1.35": 1.35,
+        '"1.35"': "1.35",
+    }
+    path = written(tmp_path, "config:\n  o:x:\n" + "".join(f"    - {scalar}\n" for scalar in scalars))
 
-    assert stack_file.config(path) == {"a": "yes", "b": moment, "c": True, "d": 1.35, "e": "1.35"}
+    assert stack_file.config(path) == {"o:x": [*scalars.values()]}
 
 
 def test_a_date_without_quotes_is_the_same_time_to_the_command_line_as_to_pulumi(tmp_path: Path) -> None:
@@ -233,6 +244,28 @@ def test_a_file_that_is_no_stack_file_is_refused(text: str, tmp_path: Path) -> N
         stack_file.config(written(tmp_path, text))
 
 
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "Pulumi.some.yaml"
+    path.write_bytes("config: {} # é\n".encode("latin-1"))
+    for look in (stack_file.config, stack_file.encrypted_with_passphrase, partial(fill, keys=IMAGE, value=DIGEST)):
+        with pytest.raises(StackFileError, match=r"Pulumi\.some\.yaml cannot be read: .*UTF-8"):
+            look(path)
+    written(tmp_path, "config:\n  o:x: 1\n")
+
+    def full(path: Path, text: str) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(stack_file, "replace", full)
+    with pytest.raises(StackFileError, match=f"No space left on device.*set config / oasis:ray / image to {DIGEST}"):
+        set_value(path, IMAGE, DIGEST)
+
+
+def test_a_key_without_a_namespace_is_refused_as_pulumi_would_take_it_for_this_programs(tmp_path: Path) -> None:
+    text = "config:\n  gcp:project: p\n  gpu: {}\n  1: x\n"
+    with pytest.raises(StackFileError, match=r"gpu, 1 has no namespace; allowed: .* Write oasis:gpu, or remove it\."):
+        stack_file.config(written(tmp_path, text))
+
+
 def test_a_section_beside_config_is_no_setting_that_is_silently_off(tmp_path: Path) -> None:
     text = "config:\n  gcp:project: p\nsecretsprovider: gcpkms://k\n"
     assert stack_file.config(written(tmp_path, text)) == {"gcp:project": "p"}
@@ -254,8 +287,8 @@ def test_a_file_that_does_not_read_is_named_with_the_line(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_read_again_is_the_same_whatever_became_of_what_was_read(tmp_path: Path) -> None:
-    path = written(tmp_path, "config:\n  a: &a {x: 1, y: 2}\n  b: {<<: *a, x: 3}\n")
+    path = written(tmp_path, "config:\n  o:a: &a {x: 1, y: 2}\n  o:b: {<<: *a, x: 3}\n")
     first = stack_file.config(path)
-    assert first == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
+    assert first == {"o:a": {"x": 1, "y": 2}, "o:b": {"x": 3, "y": 2}}
     first.clear()
-    assert stack_file.config(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
+    assert stack_file.config(path) == {"o:a": {"x": 1, "y": 2}, "o:b": {"x": 3, "y": 2}}
