@@ -242,7 +242,8 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
         recovery.settle(stack, _say)
     if options.command == "up":
         return recovery.up(stack, _say, yes=options.yes)
-    return stack.run(options.command, extra=["--yes"] if options.yes else [])
+    # A preview asks nothing, and its Pulumi command knows no such option.
+    return stack.run(options.command, extra=["--yes"] if options.yes and options.command == "destroy" else [])
 
 
 def _say_what_a_destroy_does(settings: Settings, stack: Stack, now: datetime) -> None:

@@ -34,7 +34,10 @@ def secret(stack: Stack, say: Callable[[str], None]) -> None:
 
 
 def _value() -> str:
-    value = getpass.getpass("Weights & Biases API key: ") if sys.stdin.isatty() else sys.stdin.read()
+    try:
+        value = getpass.getpass("Weights & Biases API key: ") if sys.stdin.isatty() else sys.stdin.read()
+    except EOFError:  # Ctrl-D
+        value = ""
     value = value.strip()
     if not value or "\n" in value:
         raise ProgramError("a key is one line that is not empty; nothing was stored. Run this again and paste the key.")

@@ -84,6 +84,8 @@ def _is_left_behind(lock: Lock) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
+    except PermissionError:  # another user's, to which the number may have come since
+        return False
     # One that ended and that nobody has asked for since, as in a container without an init (proc_pid_stat(5)).
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"

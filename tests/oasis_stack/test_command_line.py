@@ -526,6 +526,16 @@ def test_a_secret_that_is_no_line_is_not_stored(run: CommandLine, value: str, mo
     assert not run.programs.called("versions add")
 
 
+def test_no_secret_is_stored_after_ctrl_d(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ctrl_d(prompt: str) -> str:
+        raise EOFError
+
+    typed(monkeypatch, "", terminal=True)
+    monkeypatch.setattr(getpass, "getpass", ctrl_d)
+    assert run("secret") == 1
+    assert "nothing was stored" in run.complained() and not run.programs.called("versions add")
+
+
 def test_a_failing_program_says_why_without_the_secret(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     run.programs.answers["versions add"] = 1
     typed(monkeypatch, "hunter2")
@@ -919,7 +929,8 @@ def test_pulumi_uses_the_backend_of_the_stack_file_unless_the_caller_names_one(
     assert run("up") == 0
     assert run.programs.environments[-1]["PULUMI_BACKEND_URL"] == "gs://ours"
     monkeypatch.setenv("PULUMI_BACKEND_URL", "file:///theirs")
-    assert run("preview") == 0
+    assert run("preview", "--yes") == 0
+    assert run.programs.calls[-1][3:] == ["preview", "--stack", "dev"]  # Pulumi's takes no --yes
     assert run.programs.environments[-1]["PULUMI_BACKEND_URL"] == "file:///theirs"
 
 

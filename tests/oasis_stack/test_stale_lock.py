@@ -89,6 +89,22 @@ def test_only_a_lock_that_nobody_holds_is_removed(
     assert len(said) == removed
 
 
+def test_a_lock_whose_number_is_another_users_process_by_now_is_left_to_pulumi(
+    stack: Stack, cancelled: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}")
+    monkeypatch.setattr(os, "kill", refuse)
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / "1.json").write_text(json.dumps(lock()))
+
+    stale_lock.release(stack, lambda _: None)
+
+    assert cancelled == []
+
+
 @pytest.mark.parametrize(("content", "left"), [("", False), ('{"user.content_type": "text/plain"}', True)])
 def test_a_content_type_that_was_cut_off_no_longer_hides_the_state(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, left: bool
