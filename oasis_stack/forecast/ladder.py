@@ -118,7 +118,8 @@ class QuotaLeft:
     """What counts towards it."""
     limit: float
     """GPUs, as all of it."""
-    left: float
+    left: float | None
+    """None where Google does not tell how many are in use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,13 @@ def _quotas(settings: Settings, google: Google) -> list[dict[str, Any]]:
     """Each quota of the ladder that has a limit, as `QuotaLeft` has it."""
     limits = [(held, min(held.said.values())) for held in quotas.left(settings, google)]
     return [
-        {"called": held.quota.called, "what": held.quota.what, "limit": limit, "left": limit - held.used}
+        {
+            "called": held.quota.called,
+            "what": held.quota.what,
+            "limit": limit,
+            # A limit may be lowered under what is in use.
+            "left": None if held.used is None else max(0.0, limit - held.used),
+        }
         for held, limit in limits
         if limit != math.inf
     ]

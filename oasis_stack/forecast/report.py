@@ -91,8 +91,15 @@ def _windows(forecast: Forecast) -> Iterator[str]:
 def _quotas(forecast: Forecast) -> Iterator[str]:
     quotas, age = forecast.quotas()
     for quota in quotas:
-        nodes = _nodes(int(quota.left // forecast.subject.gpu.machine.gpus))
-        yield f"quota left of {quota.called}: {quota.left:g} of {quota.limit:g} GPUs, so {nodes} ({quota.what}){age}"
+        most = quota.limit if quota.left is None else quota.left
+        nodes = _nodes(int(most // forecast.subject.gpu.machine.gpus))
+        if quota.left is None:
+            told = (
+                f"quota of {quota.called}: {most:g} GPUs, of which nobody tells how many are in use, so at most {nodes}"
+            )
+        else:
+            told = f"quota left of {quota.called}: {most:g} of {quota.limit:g} GPUs, so {nodes}"
+        yield f"{told} ({quota.what}){age}"
 
 
 def _elsewhere(forecast: Forecast) -> Iterator[str]:

@@ -36,8 +36,8 @@ class Held:
     quota: Quota
     said: Mapping[str, float]
     """The limit, by the API that says so; infinite where it has none."""
-    used: float
-    """How much of it is in use, as far as Compute Engine says."""
+    used: float | None
+    """How much of it is in use; None where Compute Engine does not list it."""
 
 
 def left(settings: Settings, google: Google) -> list[Held]:
@@ -63,7 +63,7 @@ def _held(
             "Cloud Quotas": None if info is None else _value(quota, info),
         }
         said = {who: math.inf if limit == UNLIMITED else limit for who, limit in limits.items() if limit is not None}
-        yield Held(quota=quota, said=said, used=float((own or {}).get("usage", 0)))
+        yield Held(quota=quota, said=said, used=None if own is None else float(own.get("usage", 0)))
 
 
 def check(settings: Settings, google: Google, made: Mapping[str, Sequence[str]]) -> Iterator[Finding]:

@@ -18,7 +18,9 @@ from emulator.google.callers import Identity, set_identity
 from oasis_stack import __main__ as command_line
 from oasis_stack import live_state
 from oasis_stack.forecast import advice, ladder, report
+from oasis_stack.preflight import quotas
 from oasis_stack.preflight.google import Google as Questions
+from oasis_stack.settings.quota import of_gpus
 from oasis_stack.settings.settings import from_config, parse
 from tests.emulator.google import Google, enable, lead_clients_to, served
 from tests.support.stacks import FULL, changed
@@ -228,6 +230,28 @@ def test_a_right_that_is_missing_hides_what_it_is_needed_for_alone(stack: Stack)
     assert SPOT in said
     assert said[-1].startswith("2 of 25 questions not answered: compute.googleapis.com answers 403: ")
     assert said[-1].endswith("Ask for the permission compute.advice.calendarMode.")
+
+
+def test_of_a_quota_whose_use_nobody_tells_nothing_is_said_to_be_left_and_no_nodes_are_fewer_than_none(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved = {"mode": "reservation", "max_nodes": 2, "reservation": "ours"}
+    config = changed("oasis:gpu.capacity", [reserved, *LADDER])
+    stack.write(config)
+    preemptible, family, _ = of_gpus(parse(from_config(config)))
+    held = [
+        quotas.Held(quota=preemptible, said={"Compute Engine": 8.0}, used=24.0),
+        quotas.Held(quota=family, said={"Cloud Quotas": 16.0}, used=None),
+    ]
+    monkeypatch.setattr(quotas, "left", lambda settings, google: held)
+
+    said = stack.forecast()
+
+    assert f"quota left of {preemptible.called}: 0 of 8 GPUs, so 0 nodes (flex-start, queued and Spot)" in said
+    assert (
+        "quota of GPUS-PER-GPU-FAMILY-per-project-region, gpu_family=NVIDIA_H200: 16 GPUs, of which nobody tells "
+        "how many are in use, so at most 2 nodes (reservation and on-demand)"
+    ) in said
 
 
 def test_what_has_not_come_in_time_is_said_and_not_waited_for(
