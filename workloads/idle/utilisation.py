@@ -105,17 +105,16 @@ def _answer(session: Any, project: str, parameters: Mapping[str, str]) -> dict[s
     url = f"{address}/v3/projects/{project}/timeSeries"
     try:
         response = session.get(url, params=parameters, timeout=_ANSWER_SECONDS)
+        answer = response.json() if response.status_code == 200 else {}
     except GoogleAuthError as error:
         raise _no_credentials(error) from error
     except requests.RequestException as error:
         raise PlaceError(
             f"{_HOST} does not answer: {type(error).__name__}.", "Check the network; ask again."
         ) from error
-    if response.status_code == 404:  # a metric that nothing was ever written of
-        return {}
-    if response.status_code != 200:
+    if response.status_code not in (200, 404):  # the latter of a metric that nothing was ever written of
         raise _refusal(project, response.status_code, response.text)
-    return response.json()
+    return answer
 
 
 def _refusal(project: str, status: int, text: str) -> AuthError | PlaceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 
 from emulator.google import policies
 from emulator.google.callers import Identity, set_identity
@@ -340,6 +342,13 @@ def _no_right(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     policies.put(cluster.google.cloud, resource, {"bindings": bindings})
 
 
+def _page(url: str, **_: object) -> requests.Response:
+    """The answer of a proxy that wants a login first."""
+    answer = requests.Response()
+    answer.status_code, answer.raw = 200, io.BytesIO(b"<html>")
+    return answer
+
+
 REFUSED: dict[str, tuple[Callable[[Cluster, pytest.MonkeyPatch], object], list[str], int, str]] = {
     "no credentials": (
         lambda it, patch: patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/none.json"),
@@ -359,6 +368,12 @@ REFUSED: dict[str, tuple[Callable[[Cluster, pytest.MonkeyPatch], object], list[s
         [],
         8,
         "answers 503: .*asked for in faults.json",
+    ),
+    "another than Google": (
+        lambda it, patch: patch.setattr(utilisation, "_session", lambda project: SimpleNamespace(get=_page)),
+        [],
+        8,
+        f"{MONITORING} does not answer: JSONDecodeError",
     ),
     "Google in part": (
         lambda it, patch: patch.setattr(utilisation, "_answer", lambda *_: {"executionErrors": [{"code": 14}]}),
