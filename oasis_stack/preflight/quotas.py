@@ -79,7 +79,11 @@ def check(settings: Settings, google: Google, made: Mapping[str, Sequence[str]])
     except UnseenError as unseen:
         infos = []
         yield unanswered(unseen)
-    compute = _compute(google, settings.region)
+    try:
+        compute = _compute(google, settings.region)
+    except UnseenError as unseen:
+        compute = {"": {}, settings.region: {}}
+        yield unanswered(unseen)
     for found in _held(of_nodes(settings), compute, infos):
         yield from _judged(found)
     for metric, most in by_family(settings).items():

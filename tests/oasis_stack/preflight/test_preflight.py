@@ -401,6 +401,16 @@ def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Make) -> N
     assert "Ask for the permission compute.machineTypes.get." in text
 
 
+def test_what_one_api_says_of_quotas_is_judged_where_the_other_says_nothing(project: Make) -> None:
+    spoilt = project(FULL)
+    spoilt.quota(PREEMPTIBLE, 0)
+    spoilt.cloud.delete("serviceusage/service", f"projects/{spoilt.name}/services/compute.googleapis.com")
+
+    fine, said = spoilt.findings()
+
+    assert not fine and f"  NO  {PREEMPTIBLE} is 0 in us-central1, and the stack takes 48" in "\n".join(said)
+
+
 @pytest.mark.parametrize(
     ("rule", "mark"),
     [
