@@ -100,7 +100,8 @@ def refresh(settings: Settings, today: date, say: Callable[[str], None], file: P
     """Write what the catalogue says of a stack's nodes into the table of prices; what it does not say stays.
 
     Raises:
-        ProgramError: no credentials, the API is off, does not answer or has no prices. Nothing is written.
+        ProgramError: no credentials, the API is off, does not answer or has no prices, or the table cannot be written.
+            Nothing is written.
     """
     base = live_state.google_api("cloudbilling", "https://cloudbilling.googleapis.com/")
     url = f"{base}v1/services/{COMPUTE_ENGINE}/skus"
@@ -126,7 +127,10 @@ def refresh(settings: Settings, today: date, say: Callable[[str], None], file: P
         known[place] = Price(
             what=what, region=settings.region, usd=round(usd, 8), read=today, source=SOURCE, remark=remark
         )
-    stack_file.replace(file, prices.written(known.values()))
+    try:
+        stack_file.replace(file, prices.written(known.values()))
+    except OSError as error:
+        raise ProgramError(f"{prices.TABLE} cannot be written: {error}. Nothing was; make it yours to write.") from None
     say(f"{file.name} has them; `git diff` shows what changed")
 
 

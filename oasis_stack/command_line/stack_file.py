@@ -267,10 +267,12 @@ def replace(path: Path, text: str) -> None:
     """Give a file another content."""
     # Written beside and renamed: an interrupted write must not leave half of it.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
-        new.write(text.encode())
-    try:
-        Path(new.name).chmod(path.stat().st_mode & 0o777)
-        Path(new.name).replace(path)
-    except OSError:
-        Path(new.name).unlink(missing_ok=True)
-        raise
+        beside = Path(new.name)
+        try:
+            new.write(text.encode())
+            new.flush()
+            beside.chmod(path.stat().st_mode & 0o777)
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 
 from oasis_stack.command_line.external_program import INSTALL
+from oasis_stack.facts.problem import config_key
 from oasis_stack.preflight.finding import Finding, bad, good, unanswered, unknown
 from oasis_stack.preflight.google import Google, UnseenError
+from oasis_stack.settings import cost
 from oasis_stack.settings.schema import Settings
 
 PROGRAMS = {"pulumi": "`up`", "gke-gcloud-auth-plugin": "`up`"}
@@ -45,6 +48,13 @@ def programs(settings: Settings, google: Google) -> Iterator[Finding]:
         else:
             judge = bad if name in PROGRAMS else unknown
             yield judge(f"{name}, of {caller}, is not installed", f"Get it: {INSTALL[name]}.")
+
+
+def price(settings: Settings, google: Google) -> Iterator[Finding]:
+    """Whether the stack may cost what it could."""
+    for problem in cost.problems(settings, datetime.now(UTC).date()):
+        what = f"{config_key(problem.key)} is {problem.value}; allowed: {problem.allowed}"
+        yield bad(what, f"{problem.remedy[:1].upper()}{problem.remedy[1:]}.")
 
 
 def project(settings: Settings, google: Google) -> Iterator[Finding]:

@@ -51,8 +51,8 @@ def run(
         further: subjects that are looked at, too, and shown last.
     """
     google = Google(settings.project)
-    here = Check(title="Programs", look=access.programs)
-    found = {here.title: here.findings(settings, google)}
+    here = (Check(title="Programs", look=access.programs), Check(title="Price", look=access.price))
+    found = {check.title: check.findings(settings, google) for check in here}
     say(f"asking Google about {settings.project}; nothing is changed")
     without = ""
     asked = [*checks(program), *further]

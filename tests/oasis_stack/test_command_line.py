@@ -209,6 +209,8 @@ def test_a_limit_on_the_price_ends_what_would_cost_more_and_nothing_else(run: Co
         told = run.capsys.readouterr()
         assert "oasis:cost.max_hourly_usd is 1" in told.err
         assert all(words in told.out for words in ("at most", "Order of `pulumi destroy`")) == (command == "plan")
+    assert run("preflight") == 1
+    assert "NO  oasis:cost.max_hourly_usd is 1; allowed: at least " in run.said()
     assert run.programs.calls == []
     run.programs.answers["kubectl"] = 1
     assert run("destroy", "--yes") == 0

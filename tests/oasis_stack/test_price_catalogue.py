@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oasis_stack.command_line import price_catalogue
+from oasis_stack.command_line import price_catalogue, stack_file
 from oasis_stack.command_line.external_program import ProgramError
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.settings.settings import from_config, parse
@@ -168,3 +168,15 @@ def test_a_catalogue_that_answers_nothing_or_not_changes_nothing_and_says_what_t
     ):
         refresh(table)
     assert table.read_text() == before
+
+
+def test_a_table_that_cannot_be_written_is_named_and_stays(
+    google: Google, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError("No space left on device")
+
+    put(google, CATALOGUE)
+    monkeypatch.setattr(stack_file, "replace", full)
+    with pytest.raises(ProgramError, match=r"facts/prices\.csv cannot be written: No space left on device"):
+        refresh(table)

@@ -251,6 +251,9 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path, monkeypa
         with pytest.raises(StackFileError, match=r"Pulumi\.some\.yaml cannot be read: .*UTF-8"):
             look(path)
     written(tmp_path, "config:\n  o:x: 1\n")
+    with pytest.raises(UnicodeEncodeError):  # as any end of a write half way
+        stack_file.replace(path, "\ud800")
+    assert list(tmp_path.iterdir()) == [path]
 
     def full(path: Path, text: str) -> None:
         raise OSError("No space left on device")
