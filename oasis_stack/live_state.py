@@ -316,6 +316,7 @@ def google_credentials(project: str) -> Credentials:
     """
     import google.auth
     import google.auth.credentials
+    import google.auth.exceptions
     import google.oauth2.credentials
     from google.auth.transport.requests import Request
 
@@ -323,7 +324,10 @@ def google_credentials(project: str) -> Credentials:
         if token := os.environ.get(ACCESS_TOKEN):
             found = google.oauth2.credentials.Credentials(token=token)
         else:
-            found, _ = google.auth.default(scopes=[CLOUD_PLATFORM_SCOPE])
+            try:
+                found, _ = google.auth.default(scopes=[CLOUD_PLATFORM_SCOPE])
+            except OSError as failure:  # of their file: a folder, or another user's
+                raise google.auth.exceptions.DefaultCredentialsError(failure) from failure
         if isinstance(found, google.auth.credentials.CredentialsWithQuotaProject):
             # Otherwise Google also asks whether the API is on in the project that the credentials come from.
             found = found.with_quota_project(project)

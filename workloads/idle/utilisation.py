@@ -89,7 +89,7 @@ def _session(project: str) -> Any:
 
     try:
         credentials, _ = google.auth.default(scopes=[_SCOPE])
-    except GoogleAuthError as error:
+    except (GoogleAuthError, OSError) as error:  # the latter of their file: a folder, or another user's
         raise _no_credentials(error) from error
     if isinstance(credentials, CredentialsWithQuotaProject):
         # Otherwise Google also asks whether the API is on in the project that the credentials come from.

@@ -515,10 +515,11 @@ def test_of_several_reservations_one_that_cannot_be_seen_hides_no_other(project:
     assert "A shared reservation is seen in its owner's project alone." in text
 
 
+@pytest.mark.parametrize("file", ["none.json", "."])  # none, and one that cannot be read
 def test_without_credentials_this_machine_is_looked_at_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / file))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     text = (ROOT / "Pulumi.dev.yaml").read_text().replace("config:", "config:\n  gcp:project: some-project", 1)

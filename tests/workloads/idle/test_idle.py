@@ -356,6 +356,12 @@ REFUSED: dict[str, tuple[Callable[[Cluster, pytest.MonkeyPatch], object], list[s
         7,
         "no Google credentials.*\n.*gcloud auth application-default login",
     ),
+    "credentials that cannot be read": (
+        lambda it, patch: patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(it.folder)),
+        [],
+        7,
+        "no Google credentials.*Is a directory.*\n.*gcloud auth application-default login",
+    ),
     "no right": (_no_right, [], 7, "may not read the metrics of project.*\n.*roles/monitoring.viewer on test-project"),
     "API off": (
         lambda it, patch: it.google.cloud.delete("serviceusage/service", f"projects/{PROJECT}/services/{MONITORING}"),
