@@ -229,10 +229,6 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
         stack.environment()
     for note in plan.notes(settings, now) if options.command in ("preview", "up") else ():
         _say(note)
-    if options.command in ("destroy", "destroy-plan"):
-        _say_what_a_destroy_does(settings, stack, now)
-        if options.command == "destroy-plan":
-            return OK
     if options.command in ("up", "destroy"):
         if not options.yes and not sys.stdin.isatty():
             # Pulumi refuses, with the names of its own options.
@@ -240,24 +236,31 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
             _say(f"There is no terminal to agree on; to agree beforehand: {again}")
         stale_lock.release(stack, _say)
         recovery.settle(stack, _say)
+    # By the state as it is once what a killed run left is in it.
+    if options.command in ("destroy", "destroy-plan"):
+        _say_what_a_destroy_does(settings, stack, now, only_told=options.command == "destroy-plan")
+        if options.command == "destroy-plan":
+            return OK
     if options.command == "up":
         return recovery.up(stack, _say, yes=options.yes)
     # A preview asks nothing, and its Pulumi command knows no such option.
     return stack.run(options.command, extra=["--yes"] if options.yes and options.command == "destroy" else [])
 
 
-def _say_what_a_destroy_does(settings: Settings, stack: Stack, now: datetime) -> None:
+def _say_what_a_destroy_does(settings: Settings, stack: Stack, now: datetime, *, only_told: bool) -> None:
     """List what ends and what stays.
 
     Raises:
-        ProgramError: what stays is not what the stack file says.
+        ProgramError: what stays is not what the stack file says, or unless it is `only_told`, Pulumi does not say.
     """
     from oasis_stack.preflight import kept
 
     try:
         state = stack.state()
     except ProgramError:
-        state = {}  # there is no such stack, or Pulumi is about to say itself what else is wrong
+        if not only_told:
+            raise
+        state = {}
     if unapplied := [*kept.unapplied(settings, state)]:
         raise ProgramError(
             "\n".join([*unapplied, "Pulumi destroys by the last `pulumi up`, so nothing was destroyed."])

@@ -613,6 +613,22 @@ def test_nothing_is_destroyed_that_the_stack_file_keeps_and_the_last_up_did_not_
     assert not run.programs.called(" destroy ")
 
 
+def test_nothing_is_destroyed_by_a_state_that_cannot_be_read_and_what_hides_it_is_removed_first(
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{run.folder}")
+    hidden = run.folder / ".pulumi" / "stacks" / "oasis" / "dev.json.attrs"
+    hidden.parent.mkdir(parents=True)
+    hidden.touch()
+    run.programs.answers |= {"stack export": 1, "kubectl get": json.dumps({"items": []})}
+
+    assert run("destroy-plan") == 0 and hidden.exists()
+    assert run("destroy", "--yes") == 1
+
+    assert "stack export" in run.complained()
+    assert not hidden.exists() and not run.programs.called(" destroy ")
+
+
 HEAD = {
     "metadata": {"name": "oasis-head-1", "labels": {"ray.io/node-type": "head"}},
     "spec": {"containers": [{"name": "ray-head", "image": "old@sha256:1"}]},
