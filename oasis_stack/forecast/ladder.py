@@ -51,6 +51,11 @@ class Subject:
         """The rungs whose nodes may or may not come."""
         return [entry for entry in self.entries if entry.mode in MODELS]
 
+    @property
+    def reserved_nodes(self) -> int:
+        """Nodes whose reservation is asked about."""
+        return min(max(map(self.wanted, self.entries)), advice.MOST_RESERVED)
+
     def wanted(self, entry: CapacityEntry) -> int:
         """Nodes that are wanted of a rung."""
         return entry.max_nodes if self.nodes is None else min(self.nodes, entry.max_nodes)
@@ -76,8 +81,8 @@ class Subject:
         """The questions for when nodes can be reserved, by days; none where a reservation is a rung already."""
         if len(self.by_chance) < len(self.entries):
             return {}
-        most, region = min(max(map(self.wanted, self.entries)), advice.MOST_RESERVED), self.settings.region
-        return {days: advice.windows(self.gpu.machine_type, region, most, days, now) for days in WINDOW_DAYS}
+        kind, region, nodes = self.gpu.machine_type, self.settings.region, self.reserved_nodes
+        return {days: advice.windows(kind, region, nodes, days, now) for days in WINDOW_DAYS}
 
     def quotas_name(self) -> str:
         """By which the quotas are kept."""

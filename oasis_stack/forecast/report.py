@@ -84,8 +84,7 @@ def _windows(forecast: Forecast) -> Iterator[str]:
         elif window:
             told.append(f"{length}: none within {advice.WINDOW_DAYS} days ({window.reason}){age}")
     if told:
-        nodes = min(max(map(forecast.subject.wanted, forecast.subject.entries)), advice.MOST_RESERVED)
-        yield f"to reserve in calendar mode, {_nodes(nodes)}: {'; '.join(told)}"
+        yield f"to reserve in calendar mode, {_nodes(forecast.subject.reserved_nodes)}: {'; '.join(told)}"
 
 
 def _quotas(forecast: Forecast) -> Iterator[str]:
