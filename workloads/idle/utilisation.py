@@ -60,11 +60,16 @@ def look(environment: ClusterEnvironment, began: float, ended: float) -> dict[tu
         labels["namespace_name"] = environment.team
     wanted = [f'metric.type = "{DUTY_CYCLE}"', *(f'resource.labels.{key} = "{of}"' for key, of in labels.items())]
     interval = {"interval.startTime": _written(began), "interval.endTime": _written(ended)}
-    found: defaultdict[tuple[str, str], list[Gpu]] = defaultdict(list)
+    values: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for series in _all(environment.project, {"filter": " AND ".join(wanted), **interval}):
         of = series["resource"]["labels"]
-        values = [int(point["value"].get("int64Value", 0)) for point in series["points"]]
-        found[of["namespace_name"], of["pod_name"]].append(Gpu(busiest=max(values), samples=len(values)))
+        # A page is so many points (the REST reference, `pageSize`), so a series may go on in the next one.
+        which = json.dumps([series["metric"], of], sort_keys=True)
+        points = [int(point["value"].get("int64Value", 0)) for point in series["points"]]
+        values[of["namespace_name"], of["pod_name"], which] += points
+    found: defaultdict[tuple[str, str], list[Gpu]] = defaultdict(list)
+    for (namespace, pod, _), seen in values.items():
+        found[namespace, pod].append(Gpu(busiest=max(seen), samples=len(seen)))
     return found
 
 

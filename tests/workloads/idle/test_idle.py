@@ -126,8 +126,14 @@ def test_only_what_was_seen_to_idle_for_the_whole_time_is_idle(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = utilisation._answer
-    paged = {"pageSize": "30"}  # of some 90 series
-    monkeypatch.setattr(utilisation, "_answer", lambda session, project, asked: answer(session, project, asked | paged))
+
+    def paged(session: Any, project: str, asked: dict[str, str]) -> dict[str, Any]:
+        """Some of the 90 series, each in two parts, as a page of Google's may end amid one."""
+        page = answer(session, project, asked | {"pageSize": "30"})
+        parts = [(one, part) for one in page["timeSeries"] for part in (one["points"][:15], one["points"][15:]) if part]
+        return {**page, "timeSeries": [{**one, "points": part} for one, part in parts]}
+
+    monkeypatch.setattr(utilisation, "_answer", paged)
     late = [0] * 5 + [-1] * 85  # the others have not arrived
     expected = {
         "idle-all-the-time": ("idle", [IDLE] * 8),
