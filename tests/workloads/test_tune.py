@@ -22,6 +22,7 @@ from emulator.machine.state import CHECKOUT
 from tests.support.command_line import LAPTOP, CommandLine
 from tests.support.command_line import parsed as arguments
 from tests.support.waiting import eventually
+from workloads import run_name
 from workloads.cluster import run_beat, session
 from workloads.convnext import config, fields
 from workloads.convnext.images import location
@@ -136,6 +137,7 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
         ({"epochs": {"uniform": [1, 5]}}, "epochs is a whole number, so it takes randint or lograndint"),
         ({"epochs": {"randint": [1.5, 5]}}, "its ends are whole numbers"),
         ({"epochs": {"range": [1, 5, 9]}}, "a step between them"),
+        ({"seed": {"range": [0, 2e9, 1]}}, "10,000 values are the most"),
         ({"epochs": [0], "seed": [-1]}, "epochs is 0 but must be at least 1; seed is -1 but must be"),
         ({}, "names no field"),
     ],
@@ -156,7 +158,7 @@ def test_a_wrong_space_is_refused_by_field_with_what_is_allowed(fields: dict[str
         ("tune", "seed: [1, 2]", ("--reduction", "1"), "--reduction is 1"),
         ("sweep", "learning_rate: {uniform: [0.1, 0.2]}", (), "learning_rate: a sweep runs every combination"),
         ("sweep", "seed: [1, 2]", ("--run", "Big"), "--run is 'Big'"),
-        ("sweep", "seed: [1, 2]", ("--run", "a" * 60), "--run has 60 letters"),
+        ("sweep", "seed: [1, 2]", ("--run", "a" * 53), "--run has 53 letters"),
         ("sweep", "batch_size: [8, 64]", ("--workers", "9"), "a batch of 8 images can be shared by 1 to 8"),
         ("sweep", "seed: [1, 2]", ("--concurrency", "0"), "--concurrency is 0"),
         ("sweep", "seed: [1, 2]", ("--recipe", "digit"), "did you mean digits_laptop"),
@@ -272,9 +274,12 @@ def test_the_best_trial_s_command_trains_what_the_trial_trained(
 ) -> None:
     content = "learning_rate: {loguniform: [1e-4, 1e-2]}\nbatch_size: [32, 64]\nmodel: nano\n"
     content += "drop_path: [0, 0.1]\ncompile: [true, false]\naugmentation: [none, shift]"
-    args = options(tmp_path, "tune", content, "--samples", "6", "--epochs", "3", "--data", "/elsewhere", "--run", "s")
+    name = "s" * planning.NAME_LENGTH
+    args = options(tmp_path, "tune", content, "--samples", "6", "--epochs", "3", "--data", "/elsewhere", "--run", name)
     search = planning.plan(args, LAPTOP)
-    assert [trial.name for trial in search.plan.trials] == [f"s-{index:03d}" for index in range(6)]
+    assert [trial.name for trial in search.plan.trials] == [f"{name}-{index:03d}" for index in range(6)]
+    last = Trial(name=f"{name}-{space.MAX_TRIALS - 1}", changes={})
+    run_name.check("--run", report.command(search, last).split()[5])
     for trial in search.plan.trials:
         words = report.command(search, trial).split()
         assert words[:4] == ["python", "-m", "workloads", "train"]

@@ -16,7 +16,7 @@ from workloads.storage.folders import Folder, locate
 from workloads.tune.ledger import Plan, Trial
 from workloads.tune.space import Space, parse, read
 
-NAME_LENGTH = 57
+NAME_LENGTH = 52
 """Longest name of a search: `-`, a number of up to four digits and `-again` make names of its trials, 63 at most."""
 
 
@@ -50,7 +50,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Search:
     content = read(args.space)
     space = parse(content, given)
     base = dataclasses.replace(given, **space.fixed)
-    name = args.run or run_name.unnamed(f"{kind}-{args.recipe.replace('_', '-')[:30]}")
+    name = args.run or run_name.unnamed(f"{kind}-{args.recipe.replace('_', '-')[:25]}")
     _check(args, name, space)
     changes = space.sample(args.samples, args.search_seed) if kind == "tune" else space.grid()
     workers = args.workers if args.workers is not None else (cluster.gpus_per_node if cluster else 0) or 1
