@@ -489,6 +489,10 @@ def test_milestones_stop_the_worse_two_thirds_and_a_resumed_search_decides_as_on
         assert not milestones.stop("s-002", epoch(1, 0.88))
         assert milestones.stop("s-003", epoch(1, 0.87))
         assert milestones.stop("s-004", epoch(1, math.nan))  # diverged: worse than any number
+    by_loss = Milestones(Ledger(locate(tmp_path / "loss"), a_plan(4, metric="val/loss")))
+    losses = {"s-000": math.nan, "s-001": 1.0, "s-002": math.inf, "s-003": math.nan}
+    stopped = [trial for trial, loss in losses.items() if by_loss.stop(trial, epoch(1, 0.5, loss))]
+    assert stopped == ["s-002", "s-003"]
 
 
 SIGNALLED = """
@@ -598,6 +602,8 @@ def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_tr
     assert with_it == (tmp_path / "results" / "curves.png").read_bytes() != without
     by_loss = best(ranking(a_plan(5, metric="val/loss"), outcomes))
     assert by_loss is not None and by_loss.trial.name == "s-001"
+    tied = [dataclasses.replace(outcomes[0], epochs=[epoch(9, 0.1, loss)]) for loss in (math.nan, 2.0, math.inf)]
+    assert next(outcome.last["val/loss"] for outcome in ranking(plan, tied)) == 2.0
 
 
 def test_labels_of_an_axis_do_not_lie_on_one_another_and_its_ends_have_theirs() -> None:

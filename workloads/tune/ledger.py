@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -71,7 +72,8 @@ class Plan:
     def value(self, epoch: Epoch) -> float:
         """The metric at an epoch's end. What is not finite (a loss that has diverged) is worse than any number."""
         value = float(epoch[self.metric])
-        return value if math.isfinite(value) else -math.inf * self.sign
+        # A number all the same: ASHA interpolates between values, and with an infinite one would stop no trial.
+        return value if math.isfinite(value) else -sys.float_info.max * self.sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ def ranking(plan: Plan, outcomes: Iterable[Outcome]) -> list[Outcome]:
             return 2, 0.0, 0.0, outcome.trial.name
         # Few validation images make equal accuracies, which the loss still tells apart.
         value, loss = -plan.sign * plan.value(outcome.last), outcome.last["val/loss"]
-        return outcome.status == "stopped", value, loss, outcome.trial.name
+        return outcome.status == "stopped", value, math.inf if math.isnan(loss) else loss, outcome.trial.name
 
     return sorted(outcomes, key=key)
 
