@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import queue
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from workloads.convnext.images import location
 from workloads.convnext.run import train
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import (
+    EXIT_INTERRUPTED,
     AuthError,
     CapacityError,
     DataIntegrityError,
@@ -41,6 +43,7 @@ from workloads.reporting import progress
 from workloads.storage.folders import check_writable, locate
 from workloads.tune import command, concurrency, planning, plot, report, space
 from workloads.tune.ledger import OUTCOME, PLAN, Epoch, Ledger, Outcome, Plan, Trial, best, ranking
+from workloads.tune.processes import Process
 from workloads.tune.search import Milestones, Runner, TrialQueue
 
 BASE = config.digits_laptop()
@@ -359,6 +362,9 @@ def test_a_search_says_what_each_of_its_trials_does_or_waits_for(tmp_path: Path)
     search.trials.see("s-002", said(1, 0.9))
     search.trials.end("s-002", 0)
     assert f"s-000: {words}, s-001: epoch 0.5, s-003: 1 worker started, best" in search.said[-1]
+    search.trials.see("s-003", said(1, 0.5))
+    search.trials.end("s-003", EXIT_INTERRUPTED)
+    assert search.ledger.state()[3].epochs == [epoch(1, 0.5)]
 
 
 def test_trials_run_up_to_the_limit_and_a_crash_ends_only_its_own(tmp_path: Path) -> None:
@@ -462,6 +468,11 @@ def test_the_place_of_a_trial_is_its_own_data_and_the_search_s_storage(tmp_path:
     command.check_place(search, LAPTOP, here)
     with pytest.raises(UsageError, match="there holds no folder 'train'"):
         command.check_place(search, LAPTOP, there)
+    search.results.rmdir()
+    search.results.touch()
+    with pytest.raises(PlaceError, match="cannot write results to"):
+        command.check_place(search, LAPTOP, here)
+    search.results.unlink()
     (tmp_path / "runs" / "s").touch()
     with pytest.raises(PlaceError):
         command.check_place(search, LAPTOP, here)
@@ -543,6 +554,7 @@ def test_a_process_whose_trial_ended_by_itself_just_as_it_was_told_to_end_gets_n
             told = said(1, 0.1) if len(begun) > 1 else said(1, 0.9)
             self.tell(self, told)
             self.tell(self, {"event": "ended", "exit_code": 0})
+            self.tell(self, {"event": "note", "text": "W&B is late"})
 
         def interrupt(self) -> None:
             """Too late."""
@@ -556,6 +568,76 @@ def test_a_process_whose_trial_ended_by_itself_just_as_it_was_told_to_end_gets_n
     Runner(trials.trials, milestones, "", lambda trial: ([trial.name], tmp_path / "log")).run()
     assert [outcome.status for outcome in trials.trials.outcomes.values()] == ["complete", "stopped", "stopped"]
     assert begun[0] is begun[1] and begun[2] is not begun[1] and left[0] is begun[1]
+
+
+def test_a_trial_whose_process_cannot_be_started_for_the_place_s_sake_goes_on_when_the_search_does(
+    tmp_path: Path,
+) -> None:
+    search = Queue(tmp_path, a_plan(3), limit=2)
+    (tmp_path / "full").touch()
+    search.storage = locate(tmp_path / "full")
+    Runner(search.trials, None, "", lambda trial: ([trial.name], tmp_path / "full" / trial.name / "log")).run()
+    assert isinstance(search.trials.verdict, PlaceError)
+    assert "the process of trial s-000 cannot be started: " in search.trials.verdict.problem
+    assert search.trials.outcomes == {}
+
+
+def test_an_interruption_while_a_trial_s_end_is_read_ends_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told:
+        def __init__(self, address: str, log: Path, tell: Callable[..., None]) -> None:
+            self.tell = tell
+
+        def begin(self, words: list[str], log: Path) -> None:
+            self.tell(self, {"event": "ended", "exit_code": EXIT_INTERRUPTED})
+
+        def failure(self) -> str:
+            raise KeyboardInterrupt
+
+        def interrupt(self) -> None:
+            """It has no trial."""
+
+        def leave(self) -> None:
+            self.tell(self, None)
+
+    monkeypatch.setattr("workloads.tune.search.Process", Told)
+    monkeypatch.setattr("workloads.tune.search.STOP_SECONDS", 0)
+    search = Queue(tmp_path, a_plan(1), limit=1)
+    Runner(search.trials, None, "", lambda trial: ([trial.name], tmp_path / "log")).run()
+    assert search.trials.outcomes == {} and search.trials.running == {}
+
+
+PROCESS = r"""#!/bin/sh
+printf '\377\n{"event": "note", "text": "%s"}\n' "$HOME"
+exec cat
+"""
+
+
+def test_a_process_has_the_environment_of_its_search_and_tells_of_its_own_trial_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, log = tmp_path / "python", tmp_path / "train.log"
+    program.write_text(PROCESS)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("HOME", "elsewhere")  # as `provide_digits` sets another data mount than this process came with
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    log.write_text("error: an earlier attempt's.\n")
+    process = Process("", log, lambda _, record: heard.put(record))
+    try:
+        assert heard.get(timeout=20) == {"event": "note", "text": "elsewhere"}
+        process.begin([], log)
+        failures = [process.failure()]
+        for words in ("Traceback:\nRuntimeError: CUDA error: 3\n", "error: run s: CUDA error: 3.\nWait.\n"):
+            with log.open("a") as stream:
+                stream.write(words)
+            failures.append(process.failure())
+        assert failures == ["it said nothing", "RuntimeError: CUDA error: 3", "run s: CUDA error: 3."]
+        log.unlink()
+        assert process.failure() == f"its log {log} cannot be read: No such file or directory"
+    finally:
+        process.leave()
 
 
 def test_results_are_a_table_json_lines_csv_and_a_plot_with_the_best_complete_trial_first(tmp_path: Path) -> None:

@@ -210,10 +210,11 @@ def check_place(search: Search, place: session.Place, trial: Trial) -> None:
     """Look whether what a trial needs beside capacity is there, as far as it can be seen from here.
 
     Raises:
-        WorkloadError: its data or the search's storage is out of reach.
+        WorkloadError: its data or the search's storage is out of reach, or no results can be written here.
     """
     location.check_data(trial.changes.get("data", search.plan.base["data"]), place.embedded)
     check_writable(search.folder)
+    check_results(search.results)
 
 
 def _place_arguments(args: argparse.Namespace, search: Search, address: str) -> list[str]:

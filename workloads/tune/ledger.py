@@ -145,7 +145,7 @@ class Ledger:
         self.outcomes[outcome.trial.name] = outcome
 
     def state(self) -> list[Outcome]:
-        """Every trial's outcome, by index; of those that have none, what they had reported before this attempt."""
+        """Every trial's outcome, by index; of those that have none, what they had reported when they last ran."""
         return [
             self.outcomes.get(trial.name)
             or Outcome(trial=trial, status="unfinished", epochs=self.pasts.get(trial.name, []))

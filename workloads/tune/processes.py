@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,7 +39,6 @@ class Process:
             log: file for what it says before its first trial.
             tell: called by a thread of this process's own.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as messages:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "workloads.tune.child", str(os.getpid()), address],
@@ -46,8 +46,9 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=messages,
                 text=True,
+                errors="replace",  # a library's own line, in whatever encoding, is none of ours
                 # This process's own lacks the W&B key, which nothing of Ray's may inherit.
-                env={**os.environ, **environment(os.getpid()), progress.FORM_VARIABLE: "json"},
+                env={**environment(os.getpid()), **os.environ, progress.FORM_VARIABLE: "json"},
                 start_new_session=True,  # a terminal's Ctrl-C is for the search, which passes it on once
             )
         threading.Thread(target=self._read, args=(tell,), daemon=True).start()
@@ -65,9 +66,9 @@ class Process:
 
         Args:
             arguments: of the command line.
-            log: file for the trial's messages.
+            log: file for the trial's messages; those of earlier attempts at it may stand there.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log, self._before = log, log.stat().st_size if log.exists() else 0
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"arguments": arguments, "log": str(log)}) + "\n")
         self._process.stdin.flush()
@@ -86,18 +87,19 @@ class Process:
         code = self._process.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
+    def failure(self) -> str:
+        """The trial's last words: the error that its command line explained, or the last line of a traceback."""
+        try:
+            with self._log.open("rb") as stream:
+                stream.seek(max(self._before, self._log.stat().st_size - LOG_BYTES))
+                text = stream.read().decode(errors="replace").strip()
+        except OSError as error:
+            return f"its log {self._log} cannot be read: {error.strerror}"
+        explained = re.findall(r"^error: (.+)", text, re.MULTILINE)
+        return (explained or text.splitlines() or ["it said nothing"])[-1]
+
 
 def environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with."""
     entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
-def failure(log: Path) -> str:
-    """The command line's last words: the error it explained, or the last line of a traceback."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - LOG_BYTES))
-        text = stream.read().decode(errors="replace").strip()
-    _, found, explained = text.rpartition("error: ")
-    lines = explained.splitlines() if found else text.splitlines()[-1:]
-    return (lines or ["it said nothing"])[0]

@@ -33,7 +33,7 @@ from workloads.reporting import progress
 from workloads.reporting.progress import counted
 from workloads.tune.child import ENDED
 from workloads.tune.ledger import Epoch, Ledger, Outcome, Trial, best, measured, ranking
-from workloads.tune.processes import Process, failure
+from workloads.tune.processes import Process
 
 PROGRESS_SECONDS = 10.0
 """How often the state of a running search is said."""
@@ -98,10 +98,10 @@ class TrialQueue:
             problem: why it failed.
         """
         running = self.running.pop(name)
-        if exit_code == EXIT_INTERRUPTED:  # it goes on when the search does
+        self._ledger.pasts[name] = running.epochs  # it goes on from there, if it does
+        if exit_code == EXIT_INTERRUPTED:  # when the search does
             return
         if exit_code in THE_PLACE and not (exit_code == PlaceError.exit_code and self._in_order(running.trial)):
-            self._ledger.pasts[name] = running.epochs  # it goes on from there
             self._make_do(running.trial, exit_code, problem)
             return
         outcome = running.outcome(exit_code, problem)
@@ -278,7 +278,13 @@ class Runner:
     def _begin(self, trial: Trial) -> None:
         arguments, log = self._work(trial)
         tell = self._records.put
-        process = self._idle.pop() if self._idle else Process(self._address, log, lambda *said: tell(said))
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            process = self._idle.pop() if self._idle else Process(self._address, log, lambda *said: tell(said))
+        except OSError as error:
+            problem = f"the process of trial {trial.name} cannot be started: {error}."
+            self._trials.end(trial.name, PlaceError.exit_code, problem)
+            return
         self._running[process] = trial
         with suppress(BrokenPipeError):  # it has just ended, of which it is heard next
             process.begin(arguments, log)
@@ -303,6 +309,8 @@ class Runner:
         self._trials.beat()
 
     def _heard(self, process: Process, record: dict[str, Any]) -> None:
+        if process not in self._running:  # what its last trial left behind, a W&B that hung for one, still speaks
+            return
         name = self._running[process].name
         self._trials.see(name, record)
         if record["event"] != "epoch" or process in self._ends:
@@ -313,12 +321,13 @@ class Runner:
     def _ended(self, process: Process, exit_code: int) -> None:
         """Its trial has ended. A process that failed is not kept: nobody knows what of it still holds. Nor is one whose
         trial was told to end and ended by itself just then: its next trial would take that for its own."""
-        if exit_code == EXIT_INTERRUPTED or (exit_code == EXIT_OK and process not in self._ends):
+        kept = exit_code == EXIT_INTERRUPTED or (exit_code == EXIT_OK and process not in self._ends)
+        # First, or Ctrl-C between the two would wait for the end of a trial in a process that has none.
+        self._close(process, exit_code, process.failure() if exit_code else "")
+        if kept:
             self._idle.append(process)
         else:
             process.leave()
-        _, log = self._work(self._running[process])
-        self._close(process, exit_code, failure(log) if exit_code else "")
 
     def _lost(self, process: Process) -> None:
         """It has ended itself: an accident, if it ran a trial, which goes on from its checkpoint in another process."""
