@@ -349,6 +349,17 @@ def test_modes_decide_by_the_key_and_say_what_they_decided(tmp_path: Path, monke
             {"event": "notice", "source": "drain", "seconds_left": None, "step": 30},
             "notice (drain) at step 30: a node goes soon; saving at once",
         ),
+        (
+            {
+                "event": "summary",
+                "run": "r",
+                "val/accuracy": 0.5,
+                "val/images": 1_281_167,
+                "steps": 1_000_000,
+                "results_uri": "/r",
+            },
+            "run r is complete: validation accuracy 50.00% on 1,281,167 images after 1,000,000 steps; results in /r",
+        ),
     ],
 )
 def test_what_happens_beside_the_steps_is_told_in_a_line(record: dict[str, Any], line: str) -> None:
@@ -418,6 +429,7 @@ def test_a_segment_holds_what_came_since_the_last_and_a_failed_write_loses_nothi
     assert [record["step"] for record in history(folder)] == [0, 10, 20, 30, 35]
     segments.close()()
     assert [record["step"] for record in history(folder)] == [0, 10, 20, 30, 35, 40]
+    folder.child("journal").write("0000000000000000008-000000.jsonl", b'\xff{"event": "st')  # a damaged disk's
     later = Segments(folder, attempt=123456)
     later.add(resumed(10, "c-10"))
     later.close()()

@@ -115,7 +115,7 @@ def starts(folder: Folder) -> list[list[Record]]:
         contents = list(pool.map(segments.read, whole))
     found: dict[str, list[Record]] = {}
     for name, content in zip(whole, contents, strict=True):
-        found.setdefault(name.partition("-")[0], []).extend(parse(content.decode()))
+        found.setdefault(name.partition("-")[0], []).extend(parse(content.decode(errors="replace")))
     return list(found.values())
 
 

@@ -106,7 +106,7 @@ def counted(number: float, noun: str) -> str:
         number: how many.
         noun: what, in the singular, of the words whose plural has an `s`.
     """
-    return f"{number:,g} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,.12g} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float, _: object = None) -> str:
