@@ -102,6 +102,9 @@ def test_a_key_file_that_cannot_be_used_is_an_error_and_not_a_reason_to_look_els
     (tmp_path / "empty").touch()
     with pytest.raises(AuthError, match="is empty"):
         credentials.wandb_key(tmp_path / "empty", SECRET)
+    (tmp_path / "wide").write_text(FILE_KEY, encoding="utf-16")  # as `>` of PowerShell 5 writes it
+    with pytest.raises(AuthError, match="wide holds is no W&B key"):
+        credentials.wandb_key(tmp_path / "wide", SECRET)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def wandb_key(file: Path | None, secret: str) -> Key | None:
     """
     if file is not None:
         try:
-            value = file.read_text().strip()
+            value = file.read_text(errors="replace").strip()
         except OSError as error:
             raise AuthError(
                 f"the key file {file} cannot be read: {error.strerror}.", "Check its path and mode."
@@ -139,7 +139,7 @@ def access(secret: str) -> Key:
         raise AuthError(
             "there are no Google credentials here.", "Run `gcloud auth application-default login`."
         ) from error
-    except (google.GoogleAPICallError, google.RetryError, ConnectionError, OSError) as error:
+    except (google.GoogleAPICallError, google.RetryError, OSError) as error:
         raise PlaceError(
             f"Secret Manager did not give {secret} within {DEADLINE_SECONDS:.0f} s ({type(error).__name__}).",
             "Run the same command again, or use --wandb offline.",
