@@ -96,8 +96,6 @@ def _begin(job: Record) -> Any:
 
 
 def _settings(wandb: Any, job: Record, mode: str) -> dict[str, Any]:
-    folder = Path(job["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         api_key=job["key"] if mode == "online" else None,
         mode=mode,
@@ -116,7 +114,7 @@ def _settings(wandb: Any, job: Record, mode: str) -> dict[str, Any]:
         "name": job["run"],
         "resume": "allow" if mode == "online" else None,
         "config": job["config"],
-        "dir": str(folder),
+        "dir": job["folder"],
         "settings": settings,
     }
 
