@@ -244,6 +244,7 @@ def test_what_another_version_wrote_is_not_called_damaged_and_stays(place: Folde
     other = json.dumps({**json.loads(newest.read(manifest.MANIFEST)), "schema": "another/1"}).encode()
     newest.write(manifest.MANIFEST, other)
     newest.write(manifest.COMMIT, hashlib.sha256(other).hexdigest().encode())
+    assert [row["status"] for row in runs.rows("list")] == ["another version's"]
     runs("verify", "a")
     runs("repair", "a", "--yes")
     assert steps(place, "a") == [10, 20]

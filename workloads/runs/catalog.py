@@ -88,11 +88,13 @@ class KnownRun:
             return later.newest_manifest()  # its trainer has written newer ones since, and removed this one
 
     def status(self) -> str:
-        """`complete`, `stopped early` by its search, `unfinished`, `no checkpoint`, `results only`, or `damaged` where
-        the newest checkpoint's manifest is.
+        """`complete`, `stopped early` by its search, `unfinished`, `no checkpoint`, `results only`, or, by the newest
+        checkpoint's manifest, `another version's` of this program or `damaged`.
         """
         try:
             found = self.newest_manifest()
+        except manifest.OtherSchemaError:
+            return "another version's"
         except DataIntegrityError:
             return "damaged"
         if found is None:
