@@ -85,25 +85,18 @@ class Blocks:
 
     def close(self) -> str:
         """End W&B; what went wrong with it, or nothing."""
-        self._signal(signal.SIGCONT)
         return self._follower.close()
 
     def _turn(self) -> None:
+        if not (processes := _processes()):
+            raise RuntimeError("W&B's process has ended before everything was measured")
         if not self.times:
-            self.start_cpu = sum(map(_cpu_seconds, _tree(self._process())))
+            self.start_cpu = sum(map(_cpu_seconds, processes))
         if len(self.times) == len(self.order):
             raise EnoughError
-        self._signal(signal.SIGSTOP if self.order[len(self.times)] == "off" else signal.SIGCONT)
+        _signal(processes, signal.SIGSTOP if self.order[len(self.times)] == "off" else signal.SIGCONT)
         self.times.append([])
         self._until = time.monotonic() + self._seconds
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in _tree(self._process()):
-            process.send_signal(number)
-
-    def _process(self) -> int:
-        children = descendants(os.getpid())
-        return next(pid for pid, line in children.items() if "workloads.reporting.wandb_process" in line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +138,10 @@ def train(folder: Path, url: str, pairs: int, seconds: float) -> Blocks:
     config = configuration.from_recipe("digits_laptop", data="synthetic", batch_size=16, epochs=10**6)
     device = torch.device("cpu")
     blocks = Blocks(folder, url, pairs, seconds)
-    observe(Training(config, *sources(config, None, device), device), blocks)
+    try:
+        observe(Training(config, *sources(config, None, device), device), blocks)
+    finally:
+        _signal(_processes(), signal.SIGCONT)  # stopped, they would outlive this process
     return blocks
 
 
@@ -165,9 +161,16 @@ def measured(blocks: Blocks) -> Record:
     }
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
+def _processes() -> list[psutil.Process]:
+    """W&B's: one, which its first record starts, and all that this one has started."""
+    children = descendants(os.getpid())
+    first = [psutil.Process(pid) for pid, line in children.items() if "workloads.reporting.wandb_process" in line]
+    return [process for found in first for process in (found, *found.children(recursive=True))]
+
+
+def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        process.send_signal(number)
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
