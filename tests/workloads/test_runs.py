@@ -226,6 +226,12 @@ def test_a_run_whose_newest_manifest_is_torn_is_called_damaged(place: Folder, ru
     assert [row["status"] for row in runs.rows("list")] == ["damaged"]
 
 
+def test_a_run_that_never_saved_has_no_age_and_can_be_shown(place: Folder, runs: Command) -> None:
+    (Path(place.path) / "a" / "checkpoints").mkdir(parents=True)
+    assert [(row["status"], row["modified"]) for row in runs.rows("list")] == [("no checkpoint", None)]
+    assert "no checkpoint" in runs("show", "a").out
+
+
 def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     names = train(place, "a", 2)
     spoil(place, "a", names[1])

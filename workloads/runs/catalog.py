@@ -60,9 +60,9 @@ class KnownRun:
         return sum(attempt.size for attempt in self.attempts) + sum(entry.size for entry in self.others)
 
     @property
-    def modified(self) -> float:
-        """Unix time of its last change."""
-        return max([part.modified for part in (*self.attempts, *self.others)], default=0.0)
+    def modified(self) -> float | None:
+        """Unix time of its last change; None where its folders are empty."""
+        return max([part.modified for part in (*self.attempts, *self.others)], default=None)
 
     def attempt(self, name: str) -> Folder:
         """The folder of one attempt."""
@@ -150,9 +150,9 @@ def find(place: Folder, name: str) -> KnownRun:
         UsageError: there is none of that name.
     """
     run = _listed(name, place.child(name))
-    if run.attempts or run.others:
+    known = [] if run.attempts or run.others else [found.name for found in runs(place)]
+    if run.attempts or run.others or name in known:  # the folders of one that never saved may be empty
         return run
-    known = [found.name for found in runs(place)]
     another = "another place with --storage or --stack; runs on this machine are in --storage .oasis/runs."
     if not known:
         raise UsageError(f"there is no run {name!r} in {place.uri}, nor any other.", f"Name {another}")
