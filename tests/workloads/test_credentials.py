@@ -162,6 +162,7 @@ def test_in_a_pod_the_workload_s_own_identity_opens_the_secret(tmp_path: Path) -
     ("status", "body", "kind", "message"),
     [
         (404, failure(404, "NOT_FOUND"), AuthError, "has no version"),
+        (400, failure(400, "FAILED_PRECONDITION"), AuthError, "the newest version of .* cannot be read: .*no. Enable"),
         (403, failure(403, "PERMISSION_DENIED"), AuthError, "may not be read by this account"),
         (200, payload(KEY.encode(), checksum=1), DataIntegrityError, "fails its checksum"),
         (200, payload(b" \n"), AuthError, "is empty"),

@@ -17,7 +17,7 @@ import google_crc32c
 from google.api_core import exceptions as google
 from google.api_core.retry import Retry
 from google.auth.exceptions import DefaultCredentialsError
-from google.cloud.secretmanager_v1 import SecretManagerServiceClient
+from google.cloud.secretmanager_v1 import AccessSecretVersionResponse, SecretManagerServiceClient
 from google.cloud.secretmanager_v1.services.secret_manager_service.transports import SecretManagerServiceRestTransport
 
 from workloads.errors import AuthError, DataIntegrityError, PlaceError
@@ -131,6 +131,11 @@ def access(secret: str) -> Key:
         raise MissingKeyError(
             f"{secret} has no version.", "To track runs there, store a key with `make secret STACK=<stack>`."
         ) from error
+    except google.BadRequest as error:  # FAILED_PRECONDITION: somebody has disabled or destroyed that version
+        raise AuthError(
+            f"the newest version of {secret} cannot be read: {error.message.rstrip('.')}.",
+            "Enable it again, or store a key with `make secret STACK=<stack>`.",
+        ) from error
     except (google.Forbidden, google.Unauthorized) as error:
         raise AuthError(
             f"{secret} may not be read by this account.", "It needs roles/secretmanager.secretAccessor on the secret."
@@ -144,6 +149,10 @@ def access(secret: str) -> Key:
             f"Secret Manager did not give {secret} within {DEADLINE_SECONDS:.0f} s ({type(error).__name__}).",
             "Run the same command again, or use --wandb offline.",
         ) from error
+    return _received(response)
+
+
+def _received(response: AccessSecretVersionResponse) -> Key:
     payload = response.payload
     if payload.data_crc32c and payload.data_crc32c != google_crc32c.value(payload.data):
         raise DataIntegrityError(f"the payload of {response.name} fails its checksum.", "Run the same command again.")
