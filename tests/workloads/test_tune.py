@@ -155,6 +155,7 @@ def test_a_wrong_space_is_refused_by_field_with_what_is_allowed(fields: dict[str
     ("kind", "content", "flags", "message"),
     [
         ("tune", "[1", (), "cannot be read: while parsing"),
+        ("tune", "data: 2026-02-30", (), "cannot be read: day is out of range for month"),
         ("tune", "- 1", (), "names no field"),
         ("tune", "epochs: [1, 2]", (), "epochs cannot be varied by tune"),
         ("tune", "seed: [1, 2]", ("--samples", "0"), "--samples is 0"),

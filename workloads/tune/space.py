@@ -171,7 +171,7 @@ def read(path: Path) -> Any:
         raise UsageError(f"--space is {path}; its name must end in one of {', '.join(SUFFIXES)}.", "Rename the file.")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UsageError(f"--space {path} cannot be read: {reason}.", "Name a YAML or JSON file.") from error
 
