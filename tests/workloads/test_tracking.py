@@ -243,7 +243,8 @@ def test_a_wandb_process_that_dies_is_a_sentence_and_not_a_failure(tmp_path: Pat
         process.kill()
         process.wait()
         run.journal.append([step(number) for number in range(2, 9)])
-        assert run.follow().close().startswith("W&B failed (")
+        log = tmp_path / "wandb" / "process.log"
+        assert run.follow().close().startswith(f"W&B failed (its process ended with -9, see {log});")
 
 
 @pytest.mark.thorough

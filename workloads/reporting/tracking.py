@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,7 +134,8 @@ class Wandb:
         """
         if self._process is None or self._process.stdin is None or self._listener is None:
             return
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # its exit code says more
+            self._process.stdin.close()
         code = self._process.wait()
         # W&B's own service may outlive the process a little, and holds the other end of what is listened to.
         self._listener.join(1)
@@ -178,8 +180,9 @@ def _child_variables() -> dict[str, str]:
 
 def _write(process: subprocess.Popen[str], message: Record) -> None:
     if process.stdin is not None:
-        process.stdin.write(json.dumps(message) + "\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, of which `finish` tells
+            process.stdin.write(json.dumps(message) + "\n")
+            process.stdin.flush()
 
 
 def _measured(record: Record) -> Record:
