@@ -539,6 +539,20 @@ def test_an_interruption_between_two_trials_is_for_the_next_and_no_trial_s_end_i
     assert printed[0] == "first" and [json.loads(line)["exit_code"] for line in printed[1:]] == [0, 130]
 
 
+def test_a_trial_whose_log_is_on_a_full_disk_has_its_place_to_blame_and_its_process_goes_on() -> None:
+    program = """
+from workloads.tune import child
+from workloads.errors import PlaceError
+def refused(words):
+    raise PlaceError("the disk is full.", "Free some.")
+child.session.release_places = lambda: None
+child.command_line._run = refused
+print([child._train(child._Interruption(), [], "/dev/full") for _ in range(2)])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert done.stdout == f"{[PlaceError.exit_code] * 2}\n"
+
+
 def test_a_process_whose_trial_ended_by_itself_just_as_it_was_told_to_end_gets_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,7 +593,9 @@ def test_a_trial_whose_process_cannot_be_started_for_the_place_s_sake_goes_on_wh
     search.storage = locate(tmp_path / "full")
     Runner(search.trials, None, "", lambda trial: ([trial.name], tmp_path / "full" / trial.name / "log")).run()
     assert isinstance(search.trials.verdict, PlaceError)
-    assert "the process of trial s-000 cannot be started: " in search.trials.verdict.problem
+    assert str(search.trials.verdict).endswith(
+        "then run the same command again. The same command goes on with the trials that are left."
+    )
     assert search.trials.outcomes == {}
 
 

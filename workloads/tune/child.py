@@ -8,19 +8,20 @@ ends a `train`.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from workloads import __main__ as command_line
 from workloads.cluster import session
 from workloads.convnext.run.train import IMPORTS
-from workloads.errors import EXIT_INTERRUPTED
+from workloads.errors import EXIT_INTERRUPTED, PlaceError
 from workloads.reporting import progress
 
 ENDED = "ended"
@@ -76,20 +77,23 @@ class _Interruption:
 
 
 def _train(interruption: _Interruption, arguments: list[str], log: str) -> int:
-    with Path(log).open("ab") as messages:
-        os.dup2(messages.fileno(), sys.stderr.fileno())
     try:
+        with Path(log).open("ab") as messages:
+            os.dup2(messages.fileno(), sys.stderr.fileno())
         with interruption.wanted():
             return command_line.main(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except SystemExit as error:  # argparse's
         return int(error.code or 0)
-    except Exception:  # of whatever kind: the trial has failed, and the search goes on
-        traceback.print_exc()
-        return 1
+    except Exception as error:  # of whatever kind: the trial has failed, and the search goes on
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        with suppress(OSError):  # the full disk may be the log's
+            traceback.print_exc()
+        return PlaceError.exit_code if full else 1
     finally:
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stderr.flush()
         session.release_places()
 
 

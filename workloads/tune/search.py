@@ -101,8 +101,8 @@ class TrialQueue:
         self._ledger.pasts[name] = running.epochs  # it goes on from there, if it does
         if exit_code == EXIT_INTERRUPTED:  # when the search does
             return
-        if exit_code in THE_PLACE and not (exit_code == PlaceError.exit_code and self._in_order(running.trial)):
-            self._make_do(running.trial, exit_code, problem)
+        if exit_code in THE_PLACE and (wrong := self._wrong(running.trial, exit_code, problem)):
+            self._make_do(running.trial, exit_code, wrong)
             return
         outcome = running.outcome(exit_code, problem)
         self._ledger.close(outcome)
@@ -121,17 +121,21 @@ class TrialQueue:
         if time.monotonic() - self._said >= PROGRESS_SECONDS:
             self._progress()
 
-    def _in_order(self, trial: Trial) -> bool:
+    def _wrong(self, trial: Trial, exit_code: int, problem: str) -> WorkloadError | None:
+        """What is wrong with the place, by a look at it where it is more than a trial's word."""
+        if exit_code != PlaceError.exit_code:
+            return WorkloadError(problem, "")
         try:
             self._check(trial)
-        except WorkloadError:
-            return False
-        return True
+        except WorkloadError as error:
+            return error
+        return None
 
-    def _make_do(self, trial: Trial, exit_code: int, problem: str) -> None:
+    def _make_do(self, trial: Trial, exit_code: int, wrong: WorkloadError) -> None:
         self.waiting.insert(0, trial)
         if exit_code != CapacityError.exit_code or not self.running:
-            self.verdict = THE_PLACE[exit_code](problem, "The same command goes on with the trials that are left.")
+            remedy = f"{wrong.remedy} The same command goes on with the trials that are left.".lstrip()
+            self.verdict = THE_PLACE[exit_code](wrong.problem, remedy)
             return
         self.limit = len(self.running)
         self._tell(
