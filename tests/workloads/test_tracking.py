@@ -430,7 +430,7 @@ def test_a_segment_holds_what_came_since_the_last_and_a_failed_write_loses_nothi
     assert [record["step"] for record in history(folder)] == [0, 10, 20, 30, 35]
     segments.close()()
     assert [record["step"] for record in history(folder)] == [0, 10, 20, 30, 35, 40]
-    folder.child("journal").write("0000000000000000008-000000.jsonl", b'\xff{"event": "st')  # a damaged disk's
+    folder.child("journal").write("0000000000000000008-000000.jsonl", b'\xff{"event": "st\nnull\n')  # a damaged disk's
     later = Segments(folder, attempt=123456)
     later.add(resumed(10, "c-10"))
     later.close()()

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from workloads.reporting import progress
 from workloads.storage.folders import Folder
 
 JOURNAL = "journal"
@@ -120,14 +121,8 @@ def starts(folder: Folder) -> list[list[Record]]:
 
 
 def parse(content: str) -> list[Record]:
-    """The records of a journal; a last line that a kill cut short is left out."""
-    records = []
-    for line in content.splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
+    """The records of a journal; a line that a kill cut short or a disk damaged is left out."""
+    return [record for line in content.splitlines() if (record := progress.parse(line)) is not None]
 
 
 def merge(records: Iterable[Record]) -> list[Record]:
