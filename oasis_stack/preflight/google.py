@@ -126,6 +126,9 @@ def _ask(name: str, question: Ask, outcomes: queue.SimpleQueue[tuple[str, Any]])
         outcomes.put((name, question()))
     except (UnseenError, RequestRefused) as failure:
         outcomes.put((name, failure))
+    except (LookupError, TypeError, ValueError) as failure:
+        problem = f"Google's answer has a form that this program does not know ({failure!r})"
+        outcomes.put((name, UnseenError(problem, "Look at Google's console, and see whether a newer Oasis knows it.")))
 
 
 def _said(text: str) -> str:

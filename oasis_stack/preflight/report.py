@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from oasis_stack.command_line.offline import Registered
-from oasis_stack.live_state import RequestRefused
 from oasis_stack.preflight import access, organisation, places, quotas
-from oasis_stack.preflight.finding import Check, Finding
-from oasis_stack.preflight.google import Google
+from oasis_stack.preflight.finding import Check, Finding, unanswered
+from oasis_stack.preflight.google import Google, UnseenError, asked
 from oasis_stack.settings.schema import Settings
+
+PATIENCE_SECONDS = 120.0
 
 _MARKS = {"good": "ok ", "bad": "NO ", "unknown": "?  ", "told": "-  "}
 
@@ -54,14 +54,12 @@ def run(
     here = (Check(title="Programs", look=access.programs), Check(title="Price", look=access.price))
     found = {check.title: check.findings(settings, google) for check in here}
     say(f"asking Google about {settings.project}; nothing is changed")
-    without = ""
-    asked = [*checks(program), *further]
-    try:
-        with ThreadPoolExecutor(len(asked)) as pool:
-            answers = list(pool.map(lambda check: check.findings(settings, google), asked))
-        found |= dict(zip((check.title for check in asked), answers, strict=True))
-    except RequestRefused as refused:
-        without = str(refused)
+    questions = {check.title: partial(check.findings, settings, google) for check in (*checks(program), *further)}
+    came, without = asked(questions, PATIENCE_SECONDS)
+    late = UnseenError(f"Google has not answered within {PATIENCE_SECONDS:.0f} s", "Ask again.")
+    for title in questions if not without else ():
+        answer = came.get(title, late)
+        found[title] = [unanswered(answer)] if isinstance(answer, UnseenError) else answer
     for line in _lines(found):
         say(line)
     if without:

@@ -401,6 +401,17 @@ def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Make) -> N
     assert "Ask for the permission compute.machineTypes.get." in text
 
 
+def test_an_answer_of_another_form_is_said_and_hides_no_other(project: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    dim = project(FULL)
+    dim.limits(quotas={**QUOTAS, GPUS: 0})
+    monkeypatch.setattr(access, "services", lambda *_, **__: {}["state"])
+
+    fine, said = dim.findings()
+
+    assert not fine and any("a form that this program does not know (KeyError('state'))" in line for line in said)
+    assert any(line.startswith(f"  NO  {PREEMPTIBLE} is 0") for line in said)
+
+
 def test_what_one_api_says_of_quotas_is_judged_where_the_other_says_nothing(project: Make) -> None:
     spoilt = project(FULL)
     spoilt.quota(PREEMPTIBLE, 0)
