@@ -141,6 +141,7 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
         ({"epochs": {"randint": [1.5, 5]}}, "its ends are whole numbers"),
         ({"epochs": {"range": [1, 5, 9]}}, "a step between them"),
         ({"seed": {"range": [0, 2e9, 1]}}, "10,000 values are the most"),
+        ({"seed": {"range": [0, 10_000, 1]}}, "10,000 values are the most"),  # with the first and the last one more
         ({"epochs": [0], "seed": [-1]}, "epochs is 0 but must be at least 1; seed is -1 but must be"),
         ({}, "names no field"),
     ],

@@ -230,7 +230,7 @@ def _range(name: str, kind: str, field: Any, numbers: list[float]) -> Values | R
     if kind.startswith("log") and low < (1 if kind == "lograndint" else 5e-324):
         raise fields.wrong(name, f"has {kind} {numbers}; it takes {KINDS[kind]}")
     if kind == "range":
-        if (high - low) / step > MAX_TRIALS:
+        if (high - low) / step >= MAX_TRIALS:
             raise fields.wrong(name, f"has {kind} {numbers}; {MAX_TRIALS:,} values are the most")
         count = math.floor((high - low) / step + 1e-9) + 1
         return Values(fields.values(name, [round(low + number * step, 12) for number in range(count)]))
