@@ -251,7 +251,7 @@ def _say_what_a_destroy_does(settings: Settings, stack: Stack, now: datetime, *,
     """List what ends and what stays.
 
     Raises:
-        ProgramError: what stays is not what the stack file says, or unless it is `only_told`, Pulumi does not say.
+        ProgramError: what stays is not what the stack file says, or, unless it is `only_told`, Pulumi does not say.
     """
     from oasis_stack.preflight import kept
 

@@ -130,7 +130,8 @@ def refresh(settings: Settings, today: date, say: Callable[[str], None], file: P
     try:
         stack_file.replace(file, prices.written(known.values()))
     except OSError as error:
-        raise ProgramError(f"{prices.TABLE} cannot be written: {error}. Nothing was; make it yours to write.") from None
+        remedy = "Nothing was changed; make it yours to write or free some space, then run this again."
+        raise ProgramError(f"{prices.TABLE} cannot be written: {error}. {remedy}") from None
     say(f"{file.name} has them; `git diff` shows what changed")
 
 
