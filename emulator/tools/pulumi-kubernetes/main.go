@@ -1,5 +1,5 @@
-// The published Kubernetes provider, but for its schema, as code generators ask for that and the engine does not, and for
-// its components (sdk/go.mod).
+// The published Kubernetes provider without its schema, as code generators ask for that and the engine does not, and
+// without its components (sdk/go.mod).
 package main
 
 import (
