@@ -13,7 +13,7 @@ examples:
 With nccl, figures go to benchmarks/one_gpu.json and NCCL's log of each rank to DIR/logs. To test the verdict on them:
   cat .oasis/benchmarks/one_gpu/logs/all_reduce-two-ranks-rank*.log \\
     > tests/workloads/nccl/nccl_logs/one_gpu_sockets.txt
-and an entry of that name in tests/workloads/nccl/nccl_logs/index.json, with "promised": false and "path": "socket".
+and an entry of that name in tests/workloads/nccl/nccl_logs/index.json, with "path": "socket".
 With gloo, figures are printed, and kept only where --results says.
 
 Ends with 0 if all is well, 5 if a rank died or hung, 6 if a result was wrong, 8 if there is no GPU, 9 if NCCL's logs
