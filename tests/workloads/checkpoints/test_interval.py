@@ -51,14 +51,6 @@ def test_young_gives_the_published_examples_and_refuses_what_has_no_answer() -> 
             young(*wrong)
 
 
-def test_young_minimises_what_saves_and_failures_cost_together() -> None:
-    def cost(interval: float) -> float:
-        return 10 / interval + interval / 2 / (6 * 3600)
-
-    best = young(10, 6)
-    assert all(cost(best) <= cost(best * factor) for factor in (0.5, 0.9, 1.1, 2))
-
-
 @pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(

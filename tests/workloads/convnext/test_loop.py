@@ -54,16 +54,6 @@ def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
 
 
 @pytest.mark.thorough
-def test_a_run_learns() -> None:
-    config, recorder = small(epochs=3, batch_size=64, ema_decay=0.9, drop_path=0.1), Recorder()
-    last = Training(config, Few(512), Few(64), CPU).run(recorder)
-    assert last["val/accuracy"] > 0.9
-    assert [record["event"] for record in recorder.records].count("epoch") == 3
-    losses = [record["train/loss"] for record in recorder.records if record["event"] == "step"]
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("kills", [[4], [1, 7], [2, 6], [3, 5], [1, 2, 3, 4, 5, 6, 7]])
 def test_a_run_that_is_killed_and_resumed_ends_bitwise_like_one_that_was_not(
     kills: list[int], never_killed: tuple[Tensor, list[Tensor], list[Record]]
@@ -273,19 +263,6 @@ def test_two_ranks_compute_what_one_computes_although_nothing_divides_evenly() -
                 assert mine_then[name] == pytest.approx(alone_then[name], rel=1e-3), name
         assert records[-1]["val/accuracy"] == alone.records[-1]["val/accuracy"]
         assert records[-1]["val/loss"] == pytest.approx(alone.records[-1]["val/loss"], rel=1e-3)
-
-
-def test_padding_does_not_count_in_the_evaluation() -> None:
-    def evaluated(batch_size: int) -> Record:
-        config = small(batch_size=batch_size, epochs=1)
-        training = Training(config, Few(100), Few(100), CPU)
-        training.position.epoch = config.epochs
-        return training.run(Recorder())
-
-    in_one_batch, padded = evaluated(100), evaluated(33)
-    assert padded["val/images"] == in_one_batch["val/images"] == 100
-    assert padded["val/loss"] == pytest.approx(in_one_batch["val/loss"], rel=1e-5)
-    assert padded["val/accuracy"] == in_one_batch["val/accuracy"]
 
 
 # Execution

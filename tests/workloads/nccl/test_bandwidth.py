@@ -17,12 +17,6 @@ def row(size: int = 1 << 30, seconds: float = 0.005, ranks: int = 16, wrong: int
     return bench_results.row(bench_results.conditions(1, gpus=ranks), size, one, one)
 
 
-def test_bandwidths_are_of_10_to_the_9_bytes() -> None:
-    measured = row(size=8_000_000_000, seconds=0.04, ranks=8)
-    assert measured.algbw(measured.in_place) == pytest.approx(200)
-    assert measured.busbw(measured.in_place) == pytest.approx(350)
-
-
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
