@@ -86,7 +86,7 @@ def test_a_wrong_path_fails_however_fast_it_is_and_on_any_machine() -> None:
     for machine_type in (A3_ULTRA, ""):
         found = judge(stage(390, 2, "RING", machine_type=machine_type), broken)
         assert found.outcome == "fail"
-        assert any("node gke-a3u-1, rank 5" in reason for reason in found.reasons)
+        assert any("node gke-a3u-1, rank 3" in reason for reason in found.reasons)
 
 
 def test_wrong_results_fail_on_any_machine() -> None:
