@@ -180,17 +180,20 @@ def test_a_server_that_dies_in_its_imports_is_not_made_again_by_each_worker_that
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("missing", ["python", "client", "directory"])
+@pytest.mark.parametrize("missing", ["python", "client", "directory", "raylet"])
 def test_a_node_without_what_the_driver_has_starts_workers_as_without_a_server(node: Node, missing: str) -> None:
     words = shlex.split(fork_server.executable(["colorsys"]))
-    if missing != "directory":
+    if missing in ("python", "client"):
         words[3 + (missing == "client")] += "-elsewhere"
     places = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     worker = node.command()[6:]
     if missing == "directory":
         worker[1] = f"--raylet-name={node.folder}/none/raylet"
+    if missing == "raylet":
+        del worker[1]
     facts = node.start([*words, *worker], **places).facts()
     assert facts["pid"] == facts["started"] and not facts["imported"] and facts["arguments"] == worker
+    assert not list(node.folder.glob("f*"))
 
 
 def test_a_stranger_is_given_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,13 +206,6 @@ def test_a_stranger_is_given_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
             client.connect(str(tmp_path / "socket"))
             assert fork_server._accept(listener) is None
             assert client.recv(1) == b""
-
-
-@pytest.mark.thorough
-def test_a_worker_without_a_raylet_is_started_as_without_a_server(node: Node) -> None:
-    command = [word for word in node.command() if not word.startswith("--raylet")]
-    found = node.start(command).facts()
-    assert found["pid"] == found["started"] and not list(node.folder.glob("f*"))
 
 
 @pytest.mark.thorough

@@ -115,16 +115,6 @@ def test_a_run_does_not_go_on_over_a_checkpoint_of_another_schema(tmp_path: Path
         store.newest(IDENTITY, print)
 
 
-def test_a_run_with_nothing_that_verifies_is_not_started_again_from_nothing(runs: Folder) -> None:
-    store = CheckpointStore(runs.child("checkpoints"), keep=2)
-    store.save(state(1), 1, IDENTITY, {})
-    runs.child("checkpoints", store.committed()[0]).write(SHARD, b"")
-    with pytest.raises(DataIntegrityError, match="has 1 checkpoint, and none verifies") as caught:
-        store.newest(IDENTITY, lambda _: None)
-    assert caught.value.exit_code == 6
-    assert len(store.committed()) == 1
-
-
 def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path: Path) -> None:
     store = CheckpointStore(locate(tmp_path), keep=2)
     store.save(state(1), 1, IDENTITY, {})

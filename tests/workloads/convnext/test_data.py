@@ -368,14 +368,6 @@ def test_an_image_that_does_not_decode_is_named(tmp_path: Path, damage: str, cha
     assert f"{len(contents[damage])} bytes" in message
 
 
-def test_an_image_that_does_not_decode_is_named_with_its_shard(tmp_path: Path) -> None:
-    root = tmp_path
-    tar(root / "train" / "0.tar", {"a.png": encoded(0), "a.cls": b"0", "b.jpg": encoded(1)[:70], "b.cls": b"0"})
-    tar(root / "val" / "0.tar", {"a.png": encoded(0), "a.cls": b"0"})
-    message = refusal(DataIntegrityError, root, batch_size=1)
-    assert message.startswith(f"{root}/train/0.tar: b.jpg cannot be decoded")
-
-
 @pytest.mark.parametrize(
     ("members", "said"),
     [

@@ -213,11 +213,6 @@ def test_a_second_ctrl_c_while_a_rayjob_is_removed_is_answered_with_how_to_make_
     assert "was not seen; `kubectl --context far --namespace ray delete rayjob true-" in said
 
 
-def test_without_the_right_to_make_rayjobs_the_refusal_is_shown(ray: FakeRay, cli: CommandLine) -> None:
-    ray.kubectl_refuses('*" create "*', "Error from server (Forbidden): rayjobs")
-    assert "(Forbidden): rayjobs" in cli("submit", "--ray-job", "--", "true", code=7).err
-
-
 def test_a_stack_without_a_raycluster_is_told_so(ray: FakeRay, cli: CommandLine) -> None:
     ray.kubectl_refuses('*" raycluster "*', "Error from server (NotFound): rayclusters")
     assert "NotFound" in cli("submit", "--ray-job", "--", "true", code=8).err

@@ -155,41 +155,28 @@ def test_a_detached_job_leaves_its_id_on_stdout_and_how_to_attach_on_stderr(ray:
     assert f"jobs attach {printed.out.strip()} --context 'far away'" in printed.err
 
 
-def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job(
+def test_a_working_directory_is_uploaded_without_what_nobody_wants_in_a_job_or_may_be_secret_unless_it_is_asked_for(
     ray: FakeRay, tmp_path: Path, cli: CommandLine
 ) -> None:
     folder = tmp_path / "project"
-    wanted = ["job.py", "src/data/loader.py", "kept.tar"]
+    wanted = ["job.py", "src/data/loader.py", "kept.tar", "src/key.py", "src/ca.pem", "src/certifi/cacert.pem"]
     unwanted = [".git/HEAD", ".env", "a.ckpt", "data/1.jpg", "my-venv/pyvenv.cfg", "my-venv/bin/python", "src/b.pt"]
     unwanted += ["ignored/c.txt", "own.bin"]
-    for name in (*wanted, *unwanted):
+    secret = [".aws/credentials", ".env.local", ".netrc", "src/.pypirc", "src/service-account-p.json", "src/tls.key"]
+    for name in (*wanted, *unwanted, *secret):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
     (folder / ".gitignore").write_text("ignored\n")
     environment = tmp_path / "env.yaml"
-    environment.write_text("env_vars: {A: b}\nexcludes: ['*.bin', '!kept.tar']\n")
+    environment.write_text("env_vars: {A: b}\nexcludes: ['*.bin', '!kept.tar', '!ca.pem']\n")
     arguments = ["--working-dir", str(folder), "--runtime-env", str(environment), "--env", "C=d=e"]
     said = cli("submit", *arguments, "--", "python", "job.py").err
     variables = ray.submitted["runtime_env"]["env_vars"]
     assert (variables["A"], variables["C"]) == ("b", "d=e")
     assert _uploaded(ray) == {*wanted, ".gitignore"}
-    assert "4 files" in said and "left out: .env, .git, a.ckpt, data, ignored, my-venv, own.bin" in said
-
-
-def test_what_may_hold_a_secret_stays_here_and_is_named_unless_it_is_asked_for(
-    ray: FakeRay, tmp_path: Path, cli: CommandLine
-) -> None:
-    folder, environment = tmp_path / "project", tmp_path / "env.yaml"
-    wanted = ["src/key.py", "src/ca.pem", "src/certifi/cacert.pem"]
-    unwanted = [".aws/credentials", ".env.local", ".netrc", "src/.pypirc", "src/service-account-p.json", "src/tls.key"]
-    for name in (*wanted, *unwanted):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("x")
-    environment.write_text("excludes: ['!ca.pem']\n")
-    said = cli("submit", "--working-dir", str(folder), "--runtime-env", str(environment), "--", "python", "a.py").err
-    assert _uploaded(ray) == set(wanted)
+    here = ".aws, .env, .env.local, .git, .netrc, a.ckpt, data, ignored, my-venv, own.bin"
     nested = "src/.pypirc, src/service-account-p.json, src/tls.key"
-    assert f"left out: .aws, .env.local, .netrc, {nested}" in said
+    assert "7 files" in said and f"left out: {here}, {nested}" in said
 
 
 def test_a_working_directory_that_is_too_large_is_refused_with_the_names_of_what_makes_it_large(

@@ -97,26 +97,6 @@ def test_a_fabric_that_is_not_what_the_stack_promised_is_exit_code_9_after_every
     assert (tmp_path / "slow" / "all_reduce.txt").exists()
 
 
-def test_a_rank_that_fails_loses_neither_the_stages_before_it_nor_nccl_s_logs(
-    measured: Cluster, stack: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: CommandLine
-) -> None:
-    problem = "Rank 1 of 'all', on node 0 (a/1) died: lost"
-
-    def fail(layout: Layout, plan: Any, rounds: Any, sizes: Any, **rest: Any) -> list[Measured]:
-        stopped = driver.StoppedError(problem, "Run again.")
-        stopped.measured = measured.run(layout, plan, rounds[:1], sizes, **rest)
-        stopped.logs = {"all": {0: "zero\n", 1: "one\n"}}
-        raise stopped
-
-    monkeypatch.setattr(driver, "run", fail)
-    printed = cli("bench", "--results", str(tmp_path), "--name", "lost", code=5)
-    assert problem in printed.err
-    assert f"the stages that were finished written to {tmp_path / 'lost'}" in printed.out
-    read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
-    assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and read.stopped == problem
-    assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
-
-
 def test_results_of_that_name_and_collective_are_neither_overwritten_nor_taken_for_new_ones(
     measured: Cluster, tmp_path: Path, cli: CommandLine
 ) -> None:
@@ -132,10 +112,18 @@ def test_results_of_that_name_and_collective_are_neither_overwritten_nor_taken_f
     cli(*words)
 
 
+DIED = "Rank 1 of 'all', on node 0 (a/1) died: lost"
+
+
 @pytest.mark.parametrize(
-    ("end", "code", "said"), [(KeyboardInterrupt(), 130, "Interrupted"), (RayError("gone"), 5, "gone")]
+    ("end", "code", "said"),
+    [
+        (WorkloadFailedError(DIED, "Run again."), 5, DIED),
+        (RayError("gone"), 5, "gone"),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+    ],
 )
-def test_ctrl_c_and_a_failure_of_ray_s_lose_no_more(
+def test_a_failure_and_ctrl_c_lose_neither_the_stages_before_them_nor_nccl_s_logs(
     measured: Cluster,
     stack: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,15 +134,17 @@ def test_ctrl_c_and_a_failure_of_ray_s_lose_no_more(
     said: str,
 ) -> None:
     def fail(layout: Layout, plan: Any, rounds: Any, sizes: Any, **rest: Any) -> list[Measured]:
-        logs = cast(Any, SimpleNamespace(read=lambda stages: {"all": {0: "zero\n"}}))
+        logs = cast(Any, SimpleNamespace(read=lambda stages: {"all": {0: "zero\n", 1: "one\n"}}))
         with driver._explained(measured.run(layout, plan, rounds[:1], sizes, **rest), rounds[1], logs):
             raise end
 
     monkeypatch.setattr(driver, "run", fail)
-    cli("bench", "--results", str(tmp_path), "--name", "lost", code=code)
+    printed = cli("bench", "--results", str(tmp_path), "--name", "lost", code=code)
+    assert said.lower() in printed.err.lower()
+    assert f"the stages that were finished written to {tmp_path / 'lost'}" in printed.out
     read = records.read((tmp_path / "lost" / "all_reduce.jsonl").read_bytes(), "here")
     assert [one.stage.name for one in read.measured] == ["node 0", "node 1"] and said in read.stopped
-    assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank0.log").read_text() == "zero\n"
+    assert (tmp_path / "lost" / "logs" / "all_reduce-all-rank1.log").read_text() == "one\n"
 
 
 def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
@@ -162,7 +152,7 @@ def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
 ) -> None:
     def fail(*_: Any, **__: Any) -> list[Measured]:
         (tmp_path / "results" / "lost").touch()  # where the folder would be
-        stopped = driver.StoppedError("Rank 1 of 'all', on node 0 (a/1) died: lost", "Run again.")
+        stopped = driver.StoppedError(DIED, "Run again.")
         stopped.logs = {"all": {0: "zero\n"}}
         raise stopped
 

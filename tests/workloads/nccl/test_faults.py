@@ -49,24 +49,11 @@ KERNEL = {
     # github.com/leptonai/gpud/pull/46
     "[Fri Aug 30 11:43:09 2024] NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp "
     "Exception on (GPC 7, TPC 7, SM 0): Illegal Instruction Parameter": ("Xid 13", "0000:cb:00", "error"),
-    "[Fri Aug 30 11:43:14 2024] NVRM: Xid (PCI:0000:cb:00): 109, pid=1797828, name=pt_main_thread, Ch 00000008, "
-    "errorString CTX SWITCH TIMEOUT, Info 0x58005": ("Xid 109", "0000:cb:00", "error"),
-    # github.com/akash-network/support/issues/244
-    "[Mon Aug  5 03:54:13 2024] NVRM: Xid (PCI:0000:00:07): 31, pid=2512125, name=python3.10, Ch 00000008, intr "
-    "00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_8 faulted @ 0x73ac_1c000000.": ("Xid 31", "0000:00:07", "error"),
-    "[Fri Aug  9 13:32:56 2024] NVRM: Xid (PCI:0000:00:08): 94, pid='<unknown>', name=<unknown>, Contained: SM (0x1). "
-    "RST: No, D-RST: No": ("Xid 94", "0000:00:08", "error"),
     # github.com/NVIDIA/open-gpu-kernel-modules/issues/1150
     "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149": (
         "Xid 45",
         "0000:dc:00",
         "error",
-    ),
-    # github.com/stas00/ml-engineering, compute/accelerator/nvidia/debug.md
-    "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.": (
-        "Xid 63",
-        "0000:10:1c",
-        "warning",
     ),
     # docs.nvidia.com/deploy/xid-errors/index.html: drivers before the PCI: prefix
     "NVRM: Xid (0000:03:00): 14, Channel 00000001": ("Xid 14", "0000:03:00", "warning"),
