@@ -517,6 +517,12 @@ def test_an_image_without_torch_sends_to_make_image_with_exit_code_8(
     assert re.search(NEW_IMAGE, cli(command, code=8).err)
 
 
+def test_the_versions_here_are_those_the_doctor_wants() -> None:
+    assert finding(LAPTOP, "ray").found == metadata.version("ray")
+    assert finding(LAPTOP, "torch").outcome == "ok"
+    assert finding(LAPTOP, "cuda").outcome == "ok"
+
+
 def test_the_kernel_s_listeners_are_read_in_both_address_families() -> None:
     lines = {
         "0: 0100007F:1F90 00000000:0000 0A 0:0 00:0 00000000 0 0 4711 1": ("127.0.0.1", 8080, True),
