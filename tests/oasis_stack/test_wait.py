@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import grpc
-import pulumi
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -20,7 +19,6 @@ from pulumi.dynamic.dynamic import serialize_provider
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 from oasis_stack import wait
-from oasis_stack.command_line.offline import deploy
 from oasis_stack.components import chart_definitions
 from oasis_stack.live_state import RequestRefused, WaitError
 from tests.support import loopback
@@ -509,17 +507,3 @@ def test_only_a_changed_input_is_an_update_and_nothing_is_a_replacement() -> Non
     assert (changed.changes, changed.replaces) == (True, None)
     updated = provider.update("id", old, {**old, "network": "b"})
     assert updated.outs is not None and updated.outs["network"] == "b"
-
-
-def test_the_kubeconfig_stays_secret_in_what_is_stored() -> None:
-    def program() -> None:
-        kubeconfig = pulumi.Output.secret("{}")
-        wait.CustomResourcesServed("served", kubeconfig, ["a.b"], 5)
-        wait.WorkloadsGone("gone", kubeconfig, 20, pulumi.ResourceOptions(protect=True))
-
-    seen = deploy(program)
-    served = seen.get("pulumi-python:dynamic/wait:CustomResourcesServed", "served")
-    gone = seen.get("pulumi-python:dynamic/wait:WorkloadsGone", "gone")
-    assert served.secret_inputs == gone.secret_inputs == {"kubeconfig"}
-    assert served.secret_outputs == gone.secret_outputs == {"kubeconfig"}
-    assert gone.protect

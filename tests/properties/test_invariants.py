@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as some
 
 from oasis_stack.command_line import resource_tree
-from oasis_stack.command_line.offline import Deployment, Registered, deploy_stack
+from oasis_stack.command_line.offline import PROJECT_NUMBER, Deployment, Registered, deploy_stack
 from oasis_stack.components.cluster import NODE_ROLES
 from oasis_stack.facts import address_plan
 from oasis_stack.facts.problem import SettingsError
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import from_config, parse
 from tests.support.legal_stacks import stacks
-from tests.support.program import at
+from tests.support.program import at, quotas
 from tests.support.setting_examples import everything_changed
 from tests.support.stacks import FULL
 
@@ -31,6 +31,8 @@ PARSED = settings(max_examples=100, deadline=None)
 DEPLOYED = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NODE_POOL = "gcp:container/nodePool:NodePool"
+RAY_CLUSTER = "kubernetes:ray.io/v1:RayCluster"
+NETWORK, PARAMETER_SET = (f"kubernetes:networking.gke.io/v1:{kind}" for kind in ("Network", "GKENetworkParamSet"))
 KUEUE = "kubernetes:kueue.x-k8s.io/v1beta2"
 
 ROLES = {
@@ -82,26 +84,23 @@ def test_any_value_is_read_or_refused_by_key(config: dict[str, Any], value: obje
         assert len({(found.key, found.allowed) for found in error.problems}) == len(error.problems)
 
 
-def _networks_and_sets(stack: Deployment) -> tuple[list[str], list[str]]:
-    networks = sorted(found.name for found in stack.of_type("kubernetes:networking.gke.io/v1:Network"))
-    sets = sorted(found.name for found in stack.of_type("kubernetes:networking.gke.io/v1:GKENetworkParamSet"))
-    return networks, sets
+def gpu_group(stack: Deployment) -> dict[str, Any]:
+    """The RayCluster's group of GPU workers."""
+    (found,) = [one for one in at(stack.only(RAY_CLUSTER), "spec.workerGroupSpecs") if one["groupName"] == "gpu"]
+    return found
 
 
 def check_devices(stack: Deployment, chosen: Settings) -> None:
     """One subnet, NIC, Network, parameter set and interface each, all in one order."""
     nics = chosen.gpu.machine.rdma_nics if chosen.gpu else 0
     names = ["gvnic-1", *(f"rdma-{index}" for index in range(nics))] if nics else []
-    assert _networks_and_sets(stack) == (names, names)
+    for kind in (NETWORK, PARAMETER_SET):
+        assert sorted(found.name for found in stack.of_type(kind)) == names
     if not chosen.gpu:
         return
     pools = [found for found in stack.of_type(NODE_POOL) if found.name.startswith("gpu-")]
-    groups = at(stack.only("kubernetes:ray.io/v1:RayCluster"), "spec.workerGroupSpecs")
-    gpu_group = next(group for group in groups if group["groupName"] == "gpu")
-    annotations = gpu_group["template"]["metadata"].get("annotations", {})
-    sets = [
-        at(stack.get("kubernetes:networking.gke.io/v1:GKENetworkParamSet", name), "spec.vpcSubnet") for name in names
-    ]
+    annotations = gpu_group(stack)["template"]["metadata"].get("annotations", {})
+    sets = [at(stack.get(PARAMETER_SET, name), "spec.vpcSubnet") for name in names]
     for pool in pools:
         attached = at(pool, "networkConfig.additionalNodeNetworkConfigs") or []
         assert [nic["subnetwork"] for nic in attached] == sets
@@ -117,14 +116,13 @@ def check_pools(stack: Deployment, chosen: Settings) -> None:
         return
     pools = {found.name: found for found in stack.of_type(NODE_POOL) if found.name.startswith("gpu-")}
     assert set(pools) == {entry.pool_name for entry in chosen.gpu.capacity}
-    groups = at(stack.only("kubernetes:ray.io/v1:RayCluster"), "spec.workerGroupSpecs")
-    gpu_group = next(group for group in groups if group["groupName"] == "gpu")
+    group = gpu_group(stack)
     classed = [pools[entry.pool_name] for entry in chosen.gpu.class_entries]
     maxima = [at(pool, "autoscaling.totalMaxNodeCount") for pool in classed]
-    assert gpu_group["maxReplicas"] * gpu_group.get("numOfHosts", 1) == sum(maxima) == chosen.gpu.class_nodes
-    assert gpu_group.get("minReplicas", 0) == 0 and "replicas" not in gpu_group
+    assert group["maxReplicas"] * group.get("numOfHosts", 1) == sum(maxima) == chosen.gpu.class_nodes
+    assert group.get("minReplicas", 0) == 0 and "replicas" not in group
     key = "cloud.google.com/compute-class"
-    selected = gpu_group["template"]["spec"]["nodeSelector"][key]
+    selected = group["template"]["spec"]["nodeSelector"][key]
     assert selected == chosen.gpu.compute_class
     for pool in pools.values():
         assert (at(pool, "initialNodeCount"), at(pool, "autoscaling.totalMinNodeCount")) == (0, 0)
@@ -152,15 +150,9 @@ def check_queue(stack: Deployment, chosen: Settings) -> None:
         assert not at(pool, "nodeConfig.labels") and not at(pool, "nodeConfig.taints")
         asked = at(stack.only(f"{KUEUE}:ProvisioningRequestConfig"), "spec.parameters.maxRunDurationSeconds")
         assert at(pool, "nodeConfig.maxRunDuration") == f"{asked}s"
-    quotas: dict[str, Counter[str]] = {}
-    for queue in queues:
-        (group,) = at(queue, "spec.resourceGroups")
-        for flavor in group["flavors"]:
-            amounts = {one["name"]: int(one["nominalQuota"].removesuffix("Gi")) for one in flavor["resources"]}
-            quotas.setdefault(flavor["name"], Counter()).update(amounts)
-    gpus = {name: found["nvidia.com/gpu"] for name, found in quotas.items()}
+    gpus = {name: found["nvidia.com/gpu"] for name, found in quotas(stack).items()}
     assert gpus == {"system": 0, "queued": rung.max_nodes * chosen.gpu.machine.gpus}
-    assert quotas["system"]["cpu"] == chosen.ray.head.cpus * chosen.queued_heads > 0
+    assert quotas(stack)["system"]["cpu"] == chosen.ray.head.cpus * chosen.queued_heads > 0
 
 
 def check_roce(stack: Deployment, chosen: Settings) -> None:
@@ -180,8 +172,7 @@ def check_spot(stack: Deployment, chosen: Settings) -> None:
     if not chosen.gpu:
         return
     spot = any(entry.mode == "spot" for entry in chosen.gpu.capacity)
-    groups = at(stack.only("kubernetes:ray.io/v1:RayCluster"), "spec.workerGroupSpecs")
-    pod = next(group for group in groups if group["groupName"] == "gpu")["template"]["spec"]
+    pod = gpu_group(stack)["template"]["spec"]
     variables = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
     drain = int(variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
 
@@ -212,7 +203,9 @@ def check_grants(stack: Deployment, chosen: Settings) -> None:
     ]
     assert grants
     namespaces = [chosen.ray.namespace, *(team.name for team in chosen.teams)]
-    accounts = tuple(f"ns/{namespace}/sa/ray" for namespace in namespaces)
+    # By the project's number: with its id it would be a principal that nobody is.
+    pool = f"projects/{PROJECT_NUMBER}/locations/global/workloadIdentityPools/{chosen.project}.svc.id.goog"
+    accounts = {f"principal://iam.googleapis.com/{pool}/subject/ns/{namespace}/sa/ray" for namespace in namespaces}
     people = {member for team in chosen.teams for member in team.members}
     for found in grants:
         assert re.search(r"I(AM|am)Member$", found.type), found.type
@@ -221,8 +214,8 @@ def check_grants(stack: Deployment, chosen: Settings) -> None:
         assert not on_project or found.inputs["role"] in NODE_ROLES.values()
         member = str(found.inputs["member"])
         known = member.startswith("serviceAccount:") or member in people
-        assert member.endswith(accounts) if member.startswith("principal:") else known, member
-    ray = stack.only("kubernetes:ray.io/v1:RayCluster")
+        assert known or member in accounts, member
+    ray = stack.only(RAY_CLUSTER)
     assert at(ray, "metadata.namespace") == chosen.ray.namespace
     held = [at(found, "metadata.namespace") for found in stack.of_type("kubernetes:core/v1:ServiceAccount")]
     assert sorted(held) == sorted(namespaces)

@@ -6,12 +6,21 @@ import contextlib
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from emulator.machine import processes
 from tests.support.waiting import eventually
+
+
+def write_program(file: Path, script: str, interpreter: str = "/bin/sh") -> Path:
+    """Make a program of a script, with its folder; its path."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!{interpreter}\n{script}\n")
+    file.chmod(0o755)
+    return file
 
 
 def running(*words: str) -> dict[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -20,6 +21,18 @@ def deploy_stack(config: Mapping[str, Any] = FULL, preview: bool = False) -> Dep
 @cache
 def _run(config: str, preview: bool) -> Deployment:
     return offline.deploy_stack(json.loads(config), preview)
+
+
+def quotas(deployed: Deployment) -> dict[str, Counter[str]]:
+    """By the kind of nodes, what all queues may have of it together, as amounts without units."""
+    found: dict[str, Counter[str]] = {}
+    for queue in deployed.of_type("kubernetes:kueue.x-k8s.io/v1beta2:ClusterQueue"):
+        (group,) = at(queue, "spec.resourceGroups")
+        assert group["coveredResources"] == ["cpu", "memory", "nvidia.com/gpu"]
+        for flavor in group["flavors"]:
+            amounts = {one["name"]: int(one["nominalQuota"].removesuffix("Gi")) for one in flavor["resources"]}
+            found.setdefault(flavor["name"], Counter()).update(amounts)
+    return found
 
 
 def at(resource: Registered, path: str) -> Any:

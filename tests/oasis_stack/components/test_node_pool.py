@@ -8,7 +8,7 @@ import pytest
 
 from oasis_stack.command_line.offline import Deployment
 from tests.support.program import at, deploy_stack
-from tests.support.setting_examples import EXAMPLES
+from tests.support.setting_examples import EXAMPLES, GPU_GROUP, RAY
 from tests.support.stacks import changed
 
 POOL = "gcp:container/nodePool:NodePool"
@@ -34,51 +34,23 @@ def test_a_pool_scales_from_no_nodes_and_keeps_what_gke_counts_and_labels(full: 
     assert pool.replace_on_changes == {"nodeConfig.taints"}
 
 
-def test_an_h200_node_has_the_disks_drivers_and_guards_that_its_machine_needs(full: Deployment) -> None:
-    found = node(full, SPOT)
-    assert found["diskType"] == "hyperdisk-balanced"
-    assert found["ephemeralStorageLocalSsdConfig"] == {"localSsdCount": 32}
-    assert found["guestAccelerators"] == [
-        {"type": "nvidia-h200-141gb", "count": 8, "gpuDriverInstallationConfig": {"gpuDriverVersion": "LATEST"}}
-    ]
-    assert found["gvnic"] == found["gcfsConfig"] == {"enabled": True}
-    assert found["workloadMetadataConfig"] == {"mode": "GKE_METADATA"}
-    assert found["shieldedInstanceConfig"] == {"enableSecureBoot": True, "enableIntegrityMonitoring": True}
-    assert found["metadata"] == {"disable-legacy-endpoints": "true"}
-    assert full.get(POOL, SPOT).inputs["networkConfig"]["enablePrivateNodes"] is True
+def test_every_node_has_the_guards_and_an_h200_node_its_local_disks(other: Deployment) -> None:
+    for maker in (other.only("gcp:container/cluster:Cluster"), *other.of_type(POOL)):
+        found = maker.inputs["nodeConfig"]
+        assert found["gvnic"] == found["gcfsConfig"] == {"enabled": True}, maker.name
+        assert found["workloadMetadataConfig"] == {"mode": "GKE_METADATA"}
+        assert found["shieldedInstanceConfig"] == {"enableSecureBoot": True, "enableIntegrityMonitoring": True}
+        assert found["metadata"] == {"disable-legacy-endpoints": "true"}
+        kubelet = {"insecureKubeletReadonlyPortEnabled": "FALSE", "singleProcessOomKill": True}
+        assert found["kubeletConfig"] == kubelet
+        disks = {"localSsdCount": 32} if maker.name.startswith("gpu-") else None
+        assert found.get("ephemeralStorageLocalSsdConfig") == disks, maker.name
 
 
-def test_flex_start_ends_after_its_hours_is_not_repaired_and_takes_no_reservation(full: Deployment) -> None:
-    found = node(full, FLEX)
-    assert (found["flexStart"], found["maxRunDuration"], found["spot"]) == (True, "604800s", False)
-    assert found["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
-    assert full.get(POOL, FLEX).inputs["management"] == {"autoRepair": False, "autoUpgrade": True}
-
-
-def test_queued_nodes_come_by_request_and_by_no_compute_class(other: Deployment) -> None:
-    queued, flex = other.get(POOL, "gpu-queued"), other.get(POOL, f"{FLEX}-24h")
-    assert queued.inputs["queuedProvisioning"] == {"enabled": True}
-    assert [pool.name for pool in other.of_type(POOL) if "queuedProvisioning" in pool.inputs] == ["gpu-queued"]
-    # GKE would grow a pool of the class by the pod, and its pods would take nodes that a job waits for.
-    assert not {"labels", "taints"} & set(node(other, "gpu-queued"))
-    same = {"flexStart", "spot", "reservationAffinity", "guestAccelerators", "ephemeralStorageLocalSsdConfig"}
-    for key in same:
-        assert node(other, "gpu-queued").get(key) == node(other, f"{FLEX}-24h").get(key), key
-    assert node(other, "gpu-queued")["maxRunDuration"] == "172800s"
-    for key in ("management", "networkConfig"):
-        assert queued.inputs[key] == flex.inputs[key]
-
-
-def test_spot_and_reservation_nodes_have_no_end_and_are_repaired(full: Deployment) -> None:
+def test_nodes_without_an_end_are_repaired_and_a_reservation_is_named_under_googles_key(full: Deployment) -> None:
     for name in (SPOT, RESERVED):
-        assert not {"flexStart", "maxRunDuration"} & set(node(full, name))
         assert full.get(POOL, name).inputs["management"] == {"autoRepair": True, "autoUpgrade": True}
-    assert (node(full, SPOT)["spot"], node(full, RESERVED)["spot"]) == (True, False)
-    assert node(full, RESERVED)["reservationAffinity"] == {
-        "consumeReservationType": "SPECIFIC_RESERVATION",
-        "key": "compute.googleapis.com/reservation-name",
-        "values": ["ours"],
-    }
+    assert node(full, RESERVED)["reservationAffinity"]["key"] == "compute.googleapis.com/reservation-name"
 
 
 def test_a_block_is_named_by_its_whole_path() -> None:
@@ -89,11 +61,7 @@ def test_a_block_is_named_by_its_whole_path() -> None:
     assert sorted(filter(None, named)) == [[theirs], [f"projects/some-project/reservations/{ours}"]]
 
 
-def test_compact_placement_is_asked_for_only_where_the_entry_says_so(other: Deployment) -> None:
-    assert [pool.name for pool in other.of_type(POOL) if "placementPolicy" in pool.inputs] == ["gpu-reservation-theirs"]
-
-
-def test_a_machine_without_rdma_reaches_its_pools_has_one_interface_and_its_own_kind_of_disk() -> None:
+def test_a_machine_without_rdma_reaches_its_pools_has_one_interface_no_gib_and_its_own_kind_of_disk() -> None:
     example = EXAMPLES["gpu.machine_type"]
     machine = changed("oasis:gpu.machine_type", example.value)
     deployed = deploy_stack(changed("oasis:gpu.capacity[3]", {"mode": "on-demand", "max_nodes": 1}, machine))
@@ -103,4 +71,8 @@ def test_a_machine_without_rdma_reaches_its_pools_has_one_interface_and_its_own_
     assert (found["diskType"], found["guestAccelerators"][0]["type"]) == ("pd-balanced", "nvidia-l4")
     assert found["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
     assert not deployed.of_type("oasis:index:RdmaNetwork") + deployed.of_type("oasis:index:DeviceNetworks")
+    worker = at(deployed.get(*RAY), f"{GPU_GROUP}.template")
+    assert not any(key.startswith("networking.gke.io") for key in worker["metadata"]["annotations"])
+    assert "initContainers" not in worker["spec"] and "command" not in worker["spec"]["containers"][0]
+    assert "gib" not in {volume["name"] for volume in worker["spec"]["volumes"]}
     assert (deployed.exports["rdma_nics"], deployed.exports["gpus_per_node"]) == ("0", "1")

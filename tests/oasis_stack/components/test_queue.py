@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import yaml
 from oasis_stack.command_line.offline import Deployment
 from oasis_stack.facts.machine import general_purpose
 from oasis_stack.facts.pod_size import allocatable_cpu_millis, allocatable_memory_mib
-from tests.support.program import at, deploy_stack
+from tests.support.program import at, deploy_stack, quotas
 from tests.support.setting_examples import GPU_GROUP, KUEUE, RAY, SYSTEM_POOL
 from tests.support.stacks import changed
 
@@ -30,18 +29,6 @@ def queued() -> Deployment:
 
 def flavor(deployed: Deployment, name: str) -> dict[str, Any]:
     return at(deployed.get(f"{KINDS}:ResourceFlavor", name), "spec")
-
-
-def quotas(deployed: Deployment) -> dict[str, Counter[str]]:
-    """Of all queues together, as amounts without units."""
-    found: dict[str, Counter[str]] = {}
-    for queue in deployed.of_type(f"{KINDS}:ClusterQueue"):
-        (group,) = at(queue, "spec.resourceGroups")
-        assert group["coveredResources"] == ["cpu", "memory", GPU]
-        for flavor in group["flavors"]:
-            amounts = {one["name"]: int(one["nominalQuota"].removesuffix("Gi")) for one in flavor["resources"]}
-            found.setdefault(flavor["name"], Counter()).update(amounts)
-    return found
 
 
 def configuration(deployed: Deployment) -> dict[str, Any]:
@@ -104,10 +91,7 @@ def test_every_resource_that_pods_ask_for_has_a_quota_or_needs_none(queued: Depl
 
 
 def test_gpu_pods_come_to_the_nodes_of_the_queued_pool_and_no_others(queued: Deployment) -> None:
-    (name,) = [
-        found.inputs.get("name", f"{found.name}-1a2b3c4") for found in queued.of_type(POOL[0]) if found.name == POOL[1]
-    ]
-    assert flavor(queued, "queued")["nodeLabels"] == {"cloud.google.com/gke-nodepool": name}
+    assert flavor(queued, "queued")["nodeLabels"] == {"cloud.google.com/gke-nodepool": f"{POOL[1]}-1a2b3c4"}
     assert queued.is_before(queued.get(*POOL), queued.get(f"{KINDS}:ResourceFlavor", "queued"))
 
 

@@ -18,6 +18,7 @@ from oasis_stack.components.ray_cluster import port_forward_command
 from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.pod_size import whole_node_pod
 from oasis_stack.pod_specs import gib
+from tests.support.processes import write_program
 from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 from tests.support.waiting import read_rest, read_until
@@ -163,9 +164,13 @@ def test_ray_does_not_warn_of_the_processes_of_as_many_trials_as_the_head_holds(
     assert warned_at >= 5 * int(resources["memory"].removesuffix("Gi")) / 2
 
 
-def test_only_gpu_workers_of_a_ladder_with_flex_start_learn_when_their_node_goes(full: Deployment) -> None:
-    told = {name: environment(container).get(MAX_RUN_VARIABLE) for name, container in containers(full).items()}
-    assert told == {"gpu": "604800", "cpu": None, "head": None}
+@pytest.mark.parametrize(("name", "seconds"), [("full", "604800"), ("other", "86400")])
+def test_gpu_workers_alone_learn_how_long_the_shortest_lived_node_of_the_ladder_runs(
+    name: str, seconds: str, request: pytest.FixtureRequest
+) -> None:
+    pods = containers(request.getfixturevalue(name))
+    told = {name: environment(container).get(MAX_RUN_VARIABLE) for name, container in pods.items()}
+    assert told == {"gpu": seconds, "cpu": None, "head": None}
 
 
 def test_shared_memory_holds_rays_object_store_and_loader_workers(full: Deployment) -> None:
@@ -235,21 +240,39 @@ def files_of(source: dict[str, Any]) -> list[dict[str, Any]]:
     return content.get("items", [content])
 
 
-def test_the_data_mount_is_cached_and_read_only_and_the_runs_mount_is_neither(full: Deployment) -> None:
-    for template in templates(full).values():
+def test_the_data_mount_is_read_only_and_caches_what_its_readers_may_see_late_and_the_runs_mount_does_neither(
+    full: Deployment,
+) -> None:
+    for name, template in templates(full).items():
         pod = template["spec"]
         mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
-        data, runs = (volumes(pod)[name]["csi"] for name in ("data", "runs"))
-        names = [mount["volumeAttributes"]["bucketName"] for mount in (data, runs)]
+        data, runs = (volumes(pod)[volume]["csi"]["volumeAttributes"] for volume in ("data", "runs"))
+        cached, fresh = (set(volume["mountOptions"].split(",")) for volume in (data, runs))
 
-        assert names == ["some-project-oasis-data", "some-project-oasis-runs"]
-        places = [mounts[name]["mountPath"] for name in ("data", "runs", "scratch")]
+        assert [data["bucketName"], runs["bucketName"]] == ["some-project-oasis-data", "some-project-oasis-runs"]
+        places = [mounts[volume]["mountPath"] for volume in ("data", "runs", "scratch")]
         assert places == ["/data", "/bucket", "/scratch"]
-        assert data["readOnly"] is mounts["data"]["readOnly"] is True
-        assert "file-cache:cache-file-for-range-read:true" in data["volumeAttributes"]["mountOptions"]
-        options = runs["volumeAttributes"]["mountOptions"].split(",")
-        assert {"metadata-cache:ttl-secs:0", "write:enable-streaming-writes:true"} <= set(options)
-        assert not any(option.startswith("file-cache") for option in options)
+        assert volumes(pod)["data"]["csi"]["readOnly"] is mounts["data"]["readOnly"] is True
+        assert cached >= {
+            "implicit-dirs",
+            f"metadata-cache:ttl-secs:{-1 if name == 'gpu' else 60}",
+            "metadata-cache:negative-ttl-secs:0",
+            "metadata-cache:stat-cache-max-size-mb:-1",
+            "metadata-cache:type-cache-max-size-mb:-1",
+            "file-cache:cache-file-for-range-read:true",
+            "file-cache:enable-parallel-downloads:true",
+            "read_ahead_kb=1024",
+        }
+        assert fresh >= {
+            "implicit-dirs",
+            "metadata-cache:ttl-secs:0",
+            "metadata-cache:negative-ttl-secs:0",
+            "file-system:kernel-list-cache-ttl-secs:0",
+            "write:enable-streaming-writes:true",
+        }
+        assert not any(option.startswith("file-cache") for option in fresh)
+        assert (data.get("gcsfuseMetadataPrefetchOnMount") == "true") is (name == "gpu")
+        assert "gcsfuseMetadataPrefetchOnMount" not in runs
         assert template["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"
 
 
@@ -263,29 +286,6 @@ def test_the_fuse_sidecar_has_no_limit_that_could_end_it_and_reserves_what_it_ne
         assert found["gke-gcsfuse/ephemeral-storage-request"] == "1Gi"
 
 
-def test_each_mount_caches_what_its_readers_may_see_late(full: Deployment) -> None:
-    for name, pod in pods(full).items():
-        attributes = {mount: volumes(pod)[mount]["csi"]["volumeAttributes"] for mount in ("data", "runs")}
-        data, runs = (set(attributes[mount]["mountOptions"].split(",")) for mount in ("data", "runs"))
-
-        assert data >= {
-            "implicit-dirs",
-            f"metadata-cache:ttl-secs:{-1 if name == 'gpu' else 60}",
-            "metadata-cache:negative-ttl-secs:0",
-            "metadata-cache:stat-cache-max-size-mb:-1",
-            "metadata-cache:type-cache-max-size-mb:-1",
-            "file-cache:enable-parallel-downloads:true",
-            "read_ahead_kb=1024",
-        }
-        assert runs >= {
-            "implicit-dirs",
-            "metadata-cache:negative-ttl-secs:0",
-            "file-system:kernel-list-cache-ttl-secs:0",
-        }
-        assert (attributes["data"].get("gcsfuseMetadataPrefetchOnMount") == "true") is (name == "gpu")
-        assert "gcsfuseMetadataPrefetchOnMount" not in attributes["runs"]
-
-
 def test_a_full_file_cache_never_evicts_its_pod(full: Deployment) -> None:
     for pod in pods(full).values():
         options = volumes(pod)["data"]["csi"]["volumeAttributes"]["mountOptions"].split(",")
@@ -294,23 +294,12 @@ def test_a_full_file_cache_never_evicts_its_pod(full: Deployment) -> None:
         assert int(most) < limit_gib * 1024
 
 
-def test_a_machine_without_rdma_needs_no_gib() -> None:
-    template = templates(deploy_stack(changed("oasis:gpu.machine_type", "g2-standard-12")))["gpu"]
-    assert "initContainers" not in template["spec"]
-    assert "command" not in template["spec"]["containers"][0]
-    assert not any(key.startswith("networking.gke.io") for key in template["metadata"]["annotations"])
-    assert "gib" not in volumes(template["spec"])
-
-
 # ---- gIB is required: the rendered commands under bash
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a container's command where `ray` only says how it was called, in an environment that has nothing else."""
-    ray = folder / "bin" / "ray"
-    ray.parent.mkdir(exist_ok=True)
-    ray.write_text('#!/bin/bash\necho "ray $* with NCCL_NET=$NCCL_NET"\n')
-    ray.chmod(0o755)
+    ray = write_program(folder / "bin" / "ray", 'echo "ray $* with NCCL_NET=$NCCL_NET"')
     path = f"{ray.parent}{os.pathsep}{os.defpath}"
     return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=30, check=False)
 
@@ -387,10 +376,8 @@ def test_the_signal_that_ends_a_worker_reaches_ray_which_then_drains(
     full: Deployment, gib_folder: Path, tmp_path: Path, group: str
 ) -> None:
     container = gpu_container(full, gib_folder) if group == "gpu" else containers(full)["cpu"]
-    ray = tmp_path / "bin" / "ray"
-    ray.parent.mkdir()
-    ray.write_text("#!/bin/bash\ntrap 'echo drained; exit 0' TERM\necho started\nwhile :; do sleep 0.05; done\n")
-    ray.chmod(0o755)
+    drains = "trap 'echo drained; exit 0' TERM\necho started\nwhile :; do sleep 0.05; done"
+    ray = write_program(tmp_path / "bin" / "ray", drains)
     command, path = as_kuberay_starts_it(container), f"{ray.parent}{os.pathsep}{os.defpath}"
 
     with subprocess.Popen(command, env={"PATH": path}, stdout=subprocess.PIPE, text=True) as worker:
@@ -407,12 +394,12 @@ def test_the_signal_that_ends_a_worker_reaches_ray_which_then_drains(
 def test_an_autoscaler_that_ends_is_started_again_and_one_that_is_told_to_end_is_not(
     full: Deployment, tmp_path: Path
 ) -> None:
-    ray = tmp_path / "ray"
-    ray.write_text(
-        f"#!/bin/bash\ntest -e {tmp_path}/failed || {{ touch {tmp_path}/failed; echo failed $*; exit 1; }}\n"
-        "trap 'echo ended; exit 0' TERM\necho started $*\nwhile :; do sleep 0.05; done\n"
+    write_program(
+        tmp_path / "ray",
+        f"test -e {tmp_path}/failed || {{ touch {tmp_path}/failed; echo failed $*; exit 1; }}\n"
+        "trap 'echo ended; exit 0' TERM\necho started $*\nwhile :; do sleep; done",
     )
-    ray.chmod(0o755)
+    write_program(tmp_path / "sleep", "exec /bin/sleep 0.05")  # the seconds before it is started again, too
     given = {one["name"]: one["value"] for one in spec(full)["autoscalerOptions"]["env"]}
     environment = {**given, "PATH": f"{tmp_path}{os.pathsep}{os.defpath}"}
     # As ray-operator v1.6.2 has it (controllers/ray/common/pod.go, BuildAutoscalerContainer).
@@ -447,10 +434,8 @@ def copy(
     assert volumes(gpu)[mount["name"]] == {"name": mount["name"], "emptyDir": {}}
     volume, programs = folder / "volume", folder / "bin"
     volume.mkdir()
-    programs.mkdir()
     for name, text in {"container_entry.sh": "exit 0", **broken}.items():
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (programs / name).chmod(0o755)
+        write_program(programs / name, text)
     places = {
         mount["mountPath"]: volume,
         "/var/lib/gib": source,
