@@ -13,12 +13,11 @@ from tests.support.stacks import SITE
 REPOSITORY = "gcp:artifactregistry/repository:Repository"
 
 
-def test_images_and_packages_each_have_a_local_a_remote_and_a_virtual_repository(full: Deployment) -> None:
+def test_images_and_packages_each_have_a_virtual_repository_that_asks_the_local_one_before_the_public_one(
+    full: Deployment,
+) -> None:
     found = {(r.inputs["format"], r.inputs["mode"].partition("_")[0]) for r in full.of_type(REPOSITORY)}
     assert found == {(f, m) for f in ("DOCKER", "PYTHON") for m in ("STANDARD", "REMOTE", "VIRTUAL")}
-
-
-def test_the_virtual_repository_asks_the_local_one_before_the_public_one(full: Deployment) -> None:
     for kind in ("docker", "python"):
         virtual = full.get(REPOSITORY, f"registry-{kind}-virtual")
         upstreams = virtual.inputs["virtualRepositoryConfig"]["upstreamPolicies"]
@@ -127,10 +126,3 @@ def test_packages_and_copies_of_public_things_go_by_age_but_never_the_newest(oth
         assert policies["DELETE"]["condition"] == {"tagState": "ANY", "olderThan": age}
         assert policies["KEEP"]["mostRecentVersions"] == {"keepCount": 17}
     assert "cleanupPolicies" not in other.get(REPOSITORY, "registry-docker-virtual").inputs
-
-
-def test_only_what_was_made_here_is_adopted(other: Deployment) -> None:
-    assert {r.name: r.import_id for r in other.of_type(REPOSITORY) if r.import_id} == {
-        f"registry-{kind}": f"projects/my-project/locations/us-east4/repositories/mine-{kind}"
-        for kind in ("docker", "python")
-    }

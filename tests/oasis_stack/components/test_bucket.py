@@ -1,14 +1,9 @@
-"""Buckets: what is remembered of deleted objects, and what is taken back."""
+"""Buckets that are taken back."""
 
 from oasis_stack.command_line.offline import Deployment
 from tests.support.program import deploy_stack
 from tests.support.setting_examples import BUCKET, EXAMPLES, everything_changed
 from tests.support.stacks import changed
-
-
-def test_deleted_objects_are_remembered_for_as_long_as_the_stack_says(full: Deployment, other: Deployment) -> None:
-    kept = [deployed.get(BUCKET, "data").inputs["softDeletePolicy"] for deployed in (full, other)]
-    assert kept == [{"retentionDurationSeconds": 604800}, {"retentionDurationSeconds": 0}]
 
 
 def test_an_adopted_bucket_is_imported_without_comparing_what_the_provider_cannot_read(full: Deployment) -> None:

@@ -10,7 +10,7 @@ SERVICE = "gcp:projects/service:Service"
 ANSWER = "pulumi-python:dynamic/wait:ApisAnswer"
 
 
-def test_each_api_is_enabled_once_after_the_two_that_enabling_needs_have_answered_and_is_waited_for(
+def test_each_api_is_enabled_once_and_for_good_after_the_two_that_enabling_needs_and_is_waited_for(
     full: Deployment,
 ) -> None:
     services = {service.inputs["service"]: service for service in full.of_type(SERVICE)}
@@ -21,6 +21,7 @@ def test_each_api_is_enabled_once_after_the_two_that_enabling_needs_have_answere
     assert all(full.is_before(services[api], first) for api in FIRST)
     for api in others:
         assert full.is_before(first, services[api]) and full.is_before(services[api], rest)
+    assert {service.inputs["disableOnDestroy"] for service in services.values()} == {False}
     assert first.parent == rest.parent == full.only("oasis:index:ProjectServices").urn
 
 
@@ -29,10 +30,6 @@ def test_nothing_is_done_before_it_is_known_that_the_stack_stands_where_it_stood
     assert place.inputs.items() >= {"project": "some-project", "region": "us-central1", "zone": "us-central1-b"}.items()
     made = [found for found in full if not found.type.startswith("oasis:index:") and found is not place]
     assert [found.name for found in made if not full.is_before(place, found)] == []
-
-
-def test_a_destroy_leaves_every_api_on(full: Deployment) -> None:
-    assert {service.inputs["disableOnDestroy"] for service in full.of_type(SERVICE)} == {False}
 
 
 def test_a_stack_without_a_budget_asks_nothing_of_the_billing_account(full: Deployment) -> None:
