@@ -18,6 +18,7 @@ import pytest
 from emulator.machine.belongings import content
 from emulator.machine.state import CHECKOUT, State
 from tests.oasis_stack.test_command_line import OUTPUTS
+from tests.support.processes import write_program
 from tests.support.waiting import eventually, read_rest, read_until
 from workloads.runs import catalog as run_catalog
 from workloads.storage.folders import locate
@@ -41,13 +42,6 @@ def checkout(tmp_path: Path) -> Path:
     return made
 
 
-def write_program(file: Path, line: str) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"#!/bin/sh\n{line}\n")
-    file.chmod(0o755)
-    return file
-
-
 def environment(**more: str) -> dict[str, str]:
     """Without what the `make` that runs these tests passes on."""
     users = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
@@ -67,8 +61,15 @@ def start(checkout: Path, *arguments: str, variables: Mapping[str, str]) -> subp
     )
 
 
+def run(checkout: Path, *arguments: str) -> tuple[int, str]:
+    """The exit status of `make`, and all that it says."""
+    made = start(checkout, *arguments, variables=environment())
+    said, _ = made.communicate(timeout=60)
+    return made.returncode, said
+
+
 def test_an_empty_stack_is_answered_with_what_to_write(checkout: Path) -> None:
-    said, _ = start(checkout, "plan", "STACK=", variables=environment()).communicate(timeout=60)
+    _, said = run(checkout, "plan", "STACK=")
     assert said == "Makefile:6: *** STACK is empty: leave it out for dev, or name a stack, as in STACK=mine.  Stop.\n"
 
 
@@ -122,9 +123,8 @@ def test_a_down_whose_reader_leaves_ends_everything_all_the_same(checkout: Path)
 
 
 def test_a_plan_of_no_stack_is_an_error_of_makes(checkout: Path) -> None:
-    wrong = start(checkout, "plan", "STACK=none", variables=environment())
-    said, _ = wrong.communicate(timeout=60)
-    assert wrong.returncode == 2
+    ended, said = run(checkout, "plan", "STACK=none")
+    assert ended == 2
     assert "Error 2" in said
 
 
@@ -147,10 +147,9 @@ def test_an_installation_says_what_it_is_at_and_ends_with_pips_status(checkout: 
     (environments / ".installed-for-the-cloud").unlink()
     os.utime(environments / ".installed", (0, 0))
 
-    made = start(checkout, ".venv/.installed-for-the-cloud", "--no-print-directory", variables=environment())
-    said, _ = made.communicate(timeout=60)
+    ended, said = run(checkout, ".venv/.installed-for-the-cloud", "--no-print-directory")
 
-    assert (made.returncode == 0) is (status == 0), said
+    assert (ended == 0) is (status == 0), said
     assert (environments / ".installed-for-the-cloud").exists() is (status == 0)
     first, large, unpacking, last = said.splitlines()[:4]
     assert first == "installing the locked Python packages into .venv (once: 0.4 GB)"
@@ -171,11 +170,9 @@ def test_nothing_is_installed_into_the_python_that_a_partly_deleted_environment_
     )
     write_program(checkout / "made", f'echo made "$*" >> {called}')
 
-    target = ".venv/.installed-for-the-cloud"
-    made = start(checkout, target, "--no-print-directory", f"PYTHON={python}", variables=environment())
-    said, _ = made.communicate(timeout=60)
+    ended, said = run(checkout, ".venv/.installed-for-the-cloud", "--no-print-directory", f"PYTHON={python}")
 
-    assert made.returncode == 0, said
+    assert ended == 0, said
     installed = [line for line in called.read_text().splitlines() if "pip install" in line]
     assert [line.split()[0] for line in installed] == ["made"]
     assert "--require-virtualenv" in installed[0]
@@ -188,10 +185,9 @@ def test_packages_that_a_pull_brought_are_installed_where_all_of_the_older_ones_
     for stamp in environments.glob(".installed*"):
         os.utime(stamp, (0, 0))
 
-    made = start(checkout, ".venv/.installed-for-the-cloud", variables=environment())
-    said, _ = made.communicate(timeout=60)
+    ended, said = run(checkout, ".venv/.installed-for-the-cloud")
 
-    assert made.returncode == 0, said
+    assert ended == 0, said
     installed = [line for line in called.read_text().splitlines() if "pip install" in line]
     assert [line.split()[-1] for line in installed] == ["requirements.txt"]
 
@@ -206,10 +202,9 @@ def test_an_environment_that_make_did_not_make_stays_as_it_is(checkout: Path, cf
         (environments / "pyvenv.cfg").touch()
     before = sorted(environments.rglob("*"))
 
-    made = start(checkout, ".venv/.installed-for-the-cloud", variables=environment())
-    said, _ = made.communicate(timeout=60)
+    ended, said = run(checkout, ".venv/.installed-for-the-cloud")
 
-    assert made.returncode == 2
+    assert ended == 2
     assert ".venv was not made by make, which changes no other one: move it away or delete it, then run" in said
     assert sorted(environments.rglob("*")) == before
 
@@ -230,10 +225,9 @@ def belongings(checkout: Path) -> list[Path]:
 
 
 def test_down_keeps_what_people_made_where_nothing_runs(checkout: Path, belongings: list[Path]) -> None:
-    down = start(checkout, "down", variables=environment())
-    said, _ = down.communicate(timeout=60)
+    ended, said = run(checkout, "down")
 
-    assert down.returncode == 0, said
+    assert ended == 0, said
     assert "nothing was running" in said
     assert "kept .oasis/buckets/p-oasis-data, .oasis/buckets/p-oasis-runs, .oasis/data, .oasis/logs, " in said
     assert all(file.exists() for file in belongings)
@@ -241,10 +235,9 @@ def test_down_keeps_what_people_made_where_nothing_runs(checkout: Path, belongin
 
 def test_clean_without_a_terminal_deletes_nothing_unless_it_is_told_yes(checkout: Path, belongings: list[Path]) -> None:
     policies = write_program(checkout / "policies" / ".venv" / "bin" / "python", "true").parents[1]
-    refused = start(checkout, "clean", variables=environment())
-    said, _ = refused.communicate(timeout=60)
+    ended, said = run(checkout, "clean")
 
-    assert refused.returncode != 0
+    assert ended != 0
     for line in (
         *(r".venv +\d+ bytes", r".oasis/runs +4.5 kB, 2 runs", r".oasis/buckets/p-oasis-runs +1.5 kB, 1 run"),
         *(r".oasis/data +1.5 kB", r".oasis/results +1.5 kB", r"It holds 3 runs\.", r"make clean YES=1"),
@@ -253,10 +246,9 @@ def test_clean_without_a_terminal_deletes_nothing_unless_it_is_told_yes(checkout
         assert re.search(line, said), (line, said)
     assert all(file.exists() for file in belongings)
 
-    agreed = start(checkout, "clean", "YES=1", variables=environment())
-    said, _ = agreed.communicate(timeout=60)
+    ended, said = run(checkout, "clean", "YES=1")
 
-    assert agreed.returncode == 0, said
+    assert ended == 0, said
     assert not (checkout / ".oasis").exists()
     assert not (checkout / ".venv").exists() and not policies.exists()
     assert (checkout / "Makefile").exists()

@@ -196,17 +196,10 @@ def test_a_command_is_recorded_as_it_runs_and_drawn_with_what_repeats_folded(tmp
 
 def test_the_picture_shows_what_the_program_builds(full: Deployment) -> None:
     text = "\n".join(line for box in platform_picture.BOXES for line in (box.title, *box.lines))
-    networks = {
-        resource.inputs["metadata"]["name"] for resource in full.of_type("kubernetes:networking.gke.io/v1:Network")
-    }
-    assert networks == {"gvnic-1", *(f"rdma-{nic}" for nic in range(8))}
-    assert "Network gvnic-1" in text
-    assert "Networks rdma-0 .. rdma-7" in text
-    pools = full.of_type("gcp:container/nodePool:NodePool")
-    machines = {pool.inputs["nodeConfig"]["machineType"] for pool in pools if pool.name.startswith("gpu")}
-    assert machines == {"a3-ultragpu-8g"}
-    assert "a3-ultragpu-8g, 0 nodes at rest" in text
+    gvnic, first, *_, last = sorted(one.name for one in full.of_type("kubernetes:networking.gke.io/v1:Network"))
+    assert f"Network {gvnic}" in text and f"Networks {first} .. {last}" in text
+    pool = full.get("gcp:container/nodePool:NodePool", "gpu-spot").inputs
+    assert f"{pool['nodeConfig']['machineType']}, {pool['initialNodeCount']:.0f} nodes at rest" in text
     assert {*re.findall(r"[\w-]+", text.lower())} & {*get_args(Mode)} == {*get_args(Mode)} - {"on-demand"}
-    mtus = {network.inputs["mtu"] for network in full.of_type("gcp:compute/network:Network")}
-    assert mtus == {8896}
-    assert text.count("MTU 8896") == 3
+    networks = [network.inputs["mtu"] for network in full.of_type("gcp:compute/network:Network")]
+    assert text.count(f"MTU {networks[0]:.0f}") == len(networks)
