@@ -13,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 
 from emulator.gcp.resources import google_client
+from emulator.gke import records
+from emulator.gke.fit import fits, free
+from emulator.gke.node_shapes import Pool, node
 from emulator.google import operations
 from oasis_stack.command_line import recovery
 from tests.emulator.google import enable
@@ -209,6 +212,32 @@ def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing
     }
     assert kinds(google) == before
     assert google.again(deployment) == {}
+
+
+def test_ray_s_pods_find_nodes_in_their_own_pools_alone_and_other_pods_on_the_system_nodes(
+    standing: OneProcess, tmp_path: Path
+) -> None:
+    google = standing.configured(PEERED, tmp_path / "pods")
+    spec = google.up().only("kubernetes:ray.io/v1:RayCluster").inputs["spec"]
+    pods = {"other": {"metadata": {}, "spec": {}}, "head": spec["headGroupSpec"]["template"]}
+    pods |= {group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]}
+    nodes = {
+        one.name.rpartition("/")[2].rpartition("-")[0]: node(
+            Pool(identity=one.name, body=one.body), "n", "us-central1-b", ()
+        )
+        for one in google.cloud.list(records.POOL_KIND)
+    }
+
+    homes = {
+        name: {pool for pool, found in nodes.items() if fits(pod, found, free(found, []))} for name, pod in pods.items()
+    }
+
+    assert homes == {
+        "other": {"cluster-system"},
+        "head": {"cluster-system"},
+        "cpu": {"cluster-cpu"},
+        "gpu": {"gpu-reservation-ours", "gpu-flex-start", "gpu-spot"},
+    }
 
 
 @pytest.mark.thorough

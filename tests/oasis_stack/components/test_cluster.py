@@ -79,11 +79,9 @@ def test_neither_the_short_lived_first_pool_nor_a_scaled_pool_can_ever_replace_a
         assert full.get(POOL, name).ignore_changes == {"initialNodeCount", "nodeCount"}
 
 
-def test_the_system_pool_is_always_on_and_the_cpu_pool_shrinks_to_nothing_behind_its_taint(full: Deployment) -> None:
+def test_the_system_pool_is_always_on_and_the_cpu_pool_begins_with_nothing(full: Deployment) -> None:
     system, cpu = full.get(POOL, "cluster-system").inputs, full.get(POOL, "cluster-cpu").inputs
     assert (system["initialNodeCount"], cpu["initialNodeCount"]) == (1, 0)
-    assert system["nodeConfig"]["labels"] == {"oasis/pool": "system"} and "taints" not in system["nodeConfig"]
-    assert cpu["nodeConfig"]["taints"] == [{"key": "oasis/pool", "value": "cpu", "effect": "NO_SCHEDULE"}]
     for pool in (system, cpu):
         assert pool["management"] == {"autoRepair": True, "autoUpgrade": True}
         assert pool["upgradeSettings"] == {"maxSurge": 1, "maxUnavailable": 0}

@@ -19,13 +19,10 @@ from oasis_stack.facts.machine import MACHINES
 from oasis_stack.facts.pod_size import whole_node_pod
 from oasis_stack.pod_specs import gib
 from tests.support.processes import write_program
-from tests.support.program import deploy_stack
-from tests.support.stacks import FULL, changed
 from tests.support.waiting import read_rest, read_until
 from workloads.environment import CONFIG_MAP, GIB_DIRECTORY, MAX_RUN_VARIABLE, ClusterEnvironment, variable
 
 RAY_CLUSTER = "kubernetes:ray.io/v1:RayCluster"
-WITHOUT_SPOT = changed("oasis:gpu.capacity", FULL["oasis:gpu"]["capacity"][:2])
 
 
 def spec(deployed: Deployment) -> dict[str, Any]:
@@ -116,31 +113,6 @@ def test_a_gpu_worker_finds_driver_and_plugin_and_talks_to_others_over_its_first
     assert found["LD_LIBRARY_PATH"] == f"{mounted['gib']}/lib64:/usr/local/nvidia/lib64"
 
 
-def test_a_gpu_worker_asks_for_its_class_alone_and_tolerates_what_such_nodes_carry(full: Deployment) -> None:
-    assert pods(full)["gpu"]["nodeSelector"] == {"cloud.google.com/compute-class": "h200"}
-    assert {entry["key"]: entry["value"] for entry in pods(full)["gpu"]["tolerations"]} == {
-        "nvidia.com/gpu": "present",
-        "cloud.google.com/compute-class": "h200",
-        "cloud.google.com/gke-spot": "true",
-    }
-
-
-@pytest.mark.parametrize(
-    ("config", "group", "most"), [(FULL, "gpu", 15), (WITHOUT_SPOT, "gpu", 150), (FULL, "cpu", 150)], ids=str
-)
-def test_a_worker_drains_within_its_grace_and_nothing_delays_the_signal(
-    config: dict[str, Any], group: str, most: int
-) -> None:
-    worker = pods(deploy_stack(config))[group]
-    (container,) = worker["containers"]
-
-    drain = int(environment(container)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
-    # What is left of the grace is for Ray to end its processes.
-    assert drain + 3 <= worker["terminationGracePeriodSeconds"] <= most
-    # A preStop hook runs before the signal, out of the same seconds; one with `ray stop` would skip the drain.
-    assert "lifecycle" not in container
-
-
 def test_a_rank_that_never_reports_holds_the_others_for_a_bounded_time_and_a_preemption_is_asked_for_often_enough(
     full: Deployment,
 ) -> None:
@@ -190,14 +162,6 @@ def test_shared_memory_holds_rays_object_store_and_loader_workers(full: Deployme
 def test_no_autoscaler_but_ray_s_own_takes_a_pod_away(full: Deployment) -> None:
     for template in templates(full).values():
         assert template["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
-
-
-def test_the_head_and_cpu_workers_stay_on_their_own_pools(full: Deployment) -> None:
-    head, cpu = pods(full)["head"], pods(full)["cpu"]
-    assert head["nodeSelector"] == {"oasis/pool": "system"}
-    assert "tolerations" not in head
-    assert cpu["nodeSelector"] == {"oasis/pool": "cpu"}
-    assert [(entry["key"], entry["value"]) for entry in cpu["tolerations"]] == [("oasis/pool", "cpu")]
 
 
 def test_no_pod_has_a_way_to_its_node_and_no_container_but_the_autoscaler_a_kubernetes_token(full: Deployment) -> None:
