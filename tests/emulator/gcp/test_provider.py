@@ -358,7 +358,7 @@ def test_a_refused_call_is_made_again_and_a_create_whose_answer_is_lost_finds_it
         client.create(NETWORK, "o", {"project": PROJECT, "name": "o"})
 
 
-def test_a_budget_is_made_on_a_project_s_quota_alone_reads_without_drift_and_is_changed_in_place(
+def test_a_budget_is_made_on_a_project_s_quota_alone_and_shows_what_google_fills_in(
     client: Client, cloud: Cloud
 ) -> None:
     client.enable("billingbudgets")
@@ -380,16 +380,6 @@ def test_a_budget_is_made_on_a_project_s_quota_alone_reads_without_drift_and_is_
     assert shown["amount"] == {"specifiedAmount": {"currencyCode": "USD", "units": "5000"}}
     assert shown["budgetFilter"]["creditTypesTreatment"] == "INCLUDE_ALL_CREDITS"
     assert [rule["spendBasis"] for rule in shown["thresholdRules"]] == ["CURRENT_SPEND", "FORECASTED_SPEND"]
-    read = owner.read(BUDGET, budget.id, budget)
-    assert read is not None and not owner.diff(read, inputs).detailedDiff
-
-    less = {**inputs, "amount": {"specifiedAmount": {"units": "4000"}}, "thresholdRules": [{"thresholdPercent": 1}]}
-    assert list(owner.diff(budget, {**less, "billingAccount": "0" * 6 + "-000000-000000"}).replaces) == [
-        "billingAccount"
-    ]
-    changed = plain(owner.update(budget, less).outputs)
-    assert changed["amount"]["specifiedAmount"] == {"currencyCode": "USD", "units": "4000"}
-    assert len(changed["thresholdRules"]) == 1 and changed["budgetFilter"] == shown["budgetFilter"]
     owner.delete(budget)
     owner.delete(budget)
     assert cloud.list("billingbudgets/budget") == []
