@@ -34,6 +34,14 @@ NO_CPU_WORKERS = {"oasis:ray": {"cpu_workers_max": 0}}
 L4_NODE = 1.00 + 0.04
 """And its local SSD."""
 L4 = {"machine_type": "g2-standard-12", "capacity": [{"mode": "on-demand", "max_nodes": 3}]}
+L4_SPOT = {"machine_type": "g2-standard-4", "capacity": [{"mode": "spot", "max_nodes": 2}]}
+FLEX = {"mode": "flex-start", "max_nodes": 1}
+SYSTEM = "oasis:cluster.system_pool"
+
+
+def ladder(*rungs: dict[str, Any]) -> dict[str, Any]:
+    """A stack with other rungs."""
+    return changed("oasis:gpu.capacity", [*rungs])
 
 
 @pytest.fixture(autouse=True)
@@ -58,40 +66,25 @@ def lines(config: dict[str, Any]) -> dict[str, str]:
     [
         (FULL, REST + RESERVED, FULL_AT_MOST),
         (changed("oasis:gpu", None), REST, REST + POOLS),
-        (changed("oasis:gpu.capacity", [{"mode": "queued", "max_nodes": 1}]), REST, REST + POOLS + 42.40),
+        (ladder({"mode": "queued", "max_nodes": 1}), REST, REST + POOLS + 42.40),
         (changed("oasis:gpu", L4), REST, REST + POOLS + 3 * L4_NODE),
-        (
-            changed("oasis:cluster.system_pool.min_nodes", 3),
-            *(0.11 + 3 * 0.268 + RESERVED, 0.11 + 7 * 0.268 + 442.02),
-        ),
+        (changed(f"{SYSTEM}.min_nodes", 3), 0.11 + 3 * 0.268 + RESERVED, 0.11 + 7 * 0.268 + 442.02),
         (
             changed("oasis:ray.dashboard_access", "internal-load-balancer"),
-            *(REST + 0.025 + RESERVED, 0.025 + FULL_AT_MOST),
+            REST + 0.025 + RESERVED,
+            0.025 + FULL_AT_MOST,
         ),
         # 16 vCPUs and 64 GiB of e2; 8 and 32 of n2.
-        (changed("oasis:cluster.system_pool.machine_type", "e2-standard-16"), 0.646 + RESERVED, 444.810),
-        (changed("oasis:cluster.system_pool.machine_type", "n2-standard-8"), 0.498 + RESERVED, 444.367),
+        (changed(f"{SYSTEM}.machine_type", "e2-standard-16"), 0.646 + RESERVED, 444.810),
+        (changed(f"{SYSTEM}.machine_type", "n2-standard-8"), 0.498 + RESERVED, 444.367),
         # Nodes that end after a day cost no less an hour than those that end after seven.
-        (
-            changed(
-                "oasis:gpu.capacity",
-                [
-                    {"mode": "flex-start", "max_nodes": 1},
-                    {"mode": "flex-start", "max_nodes": 3, "max_run_duration_hours": 24},
-                ],
-            ),
-            *(REST, REST + POOLS + 4 * 42.40),
-        ),
+        (ladder(FLEX, {**FLEX, "max_nodes": 3, "max_run_duration_hours": 24}), REST, REST + POOLS + 4 * 42.40),
         # A block of a reservation is paid for as the rest of it.
         (changed("oasis:gpu.capacity[0].reservation", "ours/reservationBlocks/b"), REST + RESERVED, FULL_AT_MOST),
-        (
-            changed("oasis:gpu", {"machine_type": "g2-standard-4", "capacity": [{"mode": "spot", "max_nodes": 2}]}),
-            *(REST, REST + POOLS + 2 * (0.361 + 0.041)),  # with its local SSD, which has no discount
-        ),
-        (
-            {**changed("oasis:gpu.capacity", [{"mode": "spot", "max_nodes": 1}]), **US_EAST4},
-            *(REST, REST + POOLS + 45.09 + 1.315),  # near prices for the rest
-        ),
+        # With its local SSD, which has no discount.
+        (changed("oasis:gpu", L4_SPOT), REST, REST + POOLS + 2 * (0.361 + 0.041)),
+        # Near prices for the rest.
+        ({**ladder({"mode": "spot", "max_nodes": 1}), **US_EAST4}, REST, REST + POOLS + 45.09 + 1.315),
     ],
 )
 def test_a_stack_costs_what_the_list_adds_up_to(config: dict[str, Any], rest: float, most: float) -> None:
@@ -114,11 +107,7 @@ def test_a_stack_costs_what_the_list_adds_up_to(config: dict[str, Any], rest: fl
     ("config", "ladder", "queue"),
     [
         (FULL, "84.81", ""),
-        (
-            changed("oasis:gpu.capacity", [{"mode": "queued", "max_nodes": 1}, {"mode": "spot", "max_nodes": 1}]),
-            "51.40",
-            "42.40",
-        ),
+        (ladder({"mode": "queued", "max_nodes": 1}, {"mode": "spot", "max_nodes": 1}), "51.40", "42.40"),
         (changed("oasis:gpu", None), "", ""),
         ({**FULL, **ELSEWHERE}, "", ""),  # of some of its ways the price there is not known
     ],
@@ -136,7 +125,7 @@ def test_what_has_no_known_price_is_named_and_in_no_sum() -> None:
     assert "gpu-spot, a node" not in found
     no_such_pool = {"oasis:cluster": {"cpu_pool": {"machine_type": "n2d-standard-8", "max_nodes": 0}}}
     assert not [line for line in lines({**FULL, **no_such_pool, **NO_CPU_WORKERS}) if line.startswith("Not in")]
-    near = lines({**FULL, "oasis:region": "us-east4", "oasis:zone": "us-east4-b"})
+    near = lines({**FULL, **US_EAST4})
     assert near["gpu-spot, a node"].split()[0] == "46.40"
     assert near["gpu-flex-start, a node"].endswith("of us-central1")
     assert any(line.startswith("Some are those of us-central1") for line in near)

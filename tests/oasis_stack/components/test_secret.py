@@ -3,16 +3,14 @@
 from oasis_stack.command_line.offline import Deployment
 from oasis_stack.components.secret import value_version
 
-SECRET, VERSION = "gcp:secretmanager/secret:Secret", "gcp:secretmanager/secretVersion:SecretVersion"
+VERSION = "gcp:secretmanager/secretVersion:SecretVersion"
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_without_a_value_only_the_container_is_made_and_goes_with_the_stack(full: Deployment) -> None:
+def test_a_value_is_there_only_if_the_stack_has_one_write_only_and_kept_with_its_secret(
+    full: Deployment, other: Deployment
+) -> None:
     assert full.of_type(VERSION) == []
-    assert not full.only(SECRET).retain_on_delete
-
-
-def test_a_value_is_write_only_and_kept_with_its_secret(other: Deployment) -> None:
     version = other.only(VERSION)
     assert "secretDataWoVersion" in version.secret_inputs
     assert "secretData" not in version.inputs

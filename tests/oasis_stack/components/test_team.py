@@ -217,20 +217,14 @@ def test_a_team_costs_others_nothing(two: Deployment, none: Deployment) -> None:
 
 
 def test_who_is_in_two_teams_has_one_grant_on_their_bucket_which_stays_until_both_are_left() -> None:
-    def deployed(*names: str) -> Deployment:
-        return deploy_stack(with_teams(*({"name": name, "gpu_nodes": 1, "members": MEMBERS[:1]} for name in names)))
+    def seen(*names: str) -> list[str]:
+        deployed = deploy_stack(with_teams(*({"name": one, "gpu_nodes": 1, "members": MEMBERS[:1]} for one in names)))
+        assert len(deployed.of_type("oasis:index:Team")) == len(names)  # though one name continues the other's
+        grants = deployed.of_type("gcp:storage/bucketIAMMember:BucketIAMMember")
+        return [found.name for found in grants if found.inputs["member"] == MEMBERS[0]]
 
-    both, one = deployed("a", "a-queued-jobs"), deployed("a")
-    assert len(both.of_type("oasis:index:Team")) == 2  # though one name goes on like the other's resources
-    seen, seen_before = (
-        [
-            found.name
-            for found in stack.of_type("gcp:storage/bucketIAMMember:BucketIAMMember")
-            if found.inputs["member"] == MEMBERS[0]
-        ]
-        for stack in (both, one)
-    )
-    assert len(seen) == 1 and seen == seen_before
+    both, one = seen("a", "a-queued-jobs"), seen("a")
+    assert len(both) == 1 and both == one
 
 
 @pytest.mark.parametrize(
