@@ -99,27 +99,25 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
 
 
 @pytest.mark.parametrize("target", ["help", "plan", "down"])
-def test_what_prints_to_a_reader_that_leaves_is_no_error_of_makes(checkout: Path, target: str) -> None:
+def test_a_reader_that_leaves_is_no_error_of_makes_and_down_ends_everything_all_the_same(
+    checkout: Path, target: str
+) -> None:
+    state = State.of_checkout(checkout)
+    state.spawn("part", ["sleep", "600"])
     reader, writer = os.pipe()
     os.close(reader)
     command = ["make", "--no-print-directory", target, "STACK=local"]
-    left = subprocess.run(command, cwd=checkout, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
+    try:
+        left = subprocess.run(
+            command, cwd=checkout, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True
+        )
+        running = state.processes()
+    finally:
+        os.close(writer)
+        state.stop_all()
 
     assert (left.returncode, left.stderr) == (0, "")
-
-
-def test_a_down_whose_reader_leaves_ends_everything_all_the_same(checkout: Path) -> None:
-    state = State.of_checkout(checkout)
-    state.spawn("part", ["sleep", "600"])
-    try:
-        reader, writer = os.pipe()
-        os.close(reader)
-        subprocess.run(["make", "down"], cwd=checkout, env=environment(), stdout=writer, check=False)
-        os.close(writer)
-        assert state.processes() == []
-    finally:
-        state.stop_all()
+    assert (running == []) is (target == "down")
 
 
 def test_a_plan_of_no_stack_is_an_error_of_makes(checkout: Path) -> None:
