@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -114,7 +114,8 @@ class Dashboard:
     def hang_up(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGHUP, as a closed terminal sends it: die of it as without a handler, but the port-forward, too."""
         if self._child is not None and self._child.returncode is None:
-            os.killpg(self._child.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it ended just now
+                os.killpg(self._child.pid, signal.SIGTERM)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
