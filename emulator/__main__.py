@@ -25,7 +25,7 @@ Cloud. Everything listens on 127.0.0.1, belongs to this checkout alone and is ke
 """
 
 EPILOG = """\
-first time:       .venv/bin/python -m emulator up     (builds its programs once per user, about 25 minutes on 2 cores)
+first time:       .venv/bin/python -m emulator up     (builds its programs once per user, 10 to 15 minutes on 2 cores)
 look around:      eval "$(.venv/bin/python -m emulator env)"; kubectl get pods -A; pulumi stack output
 change something: edit Pulumi.local.yaml, then .venv/bin/python -m emulator preview, .venv/bin/python -m emulator up
 the end:          .venv/bin/python -m emulator down

@@ -143,7 +143,7 @@ def _build(state: State, missing: Sequence[Program], report: Report) -> dict[str
             memory_gb=free_space.COMPILER_MEMORY_GB,
             elsewhere=free_space.ANOTHER_CACHE,
         )
-        report(f"building {len(missing)} programs from Go modules, once per user (about 25 minutes on 2 cores)")
+        report(f"building {len(missing)} programs from Go modules, once per user (10 to 15 minutes on 2 cores)")
     for number, program in enumerate(missing, start=1):
         _build_one(state, program, f"[{number}/{len(missing)}] {program.name}", report)
     return {program.name: program.built() for program in PROGRAMS if program.built().exists()}
