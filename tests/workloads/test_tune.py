@@ -108,13 +108,16 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
     both = parsed(batch_size=[32, 64], seed={"range": [0, 2, 1]}, epochs=3)
     assert both.varied == ["batch_size", "seed"]
     assert both.fixed == {"epochs": 3}
+    least = BASE.batch_size  # of `accumulate` it is the most
+    assert parsed(accumulate=2 * least, batch_size=4 * least).fixed["accumulate"] == 2 * least
+    assert parsed(accumulate=[1, 2 * least], batch_size=4 * least).varied == ["accumulate"]
     expected = [{"batch_size": size, "seed": seed, "epochs": 3} for size in (32, 64) for seed in (0, 1, 2)]
     assert both.grid() == expected
     assert sorted(map(json.dumps, both.sample(6, 0))) == sorted(map(json.dumps, expected))
     with pytest.raises(UsageError, match="has 6 different trials; 7 were asked for"):
         both.sample(7, 0)
-    with pytest.raises(UsageError, match="10,001 trials; 10,000 are the most"):
-        parsed(seed={"range": [0, 10_000, 1]}).grid()
+    with pytest.raises(UsageError, match="20,000 trials; 10,000 are the most"):
+        parsed(seed={"range": [0, 9_999, 1]}, batch_size=[32, 64]).grid()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -191,17 +192,29 @@ def parse(content: Any, base: TrainConfig) -> Space:
             "the space file names no field.", "Write one per line, as in `learning_rate: {loguniform: [1e-4, 1e-2]}`."
         )
     domains: dict[str, Values | Range] = {}
-    problems = []
+    problems: list[str] = []
     for name, spec in content.items():
-        try:
+        with _noted(problems):
             domains[name] = _domain(str(name), spec)
+    space = Space(domains)
+    with _noted(problems):
+        # What all trials have comes first: a value may be allowed beside it alone, as `accumulate` is by `batch_size`.
+        base = dataclasses.replace(base, **space.fixed)
+    for name in space.varied:
+        with _noted(problems):
             for value in domains[name].extremes():
                 dataclasses.replace(base, **{name: value})
-        except UsageError as error:
-            problems.append(error.problem.rstrip("."))
     if problems:
         raise UsageError(f"{'; '.join(problems)}.", "Correct the file that --space names.")
-    return Space(domains)
+    return space
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        problems.append(error.problem.rstrip("."))
 
 
 def _domain(name: str, spec: Any) -> Values | Range:
