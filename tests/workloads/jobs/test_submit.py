@@ -277,7 +277,9 @@ def test_a_terminal_that_is_closed_ends_the_port_forward_and_not_the_job(ray: Fa
     ray.deaf = True
     dead = replace(OUTPUTS, ray_dashboard_url="http://127.0.0.1:1")
     stub_kubectl.install(ray.folder, dead, TOKEN, ray.port)
-    command = ["nohup"] * nohup + [sys.executable, "-m", "workloads", "submit", "--", "sleep", "100"]
+    # Tests that are run under `nohup` hand on that SIGHUP is ignored.
+    begun_by = ["nohup"] if nohup else ["env", "--default-signal=HUP"]
+    command = [*begun_by, sys.executable, "-m", "workloads", "submit", "--", "sleep", "100"]
     with subprocess.Popen(
         command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as client:
