@@ -304,7 +304,7 @@ def _wheel(file: Path, files: int) -> str:
 @pytest.mark.parametrize(
     ("cache", "target", "words"),
     [
-        ("/mnt/cache", "demo", "installing the Python packages and building the emulator's programs takes up to 23 GB"),
+        ("/mnt/cache", "demo", "installing the Python packages and building the emulator's programs takes up to 21 GB"),
         ("/mnt/cache", "lint", "installing the Python packages takes up to 9 GB"),
         ("built", "test", "installing the Python packages takes up to 9 GB"),
     ],
