@@ -22,11 +22,20 @@ class Problem:
     remedy: str
     """What to do next."""
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
+        """The key, what it holds and what it may hold, without a full stop."""
         value = str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)  # as YAML has it
         held = "is no setting" if self.value is UNKNOWN else "is missing" if self.value is None else f"is {value}"
-        remedy = f"{self.remedy[:1].upper()}{self.remedy[1:]}{'' if self.remedy.endswith('?') else '.'}"
-        return f"{config_key(self.key)} {held}; allowed: {self.allowed}. {remedy}"
+        return f"{config_key(self.key)} {held}; allowed: {self.allowed}"
+
+    @property
+    def advice(self) -> str:
+        """The remedy as a sentence."""
+        return f"{self.remedy[:1].upper()}{self.remedy[1:]}{'' if self.remedy.endswith('?') else '.'}"
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.advice}"
 
 
 class SettingsError(ValueError):

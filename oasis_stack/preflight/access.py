@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from oasis_stack.command_line.external_program import INSTALL
-from oasis_stack.facts.problem import config_key
 from oasis_stack.preflight.finding import Finding, bad, good, unanswered, unknown
 from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings import cost
@@ -53,8 +52,7 @@ def programs(settings: Settings, google: Google) -> Iterator[Finding]:
 def price(settings: Settings, google: Google) -> Iterator[Finding]:
     """Whether the stack may cost what it could."""
     for problem in cost.problems(settings, datetime.now(UTC).date()):
-        what = f"{config_key(problem.key)} is {problem.value}; allowed: {problem.allowed}"
-        yield bad(what, f"{problem.remedy[:1].upper()}{problem.remedy[1:]}.")
+        yield bad(problem.what, problem.advice)
 
 
 def project(settings: Settings, google: Google) -> Iterator[Finding]:

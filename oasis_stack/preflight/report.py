@@ -13,6 +13,7 @@ from oasis_stack.preflight.google import Google, UnseenError, asked
 from oasis_stack.settings.schema import Settings
 
 PATIENCE_SECONDS = 120.0
+"""Longest wait for all answers: one takes up to 30 s, and some lists have several pages."""
 
 _MARKS = {"good": "ok ", "bad": "NO ", "unknown": "?  ", "told": "-  "}
 

@@ -22,6 +22,7 @@ import pytest
 from emulator.machine.state import CHECKOUT
 from tests.support.command_line import LAPTOP, CommandLine
 from tests.support.command_line import parsed as arguments
+from tests.support.processes import write_program
 from tests.support.waiting import eventually
 from workloads import run_name
 from workloads.cluster import run_beat, session
@@ -629,7 +630,7 @@ def test_an_interruption_while_a_trial_s_end_is_read_ends_the_search(
     assert search.trials.outcomes == {} and search.trials.running == {}
 
 
-PROCESS = r"""#!/bin/sh
+PROCESS = r"""
 printf '\377\n{"event": "note", "text": "%s"}\n' "$HOME"
 exec cat
 """
@@ -638,10 +639,8 @@ exec cat
 def test_a_process_has_the_environment_of_its_search_and_tells_of_its_own_trial_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program, log = tmp_path / "python", tmp_path / "train.log"
-    program.write_text(PROCESS)
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    log = tmp_path / "train.log"
+    monkeypatch.setattr(sys, "executable", str(write_program(tmp_path / "python", PROCESS)))
     monkeypatch.setenv("HOME", "elsewhere")  # as `provide_digits` sets another data mount than this process came with
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
     log.write_text("error: an earlier attempt's.\n")

@@ -112,7 +112,7 @@ class Dashboard:
         self._child = None
 
     def hang_up(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGHUP, as a closed terminal sends it: die of it as without a handler, but the port-forward, too."""
+        """End the port-forward on SIGHUP, as a closed terminal sends it, and die of it as without a handler."""
         if self._child is not None and self._child.returncode is None:
             with suppress(ProcessLookupError):  # it ended just now
                 os.killpg(self._child.pid, signal.SIGTERM)
