@@ -49,7 +49,7 @@ def keep(folder: Folder, run: str, attempt: str, note: Callable[[str], None]) ->
         yield
     finally:
         ended.set()
-        beating.join(BEAT_SECONDS)
+        beating.join(SILENCE_SECONDS)  # a write under way would put back what is deleted, to be waited for as long
         with suppress(WorkloadError):
             folder.delete(BEAT)
 
