@@ -27,12 +27,15 @@ paid for (Google Cloud documentation, "Google Cloud metrics", storage)."""
 _MEASURED = timedelta(days=2)
 """It is measured once a day; how much later it is to be seen is a guess."""
 
-_IDENTITIES = {
-    "gcp:artifactregistry/repository:Repository": "repositoryId",
-    "gcp:secretmanager/secret:Secret": "secretId",
-    "gcp:storage/bucket:Bucket": "name",
+_REPOSITORY = "gcp:artifactregistry/repository:Repository"
+_SECTIONS = {
+    "gcp:storage/bucket:Bucket::data": "data",
+    "gcp:storage/bucket:Bucket::runs": "runs",
+    f"{_REPOSITORY}::registry-docker": "registry",
+    f"{_REPOSITORY}::registry-python": "registry",
+    "gcp:secretmanager/secret:Secret::wandb": "wandb",
 }
-"""Types of what can be kept, and the input that names one."""
+"""Section of each resource that can be kept, by the end of its URN, which is the same whatever a stack is called."""
 
 _GB = 1e9  # a bill that counts in GiB is 7 % lower
 
@@ -97,14 +100,22 @@ def unapplied(settings: Settings, state: Mapping[str, Any]) -> Iterator[str]:
     for purpose, bucket in (("data", settings.data), ("runs", settings.runs)):
         said[names.bucket(settings.project, settings.name, purpose)] = (purpose, bucket.keep)
     said[names.secret(settings.name, "wandb")] = ("wandb", settings.wandb is not None and settings.wandb.keep)
-    found: dict[str, None] = {}
+    told: dict[str, None] = {}
     for resource in (state.get("deployment") or {}).get("resources", []):
-        identity = resource.get("inputs", {}).get(_IDENTITIES.get(resource["type"]))
-        section, keep = said.get(identity, ("", False))
+        section = _SECTIONS.get(resource["urn"].rpartition("$")[-1], "")
+        kept = getattr(settings, section, None)
+        keep = kept is not None and kept.keep
         if section and keep != resource.get("retainOnDelete", False):
             was, now = json.dumps(not keep), json.dumps(keep)
-            found[f"oasis:{section}.keep is {now} in the stack file, and was {was} in the last `pulumi up`"] = None
-    yield from found
+            told[f"oasis:{section}.keep is {now} in the stack file, and was {was} in the last `pulumi up`"] = None
+        if section in {"data", "runs"}:
+            was, now = resource["inputs"]["name"], names.bucket(settings.project, settings.name, section)
+            if was != now:  # all names below are made of the same two settings
+                told[
+                    f"bucket {now} is what oasis:name and gcp:project in the stack file make, and the last `pulumi up` "
+                    f"made {was}"
+                ] = None
+    yield from told
 
 
 def _sizes(questions: Mapping[str, Ask]) -> dict[str, _Sizes]:

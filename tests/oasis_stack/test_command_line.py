@@ -594,7 +594,7 @@ def test_nothing_is_destroyed_that_the_stack_file_keeps_and_the_last_up_did_not_
     run: CommandLine, section: str
 ) -> None:
     resources = [
-        {"type": one.type, "inputs": one.inputs, "outputs": {}, "retainOnDelete": one.retain_on_delete}
+        {"urn": one.urn, "type": one.type, "inputs": one.inputs, "retainOnDelete": one.retain_on_delete}
         for one in deploy_stack(stack_file.config(run.file))
     ]
     state = json.dumps({"deployment": {"resources": resources}})
@@ -605,11 +605,13 @@ def test_nothing_is_destroyed_that_the_stack_file_keeps_and_the_last_up_did_not_
     kept = f"oasis:{section}:\n    keep: true" in run.file.read_text()
     now, was = json.dumps(not kept), json.dumps(kept)
     here = rf"(?<=oasis:{section}:\n    keep: ){was}"
-    run.file.write_text(re.sub(here, now, run.file.read_text()))
+    run.file.write_text(re.sub(here, now, run.file.read_text()).replace("oasis:name: oasis", "oasis:name: changed"))
     for command in (["destroy-plan"], ["destroy", "--yes"]):
         assert run(*command) == 1
         told = f"oasis:{section}.keep is {now} in the stack file, and was {was} in the last `pulumi up`\n"
-        assert told in run.complained()
+        complained = run.complained()
+        assert told in complained
+        assert "make, and the last `pulumi up` made some-project-oasis-runs\n" in complained
     assert not run.programs.called(" destroy ")
 
 
