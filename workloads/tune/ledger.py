@@ -10,11 +10,12 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from workloads.errors import DataIntegrityError, UsageError
-from workloads.reporting.history import history
+from workloads.reporting.history import READERS, history
 from workloads.reporting.progress import counted
 from workloads.runs import catalog as run_catalog
 from workloads.storage.folders import Folder
@@ -123,8 +124,10 @@ class Ledger:
             _refuse_another(kept, plan, folder.uri)
         self.outcomes: dict[str, Outcome] = {}
         """Of the trials that have ended, by name."""
-        for trial in plan.trials if kept else ():
-            record = _read(folder.child(trial.name), OUTCOME)
+        begun = plan.trials if kept else []
+        with ThreadPoolExecutor(READERS) as pool:  # hundreds of small objects, each of which costs its latency
+            records = pool.map(lambda trial: _read(folder.child(trial.name), OUTCOME), begun)
+        for trial, record in zip(begun, records, strict=True):
             if record is not None and not (retry_failed and record["status"] == "failed"):
                 self.outcomes[trial.name] = Outcome(**{**record, "trial": trial})
         self.pasts = {trial.name: _past(folder.child(trial.name)) if kept else [] for trial in self.left}
