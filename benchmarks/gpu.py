@@ -295,10 +295,17 @@ def minutes(text: str) -> float:
 
 
 def _measure(given: argparse.Namespace, wanted: dict[str, TrainConfig]) -> tuple[dict[str, Any], list[str]]:
-    """All figures that are kept of this machine, and the names of the settings for which there was no time."""
+    """All figures that are kept of this machine, and the names of the settings for which there was no time.
+
+    Raises:
+        UsageError: the file has those of another machine.
+    """
     ends, limit = time.monotonic() + 60 * given.minutes, 60 * given.minutes_each
     here, kept = machine(), figures.read(given.results)
-    found: dict[str, Any] = kept["settings"] if kept.get("machine") == here else {}
+    if kept and kept.get("machine") != here:
+        known = json.dumps(kept.get("machine"))
+        raise UsageError(f"{given.results} has figures of another machine: {known}.", "Give --results another file.")
+    found: dict[str, Any] = kept.get("settings", {})
     if given.fresh:
         found = {name: one for name, one in found.items() if name not in wanted}
         figures.write(given.results, {"machine": here, "settings": found})

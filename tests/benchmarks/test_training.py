@@ -145,6 +145,20 @@ def test_each_setting_is_kept_before_the_next_one_begins_and_measured_again_if_i
     assert {name: one["number"] for name, one in found.items()} == {first: 3, second: 4}
 
 
+@pytest.mark.parametrize("words", [(), ("--fresh",)])
+def test_another_machine_s_figures_are_not_replaced(
+    words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A CPU's, or those of another release of torch, would take the place of a GPU's, which are not easily had."""
+    results = tmp_path / "gpu.json"
+    before = '{"machine": {"device": "NVIDIA H200"}, "settings": {}}'
+    results.write_text(before)
+    monkeypatch.setattr(gpu, "measured_apart", lambda *_, seconds: {})
+    assert exit_code(lambda: gpu.main(["--smoke", "--results", str(results), *words])) == 2
+    assert results.read_text() == before
+    assert f'{results} has figures of another machine: {{"device": "NVIDIA H200"}}.' in capsys.readouterr().err
+
+
 def test_what_tells_the_most_is_measured_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(gpu, "machine", dict)
