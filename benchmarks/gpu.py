@@ -186,9 +186,10 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
         "compiled graphs": execution.compiled_graphs(),
         "milliseconds per step": round(step, 3),
         "milliseconds per step by kind": observer.split,
-        "milliseconds per step idle": round(max(0.0, step - observer.busy), 3),
         "notes": observer.notes,
     }
+    if observer.busy:  # else the profiler was refused a look at the GPU, as in some containers
+        found["milliseconds per step idle"] = round(max(0.0, step - observer.busy), 3)
     if peak:
         found["MFU of the published peak"] = round(flops.utilisation(rate, counted, peak), 4)
     if device.type == "cuda":

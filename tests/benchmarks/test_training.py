@@ -107,6 +107,12 @@ def test_a_gpu_is_idle_where_no_kernel_runs_though_two_run_at_a_time_or_the_prog
     assert gpu.busy([*others, *reversed(kernels)], on_gpu=True) == 5.0 / gpu.PROFILED_STEPS
 
 
+def test_a_gpu_of_which_the_profiler_shows_nothing_is_not_called_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "busy", lambda events, on_gpu: 0.0)
+    config = next(iter(gpu.settings(smoke=True, batch_sizes=[]).values()))
+    assert "milliseconds per step idle" not in gpu.measured(config, windows=1, steps=1)
+
+
 def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path) -> None:
     """The command, with few steps, where no package is installed that it needs not."""
     results = tmp_path / "gpu.json"
