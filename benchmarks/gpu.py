@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.harness import command, figures
 from benchmarks.harness.apart import measured_apart
 from benchmarks.harness.figures import median_and_range, say, today
-from benchmarks.harness.training import CLASSES, EnoughError, Prepared, finished, observe
+from benchmarks.harness.training import CLASSES, EPOCH_STEPS, EnoughError, Prepared, finished, observe
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.learning import execution, flops
@@ -282,6 +282,9 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
     given = parser.parse_args(words)
     if not given.smoke and not torch.cuda.is_available():
         parser.error("there is no GPU here; --smoke runs a tiny model on the CPU")
+    most = EPOCH_STEPS - SETTLING_STEPS - PROFILED_STEPS - 1  # an epoch's end is no step
+    if min(given.windows, given.steps) < 1 or given.windows * given.steps > most:
+        parser.error(f"--windows and --steps are at least 1, and {most} steps at most in all windows")
     offered = SMOKE_MODES if given.smoke else MODES
     if unknown := [mode for mode in given.modes or () if mode not in offered]:
         parser.error(f"--modes has {', '.join(unknown)}; there are {', '.join(offered)}")

@@ -262,6 +262,15 @@ def test_nothing_is_begun_when_time_is_over(
     assert in_turn("well", words=["--fresh", "--minutes", "1"]) == (10, {})
 
 
+@pytest.mark.parametrize(("windows", "steps"), [(0, 20), (7, 0), (20, 50)])
+def test_windows_that_are_empty_or_outlast_the_epoch_whose_evaluation_is_no_step_are_refused(
+    windows: int, steps: int, in_turn: Callable[..., tuple[int, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        in_turn("well", words=["--windows", str(windows), "--steps", str(steps)])
+    assert "at least 1, and 986 steps at most" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("length", ["0", "-1", "nan", "inf", "soon"])
 def test_a_length_of_time_that_cannot_be_waited_for_is_refused(
     length: str, in_turn: Callable[..., tuple[int, dict[str, Any]]]
