@@ -1,17 +1,24 @@
 """SIGTERM, as `kill`, `timeout` and a service manager send it, ends a command just as Ctrl-C does.
 
 Ray puts handlers of its own in place: one that leaves at once, then one that prints a stack trace and dies of SIGABRT.
+What SIGKILL ends can do nothing for its children: those end by themselves.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _BOTH = (signal.SIGINT, signal.SIGTERM)
+
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
 
 
 def install() -> None:
@@ -37,6 +44,13 @@ def ignore() -> None:
     """Let neither signal cut short what follows, until `handlers_kept` puts them back."""
     for number in _BOTH:
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_with(parent: int) -> None:
+    """Have this process killed when its parent ends, however it does; end it now if that has happened already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before it could be watched
+        sys.exit()
 
 
 def _as_ctrl_c(number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 
 from benchmarks.harness.figures import Record
 from workloads.errors import first_line
+from workloads.interruption import end_with
 
 KILL_SECONDS = 10.0
 """Longest wait for a process that was killed: one in a broken GPU's driver may never end."""
@@ -31,7 +32,7 @@ def measured_apart(measure: Callable[..., Record], *arguments: object, seconds: 
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(theirs, measure, *arguments))
+    process = context.Process(target=_measure, args=(os.getpid(), theirs, measure, *arguments))
     with ours, contextlib.suppress(EOFError, OSError):
         try:
             process.start()
@@ -44,7 +45,8 @@ def measured_apart(measure: Callable[..., Record], *arguments: object, seconds: 
     return {"failed": f"its process died ({how}); the kernel's log says whether memory had ended"}
 
 
-def _measure(to: Connection, measure: Callable[..., Record], *arguments: object) -> None:
+def _measure(parent: int, to: Connection, measure: Callable[..., Record], *arguments: object) -> None:
+    end_with(parent)
     os.setsid()  # Ctrl-C is the parent's to answer, and what is started here can be ended as one
     try:
         found = measure(*arguments)

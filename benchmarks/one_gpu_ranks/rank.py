@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -14,15 +12,13 @@ from typing import Any
 
 from workloads.cluster import process_group
 from workloads.errors import WorkloadError
+from workloads.interruption import end_with
 from workloads.nccl.definitions.collectives import COLLECTIVES, Seat
 from workloads.nccl.ranks import node_facts
 from workloads.nccl.ranks.rank import Layout, Rank, RankPlan
 
 ADDRESS = "127.0.0.1"
 """Where the ranks meet."""
-
-_PR_SET_PDEATHSIG = 1
-"""prctl(2)."""
 
 
 def plan(timeout_seconds: float) -> RankPlan:
@@ -81,10 +77,9 @@ def main(arguments: Sequence[str]) -> None:
     """
     parent, connection, rank, ranks = map(int, arguments[:4])
     backend, seconds = arguments[4:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == parent:  # else it ended before it could be watched
-        seat = Seat(rank=rank, ranks=ranks, stride=1)
-        serve(LoneRank(seat, layout(ranks, backend), plan(float(seconds)), log={}), Connection(connection))
+    end_with(parent)
+    seat = Seat(rank=rank, ranks=ranks, stride=1)
+    serve(LoneRank(seat, layout(ranks, backend), plan(float(seconds)), log={}), Connection(connection))
 
 
 if __name__ == "__main__":

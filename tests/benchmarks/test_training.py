@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -286,6 +288,19 @@ def test_ctrl_c_leaves_neither_the_measurement_nor_what_it_started(tmp_path: Pat
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
     eventually(lambda: not any(map(processes.start_time, pids)), seconds=60)
+
+
+def test_a_command_that_is_killed_takes_its_measurement_with_it(tmp_path: Path) -> None:
+    """As what goes on measuring would share the GPU with the next command, and nobody would know."""
+    program = (
+        "import sys, pathlib; from benchmarks.harness.apart import measured_apart; from tests.support import "
+        "measurements; measured_apart(measurements.interrupting, pathlib.Path(sys.argv[1]), 9, seconds=60)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "pids")], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    measurement, started = map(int, (tmp_path / "pids").read_text().split())
+    os.kill(started, signal.SIGKILL)
+    eventually(lambda: not processes.start_time(measurement), seconds=10)
 
 
 def test_what_does_not_fit_is_a_result_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,10 @@ def ending(how: str, *_: object) -> dict[str, Any]:
     return {"how": how}
 
 
-def interrupting(pids: Path, *_: object) -> dict[str, Any]:
-    """One that starts a program, writes both process ids, and has Ctrl-C pressed while it goes on."""
+def interrupting(pids: Path, number: int = signal.SIGINT) -> dict[str, Any]:
+    """One that starts a program, writes both process ids, and has Ctrl-C pressed, or another signal sent, meanwhile."""
     program = subprocess.Popen(["sleep", "120"])
     pids.write_text(f"{os.getpid()} {program.pid}")
-    os.kill(os.getppid(), signal.SIGINT)
+    os.kill(os.getppid(), number)
     time.sleep(30)
     return {}

@@ -7,7 +7,6 @@ ends a `train`.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -22,13 +21,11 @@ from workloads import __main__ as command_line
 from workloads.cluster import session
 from workloads.convnext.run.train import IMPORTS
 from workloads.errors import EXIT_INTERRUPTED, PlaceError
+from workloads.interruption import end_with
 from workloads.reporting import progress
 
 ENDED = "ended"
 """Event of the record that follows a trial's: `exit_code` of its `train`."""
-
-_PR_SET_PDEATHSIG = 1
-"""prctl(2)."""
 
 
 def main(parent: int, address: str) -> None:
@@ -39,9 +36,7 @@ def main(parent: int, address: str) -> None:
             Ray ends the trial's workers.
         address: of the Ray that all trials use.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be watched
-        return
+    end_with(parent)
     interruption = _Interruption()
     signal.signal(signal.SIGINT, interruption)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in what it starts, which inherit that
