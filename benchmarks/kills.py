@@ -121,23 +121,24 @@ def within(kill: Record) -> bool:
 def _killed(records: Sequence[Record]) -> Record:
     whole = _whole(records)
     return {
-        **_kills(whole),
+        **_kills(records),
         "bitwise_equal": f"{sum(record.get('equal', False) for record in whole)} of {len(records)}",
         **_totals(whole),
     }
 
 
 def _kills(records: Sequence[Record]) -> Record:
-    kills = [kill for record in records for kill in record["kills"]]
+    whole = _whole(records)
+    kills = [kill for record in whole for kill in record["kills"]]
     recovered = sorted(kill["recovered"] for kill in kills)
+    rank = -(-95 * len(recovered) // 100) - 1
     return {
         "kills": len(kills),
         "within_interval_and_step": sum(map(within, kills)),
         "redone_seconds": spread([kill["redone_seconds"] for kill in kills]),
         "redone_steps": spread([kill["redone"] for kill in kills]),
-        "recovered_seconds": spread(recovered)
-        | {"p95": round(recovered[max(0, -(-95 * len(recovered) // 100) - 1)], 2)},
-        "orphans": sum(record["orphans"] for record in records),
+        "recovered_seconds": spread(recovered) | ({"p95": round(recovered[rank], 2)} if recovered else {}),
+        "orphans": sum(record["orphans"] for record in whole),
     }
 
 

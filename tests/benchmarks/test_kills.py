@@ -69,3 +69,10 @@ def test_what_an_attempt_did_and_the_next_did_again_counts_once(observed: list[d
 def test_each_thing_lost_makes_a_trial_wrong(change: dict[str, Any], right: bool) -> None:
     record = {"orphans": 0, "missing": 0, "repeated": 0, "drivers_killed": 10, "continued": 10, **change}
     assert kills.right(record) == right
+
+
+@pytest.mark.parametrize("part", kills.PARTS)
+def test_a_part_of_which_every_trial_failed_has_figures_too(part: str) -> None:
+    """Else no figures are kept, and the same command, which runs no trial twice, ends so again."""
+    found = kills.PARTS[part]([{"part": part, "failed": "TimeoutError: not within 90 s"}])
+    assert found.get("kills", 0) == found.get("orphans", 0) == 0
