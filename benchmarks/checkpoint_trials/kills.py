@@ -15,8 +15,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +116,14 @@ def run(variant: str, trials: int, folder: Path, lanes: int, seed: int) -> Itera
     # What the command imports too: each writer runs it as its main module.
     context.set_forkserver_preload([__name__, "torchvision.models", "tests.emulator.google"])
     chance = random.Random(seed)
-    with ThreadPool(lanes) as pool:
+    # Its end waits for writers to be killed, also where Ctrl-C brings it: their folder is removed next.
+    with ThreadPoolExecutor(lanes) as pool:
         for begun in range(0, trials, lanes):
             turns = [
                 (context, variant, folder / f"lane-{lane}", begun, chance.uniform(0, LONGEST_DELAY))
                 for lane in range(min(lanes, trials - begun))
             ]
-            yield from pool.starmap(trial, turns, chunksize=1)
+            yield from list(pool.map(lambda turn: trial(*turn), turns))
 
 
 def trial(context: Any, variant: str, folder: Path, begun: int, delay: float) -> Counter[str]:

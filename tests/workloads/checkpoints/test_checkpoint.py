@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -160,6 +161,23 @@ def test_a_kill_at_any_instant_leaves_a_newest_that_loads_where_common_ways_to_s
     assert found[tried]
     if variant == "ours":
         assert [found[name] for name in ("unloadable", "wrong", "lost", "uncollected")] == [0] * 4
+
+
+def test_ctrl_c_during_the_kills_leaves_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would write on into a folder that is being removed."""
+    killed: list[Path] = []
+
+    def trial(context: object, variant: str, folder: Path, *_: object) -> Counter[str]:
+        time.sleep(0.2)  # the main thread waits by then
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        killed.append(folder)
+        return Counter(trials=1)
+
+    monkeypatch.setattr(checkpoint_kills, "trial", trial)
+    with pytest.raises(KeyboardInterrupt):
+        list(checkpoint_kills.run("ours", 1, tmp_path, lanes=1, seed=0))
+    assert killed == [tmp_path / "lane-0"]
 
 
 @pytest.mark.thorough
