@@ -11,7 +11,7 @@ each tried three times and then passed over. Whatever is not whole is run again 
 Last, `--interruptions` times, that stack is made and removed while two random calls that change something end badly:
 the answer is lost, or the engine is killed before Google has the call, or before the engine has the answer.
 
-A part whose number is 0 is left out, and its last figures stay.
+Each part is kept when it ends. One whose number is 0 is left out, and its last figures stay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
 from benchmarks.harness import command
-from benchmarks.harness.figures import Record, conditions, median_and_range, read, say, today
+from benchmarks.harness.figures import Record, conditions, median_and_range, read, say, today, write
 from emulator.gcp.resources import google_client
 from emulator.google import operations
 from oasis_stack.facts.machine import MACHINES
@@ -87,7 +87,7 @@ def main(given: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(given)
     warnings.simplefilter("ignore", DeprecationWarning)  # of the SDK's own modules
     wrong: list[str] = []
-    found: Record = {"conditions": conditions()}
+    found: Record = read(chosen.results) | {"conditions": conditions()}
     parts = {
         "legal stacks": (legal_stacks, chosen.stacks),
         "ladders": (ladders, chosen.zones),
@@ -100,7 +100,8 @@ def main(given: Sequence[str] | None = None) -> int:
             if count:
                 found[name], problems = measure(Path(folder), count, chosen.seed)
                 wrong += problems
-    return command.conclude(chosen.results, {**read(chosen.results), **found}, wrong)
+                write(chosen.results, found)
+    return command.conclude(chosen.results, found, wrong)
 
 
 def legal_stacks(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:

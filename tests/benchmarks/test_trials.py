@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from benchmarks import collectives
+from benchmarks import collectives, lifecycles
 from benchmarks.harness.trials import Trials
 from emulator.machine.state import CHECKOUT
 from workloads.errors import EXIT_INTERRUPTED
@@ -44,6 +46,20 @@ def test_a_mistyped_part_costs_no_kept_trial_and_fresh_forgets_them(
 
     collectives.main([*results, "--fresh", "kills"])
     assert trials.kept() == []
+
+
+def test_a_part_of_the_lifecycles_is_kept_before_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lifecycles, "legal_stacks", lambda *_: ({"tried": 1000}, []))
+    monkeypatch.setattr(lifecycles, "ladders", interrupted)
+    results = tmp_path / "lifecycles.json"
+    with pytest.raises(KeyboardInterrupt):
+        lifecycles.main(["--results", str(results)])
+    assert json.loads(results.read_text())["legal stacks"] == {"tried": 1000}
 
 
 def test_a_benchmark_that_is_terminated_cleans_up_also_in_the_background() -> None:
