@@ -84,7 +84,7 @@ def run(given: argparse.Namespace, trial: Trial, folder: Path) -> Record:
     from benchmarks.collective_trials import trials, two_nodes
 
     part, number = trial
-    chance = chance_of(given.seed, trial)
+    chance = chance_of(trial)
     match part:
         case "overhead":
             return trials.overhead(SIZES[number], given.pairs)

@@ -22,8 +22,7 @@ class Trials:
         self._file = file
 
     def parse(self, parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """The arguments, those of all trials included; forgets the kept trials where they say so."""
-        parser.add_argument("--seed", type=int, default=0, help="of the moments and ranks (%(default)s)")
+        """The arguments, `--fresh` included; forgets the kept trials where that is given."""
         parser.add_argument("--fresh", action="store_true", help="forget the trials kept from earlier")
         given = parser.parse_args(arguments)
         if given.fresh:
@@ -62,10 +61,10 @@ class Trials:
         }
 
 
-def chance_of(seed: int, trial: Trial) -> random.Random:
+def chance_of(trial: Trial) -> random.Random:
     """The chance of a trial, the same whenever and after whatever it is run."""
     part, number = trial
-    return random.Random(f"{seed}/{part}/{number}")
+    return random.Random(f"{part}/{number}")
 
 
 def until(condition: Callable[[], object], seconds: float = 90, what: str = "the run went on") -> None:

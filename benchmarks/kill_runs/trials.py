@@ -83,7 +83,7 @@ def tried(bench: Bench, trial: Trial, given: argparse.Namespace, expected: str) 
     Args:
         bench: its place.
         trial: part and number.
-        given: numbers of kills, and the seed.
+        given: numbers of kills.
         expected: the final state of a run that nobody kills.
     """
     began, load = time.monotonic(), round(os.getloadavg()[0], 1)
@@ -96,7 +96,7 @@ def tried(bench: Bench, trial: Trial, given: argparse.Namespace, expected: str) 
 
 def _trial(bench: Bench, trial: Trial, given: argparse.Namespace, expected: str) -> Record:
     part, number = trial
-    name, chance = f"{part}-{number}", chance_of(given.seed, trial)
+    name, chance = f"{part}-{number}", chance_of(trial)
     match part:
         case "killed" | "unforked":
             return killed_run(bench, name, KILLS_PER_RUN, chance, expected)
