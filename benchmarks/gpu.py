@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.harness import command, figures
 from benchmarks.harness.apart import measured_apart
 from benchmarks.harness.figures import median_and_range, say, today
-from benchmarks.harness.training import CLASSES, EPOCH_STEPS, EnoughError, Prepared, finished, observe
+from benchmarks.harness.training import CLASSES, EPOCH_STEPS, EnoughError, Prepared, finished, first_device, observe
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.learning import execution, flops
@@ -161,7 +161,7 @@ def kind(operation: str, shapes: Sequence[Any], kernel: str = "") -> str:
 
 def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
     """One setting; runs in a process of its own, so that nothing of another's memory, tuning or failure is left."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = first_device()
     reached = product_tflops(config, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

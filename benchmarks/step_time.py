@@ -35,7 +35,7 @@ from torchvision.transforms import v2
 
 from benchmarks.harness import command
 from benchmarks.harness.figures import Record, median_and_range, say, today
-from benchmarks.harness.training import CLASSES, EPOCH_STEPS, EnoughError, Prepared, finished, observe
+from benchmarks.harness.training import CLASSES, EPOCH_STEPS, EnoughError, Prepared, finished, first_device, observe
 from workloads.convnext import config as configuration
 from workloads.convnext.config import STAGES, Model, TrainConfig
 from workloads.convnext.images.augment import DEVIATION, MEAN
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="of torch on a CPU (1)")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = first_device()
     figures: Record = {
         "date": today(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {given.threads} threads",

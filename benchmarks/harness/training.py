@@ -22,6 +22,11 @@ EPOCH_STEPS = 1000
 _KEPT = 4
 
 
+def first_device() -> torch.device:
+    """The first GPU, or the CPU where there is none."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
 class Prepared:
     """Both splits of a benchmark's data, for one rank: a few batches, made once and handed out for ever."""
 

@@ -60,6 +60,23 @@ def test_ratios_are_of_one_round_and_their_median_is_kept() -> None:
     assert figures["seconds per step"]["oasis"] == {"median": 1.0, "least": 1.0, "most": 2.0}
 
 
+def test_on_a_gpu_the_loops_have_it_by_its_number_as_torch_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[torch.device] = []
+
+    def measured(work: step_time.LoopWork, steps: int) -> dict[str, float]:
+        devices.append(work.device)
+        return {"oasis": 1.0, "timm": 1.0}
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(step_time, "Prepared", lambda config, device: None)
+    monkeypatch.setattr(step_time, "measured", measured)
+    assert step_time.main(["--rounds", "1", "--results", str(tmp_path / "step_time.json")]) == 0
+    assert devices == [torch.device("cuda", 0)] * 2
+
+
 def test_a_setting_of_the_gpu_benchmark_is_measured_and_split_by_kind() -> None:
     config = next(iter(gpu.settings(smoke=True, batch_sizes=[]).values()))
     figures = gpu.measured(config, windows=2, steps=2)
