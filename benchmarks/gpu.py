@@ -320,6 +320,7 @@ def _measure(given: argparse.Namespace, wanted: dict[str, TrainConfig]) -> tuple
             say(f"{name}: measured on {found[name]['date']}; --fresh measures it again")
     while missing and (left := ends - time.monotonic()) > 0:
         name, seconds = missing[0], min(left, limit)
+        say(f"{name}: at most {seconds / 60:.3g} minutes")
         one = measured_apart(measured, wanted[name], given.windows, given.steps, seconds=seconds)
         if one is None:
             if seconds < limit:

@@ -264,10 +264,13 @@ def test_when_time_is_over_what_runs_is_ended_and_what_is_left_is_named_with_the
     words = ["--fresh", "--minutes", "4", "--minutes-each", "2"]
     assert in_turn("a", "b", "c", "d", words=words) == (10, {"a": None, "b": None})
     assert allowed == [120.0, 120.0, 40.0]
-    problem, remedy = capsys.readouterr().err.splitlines()[-2:]
+    *said, problem, remedy = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "at most" in line] == [
+        f"{name}: at most {limit} minutes" for name, limit in (("a", "2"), ("b", "2"), ("c", "0.667"))
+    ]
     assert problem == "error: 4 minutes are over; not measured: c; d."
-    said, _, command = remedy.partition(": python -m benchmarks.gpu ")
-    assert said == "To go on" and "--fresh" not in command
+    told, _, command = remedy.partition(": python -m benchmarks.gpu ")
+    assert told == "To go on" and "--fresh" not in command
     assert in_turn("a", "b", "c", "d", words=shlex.split(command)) == (0, dict.fromkeys("abcd"))
     assert len(allowed) == 5
 
