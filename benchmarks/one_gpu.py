@@ -101,11 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = bandwidth.parse_sizes(given.sizes or (GPU_SIZES if given.backend == "nccl" else bandwidth.CPU_SIZES))
     _check(given)
     done: list[tuple[OneGpuRun, list[JudgedStage]]] = []
-    for ranks in dict.fromkeys(given.ranks):
-        run = _measure(ranks, given, sizes)
-        done.append((run, report.show_findings([run.measured])))
-        _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
-    _keep(given, done)
+    try:
+        for ranks in dict.fromkeys(given.ranks):
+            run = _measure(ranks, given, sizes)
+            done.append((run, report.show_findings([run.measured])))
+            _keep_logs(given.logs, run.measured.stage.name, run.measured.logs)
+    finally:
+        if done:
+            _keep(given, done)
     return _conclude(done)
 
 

@@ -23,6 +23,7 @@ from benchmarks.one_gpu_ranks import start as one_gpu_ranks
 from emulator.machine import processes
 from tests.support import bare_machine
 from tests.support.waiting import eventually
+from workloads.errors import WorkloadFailedError
 from workloads.nccl.logs import debug_log
 from workloads.nccl.ranks.rank import Sample
 
@@ -145,6 +146,22 @@ def test_on_a_gpu_the_path_is_read_from_the_logs_and_they_are_kept(
     on_gpu.update(transport="SHM/direct/direct", nodes="1")
     assert exit_code(lambda: one_gpu.main(words)) == 9
     assert "not the sockets that the figures are labelled with" in capsys.readouterr().err
+
+
+def test_what_one_rank_measured_is_kept_where_two_fail(
+    on_gpu: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = OnGpu.ask
+
+    def ask(team: OnGpu, method: str, *arguments: object) -> list[Sample]:
+        if team.ranks == 2:
+            raise WorkloadFailedError("rank 1 gave no answer.", "Run it again.")
+        return real(team, method, *arguments)
+
+    monkeypatch.setattr(OnGpu, "ask", ask)
+    results = tmp_path / "one_gpu.json"
+    assert exit_code(lambda: one_gpu.main(["--results", str(results), "--logs", str(tmp_path)])) == 5
+    assert [run["ranks"] for run in json.loads(results.read_text())["runs"]] == [1]
 
 
 @pytest.mark.thorough
