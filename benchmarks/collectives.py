@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.harness import command
-from benchmarks.harness.figures import Record, conditions, spread
+from benchmarks.harness.figures import Record, conditions, quartiles, spread
 from benchmarks.harness.trials import Trial, Trials, chance_of
 from workloads.cluster import session
 
@@ -121,8 +121,7 @@ def right(record: Record) -> bool:
 def _overhead(records: Sequence[Record]) -> Record:
     return {
         f"{record['bytes'] >> 20} MiB": {
-            "ratio": spread(record["ratios"])
-            | {"quartiles": [round(value, 3) for value in statistics.quantiles(record["ratios"], n=4)]},
+            "ratio": {**spread(record["ratios"]), "quartiles": quartiles(record["ratios"], digits=3)},
             "pairs": len(record["ratios"]),
             "milliseconds_a_call": round(1000 * record["seconds"], 2),
         }

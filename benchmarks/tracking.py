@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from benchmarks.harness import command
-from benchmarks.harness.figures import Record, conditions, spread
+from benchmarks.harness.figures import Record, conditions, quartiles, spread
 from benchmarks.harness.training import EnoughError, observe
 from tests.support.processes import descendants
 from tests.support.wandb_server import silent
@@ -151,11 +151,10 @@ def measured(blocks: Blocks) -> Record:
     for condition, times in zip(blocks.order, blocks.times, strict=True):
         medians[condition].append(statistics.median(times) * 1000)
     added = [100 * (hanging / off - 1) for hanging, off in zip(medians["hanging"], medians["off"], strict=True)]
-    quartiles = statistics.quantiles(added, n=4) if len(added) > 1 else added
     return {
         "step_milliseconds_off": spread(medians["off"]),
         "step_milliseconds_hanging": spread(medians["hanging"]),
-        "added_percent": {**spread(added), "quartiles": [round(value, 2) for value in quartiles]},
+        "added_percent": {**spread(added), "quartiles": quartiles(added)},
         "steps": sum(map(len, blocks.times)),
         "cpu_seconds_of_starting_wandb": round(blocks.start_cpu, 2),
     }

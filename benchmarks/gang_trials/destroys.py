@@ -56,7 +56,7 @@ def summary(each: Sequence[figures.Record]) -> figures.Record:
         "destroys": len(seconds),
         "left or failed": sum(len(one["wrong"]) for one in each),
         "jobs": dict(sum((Counter(one["jobs"]) for one in each), Counter[str]())),
-        "seconds each": median_and_range(seconds) if seconds else {},
+        "seconds each": median_and_range(seconds),
         "each": list(each),
     }
 

@@ -16,7 +16,9 @@ Record = dict[str, Any]
 
 
 def median_and_range(values: Sequence[float], digits: int = 2) -> Record:
-    """Median, least and most."""
+    """Median, least and most; nothing of nothing."""
+    if not values:
+        return {}
     found = {"median": statistics.median(values), "least": min(values), "most": max(values)}
     return {name: round(value, digits) for name, value in found.items()}
 
@@ -24,6 +26,12 @@ def median_and_range(values: Sequence[float], digits: int = 2) -> Record:
 def spread(values: Sequence[float]) -> Record:
     """Median, least, most and how many there are; nothing of nothing."""
     return {**median_and_range(values), "runs": len(values)} if values else {}
+
+
+def quartiles(values: Sequence[float], digits: int = 2) -> list[float]:
+    """The three quartiles; a single value as it is."""
+    found = statistics.quantiles(values, n=4) if len(values) > 1 else values
+    return [round(value, digits) for value in found]
 
 
 def today() -> str:

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import collectives, lifecycles
 from benchmarks.harness.trials import Trials
 from emulator.machine.state import CHECKOUT
+from tests.emulator.provider_client import Failed
 from workloads.errors import EXIT_INTERRUPTED
 
 MEASURING = """
@@ -46,6 +47,21 @@ def test_a_mistyped_part_costs_no_kept_trial_and_fresh_forgets_them(
 
     collectives.main([*results, "--fresh", "kills"])
     assert trials.kept() == []
+
+
+def test_of_one_pair_there_are_figures_and_of_lives_that_all_failed_what_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ratio,) = collectives.PARTS["overhead"]([{"bytes": 16 << 20, "ratios": [1.25], "seconds": 0.01}]).values()
+    assert ratio["ratio"]["quartiles"] == [1.25]
+
+    def resumed(command: object) -> NoReturn:
+        raise Failed("refused")
+
+    monkeypatch.setattr(lifecycles, "resumed", resumed)
+    with lifecycles.at_once():
+        found, wrong = lifecycles.interrupted(tmp_path, 1, seed=1)
+    assert found["not whole"] == 1 and wrong[0].endswith("refused")
 
 
 def test_a_part_of_the_lifecycles_is_kept_before_the_next_one_begins(
