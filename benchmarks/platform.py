@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def keep(part: str, found: Record, results: Path) -> None:
-    """Print one part's figures and write them, with date and machine, in the place of its last ones."""
+    """Write one part's figures, with date and machine, in the place of its last ones, and print them."""
     own = {part: {**conditions(), **found}}
-    print(json.dumps(own, indent=2))
     figures.write(results, figures.read(results) | own)
+    print(json.dumps(own, indent=2))
 
 
 def lines() -> Record:

@@ -52,15 +52,15 @@ def add_parts(to: argparse.ArgumentParser, parts: Collection[str]) -> None:
 
 
 def conclude(results: Path, found: Record, wrong: Sequence[object] = ()) -> int:
-    """Print the figures and keep them; the exit code, 1 if something is not as it must be.
+    """Keep the figures and print them; the exit code, 1 if something is not as it must be.
 
     Args:
         results: the file.
         found: the figures.
         wrong: each thing that is not as it must be; printed on standard error.
     """
+    figures.write(results, found)  # first, as nobody may read on what is printed
     print(json.dumps(found, indent=2))
-    figures.write(results, found)
     for problem in wrong:
         figures.say(f"wrong: {problem}")
     return int(bool(wrong))

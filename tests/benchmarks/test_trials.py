@@ -64,6 +64,22 @@ def test_of_one_pair_there_are_figures_and_of_lives_that_all_failed_what_went_wr
     assert found["not whole"] == 1 and wrong[0].endswith("refused")
 
 
+def test_figures_of_which_nobody_reads_the_end_are_kept(tmp_path: Path) -> None:
+    """As with `| head`."""
+    results = tmp_path / "figures.json"
+    program = (
+        "import sys, pathlib; from benchmarks.harness import command; "
+        "command.run(lambda: command.conclude(pathlib.Path(sys.argv[1]), {'lives': [0] * 100_000}))"
+    )
+    words = [sys.executable, "-c", program, str(results)]
+    with subprocess.Popen(words, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout
+        benchmark.stdout.readline()
+        benchmark.stdout.close()
+    assert benchmark.returncode == 141
+    assert len(json.loads(results.read_text())["lives"]) == 100_000
+
+
 def test_a_part_of_the_lifecycles_is_kept_before_the_next_one_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
