@@ -11,6 +11,7 @@ from collections import defaultdict
 from benchmarks.gang_trials.stage import REQUEST_LABEL, Event, Stage
 from benchmarks.harness import figures
 from benchmarks.harness.figures import say, spread, today
+from benchmarks.harness.trials import until
 from emulator import lifecycle
 from emulator.machine.state import CHECKOUT
 from workloads.environment import NODE_HOUR_VARIABLE
@@ -24,6 +25,9 @@ WATCHED = ("nodes",)
 EPOCHS = (20, 80)
 """Of the shortest and of the longest training: all end within minutes."""
 
+MOST_SECONDS = 1200.0
+"""From a training's end to its node's."""
+
 NODE_HOUR_USD = 40.0
 """Price that the trainings are told."""
 
@@ -35,8 +39,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
         epochs = EPOCHS[0] + (EPOCHS[1] - EPOCHS[0]) * number // max(1, count - 1)
         run = f"ledger-{number}"
         _train(stage, run, epochs, seed)
-        while stage.queued_nodes():
-            time.sleep(1)
+        until(lambda: not stage.queued_nodes(), MOST_SECONDS, f"the node of {run} went")
         [stay] = stays(locate(_runs(stage)).child(run))
         born, gone = _lives(stage.record.events())[number]
         wrong += [f"{run}: {problem}" for problem in judged(stay, born, gone)]

@@ -24,6 +24,9 @@ WATCHED = ("nodes", "pods", "provisioningrequests")
 
 FAILED = Told("True", "ResourcePoolExhausted", "GCE out of resources")
 
+MOST_SECONDS = 1200.0
+"""Without a gang that comes or goes, after which those that are there are called wrong."""
+
 STEPS = {"give": 6, "fail": 3, "expire": 2, "revoke": 2, "finish": 4}
 """What Google or a gang may do next, and how often beside the others."""
 
@@ -33,6 +36,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
     stage.ask_again_at_once(3)
     stage.hold(0)
     chance, made, steps, ends = random.Random(seed), 0, Counter[str](), Counter[str]()
+    known, since = 0, time.monotonic()
     while True:
         jobs = _without_those_that_ended(stage, ends)
         for _ in range(min(AT_ONCE - len(jobs), count - made)):
@@ -42,6 +46,10 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
                 say(f"{made} of {count} gangs")
         if not jobs and made == count:
             break
+        if known != made + ends.total():
+            known, since = made + ends.total(), time.monotonic()
+        elif time.monotonic() - since > MOST_SECONDS:
+            return {"date": today()}, [f"{len(jobs)} gangs are there, and none has ended for {MOST_SECONDS:.0f} s"]
         [step] = chance.choices(list(STEPS), weights=list(STEPS.values()))
         steps[step] += _take(stage, step, chance)
         time.sleep(chance.uniform(0, 0.2))
