@@ -5,16 +5,22 @@ Of node affinity it reads the required terms; what it cannot judge (pod affinity
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
+
+from emulator.gke.node_shapes import network_resources
 
 Body = dict[str, Any]
 
 _NOT_READY = "node.kubernetes.io/not-ready"
 """Taint of every new node for a moment. No second one comes for a pod meanwhile, as the autoscaler counts
 on nodes that come (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go, NodeConditionTaints)."""
+
+
+_INTERFACES = "networking.gke.io/interfaces"
 
 
 def quantity(text: str) -> float:
@@ -25,11 +31,11 @@ def quantity(text: str) -> float:
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
     """A pod's requests: all its containers, or one init container if that is more, each beside the sidecars.
 
-    GKE's webhook adds the FUSE sidecar by annotation (GoogleCloudPlatform/gcs-fuse-csi-driver, pkg/webhook); here none
-    runs, and it counts all the same.
+    GKE's webhooks add the FUSE sidecar (GoogleCloudPlatform/gcs-fuse-csi-driver, pkg/webhook) and the further networks
+    by annotation; here there is neither, and they count all the same.
     """
-    spec = pod["spec"]
-    sidecars = _fuse_sidecar(pod["metadata"].get("annotations") or {})
+    spec, annotations = pod["spec"], pod["metadata"].get("annotations") or {}
+    sidecars = _fuse_sidecar(annotations)
     peak: dict[str, float] = {}
     for container in spec.get("initContainers") or []:
         beside = _sum(sidecars, _requests(container))
@@ -40,7 +46,7 @@ def requests(pod: Mapping[str, Any]) -> dict[str, float]:
     together = sidecars
     for container in spec.get("containers", []):
         together = _sum(together, _requests(container))
-    return {**_larger(together, peak), "pods": 1.0}
+    return {**_larger(together, peak), **_further_networks(annotations), "pods": 1.0}
 
 
 def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
@@ -96,6 +102,16 @@ def _fuse_sidecar(annotations: Mapping[str, str]) -> dict[str, float]:
         return {}
     asked = {name: annotations.get(f"gke-gcsfuse/{name}-request") for name in ("cpu", "memory", "ephemeral-storage")}
     return {name: quantity(amount) for name, amount in asked.items() if amount}
+
+
+def _further_networks(annotations: Mapping[str, str]) -> dict[str, float]:
+    """By the networks of its interfaces but the pods' own (gke-networking-api v0.2.0, apis/network/v1)."""
+    text = annotations.get(_INTERFACES, "[]")
+    try:
+        named = {str(interface["network"]) for interface in json.loads(text)} - {"default", "pod-network"}
+    except (ValueError, TypeError, KeyError):
+        named = {text}  # GKE refuses the pod; here it fits nowhere
+    return {resource: quantity(amount) for resource, amount in network_resources(named).items()}
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, float]:

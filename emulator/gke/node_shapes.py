@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from emulator.google.collection import last
 from emulator.google.machines import GPU_MACHINES, machine_size
 
 Body = dict[str, Any]
@@ -62,6 +63,12 @@ class Pool:
         return str(self.config.get("machineType", "e2-medium"))
 
     @property
+    def nics(self) -> set[tuple[str, str]]:
+        """VPC and subnetwork of each additional NIC."""
+        extra = self.body.get("networkConfig", {}).get("additionalNodeNetworkConfigs") or []
+        return {(last(pair.get("network", "")), last(pair.get("subnetwork", ""))) for pair in extra}
+
+    @property
     def scales(self) -> bool:
         """Whether its number of nodes follows its pods."""
         return bool(self.body.get("autoscaling", {}).get("enabled"))
@@ -84,6 +91,30 @@ class Pool:
         if not self.scales:
             return self.minimum
         return _either(self.body["autoscaling"], "totalMaxNodeCount", "maxNodeCount", len(self.zones))
+
+
+def networks_of(pool: Pool, sets: Iterable[Body], networks: Iterable[Body]) -> list[str]:
+    """The GKE Networks of a pool's additional NICs: each on the parameter set of a NIC's VPC and subnetwork.
+
+    Args:
+        pool: any.
+        sets: the cluster's GKENetworkParamSets.
+        networks: its Networks.
+    """
+    ours = {
+        found["metadata"]["name"]
+        for found in sets
+        if (found["spec"].get("vpc"), found["spec"].get("vpcSubnet")) in pool.nics
+    }
+    return sorted(
+        found["metadata"]["name"] for found in networks if found["spec"].get("parametersRef", {}).get("name") in ours
+    )
+
+
+def network_resources(networks: Iterable[str]) -> dict[str, str]:
+    """What a node has of these GKE Networks, and a pod asks for that names them: of a device its address and the device
+    (GoogleCloudPlatform/cluster-autoscaler 7d250507, pkg/networking/matcher.go)."""
+    return {f"networking.gke.io.networks/{network}{part}": "1" for network in networks for part in (".IP", "")}
 
 
 def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
@@ -201,9 +232,7 @@ def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -
     }
     if gpus:
         found[GPU] = str(gpus[1])
-    # What GKE's webhook has a pod ask for per interface (gke-networking-api v0.2.0, apis/network/v1): of a device its
-    # address and the device (GoogleCloudPlatform/cluster-autoscaler 7d250507, pkg/networking/matcher.go).
-    return found | {f"networking.gke.io.networks/{network}{part}": "1" for network in networks for part in (".IP", "")}
+    return found | network_resources(networks)
 
 
 def _gpus(pool: Pool) -> tuple[str, int] | None:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 
 from emulator.gke import records as gke_records
 from emulator.gke.fit import fits, free, refusal
-from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, node
+from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, networks_of, node
 from emulator.gke.provisioning import QueuedProvisioning
 from emulator.google import faults, limits
 from emulator.google.apis.kubernetes_engine.instance_groups import base_name
@@ -280,21 +280,14 @@ class Autoscaler:
             return None
 
     def _networks(self, pool: Pool) -> list[str]:
-        extra = pool.body.get("networkConfig", {}).get("additionalNodeNetworkConfigs") or []
-        subnets = {str(pair.get("subnetwork", "")).rpartition("/")[2] for pair in extra}
-        if not subnets:
+        if not pool.nics:
             return []
         try:
             sets = self._api.list("networking.gke.io/v1", "GKENetworkParamSet")
             networks = self._api.list("networking.gke.io/v1", "Network")
         except KindNotServedError:
             return []
-        ours = {found["metadata"]["name"] for found in sets if found["spec"].get("vpcSubnet") in subnets}
-        return sorted(
-            found["metadata"]["name"]
-            for found in networks
-            if found["spec"].get("parametersRef", {}).get("name") in ours
-        )
+        return networks_of(pool, sets, networks)
 
     def _remove(self, found: Body) -> None:
         # Before its pods, or a DaemonSet would put a new one there at once.

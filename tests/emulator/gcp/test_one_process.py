@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, note, settings
 from emulator.gcp.resources import google_client
 from emulator.gke import records
 from emulator.gke.fit import fits, free
-from emulator.gke.node_shapes import Pool, node
+from emulator.gke.node_shapes import Pool, networks_of, node
 from emulator.google import operations
 from oasis_stack.command_line import recovery
 from tests.emulator.google import enable
@@ -218,14 +218,18 @@ def test_ray_s_pods_find_nodes_in_their_own_pools_alone_and_other_pods_on_the_sy
     standing: OneProcess, tmp_path: Path
 ) -> None:
     google = standing.configured(PEERED, tmp_path / "pods")
-    spec = google.up().only("kubernetes:ray.io/v1:RayCluster").inputs["spec"]
+    made = google.up()
+    spec = made.only("kubernetes:ray.io/v1:RayCluster").inputs["spec"]
+    sets, networks = (
+        [found.inputs for found in made.of_type(f"kubernetes:networking.gke.io/v1:{kind}")]
+        for kind in ("GKENetworkParamSet", "Network")
+    )
     pods = {"other": {"metadata": {}, "spec": {}}, "head": spec["headGroupSpec"]["template"]}
     pods |= {group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]}
+    pools = [Pool(identity=one.name, body=one.body) for one in google.cloud.list(records.POOL_KIND)]
     nodes = {
-        one.name.rpartition("/")[2].rpartition("-")[0]: node(
-            Pool(identity=one.name, body=one.body), "n", "us-central1-b", ()
-        )
-        for one in google.cloud.list(records.POOL_KIND)
+        pool.name.rpartition("-")[0]: node(pool, "n", "us-central1-b", networks_of(pool, sets, networks))
+        for pool in pools
     }
 
     homes = {

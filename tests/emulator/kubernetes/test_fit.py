@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -25,6 +26,18 @@ POD: dict[str, Any] = {
 def test_a_pod_asks_for_its_largest_init_container_or_all_others_and_limits_count() -> None:
     assert requests(POD) == {"cpu": 2.0, "nvidia.com/gpu": 8.0, "pods": 1.0}
     assert [quantity(text) for text in ("100m", "1", "2Gi", "3k")] == [0.1, 1.0, 2.0**31, 3000.0]
+
+
+def test_a_pod_asks_for_each_further_network_that_it_names_and_for_what_there_is_not_if_nobody_can_read_it() -> None:
+    interfaces = [{"interfaceName": f"eth{i}", "network": name} for i, name in enumerate(("default", "rdma-0"))]
+
+    def asked(text: str) -> set[str]:
+        return {*requests({"metadata": {"annotations": {"networking.gke.io/interfaces": text}}, "spec": {}})}
+
+    network = "networking.gke.io.networks/rdma-0"
+    assert asked(json.dumps(interfaces)) == {network, f"{network}.IP", "pods"}
+    for unreadable in ("eth1: rdma-0", '{"eth1": "rdma-0"}', '[{"interfaceName": "eth1"}]'):
+        assert len(asked(unreadable)) == 3
 
 
 @pytest.mark.parametrize(
