@@ -29,7 +29,10 @@ REQUEST_LABEL = "autoscaling.gke.io/provisioning-request"
 """Label with the resize request that brought a node (the same page, of Kueue's ProvisioningRequestConfig)."""
 
 _EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
-_LOCAL_SSD_GB = 375
+_LOCAL_SSD_GIB = 375
+_SSD_FILE_SYSTEM = 0.0186
+"""Part of a local SSD that its file system takes; of many it is less than half of that (kubernetes/autoscaler,
+cluster-autoscaler/cloudprovider/gce/gce_reserved.go, measured by its authors)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,7 @@ def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
         **capacity,
         "cpu": f"{vcpus * 1000 - reserved_cpu_millis(vcpus)}m",
         "memory": f"{capacity_memory_mib(memory_gb) - reserved_memory_mib(memory_gb, streams)}Mi",
+        "ephemeral-storage": f"{int(_disk_gib(pool.config)[1] * 1024)}Mi",
     }
     return {
         "apiVersion": "v1",
@@ -221,18 +225,29 @@ def api_taints(pool: Pool) -> list[Body]:
 
 
 def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -> dict[str, str]:
-    config, gpus = pool.config, _gpus(pool)
-    ssds = int((config.get("ephemeralStorageLocalSsdConfig") or {}).get("localSsdCount", 0))
-    disk = ssds * _LOCAL_SSD_GB or int(config.get("diskSizeGb", 100))
+    gpus = _gpus(pool)
     found = {
         "cpu": str(vcpus),
         "memory": f"{capacity_memory_mib(memory_gb)}Mi",
-        "ephemeral-storage": f"{disk}G",
+        "ephemeral-storage": f"{int(_disk_gib(pool.config)[0] * 1024)}Mi",
         "pods": str(pool.body.get("maxPodsConstraint", {}).get("maxPodsPerNode", 110)),
     }
     if gpus:
         found[GPU] = str(gpus[1])
     return found | network_resources(networks)
+
+
+def _disk_gib(config: Mapping[str, Any]) -> tuple[float, float]:
+    """Capacity of local SSDs, or of the boot disk beside its operating system (`CalculateOSReservedEphemeralStorage` of
+    gce_reserved.go), and what pods may ask for of it: less a tenth, below which the kubelet evicts, and what GKE keeps
+    (GoogleCloudPlatform/cluster-autoscaler, pkg/cloudprovider/gke/reserved.go, its KubeReservedEphemeralStorage)."""
+    if ssds := int((config.get("ephemeralStorageLocalSsdConfig") or {}).get("localSsdCount", 0)):
+        capacity, kept = ssds * _LOCAL_SSD_GIB * (1 - _SSD_FILE_SYSTEM), {1: 50, 2: 75}.get(ssds, 100)
+    else:
+        size = int(config.get("diskSizeGb", 100))
+        capacity = size * (1 - 0.015635) - 4.148 - min(100 / 1024, size * 0.001)
+        kept = min(size // 2, 6 + int(size * 0.35), 100)
+    return capacity, capacity * 0.9 - kept
 
 
 def _gpus(pool: Pool) -> tuple[str, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emulator.gke import node_shapes as gke_node_shapes
+from emulator.gke.fit import quantity
 from emulator.google.machines import machine_size
 from oasis_stack.facts import pod_size
 from oasis_stack.facts.machine import GENERAL_PURPOSE, MACHINES, Machine, general_purpose
@@ -44,3 +45,13 @@ def test_the_h200_pod_asks_for_about_what_google_asks_for_itself() -> None:
 def test_a_node_of_128_gib_shows_what_others_saw() -> None:
     """125.8 GiB of capacity: 2i2c-org/infrastructure, pull request 4131, measured on GKE."""
     assert gke_node_shapes.capacity_memory_mib(128) / 1024 == pytest.approx(125.8, abs=0.15)
+
+
+def test_a_boot_disk_of_100_gb_leaves_pods_what_others_saw() -> None:
+    """98831908Ki and of these 47060071478 bytes: what GKE's nodes show in public outputs of `kubectl describe node`."""
+    pool = gke_node_shapes.Pool(identity="projects/p", body={"locations": ["z"], "name": "n", "config": {}})
+
+    status = gke_node_shapes.node(pool, "n", "z", ())["status"]
+
+    assert quantity(status["capacity"]["ephemeral-storage"]) == pytest.approx(98831908 * 1024, rel=0.002)
+    assert quantity(status["allocatable"]["ephemeral-storage"]) == pytest.approx(47060071478, rel=0.002)
