@@ -11,7 +11,7 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from emulator.gke.node_shapes import network_resources
+from emulator.gke.node_shapes import GPU, network_resources
 
 Body = dict[str, Any]
 
@@ -19,6 +19,13 @@ _NOT_READY = "node.kubernetes.io/not-ready"
 """Taint of every new node for a moment. No second one comes for a pod meanwhile, as the autoscaler counts
 on nodes that come (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go, NodeConditionTaints)."""
 
+
+_ON_EVERY_NODE = {"cpu": 0.253, "memory": 346 * 2.0**20, "pods": 5.0}
+_BESIDE_GPUS = {"cpu": 0.15, "memory": 80 * 2.0**20, "pods": 1.0}
+"""Requests of those of GKE's DaemonSets for which a public source was found, which the autoscaler counts on a node to
+come: fluentbit-gke, gke-metadata-server and ip-masq-agent (cryptnono/cryptnono issue 34), netd and node-local-dns
+(cloudpilot-ai/karpenter-provider-gcp pull request 206), and nvidia-gpu-device-plugin (vllm-project/production-stack,
+tutorials/terraform/gke/README.md)."""
 
 _INTERFACES = "networking.gke.io/interfaces"
 
@@ -50,10 +57,11 @@ def requests(pod: Mapping[str, Any]) -> dict[str, float]:
 
 
 def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
-    """A node's resources minus its pods' requests."""
+    """A node's resources minus the requests of GKE's own pods there, and of these."""
     left = {key: quantity(value) for key, value in node["status"]["allocatable"].items()}
-    for pod in pods:
-        left = _sum(left, {key: -amount for key, amount in requests(pod).items()})
+    own = [_ON_EVERY_NODE, _BESIDE_GPUS] if GPU in left else [_ON_EVERY_NODE]
+    for asked in (*own, *map(requests, pods)):
+        left = _sum(left, {key: -amount for key, amount in asked.items()})
     return left
 
 

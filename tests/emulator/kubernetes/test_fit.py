@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emulator.gke.fit import fits, quantity, requests
+from emulator.gke.fit import fits, free, quantity, requests
 
 POD: dict[str, Any] = {
     "metadata": {"name": "p"},
@@ -38,6 +38,13 @@ def test_a_pod_asks_for_each_further_network_that_it_names_and_for_what_there_is
     assert asked(json.dumps(interfaces)) == {network, f"{network}.IP", "pods"}
     for unreadable in ("eth1: rdma-0", '{"eth1": "rdma-0"}', '[{"interfaceName": "eth1"}]'):
         assert len(asked(unreadable)) == 3
+
+
+@pytest.mark.parametrize("resource", ["cpu", "memory"])
+def test_no_pod_has_all_of_a_node_to_itself(resource: str) -> None:
+    allocatable = {"cpu": "7910m", "memory": "28Gi", "nvidia.com/gpu": "8", "pods": "110"}
+
+    assert free({"status": {"allocatable": allocatable}}, [])[resource] < 0.99 * quantity(allocatable[resource])
 
 
 @pytest.mark.parametrize(
