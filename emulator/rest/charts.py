@@ -6,8 +6,8 @@ import gzip
 import hashlib
 import io
 import tarfile
+import threading
 from collections.abc import Mapping
-from functools import cached_property
 
 import yaml
 
@@ -23,30 +23,34 @@ class ChartRepository:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._packed: dict[str, tuple[dict[str, str], bytes]] = {}
+        """By file name: what the index says of a chart, and its archive."""
+        self._packing = threading.Lock()
 
     def answer(self, request: Request) -> Response | None:
         """The answer, or None for a path that is not of the repository."""
         if request.method != "GET" or not request.path.startswith(PATH):
             return None
         name = request.path.removeprefix(PATH)
+        # Helm and the program ask at once, and Kueue's certificates, which its chart has in it, are made but once.
+        with self._packing:
+            self._packed = self._packed or self._pack()
         if name == "index.yaml":
-            entries = {about["name"]: [{**about, "urls": [file]}] for file, (about, _) in self._charts.items()}
+            entries = {about["name"]: [{**about, "urls": [file]}] for file, (about, _) in self._packed.items()}
             return Response(body=yaml.safe_dump({"apiVersion": "v1", "entries": entries}).encode())
-        return Response(body=self._charts[name][1]) if name in self._charts else None
+        return Response(body=self._packed[name][1]) if name in self._packed else None
 
-    @cached_property
-    def _charts(self) -> dict[str, tuple[dict[str, str], bytes]]:
-        """By file name: what the index says of a chart, and its archive."""
+    def _pack(self) -> dict[str, tuple[dict[str, str], bytes]]:
         found = {}
         for files in (kuberay.chart(), kueue.chart(self._state)):
             about = yaml.safe_load(files["Chart.yaml"])
-            packed = _packed(about["name"], files)
+            packed = _archive(about["name"], files)
             digest = hashlib.sha256(packed).hexdigest()
             found[f"{about['name']}-{about['version']}.tgz"] = ({**about, "digest": digest}, packed)
         return found
 
 
-def _packed(name: str, files: Mapping[str, bytes]) -> bytes:
+def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path, content in files.items():
