@@ -62,7 +62,10 @@ class DeviceNetworkControllers:
         ):
             return "SubnetNotFound", f"Subnet: {subnet} was not found in VPC: {vpc}"
         if not spec.get("deviceMode"):
-            return "GNPReady", ""
+            if spec.get("podIPv4Ranges"):
+                return "GNPReady", ""
+            words = "SecondaryRange and DeviceMode are unspecified. One must be specified."
+            return "SecondaryRangeAndDeviceModeUnspecified", words
         if any(last(cluster.body.get("network", "")) == vpc for cluster in self._cloud.list("container/cluster")):
             return "DeviceModeCantUseDefaultVPC", "GNP with deviceMode can't reference the default VPC"
         for other in sets:

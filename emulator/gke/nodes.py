@@ -28,7 +28,7 @@ from emulator.google import faults, limits
 from emulator.google.apis.kubernetes_engine.instance_groups import base_name
 from emulator.google.cloud import Cloud
 from emulator.google.machines import UnknownMachineError
-from emulator.kubernetes.api import Api, Body, KindNotServedError
+from emulator.kubernetes.api import Api, Body, KindNotServedError, is_true
 
 IDLE_SECONDS = 10.0
 """How long a node without pods is kept; the real one keeps it for the class's consolidation delay, in minutes."""
@@ -287,7 +287,7 @@ class Autoscaler:
             networks = self._api.list("networking.gke.io/v1", "Network")
         except KindNotServedError:
             return []
-        return networks_of(pool, sets, networks)
+        return networks_of(pool, [found for found in sets if is_true(found, "Ready")], networks)
 
     def _remove(self, found: Body) -> None:
         # Before its pods, or a DaemonSet would put a new one there at once.

@@ -154,17 +154,22 @@ def test_a_parameter_set_is_held_while_its_network_is_there_and_says_what_is_wro
     reference = {"group": "networking.gke.io", "kind": "GKENetworkParamSet", "name": "rdma-0"}
     spec = {"type": "Device", "parametersRef": reference}
     network = programs.kubernetes_object(NETWORKING, "Network", "rdma-0", spec)
+    plain = _parameter_set("plain", "rdma", "rdma-1")
+    del plain["spec"]["deviceMode"]
     for body in (
         parameters,
         network,
         _parameter_set("twin", "rdma", "rdma-0"),
         _parameter_set("lost", "rdma", "nowhere"),
+        plain,
     ):
         api.apply(body, "test")
 
     eventually(lambda: _reason(gke, "Network", "rdma-0", "Ready") == "NetworkReady")
     eventually(lambda: _reason(gke, "GKENetworkParamSet", "twin", "Ready") == "DeviceModeSubnetAlreadyInUse")
     eventually(lambda: _reason(gke, "GKENetworkParamSet", "lost", "Ready") == "SubnetNotFound")
+    neither = "SecondaryRangeAndDeviceModeUnspecified"
+    eventually(lambda: _reason(gke, "GKENetworkParamSet", "plain", "Ready") == neither)
 
     api.delete(parameters)
     eventually(
@@ -175,7 +180,7 @@ def test_a_parameter_set_is_held_while_its_network_is_there_and_says_what_is_wro
     assert api.get(NETWORKING, "GKENetworkParamSet", "rdma-0") is not None
     api.delete(network)
     eventually(lambda: api.get(NETWORKING, "GKENetworkParamSet", "rdma-0") is None)
-    for name in ("twin", "lost"):
+    for name in ("twin", "lost", "plain"):
         api.delete(_parameter_set(name, "rdma", ""))
 
 
