@@ -27,8 +27,6 @@ come: fluentbit-gke, gke-metadata-server and ip-masq-agent (cryptnono/cryptnono 
 (cloudpilot-ai/karpenter-provider-gcp pull request 206), and nvidia-gpu-device-plugin (vllm-project/production-stack,
 tutorials/terraform/gke/README.md)."""
 
-_INTERFACES = "networking.gke.io/interfaces"
-
 
 def quantity(text: str) -> float:
     """A Kubernetes quantity (`100m`, `2Gi`, `8`) as a number."""
@@ -41,8 +39,8 @@ def requests(pod: Mapping[str, Any]) -> dict[str, float]:
     GKE's webhooks add the FUSE sidecar (GoogleCloudPlatform/gcs-fuse-csi-driver, pkg/webhook) and the further networks
     by annotation; here there is neither, and they count all the same.
     """
-    spec, annotations = pod["spec"], pod["metadata"].get("annotations") or {}
-    sidecars = _fuse_sidecar(annotations)
+    spec = pod["spec"]
+    sidecars = _fuse_sidecar(pod["metadata"].get("annotations") or {})
     peak: dict[str, float] = {}
     for container in spec.get("initContainers") or []:
         beside = _sum(sidecars, _requests(container))
@@ -53,7 +51,21 @@ def requests(pod: Mapping[str, Any]) -> dict[str, float]:
     together = sidecars
     for container in spec.get("containers", []):
         together = _sum(together, _requests(container))
-    return {**_larger(together, peak), **_further_networks(annotations), "pods": 1.0}
+    return {**_larger(together, peak), **dict.fromkeys(network_resources(networks_named(pod)), 1.0), "pods": 1.0}
+
+
+def is_over(pod: Mapping[str, Any]) -> bool:
+    """True if the pod has ended, and holds nothing any more."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def networks_named(pod: Mapping[str, Any]) -> set[str]:
+    """The GKE Networks of a pod's interfaces but the pods' own (gke-networking-api v0.2.0, apis/network/v1)."""
+    text = (pod["metadata"].get("annotations") or {}).get("networking.gke.io/interfaces", "[]")
+    try:
+        return {str(interface["network"]) for interface in json.loads(text)} - {"default", "pod-network"}
+    except (ValueError, TypeError, KeyError):
+        return {text}  # GKE refuses the pod; here it fits nowhere
 
 
 def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
@@ -110,16 +122,6 @@ def _fuse_sidecar(annotations: Mapping[str, str]) -> dict[str, float]:
         return {}
     asked = {name: annotations.get(f"gke-gcsfuse/{name}-request") for name in ("cpu", "memory", "ephemeral-storage")}
     return {name: quantity(amount) for name, amount in asked.items() if amount}
-
-
-def _further_networks(annotations: Mapping[str, str]) -> dict[str, float]:
-    """By the networks of its interfaces but the pods' own (gke-networking-api v0.2.0, apis/network/v1)."""
-    text = annotations.get(_INTERFACES, "[]")
-    try:
-        named = {str(interface["network"]) for interface in json.loads(text)} - {"default", "pod-network"}
-    except (ValueError, TypeError, KeyError):
-        named = {text}  # GKE refuses the pod; here it fits nowhere
-    return {resource: quantity(amount) for resource, amount in network_resources(named).items()}
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, float]:

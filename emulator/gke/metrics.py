@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from fnmatch import fnmatchcase
 
+from emulator.gke.node_shapes import GPU
 from emulator.google.cloud import Cloud, timestamp
 from emulator.google.errors import RefusedCall
 from emulator.kubernetes.api import Api, Body
@@ -19,7 +20,6 @@ FILE = "utilisation.json"
 
 _KIND = "monitoring/timeSeries"
 _METRIC = "kubernetes.io/container/accelerator/duty_cycle"
-_GPU = "nvidia.com/gpu"
 _SAMPLE_SECONDS = 60  # Google Cloud documentation, "GKE system metrics"
 _KEPT_SAMPLES = 180
 """Google keeps those of six weeks."""
@@ -79,7 +79,7 @@ def _containers(pod: Body) -> Iterator[tuple[str, float, int]]:
     """Name, begin and GPUs of a pod's containers that run."""
     states = {one["name"]: one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses") or ()}
     for container in pod["spec"]["containers"]:
-        gpus = int((container.get("resources", {}).get("limits") or {}).get(_GPU, 0))
+        gpus = int((container.get("resources", {}).get("limits") or {}).get(GPU, 0))
         began = states.get(container["name"], {}).get("running", {}).get("startedAt")
         if gpus and began:
             yield container["name"], datetime.fromisoformat(began).timestamp(), gpus

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
+from emulator.gke.fit import is_over, networks_named
 from emulator.google.cloud import Cloud
 from emulator.google.collection import last
 from emulator.kubernetes.api import Api, Body, is_true
@@ -16,7 +17,6 @@ from emulator.kubernetes.api import Api, Body, is_true
 _VERSION = "networking.gke.io/v1"
 _FINALIZER = "networking.gke.io/gnp-controller"
 _IN_USE = "networking.gke.io/in-use"
-_INTERFACES = "networking.gke.io/interfaces"
 
 
 class DeviceNetworkControllers:
@@ -77,7 +77,7 @@ class DeviceNetworkControllers:
 
     def _network(self, network: Body, ready: set[str], pods: Iterable[Body]) -> None:
         metadata = network["metadata"]
-        used = any(metadata["name"] in _networks_of(pod) for pod in pods)
+        used = any(metadata["name"] in networks_named(pod) for pod in pods if not is_over(pod))
         if used != (metadata.get("annotations", {}).get(_IN_USE) == "true"):
             self._api.merge(network, {"metadata": {"annotations": {_IN_USE: "true" if used else None}}})
         if network["spec"].get("type") != "Device":
@@ -96,12 +96,6 @@ class DeviceNetworkControllers:
         if [_essence(entry) for entry in before] != [_essence(entry) for entry in conditions]:
             self._api.merge(target, {"status": {"conditions": conditions}}, subresource="status")
             target.setdefault("status", {})["conditions"] = conditions
-
-
-def _networks_of(pod: Body) -> str:
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        return ""
-    return str(pod["metadata"].get("annotations", {}).get(_INTERFACES, ""))
 
 
 def _condition(kind: str, fine: bool, reason: str, message: str) -> Body:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from emulator.gke import records as gke_records
-from emulator.gke.fit import fits, free, refusal
+from emulator.gke.fit import fits, free, is_over, refusal
 from emulator.gke.node_shapes import COMPUTE_CLASS_LABEL, POOL_LABEL, Pool, networks_of, node
 from emulator.gke.provisioning import QueuedProvisioning
 from emulator.google import faults, limits
@@ -236,7 +236,7 @@ class Autoscaler:
         return [pools[name] for rule in rules for name in rule.get("nodepools", []) if name in pools]
 
     def _scale_down(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body], awaited: set[str]) -> None:
-        busy = awaited | {pod["spec"].get("nodeName") for pod in pods if not _is_daemon(pod) and not _is_over(pod)}
+        busy = awaited | {pod["spec"].get("nodeName") for pod in pods if not _is_daemon(pod) and not is_over(pod)}
         now = self._cloud.now()
         for found in list(nodes):
             name = found["metadata"]["name"]
@@ -326,7 +326,7 @@ def _count(nodes: Iterable[Body], pool: Pool) -> int:
 def _by_node(pods: Iterable[Body]) -> defaultdict[str, list[Body]]:
     found: defaultdict[str, list[Body]] = defaultdict(list)
     for pod in pods:
-        if not _is_over(pod) and pod["spec"].get("nodeName"):
+        if not is_over(pod) and pod["spec"].get("nodeName"):
             found[pod["spec"]["nodeName"]].append(pod)
     return found
 
@@ -340,7 +340,3 @@ def _waits_for_a_node(pod: Body) -> bool:
 
 def _is_daemon(pod: Body) -> bool:
     return any(owner["kind"] == "DaemonSet" for owner in pod["metadata"].get("ownerReferences", []))
-
-
-def _is_over(pod: Body) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
