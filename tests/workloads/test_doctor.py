@@ -97,6 +97,30 @@ def test_each_gpu_of_a_node_must_be_usable(monkeypatch: pytest.MonkeyPatch, usab
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease update"),
+        OSError("libcudart.so.13: cannot open shared object file"),
+        ImportError("libcudnn.so.9: cannot open shared object file"),
+    ],
+)
+def test_a_torch_that_cannot_start_cuda_fails_its_check_and_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def start() -> str:
+        raise error
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr("torch.cuda.get_device_name", start)
+    found = finding(GPU_WORKER, "gpus")
+    assert (found.outcome, str(error).partition("\n")[0] in found.found, "image" in found.remedy) == (
+        "fail",
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
     ("place", "check"),
     [
         (LAPTOP, "gib"),

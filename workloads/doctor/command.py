@@ -17,7 +17,7 @@ from dataclasses import asdict
 from workloads.doctor import access, cluster, hardware, software
 from workloads.doctor.finding import Doubtful, Finding, NotHere, Subject
 from workloads.environment import ClusterEnvironment, variable
-from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError, WorkloadError
+from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError, WorkloadError, first_line
 from workloads.jobs import forecast
 
 CHECKS: dict[str, Callable[[Subject], str]] = {
@@ -87,8 +87,9 @@ def examine(name: str, check: Callable[[Subject], str], place: Subject) -> Findi
             remedy=problem.remedy,
             authentication=isinstance(problem, AuthError),
         )
-    except ModuleNotFoundError as error:
-        found = f"the package {error.name} is not installed"
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError)  # not so where one of its libraries does not load
+        found = f"the package {error.name} is not installed" if absent else first_line(error)
         return Finding(check=name, outcome="fail", found=found, remedy=software.MAKE_IMAGE)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from workloads import environment
 from workloads.doctor.finding import Doubtful, NotHere, Subject
 from workloads.environment import GIB_DIRECTORY
-from workloads.errors import PlaceError
+from workloads.errors import PlaceError, first_line
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -37,15 +37,18 @@ def gpus(place: Subject) -> str:
     """Check that torch can use as many GPUs as the stack promises."""
     if not place.gpus:
         raise NotHere("no GPU on this node")
-    import torch
-
     promised = place.environment.gpus_per_node if place.environment else place.gpus
-    usable = torch.cuda.device_count()
-    if usable != promised:
-        raise PlaceError(
-            f"torch can use {usable} of {promised} GPUs", "Compare `nvidia-smi` with the image's CUDA version."
-        )
-    return f"{usable} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    remedy = "Compare `nvidia-smi` with the image's CUDA version."
+    try:
+        import torch
+
+        usable = torch.cuda.device_count()
+        if usable != promised:
+            raise PlaceError(f"torch can use {usable} of {promised} GPUs", remedy)
+        # The driver is asked how many there are; only their names take a CUDA that starts.
+        return f"{usable} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    except (OSError, RuntimeError) as error:
+        raise PlaceError(f"torch cannot use the GPUs: {first_line(error)}", remedy) from error
 
 
 def gib(place: Subject) -> str:
