@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -279,6 +281,17 @@ def test_too_little_scratch_is_a_doubt(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.outcome == "warn"
     assert str(tmp_path) in found.found
     assert finding(replace(place, gpus=0), "scratch").outcome == "ok"
+
+
+def test_a_machine_whose_disks_take_no_file_has_no_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)  # else it is known already
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        found = finding(LAPTOP, "scratch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (found.outcome, "No usable temporary directory" in found.found) == ("fail", True), found
 
 
 def wandb_at(url: str) -> Finding:

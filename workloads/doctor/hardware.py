@@ -89,7 +89,11 @@ def shared_memory(place: Subject) -> str:
 def scratch(place: Subject) -> str:
     """Check that there is disk for data that is copied from a bucket, W&B's files and an embedded Ray."""
     mount = environment.mount(environment.SCRATCH_MOUNT, place.variables)
-    folder = mount if Path(mount).is_dir() else tempfile.gettempdir()
+    try:
+        folder = mount if Path(mount).is_dir() else tempfile.gettempdir()
+    except OSError as error:  # a mount that is gone; or every disk is full
+        reason = error.strerror or first_line(error)
+        raise PlaceError(f"there is no folder for scratch: {reason}", "Free some disk, or set TMPDIR.") from error
     if not os.access(folder, os.W_OK):
         raise PlaceError(f"{folder} is read-only", "Mount a writable volume there, or set TMPDIR to one.")
     free = shutil.disk_usage(folder).free
