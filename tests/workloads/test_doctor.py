@@ -174,6 +174,23 @@ def test_a_dashboard_without_a_proper_address_does_not_answer(address: str) -> N
     assert dashboard.ask(address, None) is None
 
 
+def test_a_service_that_speaks_no_http_is_no_dashboard() -> None:
+    def greet(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(1024)
+            connection.sendall(b"220 mail.example.com\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(greet, listener)
+        assert dashboard.ask(f"http://127.0.0.1:{listener.getsockname()[1]}", None) is None
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3:6379", "ray://10.1.2.3:10001", "http://10.1.2.3:8265"])
+def test_a_dashboard_is_looked_for_on_the_host_of_every_form_of_ray_s_address(address: str) -> None:
+    found = dashboard.addresses(replace(LAPTOP, variables={"RAY_ADDRESS": address}))
+    assert found == ["http://10.1.2.3:8265", "http://127.0.0.1:8265"]
+
+
 def test_a_dashboard_out_of_reach_is_a_doubt_and_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_status", lambda address, token: None)
     found = finding(

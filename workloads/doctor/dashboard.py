@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -21,7 +22,8 @@ NO_TOKEN = "Without a token anybody who reaches the dashboard runs code: deploy 
 def addresses(place: Subject) -> list[str]:
     """Addresses where it may answer: the stack's own, then the host of Ray's, then this machine."""
     stated = [place.environment.ray_dashboard_url.rstrip("/")] if place.environment else []
-    host = urlsplit(f"//{place.variables.get('RAY_ADDRESS', '')}").hostname
+    address = place.variables.get("RAY_ADDRESS", "")  # `host:port`, or with ray:// or http:// as Ray's clients take it
+    host = urlsplit(address if "://" in address else f"//{address}").hostname
     hosts = [name for name in (host, "127.0.0.1") if name and name != "auto"]
     return list(dict.fromkeys([*stated, *(f"http://{name}:{PORT}" for name in hosts)]))
 
@@ -58,5 +60,5 @@ def ask(url: str, token: str | None) -> tuple[int, bytes] | None:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, b""
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):  # the last where another service has the port
         return None
