@@ -382,6 +382,17 @@ def test_a_bucket_that_may_not_be_looked_up_names_the_permission(monkeypatch: py
                 assert found.authentication is (status == 403)
 
 
+def test_a_login_that_is_refused_is_told_from_a_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = {"error": "invalid_grant", "error_description": "Token has been expired or revoked."}
+    login = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"}
+    with loopback.answering(lambda _: (400, refusal)) as url:
+        (tmp_path / "login.json").write_text(json.dumps({**login, "token_uri": url}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "login.json"))
+        found = finding(GPU_WORKER, "runs bucket")
+    assert (found.outcome, found.authentication) == ("fail", True), found
+    assert "gcloud auth application-default login" in found.remedy
+
+
 def told(text: str) -> dict[str, str]:
     """What the doctor says and advises of each check that failed."""
     blocks = re.findall(r"^FAIL  (.{16})(.*\n(?: {22}.*\n)?)", text, re.MULTILINE)

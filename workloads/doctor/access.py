@@ -181,21 +181,10 @@ def _read_first(uri: str) -> str:
 
 def _get_bucket(uri: str) -> None:
     """Look a bucket up, which takes storage.buckets.get: no role for objects has it, and pyarrow cannot do without."""
-    from pyarrow import fs
+    from workloads.storage.folders import bucket_and_path, locate
 
-    from workloads.storage.folders import locate
-
-    folder = locate(uri)
-    if folder.filesystem.type_name != "gcs":
+    if not uri.startswith("gs://"):
         return
-    bucket = folder.path.partition("/")[0]
-    try:
-        found = folder.filesystem.get_file_info(bucket)
-    except OSError as error:
-        said = first_line(error)[:200]
-        raise AuthError(
-            f"gs://{bucket} may not be looked up: {said}",
-            "The account needs storage.buckets.get on it: roles/storage.bucketViewer, which the stack grants.",
-        ) from error
-    if found.type == fs.FileType.NotFound:
-        raise PlaceError(f"there is no bucket gs://{bucket}", "Run `pulumi up`, or check the bucket's name.")
+    bucket = locate(f"gs://{bucket_and_path(uri)[0]}")
+    if not bucket.exists():
+        raise PlaceError(f"there is no bucket {bucket.uri}", "Run `pulumi up`, or check the bucket's name.")

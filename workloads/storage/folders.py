@@ -322,7 +322,7 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
         )
     # Google names the permission that is missing, as in "does not have storage.objects.get access to ...".
     if isinstance(error, PermissionError) or re.search(r"PERMISSION_DENIED|storage\.(objects|buckets)\.", str(error)):
-        return AuthError(text, "The account needs roles/storage.objectUser and storage.buckets.get on the bucket.")
+        return AuthError(text, "The account needs roles/storage.objectUser and roles/storage.bucketViewer on it.")
     return PlaceError(text, "Check the address, the free space and the network, then run the same command again.")
 
 
