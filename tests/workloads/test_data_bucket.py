@@ -40,6 +40,15 @@ def test_of_the_data_bucket_the_first_names_are_listed_and_an_object_is_read(
         assert finding("gs://data/set#2?").found == "gs://data/set#2?: listed, and set#2?/1.png was read"
 
 
+def test_a_bucket_that_is_busy_for_too_long_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_get_bucket", lambda uri: None)
+    monkeypatch.setattr(access, "ANSWER_SECONDS", 0.2)
+    with answering(503, {"error": {"code": 503, "message": "try again"}}) as (url, _):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        found = finding("gs://data")
+    assert (found.outcome, found.authentication, "try again" in found.found) == ("fail", False, True), found
+
+
 def test_objects_that_may_not_be_read_make_the_data_bucket_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_get_bucket", lambda uri: None)
     with answering(403, {"error": {"code": 403, "message": "ray lacks storage.objects.list access"}}) as (url, _):

@@ -172,7 +172,7 @@ def _read_first(uri: str) -> str:
             f"objects of {uri} may not be read: {first_line(error)[:200]}",
             "The account needs storage.objects.list and get on it: roles/storage.objectUser, which the stack grants.",
         ) from error
-    except (google.GoogleAPICallError, OSError) as error:
+    except (google.GoogleAPIError, OSError) as error:
         raise PlaceError(
             f"{uri} does not answer: {first_line(error)[:200]}", "Check the network and the endpoint."
         ) from error
