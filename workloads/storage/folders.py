@@ -320,6 +320,8 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
         return AuthError(
             text, "Log in anew with `gcloud auth application-default login`, then run the same command again."
         )
+    if isinstance(error, PermissionError) and not uri.startswith("gs:"):
+        return AuthError(text, "Check the folder's owner and mode; on a mount, its account's roles on the bucket.")
     # Google names the permission that is missing, as in "does not have storage.objects.get access to ...".
     if isinstance(error, PermissionError) or re.search(r"PERMISSION_DENIED|storage\.(objects|buckets)\.", str(error)):
         return AuthError(text, "The account needs roles/storage.objectUser and roles/storage.bucketViewer on it.")

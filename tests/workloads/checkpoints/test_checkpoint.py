@@ -222,6 +222,16 @@ def test_a_disk_that_takes_nothing_is_named_and_loses_nothing(tmp_path: Path, er
     assert newest(store) == (1, [])
 
 
+def test_a_folder_of_another_user_is_a_matter_of_its_mode_and_not_of_a_role_at_google(tmp_path: Path) -> None:
+    refused = checkpoint_faults.PlannedFailure(1, errno.EACCES, lasting=True)
+    with (
+        mock.patch.object(disk, "calls", checkpoint_faults.FaultyCalls(refused)),
+        pytest.raises(AuthError, match="Permission denied") as caught,
+    ):
+        locate(tmp_path).write("notes", b"mine")
+    assert "owner and mode" in caught.value.remedy and "storage.objectUser" not in caught.value.remedy
+
+
 def test_a_full_disk_gets_back_what_a_failed_save_had_taken(tmp_path: Path) -> None:
     store = CheckpointStore(locate(tmp_path), keep=2)
     store.save(state(1), 1, IDENTITY, {})
