@@ -28,6 +28,7 @@ from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import CheckpointStore
 from workloads.cluster import run_beat, run_lock, session
 from workloads.convnext.images import location
+from workloads.convnext.images.data import stores
 from workloads.convnext.run import driver, end_of_node, train, train_group, trainer, worker
 from workloads.convnext.run.run import Run
 from workloads.environment import DATA_MOUNT, ClusterEnvironment, EnvironmentContractError
@@ -195,6 +196,20 @@ def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
     monkeypatch.setenv("OASIS_DATA_MOUNT", str(tmp_path))  # a mount that this machine has shows what is not in it
     with pytest.raises(UsageError, match="does not exist"):
         location.check_data("imagenet", here=False)
+
+
+def test_data_that_cannot_be_looked_at_is_a_verdict_and_digits_are_written_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # To root no folder is closed: a name that no disk has fails like another user's folder, or a mount that is gone.
+    closed = tmp_path / ("x" * 300)
+    with pytest.raises(PlaceError, match="cannot list"):
+        location.check_data(str(closed), here=True)
+    with pytest.raises(PlaceError, match="File name too long"):
+        stores(closed)
+    monkeypatch.setenv("OASIS_DATA_MOUNT", str(closed))
+    monkeypatch.chdir(tmp_path)
+    assert location.digits_mount() == tmp_path / ".oasis" / "data"
 
 
 @pytest.mark.parametrize("command", [["train"], ["sweep", "--space", "space.yaml"]])

@@ -147,19 +147,19 @@ def stores(root: Path) -> tuple[PictureStore, PictureStore]:
     Raises:
         As `sources`.
     """
-    if not root.is_dir():
-        raise UsageError(f"the data path {root} does not exist.", "Name another with --data, or write the data first.")
-    train = _store(root / "train", None)
-    return train, _store(root / "val", train.classes)
+    try:
+        if not root.is_dir():
+            raise UsageError(f"the data path {root} does not exist.", location.REMEDY)
+        train = _store(root / "train", None)
+        return train, _store(root / "val", train.classes)
+    except OSError as error:
+        raise unreadable(str(error.filename or root), error) from error
 
 
 def _store(folder: Path, known: Sequence[str] | None) -> PictureStore:
     if not folder.is_dir():
         raise UsageError(f"{folder.parent} holds no folder {folder.name!r}.", LAYOUT)
-    try:
-        shards, classes = any(folder.glob("*.tar")), class_folders(folder)
-    except OSError as error:
-        raise unreadable(str(folder), error) from error
+    shards, classes = any(folder.glob("*.tar")), class_folders(folder)
     if shards and classes:
         raise UsageError(f"{folder} holds both shards and class folders.", "Keep one of the two.")
     return ShardPictures(folder, known) if shards else FolderPictures(folder, known)

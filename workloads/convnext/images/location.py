@@ -87,8 +87,10 @@ def provide_digits(say: Callable[[str], None]) -> None:
 
 def digits_mount() -> Path | None:
     """The folder that `provide_digits` makes the data mount; None where the mount has the digits already."""
-    there = (Path(environment.mount(environment.DATA_MOUNT)) / DIGITS).exists()
-    return None if there else Path(".oasis/data").absolute()
+    with suppress(OSError):  # another's folder of that name, into which this user may not look, has none for us
+        if (Path(environment.mount(environment.DATA_MOUNT)) / DIGITS).exists():
+            return None
+    return Path(".oasis/data").absolute()
 
 
 def check_data(data: str, here: bool) -> str:
@@ -103,8 +105,8 @@ def check_data(data: str, here: bool) -> str:
 
     Raises:
         UsageError: there is nothing there, or no training or validation split.
-        AuthError: the bucket may not be read.
-        PlaceError: the bucket does not answer.
+        AuthError: it may not be read.
+        PlaceError: the bucket or the mount does not answer.
     """
     if data == SYNTHETIC:
         return ""
@@ -113,7 +115,7 @@ def check_data(data: str, here: bool) -> str:
         return ""
     mount = Path(environment.mount(environment.DATA_MOUNT))
     folder = mount / data
-    if folder.is_dir():
+    if locate(folder).exists():
         _check_splits(locate(folder))
         return ""
     if here or folder.exists() or (folder.is_relative_to(mount) and mount.is_dir()):
