@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import random
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from workloads.convnext.images.folder import FolderPictures
 from workloads.convnext.images.shards import CLASS_NAMES, index_path, scan
 from workloads.errors import EXIT_OK, PlaceError, UsageError
 from workloads.reporting import progress
+
+ELSEWHERE = "Name another place with --to."
 
 SHARD_MEGABYTES = 256
 """A shard is closed when it reaches this: large enough that opening one costs little, small enough to copy again."""
@@ -61,7 +64,7 @@ def write_split(pictures: Iterable[Picture], folder: Path, shard_megabytes: floa
             number += 1
         partial.rename(folder)
     except OSError as error:
-        raise PlaceError(f"cannot write to {folder}: {error}.", "Name another place with --to.") from error
+        raise PlaceError(f"cannot write to {folder}: {error}.", ELSEWHERE) from error
     return number
 
 
@@ -112,9 +115,21 @@ def run_shards(args: argparse.Namespace) -> int:
             raise UsageError(f"{args.source} holds no folder {split!r}.", "Name an image folder with --from.")
     train = FolderPictures(args.source / "train", None)
     val = FolderPictures(args.source / "val", train.classes)
-    for name, split in (("train", train), ("val", val)):
-        count = write_split(folder_pictures(split), args.to / name, args.shard_megabytes)
-        images, shards = progress.counted(len(split.labels), "image"), progress.counted(count, "shard")
-        progress.note(f"{images} in {shards} written to {args.to / name}")
-    (args.to / CLASS_NAMES).write_text("".join(f"{name}\n" for name in train.classes), encoding="utf-8")
+    _write_noting(train, args.to / "train", args.shard_megabytes)
+    # Before the last split: without both, nothing of it looks like data.
+    _write_names(train.classes, args.to / CLASS_NAMES)
+    _write_noting(val, args.to / "val", args.shard_megabytes)
     return EXIT_OK
+
+
+def _write_noting(split: FolderPictures, folder: Path, shard_megabytes: float) -> None:
+    count = write_split(folder_pictures(split), folder, shard_megabytes)
+    images, shards = progress.counted(len(split.labels), "image"), progress.counted(count, "shard")
+    progress.note(f"{images} in {shards} written to {folder}")
+
+
+def _write_names(classes: Sequence[str], file: Path) -> None:
+    try:
+        file.write_bytes(b"".join(os.fsencode(name) + b"\n" for name in classes))
+    except OSError as error:
+        raise PlaceError(f"cannot write {file}: {error.strerror or error}.", ELSEWHERE) from error
