@@ -166,7 +166,10 @@ class Folder:
         with self._explained(f"delete {name} from"):
             if self._local:
                 disk.delete(path)
-            elif self.filesystem.get_file_info(path).type != fs.FileType.NotFound:
+                return
+            with suppress(
+                FileNotFoundError
+            ):  # deleted by another since it was listed, or by a try whose answer was lost
                 self.filesystem.delete_file(path)
 
     def remove(self) -> None:

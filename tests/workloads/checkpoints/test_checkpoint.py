@@ -275,6 +275,21 @@ def test_a_read_only_bucket_is_a_matter_of_permission(monkeypatch: pytest.Monkey
     assert "roles/storage.objectUser" in caught.value.remedy
 
 
+def test_an_object_that_goes_while_it_is_deleted_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another, or by this client's first try, whose answer was lost on its way."""
+    there = {"name": "a/COMMIT", "bucket": "runs", "size": "64", "generation": "1", "updated": "2026-01-01T00:00:00Z"}
+    asked = []
+
+    def gone(request: Request) -> Reply:
+        asked.append(request.method)
+        return (404, {"error": {"code": 404}}) if request.method == "DELETE" else (200, there)
+
+    with loopback.answering(gone) as url:
+        monkeypatch.setenv(EMULATOR_VARIABLE, url)
+        manifest.withdraw(locate("gs://runs/a"))
+    assert asked[-1] == "DELETE"
+
+
 def test_what_an_older_process_left_half_done_neither_leads_nor_stays(runs: Folder) -> None:
     """The partial folder on which NVIDIA-NeMo/Automodel#3254 hangs, and things that are no checkpoints."""
     folder = runs.child("checkpoints")
