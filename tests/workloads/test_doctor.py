@@ -254,6 +254,7 @@ def test_without_the_kernel_s_file_nvidia_smi_says_the_driver_s_version(
 )
 def test_an_nccl_that_is_not_torch_s_is_unfit(installed: Path, others: list[tuple[str, str]], words: str) -> None:
     package(installed, "torch", "2.15.0", "nvidia-nccl-cu13==2.30.7")
+    (installed / "interrupted-1.0.dist-info").mkdir()
     for name, version in others:
         package(installed, name, version)
     found = finding(GPU_WORKER, "cuda")

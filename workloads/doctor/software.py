@@ -174,13 +174,18 @@ def _check_nccl(major: int, wanted: str) -> None:
     installed = {
         int(name.removeprefix("nvidia-nccl-cu")): distribution.version
         for distribution in metadata.distributions()
-        if re.fullmatch(r"nvidia-nccl-cu\d+", name := distribution.metadata["Name"].lower().replace("_", "-"))
+        if re.fullmatch(r"nvidia-nccl-cu\d+", name := _name(distribution))
     }
     remedy = "Install torch and its nvidia packages afresh, as requirements-workloads.txt lists them."
     if others := sorted(set(installed) - {major}):
         raise PlaceError(f"NCCL for CUDA {others[0]} is installed over that for CUDA {major} of this torch", remedy)
     if installed and installed[major] != wanted:
         raise PlaceError(f"NCCL {installed[major]} is installed; this torch was built with {wanted}", remedy)
+
+
+def _name(distribution: metadata.Distribution) -> str:
+    # An installation that was interrupted leaves a folder without a name, which pip too skips.
+    return (distribution.metadata["Name"] or "").lower().replace("_", "-")
 
 
 def _requirement(package: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
