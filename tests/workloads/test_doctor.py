@@ -29,6 +29,7 @@ from tests.support.loopback import Reply, Request
 from tests.support.stub_kubectl import OUTPUTS
 from tests.support.wandb_server import answering, silent
 from workloads import __main__ as command_line
+from workloads.cluster import stack as deployed
 from workloads.doctor import access, cluster, dashboard, hardware, listeners, software
 from workloads.doctor import command as doctor
 from workloads.doctor.finding import Finding, Subject
@@ -370,6 +371,16 @@ def test_outside_a_cluster_the_stack_is_found_by_kubectl_as_submit_finds_it(
     without = at(str(tmp_path / "empty"))["stack"]
     assert (without.outcome, "no kubectl" in without.found) == ("not here", True)
     assert finding(GPU_WORKER, "stack").found == "this is cluster oasis of project test-project in us-central1-a"
+
+
+def test_a_stack_of_another_version_fails_the_checks_that_need_it_and_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stub_kubectl.install(tmp_path, OUTPUTS, "token")
+    monkeypatch.setattr(deployed, "_config_map", lambda *_: {"project": "p"})
+    for check in ("stack", "nodes for pods"):
+        found = finding(replace(LAPTOP, variables={"PATH": path}), check)
+        assert (found.outcome, "pulumi up" in found.found) == ("fail", True), found
 
 
 def test_a_bucket_that_may_not_be_looked_up_names_the_permission(monkeypatch: pytest.MonkeyPatch) -> None:

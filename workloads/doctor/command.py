@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from workloads.doctor import access, cluster, hardware, software
 from workloads.doctor.finding import Doubtful, Finding, NotHere, Subject
-from workloads.environment import ClusterEnvironment, variable
+from workloads.environment import ClusterEnvironment, EnvironmentContractError, variable
 from workloads.errors import EXIT_OK, AuthError, PlaceError, UsageError, WorkloadError, first_line
 from workloads.jobs import forecast
 
@@ -87,6 +87,8 @@ def examine(name: str, check: Callable[[Subject], str], place: Subject) -> Findi
             remedy=problem.remedy,
             authentication=isinstance(problem, AuthError),
         )
+    except EnvironmentContractError as error:  # the stack is that of another version of the program
+        return Finding(check=name, outcome="fail", found=str(error))
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError)  # not so where one of its libraries does not load
         found = f"the package {error.name} is not installed" if absent else first_line(error)
