@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_a_full_disk_is_a_verdict_and_what_was_copied_is_not_copied_again(bucket
     assert copied(bucket) == folder
     assert contents(folder) == IMAGES | {"val/cat/0.png": kept.read_bytes()}
     assert kept.read_bytes() != IMAGES["val/cat/0.png"]
+
+
+def test_data_that_no_room_is_left_for_is_refused_before_it_fills_the_disk(
+    bucket: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = bucket.entries()
+    larger = [replace(entry, size=1 << 60) if entry.path == "val/cat/2.png" else entry for entry in entries]
+    monkeypatch.setattr(Folder, "entries", lambda _: larger)
+    with pytest.raises(PlaceError, match="No space left on device"):
+        data_folder(bucket.uri)
+    assert not list((tmp_path / "scratch").rglob("*.png"))
 
 
 def test_a_scratch_disk_that_is_no_folder_to_write_to_is_a_verdict(bucket: Folder, tmp_path: Path) -> None:

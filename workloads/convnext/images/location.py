@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -228,10 +230,12 @@ def _room(uri: str, listing: Sequence[Entry], scratch: Path) -> Iterator[None]:
 def _download(source: Folder, listing: Sequence[Entry], folder: Path) -> None:
     """Copy what is not there yet: whatever has its whole name was copied to its end by an earlier try."""
 
+    def lacks(entry: Entry) -> bool:
+        file = folder / entry.path
+        return not file.is_file() or file.stat().st_size != entry.size
+
     def fetch(entry: Entry) -> None:
         file = folder / entry.path
-        if file.is_file() and file.stat().st_size == entry.size:
-            return
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(file.name + PARTIAL)
         try:
@@ -242,8 +246,12 @@ def _download(source: Folder, listing: Sequence[Entry], folder: Path) -> None:
                 partial.unlink(missing_ok=True)  # it may be what fills the disk
             raise
 
+    waiting = list(filter(lacks, listing))
+    # Before the first byte: a copy that fills the disk takes its time, and leaves a machine with a full disk.
+    if sum(entry.size for entry in waiting) > shutil.disk_usage(folder.parent).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with ThreadPoolExecutor(DOWNLOADS) as pool:
-        for _ in pool.map(fetch, listing):
+        for _ in pool.map(fetch, waiting):
             continue
 
 
