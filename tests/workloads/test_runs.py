@@ -178,7 +178,9 @@ def test_verify_finds_one_flipped_byte_and_repair_lets_a_good_one_lead(place: Fo
     runs("verify")
     spoil(place, "a", names[2])
     runs("verify", "b")
-    assert "1 of 4 checkpoints damaged" in runs("verify", code=6).err
+    said = runs("verify", code=6).err
+    assert "1 of 4 checkpoints damaged" in said
+    assert "reading 3 checkpoints of a, " in said
     assert [row["verdict"] == "good" for row in runs.rows("verify", "a", code=6)] == [True, True, False]
     # Without a terminal to ask on, nothing is changed.
     runs("repair", "a", code=2)

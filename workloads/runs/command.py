@@ -166,7 +166,7 @@ def _total(spent: Sequence[Stay]) -> str:
 def _verify(place: Folder, args: argparse.Namespace) -> int:
     rows = []
     for run in _chosen(place, args):
-        problems = run.problems()
+        problems = _problems(run)
         for attempt in run.committed:
             if attempt.name in problems:
                 rows.append({**_row(run, attempt), "verdict": problems[attempt.name] or "good"})
@@ -180,9 +180,21 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _problems(run: KnownRun) -> dict[str, str]:
+    if run.committed:
+        _say_reading(run)
+    return run.problems()
+
+
+def _say_reading(run: KnownRun) -> None:
+    """Say what is about to be read, every byte of it, which takes minutes where that is gigabytes from a bucket."""
+    size = decimal(sum(attempt.size for attempt in run.committed))
+    _say(f"reading {counted(len(run.committed), 'checkpoint')} of {run.name}, {size}")
+
+
 def _repair(place: Folder, args: argparse.Namespace) -> int:
     run = run_catalog.find(place, args.runs[0])
-    problems = run.problems()
+    problems = _problems(run)
     damaged = [attempt for attempt in run.committed if problems.get(attempt.name)]
     if damaged and len(damaged) == len(problems):
         raise DataIntegrityError(
@@ -227,6 +239,8 @@ def _superfluous(run: KnownRun, args: argparse.Namespace) -> list[tuple[Attempt,
     ]
     keep = args.keep or _wanted(run)
     good = 0
+    if len(run.committed) > keep:
+        _say_reading(run)
     for attempt in reversed(run.committed):
         if good >= keep:
             found.append((attempt, f"superfluous: {keep} newer ones are good"))
