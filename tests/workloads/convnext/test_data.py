@@ -182,6 +182,7 @@ def test_shards_as_others_write_them_are_read(tmp_path: Path) -> None:
     }
     tar(tmp_path / "train" / "imagenet-000000.tar", members)
     tar(tmp_path / "val" / "imagenet-000000.tar", {"x.png": encoded(3), "x.cls": b"1"})
+    (tmp_path / "val" / "._imagenet-000000.tar").write_bytes(b"what macOS leaves behind")
     (tmp_path / CLASS_NAMES).write_text("tench\ngoldfish\n")
     train, val = sources(small(batch_size=2), tmp_path, CPU)
     images, labels = everything(train)

@@ -15,7 +15,7 @@ from workloads.convnext.images.augment import SHIFT, keyed, randaugment
 from workloads.convnext.images.folder import FolderPictures, class_folders
 from workloads.convnext.images.pictures import LAYOUT, PictureStore, unreadable
 from workloads.convnext.images.sampling import Batch, Draw, Slot, Source, chance
-from workloads.convnext.images.shards import ShardPictures
+from workloads.convnext.images.shards import ShardPictures, shard_files
 from workloads.convnext.images.stream import StreamedImages
 from workloads.convnext.memory import exhausted
 from workloads.errors import UsageError
@@ -159,7 +159,7 @@ def stores(root: Path) -> tuple[PictureStore, PictureStore]:
 def _store(folder: Path, known: Sequence[str] | None) -> PictureStore:
     if not folder.is_dir():
         raise UsageError(f"{folder.parent} holds no folder {folder.name!r}.", LAYOUT)
-    shards, classes = any(folder.glob("*.tar")), class_folders(folder)
+    shards, classes = shard_files(folder), class_folders(folder)
     if shards and classes:
         raise UsageError(f"{folder} holds both shards and class folders.", "Keep one of the two.")
     return ShardPictures(folder, known) if shards else FolderPictures(folder, known)

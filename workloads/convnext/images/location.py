@@ -165,9 +165,9 @@ def refuse_batch(data: str, batch_size: int, images: int) -> NoReturn:
 def _images_of_parts(split: Path) -> Iterator[int]:
     """How many images each class folder or indexed shard has; a shard without an index takes long to read."""
     from workloads.convnext.images.folder import class_folders, image_files
-    from workloads.convnext.images.shards import index_path, shard_index
+    from workloads.convnext.images.shards import index_path, shard_files, shard_index
 
-    shards = sorted(split.glob("*.tar"))
+    shards = shard_files(split)
     if all(index_path(shard).exists() for shard in shards):
         yield from (len(shard_index(shard).offsets) for shard in shards)
         yield from (len(image_files(split / name)) for name in class_folders(split))

@@ -61,6 +61,11 @@ def _checksum(fields: dict[str, object]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
+def shard_files(folder: Path) -> list[Path]:
+    """The shards inside, sorted, without hidden ones."""
+    return sorted(folder.glob("[!.]*.tar"))
+
+
 def index_path(shard: Path) -> Path:
     """Path of the shard's index."""
     return shard.with_name(shard.name + INDEX_SUFFIX)
@@ -184,7 +189,7 @@ class ShardPictures:
             DataIntegrityError: a shard or its index is damaged, a class has no images, or a label no class.
             PlaceError: a file cannot be read.
         """
-        self._shards = sorted(folder.glob("*.tar"))
+        self._shards = shard_files(folder)
         with ThreadPoolExecutor(READERS) as pool:
             indices = list(pool.map(shard_index, self._shards))
         # Arrays, not lists: see FolderPictures.
