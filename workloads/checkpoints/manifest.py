@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import reprlib
 import secrets
 import time
 from collections.abc import Mapping
@@ -100,11 +101,24 @@ def refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: 
     theirs = found["identity"]
     differing = [key for key in identity if theirs.get(key) != identity[key]]
     if differing:
-        given = "; ".join(f"{key} is {identity[key]!r}, the checkpoint's is {theirs.get(key)!r}" for key in differing)
+        pairs = {key: (identity[key], theirs.get(key)) for key in differing}
+        given = "; ".join(
+            f"{key} is {_shown(mine, its)}, the checkpoint's is {_shown(its, mine)}"
+            for key, (mine, its) in pairs.items()
+        )
         raise UsageError(
             f"the checkpoints in {uri} belong to another run: {given}.",
             "Choose another --run name, or ask for what the checkpoint holds.",
         )
+
+
+def _shown(value: object, other: object) -> str:
+    """A value for a message; of a list only what the other has not, as there may be thousands of classes."""
+    if not isinstance(value, list) or not isinstance(other, list):
+        return repr(value)
+    known = set(other)
+    own = [item for item in value if item not in known]
+    return f"{reprlib.repr(own)} and {len(value) - len(own)} more"
 
 
 def verify(folder: Folder) -> dict[str, Any]:

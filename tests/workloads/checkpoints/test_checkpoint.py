@@ -122,6 +122,15 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path: Path) -> No
     assert len(store.committed()) == 1
 
 
+def test_of_thousands_of_classes_only_those_are_named_that_a_checkpoint_has_not_in_common(tmp_path: Path) -> None:
+    classes = [f"n{number:08d}" for number in range(1000)]
+    store = CheckpointStore(locate(tmp_path), keep=2)
+    store.save(state(1), 1, {**IDENTITY, "classes": classes}, {})
+    said = r"classes is \['bee'\] and 999 more, the checkpoint's is \['n00000000'\] and 999 more\. Choose"
+    with pytest.raises(UsageError, match=said):
+        store.newest({**IDENTITY, "classes": ["bee", *classes[1:]]}, print)
+
+
 def test_a_checkpoint_runs_no_code_when_it_is_loaded(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
