@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -175,7 +176,10 @@ def test_a_dashboard_without_a_proper_address_does_not_answer(address: str) -> N
     assert dashboard.ask(address, None) is None
 
 
-def test_a_service_that_speaks_no_http_is_no_dashboard() -> None:
+@contextmanager
+def greeting() -> Iterator[str]:
+    """Address of a service that speaks no HTTP, for one question."""
+
     def greet(listener: socket.socket) -> None:
         with listener.accept()[0] as connection:
             connection.recv(1024)
@@ -183,7 +187,14 @@ def test_a_service_that_speaks_no_http_is_no_dashboard() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         pool.submit(greet, listener)
-        assert dashboard.ask(f"http://127.0.0.1:{listener.getsockname()[1]}", None) is None
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_service_that_speaks_no_http_is_no_dashboard_and_no_wandb() -> None:
+    with greeting() as url:
+        assert dashboard.ask(url, None) is None
+    with greeting() as url:
+        assert wandb_at(url).outcome == "warn"
 
 
 @pytest.mark.parametrize("address", ["10.1.2.3:6379", "ray://10.1.2.3:10001", "http://10.1.2.3:8265"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import secrets
 import urllib.error
@@ -114,7 +115,7 @@ def wandb(place: Subject) -> str:
         if error.code not in (401, 403):
             raise Doubtful(f"{server} answers with {error.code}", offline) from error
         viewer = None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
         raise Doubtful(f"{server} does not answer within {ANSWER_SECONDS:.0f} s", offline) from error
     if viewer is None:
         raise AuthError(
