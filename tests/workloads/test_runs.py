@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.support.storage_places import storage_place
 from workloads.checkpoints import manifest
 from workloads.checkpoints.store import CheckpointStore
 from workloads.runs import catalog as run_catalog
+from workloads.storage import disk
 from workloads.storage.folders import EMULATOR_VARIABLE, Folder, locate
 from workloads.tune import ledger
 
@@ -288,6 +291,22 @@ def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_
     runs("gc", "--keep", "0", code=2)
     for hours in ("-1", "nan"):
         assert f"--orphan-hours is {hours}" in runs("gc", "--orphan-hours", hours, code=2).err
+
+
+def test_a_disk_s_own_folder_which_nobody_else_may_list_is_no_run(
+    place: Folder, runs: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = disk.calls
+
+    def listdir(path: str) -> list[str]:
+        if path.endswith("lost+found"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return whole.listdir(path)
+
+    train(place, "a", 1)
+    Path(place.path, "lost+found").mkdir()
+    monkeypatch.setattr(disk, "calls", replace(whole, listdir=listdir))
+    assert [row["run"] for row in runs.rows("list")] == ["a"]
 
 
 def test_gc_removes_no_checkpoint_of_a_run_whose_others_are_all_damaged(place: Folder, runs: Command) -> None:

@@ -22,6 +22,9 @@ CHUNK = 8 << 20
 PARTIAL = ".partial"
 """Ending of a file that is being written, and is renamed when it is whole."""
 
+LOST_AND_FOUND = "lost+found"
+"""Folder at the root of an ext4 disk, which is e2fsck's, and closed to all but root (mklost+found(8))."""
+
 _BUFFER = 1 << 20
 _STALE_TRIES = 3
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
@@ -141,6 +144,8 @@ def entries(path: str, prefix: str = "") -> list[Entry]:
     except FileNotFoundError:
         return found
     for name in names:
+        if name == LOST_AND_FOUND:
+            continue
         try:
             facts = calls.stat(f"{path}/{name}", follow_symlinks=False)
         except FileNotFoundError:
