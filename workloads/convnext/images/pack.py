@@ -92,9 +92,12 @@ def folder_pictures(split: FolderPictures) -> Iterator[Picture]:
     """An image folder's pictures in an order that mixes the classes, for readers that go from front to back."""
     numbers = list(range(len(split.labels)))
     random.Random(0).shuffle(numbers)
+    taken: set[str] = set()
     for number in numbers:
         path = split.path(number)
         key = f"{path.parent.name}/{path.stem.replace('.', '_')}"  # a dot would end the key
+        key = f"{key}-{number}" if key in taken else key  # as of 1.jpg beside 1.png
+        taken.add(key)
         yield Picture(key, path.suffix.lower(), split.read(number), int(split.labels[number]))
 
 
