@@ -100,6 +100,13 @@ def test_a_run_that_is_not_there_is_answered_with_the_nearest_that_is(
     assert "but demo-train, other; did you mean demo-train?\nName one of them, or another place" in said
 
 
+def test_of_hundreds_of_trials_a_few_are_named_beside_the_nearest(place: Folder, runs: Command) -> None:
+    for number in range(200):
+        Path(place.path, f"sweep/{number:03d}/results").mkdir(parents=True)
+    said = runs("show", "sweep/0123", code=2).err
+    assert "sweep/019 and 180 more; did you mean sweep/" in said and "sweep/020," not in said
+
+
 def test_a_place_with_nothing_in_it_says_so(place: Folder, runs: Command) -> None:
     Path(place.path).mkdir(exist_ok=True)
     said = runs("list")

@@ -19,6 +19,9 @@ from workloads.storage.folders import Folder
 TRIAL = "trial.json"
 """In the folder of a trial that has ended: how; see `tune.ledger`."""
 
+NAMED = 20
+"""Runs that are named where another was asked for; each trial of a sweep is one."""
+
 CHECKPOINTS, JOURNAL, RESULTS = PARTS = ("checkpoints", "journal", "results")
 
 
@@ -156,8 +159,9 @@ def find(place: Folder, name: str) -> KnownRun:
     another = "another place with --storage or --stack; runs on this machine are in --storage .oasis/runs."
     if not known:
         raise UsageError(f"there is no run {name!r} in {place.uri}, nor any other.", f"Name {another}")
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
     raise UsageError(
-        f"there is no run {name!r} in {place.uri}, but {', '.join(known)}{did_you_mean(name, known)}",
+        f"there is no run {name!r} in {place.uri}, but {', '.join(known[:NAMED])}{more}{did_you_mean(name, known)}",
         f"Name one of them, or {another}",
     )
 
