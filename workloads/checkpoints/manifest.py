@@ -118,6 +118,8 @@ def _shown(value: object, other: object) -> str:
         return repr(value)
     known = set(other)
     own = [item for item in value if item not in known]
+    if known == set(value):  # in another order
+        own = [item for item, there in zip(value, other, strict=False) if item != there]
     return f"{reprlib.repr(own)} and {len(value) - len(own)} more"
 
 

@@ -167,9 +167,7 @@ class Folder:
             if self._local:
                 disk.delete(path)
                 return
-            with suppress(
-                FileNotFoundError
-            ):  # deleted by another since it was listed, or by a try whose answer was lost
+            with suppress(FileNotFoundError):  # gone by another's hand, or by a try whose answer was lost
                 self.filesystem.delete_file(path)
 
     def remove(self) -> None:

@@ -129,6 +129,9 @@ def test_of_thousands_of_classes_only_those_are_named_that_a_checkpoint_has_not_
     said = r"classes is \['bee'\] and 999 more, the checkpoint's is \['n00000000'\] and 999 more\. Choose"
     with pytest.raises(UsageError, match=said):
         store.newest({**IDENTITY, "classes": ["bee", *classes[1:]]}, print)
+    said = r"classes is \['n00000001', 'n00000000'\] and 998 more, the checkpoint's is \['n00000000', 'n00000001'\] and"
+    with pytest.raises(UsageError, match=said):
+        store.newest({**IDENTITY, "classes": [classes[1], classes[0], *classes[2:]]}, print)
 
 
 def test_a_checkpoint_runs_no_code_when_it_is_loaded(tmp_path: Path) -> None:
