@@ -140,12 +140,17 @@ def _buckets(google: Google, now: datetime) -> Mapping[str, float]:
         "interval.startTime": (now - _MEASURED).isoformat(timespec="seconds"),
         "interval.endTime": now.isoformat(timespec="seconds"),
     }
-    found: Counter[str] = Counter()
     wanted = f'metric.type = "{TOTAL_BYTES}"'
     path = f"v3/projects/{google.project}/timeSeries"
+    newest: dict[tuple[str, str], int] = {}
     for series in google.list("monitoring", path, "timeSeries", filter=wanted, **interval):
-        # The newest stands first (Cloud Monitoring's REST reference, TimeSeries.points).
-        found[series["resource"]["labels"]["bucket_name"]] += int(series["points"][0]["value"]["doubleValue"])
+        which = series["resource"]["labels"]["bucket_name"], json.dumps(series["metric"], sort_keys=True)
+        # The newest stands first, and a series that does not fit on a page goes on in the next one (Cloud Monitoring's
+        # REST reference, TimeSeries.points and `pageSize`).
+        newest.setdefault(which, int(series["points"][0]["value"]["doubleValue"]))
+    found: Counter[str] = Counter()
+    for (bucket, _), size in newest.items():
+        found[bucket] += size
     return found
 
 

@@ -73,6 +73,17 @@ def test_what_stays_is_told_with_its_size_and_its_price_where_google_knows_them(
     assert read == "(list prices read from 2026-10-01 to 2026-11-28: oasis_stack/facts/prices.csv)"
 
 
+def test_a_series_that_goes_on_on_the_next_page_counts_once(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = kept.Google.list
+
+    def in_parts(self: kept.Google, api: str, path: str, key: str, **parameters: str) -> Iterator[dict[str, Any]]:
+        for one in whole(self, api, path, key, **parameters):
+            yield from ({**one, "points": [point]} for point in one["points"]) if api == "monitoring" else [one]
+
+    monkeypatch.setattr(kept.Google, "list", in_parts)
+    assert "2,000.0 GB: up to 40.00 USD" in _lines()[1]
+
+
 def test_a_price_is_the_regions_own_or_said_to_be_anothers(google: Google) -> None:
     elsewhere = {"oasis:region": "us-east4", "oasis:zone": "us-east4-b"}
     assert "2,000.0 GB: up to 46.00 USD a month;" in _lines(**elsewhere)[1]
