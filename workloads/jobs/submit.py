@@ -107,7 +107,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_submit(args: argparse.Namespace) -> int:
     """Submit, follow, and return the driver's exit code."""
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = _without_our_module(args.command[1:] if args.command[:1] == ["--"] else args.command)
     if not command:
         raise UsageError(
             "There is no command to submit.", "Write it after `--`: submit --working-dir . -- python3 hello_world.py"
@@ -136,6 +136,12 @@ def run_submit(args: argparse.Namespace) -> int:
             jobs = Jobs(dashboard)
             _refuse_impossible(job.demand, deployed, jobs.ask(lambda _: dashboard.nodes()))
             return _run(args, jobs, job)
+
+
+def _without_our_module(command: list[str]) -> list[str]:
+    """The same command; one of this package's own without the `python -m workloads` that it may be spelled out with."""
+    module = re.fullmatch("python3? -m workloads", " ".join(command[:3]))
+    return command[3:] if module and {*command[3:4]} & {*OWN_COMMANDS} else command
 
 
 def hand_in(jobs: Jobs, job: Job) -> None:

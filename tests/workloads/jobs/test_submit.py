@@ -530,6 +530,12 @@ def test_any_other_program_is_run_and_one_that_looks_like_our_own_is_asked_about
     assert ray.submitted["entrypoint"] == "trian --recpie x"
 
 
+def test_a_command_of_ours_that_is_spelled_out_takes_this_package_along_too(ray: FakeRay, cli: CommandLine) -> None:
+    cli("submit", "--", "python3", "-m", "workloads", "digits", "--to", "gs://b")
+    assert ray.submitted["entrypoint"] == "python -m workloads digits --to gs://b"
+    assert "working_dir" in ray.submitted["runtime_env"]
+
+
 @pytest.mark.parametrize("kind", [[], ["--ray-job"]])
 def test_a_folder_that_takes_no_results_is_refused_before_anything_is_submitted(
     ray: FakeRay, tmp_path: Path, cli: CommandLine, kind: list[str]
