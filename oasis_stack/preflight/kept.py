@@ -94,12 +94,6 @@ def unapplied(settings: Settings, state: Mapping[str, Any]) -> Iterator[str]:
         settings: of the stack file.
         state: as `pulumi stack export` has it; empty where there is no stack.
     """
-    said = {
-        names.repository(settings.name, kind): ("registry", settings.registry.keep) for kind in ("docker", "python")
-    }
-    for purpose, bucket in (("data", settings.data), ("runs", settings.runs)):
-        said[names.bucket(settings.project, settings.name, purpose)] = (purpose, bucket.keep)
-    said[names.secret(settings.name, "wandb")] = ("wandb", settings.wandb is not None and settings.wandb.keep)
     told: dict[str, None] = {}
     for resource in (state.get("deployment") or {}).get("resources", []):
         section = _SECTIONS.get(resource["urn"].rpartition("$")[-1], "")
@@ -110,10 +104,9 @@ def unapplied(settings: Settings, state: Mapping[str, Any]) -> Iterator[str]:
             told[f"oasis:{section}.keep is {now} in the stack file, and was {was} in the last `pulumi up`"] = None
         if section in {"data", "runs"}:
             was, now = resource["inputs"]["name"], names.bucket(settings.project, settings.name, section)
-            if was != now:  # all names below are made of the same two settings
+            if was != now:  # the names of all that is kept are made from these two settings
                 told[
-                    f"bucket {now} is what oasis:name and gcp:project in the stack file make, and the last `pulumi up` "
-                    f"made {was}"
+                    f"oasis:name and gcp:project in the stack file name {now}, and the last `pulumi up` made {was}"
                 ] = None
     yield from told
 

@@ -611,7 +611,7 @@ def test_nothing_is_destroyed_that_the_stack_file_keeps_and_the_last_up_did_not_
         told = f"oasis:{section}.keep is {now} in the stack file, and was {was} in the last `pulumi up`\n"
         complained = run.complained()
         assert told in complained
-        assert "make, and the last `pulumi up` made some-project-oasis-runs\n" in complained
+        assert ", and the last `pulumi up` made some-project-oasis-runs\n" in complained
     assert not run.programs.called(" destroy ")
 
 
