@@ -181,15 +181,15 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
 
 
 def _problems(run: KnownRun) -> dict[str, str]:
-    if run.committed:
-        _say_reading(run)
+    _say_reading(run, run.committed)
     return run.problems()
 
 
-def _say_reading(run: KnownRun) -> None:
-    """Say what is about to be read, every byte of it, which takes minutes where that is gigabytes from a bucket."""
-    size = decimal(sum(attempt.size for attempt in run.committed))
-    _say(f"reading {counted(len(run.committed), 'checkpoint')} of {run.name}, {size}")
+def _say_reading(run: KnownRun, attempts: Sequence[Attempt]) -> None:
+    """Say what is about to be read in full: gigabytes from a bucket take minutes."""
+    if attempts:
+        size = decimal(sum(attempt.size for attempt in attempts))
+        _say(f"reading {counted(len(attempts), 'checkpoint')} of {run.name}, {size}")
 
 
 def _repair(place: Folder, args: argparse.Namespace) -> int:
@@ -240,7 +240,7 @@ def _superfluous(run: KnownRun, args: argparse.Namespace) -> list[tuple[Attempt,
     keep = args.keep or _wanted(run)
     good = 0
     if len(run.committed) > keep:
-        _say_reading(run)
+        _say_reading(run, run.committed[-keep:])  # older ones are read only in the place of damaged ones
     for attempt in reversed(run.committed):
         if good >= keep:
             found.append((attempt, f"superfluous: {keep} newer ones are good"))
