@@ -242,7 +242,9 @@ def machine() -> dict[str, Any]:
     if told := shutil.which("nvidia-smi"):
         wanted = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
         query = [told, f"--query-gpu={wanted}", "--format=csv,noheader", "--id=0"]
-        facts[wanted] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        if not done.returncode:  # else it has no such query, or a container hides the GPU from it
+            facts[wanted] = done.stdout.strip()
     peak = flops.PEAKS.get(facts["device"])
     return {**facts, "published peak, TFLOP/s": peak.tflops, "its source": peak.source} if peak else facts
 

@@ -170,6 +170,19 @@ def test_each_setting_is_kept_before_the_next_one_begins_and_measured_again_if_i
     assert {name: one["number"] for name, one in found.items()} == {first: 3, second: 4}
 
 
+def test_an_nvidia_smi_that_fails_costs_its_own_facts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that hides the driver's tools: torch measures all the same."""
+    failing = tmp_path / "nvidia-smi"
+    failing.write_text("#!/bin/sh\nexit 9\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("torch.backends.cudnn.version", lambda: 91002)
+    facts = gpu.machine()
+    assert facts["device"] == "NVIDIA H200" and not any("clocks" in name for name in facts)
+
+
 @pytest.mark.parametrize("words", [(), ("--fresh",)])
 def test_another_machine_s_figures_are_not_replaced(
     words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
