@@ -4,7 +4,7 @@ Our own loop on images that live on the device, for each precision and batch siz
 analytic MFU, peak memory, and where a step's time goes. Medians with the least and the most of the windows. Each
 setting is kept as soon as it is measured, beside others of the same machine: the same command goes on where it was cut
 short and tries again what failed, `--fresh` begins anew. What is to be compiled and cannot be has failed, and is never
-measured eager.
+measured eager. Figures of `--smoke` go to benchmarks/gpu-smoke.json, out of the way of a GPU's.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from workloads.convnext.learning.loop import Record, Training
 from workloads.errors import EXIT_OK, BudgetError, UsageError, WorkloadFailedError
 
 RESULTS = Path(__file__).with_suffix(".json")
+SMOKE_RESULTS = RESULTS.with_stem("gpu-smoke")
 
 MODES: dict[str, dict[str, Any]] = {
     "bf16+compile": {"precision": "bf16", "compile": True},
@@ -188,7 +189,7 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
         "milliseconds per step by kind": observer.split,
         "notes": observer.notes,
     }
-    if observer.busy:  # else the profiler was refused a look at the GPU, as in some containers
+    if observer.busy:  # else the profiler saw no kernel: some containers do not let it look at the GPU
         found["milliseconds per step idle"] = round(max(0.0, step - observer.busy), 3)
     if peak:
         found["MFU of the published peak"] = round(flops.utilisation(rate, counted, peak), 4)
@@ -270,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _asked(words: Sequence[str]) -> argparse.Namespace:
     parser = command.parser(RESULTS, __doc__)
+    parser.set_defaults(results=None)
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that this program works")
     told = f"of {', '.join(MODES)}; with --smoke of {', '.join(SMOKE_MODES)} (all)"
     parser.add_argument("--modes", nargs="+", metavar="MODE", help=told)
@@ -282,11 +284,12 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes-each", type=minutes, default=5.0, metavar="M", help=told)
     parser.add_argument("--fresh", action="store_true", help="forget what is kept of these settings")
     given = parser.parse_args(words)
+    given.results = given.results or (SMOKE_RESULTS if given.smoke else RESULTS)
     if not given.smoke and not torch.cuda.is_available():
         parser.error("there is no GPU here; --smoke runs a tiny model on the CPU")
-    most = EPOCH_STEPS - SETTLING_STEPS - PROFILED_STEPS - 1  # an epoch's end is no step
+    most = EPOCH_STEPS - SETTLING_STEPS - PROFILED_STEPS - 1  # after an epoch's last step comes its evaluation
     if min(given.windows, given.steps) < 1 or given.windows * given.steps > most:
-        parser.error(f"--windows and --steps are at least 1, and {most} steps at most in all windows")
+        parser.error(f"--windows and --steps are at least 1, and all windows together have at most {most} steps")
     offered = SMOKE_MODES if given.smoke else MODES
     if unknown := [mode for mode in given.modes or () if mode not in offered]:
         parser.error(f"--modes has {', '.join(unknown)}; there are {', '.join(offered)}")
@@ -304,13 +307,16 @@ def _measure(given: argparse.Namespace, wanted: dict[str, TrainConfig]) -> tuple
     """All figures that are kept of this machine, and the names of the settings for which there was no time.
 
     Raises:
-        UsageError: the file has those of another machine.
+        UsageError: the file has those of another machine, or of other software on this one.
     """
     ends, limit = time.monotonic() + 60 * given.minutes, 60 * given.minutes_each
     here, kept = machine(), figures.read(given.results)
     if kept and kept.get("machine") != here:
         known = json.dumps(kept.get("machine"))
-        raise UsageError(f"{given.results} has figures of another machine: {known}.", "Give --results another file.")
+        raise UsageError(
+            f"{given.results} has figures of another machine or other software: {known}.",
+            "Give --results another file.",
+        )
     found: dict[str, Any] = kept.get("settings", {})
     if given.fresh:
         found = {name: one for name, one in found.items() if name not in wanted}

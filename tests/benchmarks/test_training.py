@@ -183,6 +183,15 @@ def test_an_nvidia_smi_that_fails_costs_its_own_facts_alone(tmp_path: Path, monk
     assert facts["device"] == "NVIDIA H200" and not any("clocks" in name for name in facts)
 
 
+def test_a_smoke_test_leaves_a_gpu_s_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first measurement on a GPU would be refused after a try of the command on a CPU."""
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "gpu.json")
+    monkeypatch.setattr(gpu, "SMOKE_RESULTS", tmp_path / "gpu-smoke.json")
+    monkeypatch.setattr(gpu, "measured_apart", lambda *_, seconds: {})
+    assert gpu.main(["--smoke"]) == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["gpu-smoke.json"]
+
+
 @pytest.mark.parametrize("words", [(), ("--fresh",)])
 def test_another_machine_s_figures_are_not_replaced(
     words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -194,7 +203,10 @@ def test_another_machine_s_figures_are_not_replaced(
     monkeypatch.setattr(gpu, "measured_apart", lambda *_, seconds: {})
     assert exit_code(lambda: gpu.main(["--smoke", "--results", str(results), *words])) == 2
     assert results.read_text() == before
-    assert f'{results} has figures of another machine: {{"device": "NVIDIA H200"}}.' in capsys.readouterr().err
+    assert (
+        f'{results} has figures of another machine or other software: {{"device": "NVIDIA H200"}}.'
+        in capsys.readouterr().err
+    )
 
 
 def test_what_tells_the_most_is_measured_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +315,7 @@ def test_windows_that_are_empty_or_outlast_the_epoch_whose_evaluation_is_no_step
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         in_turn("well", words=["--windows", str(windows), "--steps", str(steps)])
-    assert "at least 1, and 986 steps at most" in capsys.readouterr().err
+    assert "at least 1, and all windows together have at most 986 steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("length", ["0", "-1", "nan", "inf", "soon"])
