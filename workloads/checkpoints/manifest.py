@@ -113,14 +113,15 @@ def refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: 
 
 
 def _shown(value: object, other: object) -> str:
-    """A value for a message; of a list only what the other has not, as there may be thousands of classes."""
+    """A value for a message; of a list only what differs, as there may be thousands of classes."""
     if not isinstance(value, list) or not isinstance(other, list):
         return repr(value)
     known = set(other)
     own = [item for item in value if item not in known]
-    if known == set(value):  # in another order
+    if known == set(value):  # the same items in another order
         own = [item for item, there in zip(value, other, strict=False) if item != there]
-    return f"{reprlib.repr(own)} and {len(value) - len(own)} more"
+    same = len(value) - len(own)
+    return reprlib.repr(own) + (f" and {same} that are the same" if same else "")
 
 
 def verify(folder: Folder) -> dict[str, Any]:

@@ -122,16 +122,19 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path: Path) -> No
     assert len(store.committed()) == 1
 
 
-def test_of_thousands_of_classes_only_those_are_named_that_a_checkpoint_has_not_in_common(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_classes_is_refused_by_naming_only_those_that_differ(tmp_path: Path) -> None:
     classes = [f"n{number:08d}" for number in range(1000)]
     store = CheckpointStore(locate(tmp_path), keep=2)
     store.save(state(1), 1, {**IDENTITY, "classes": classes}, {})
-    said = r"classes is \['bee'\] and 999 more, the checkpoint's is \['n00000000'\] and 999 more\. Choose"
+    same = "999 that are the same"
+    said = rf"classes is \['bee'\] and {same}, the checkpoint's is \['n00000000'\] and {same}\. Choose"
     with pytest.raises(UsageError, match=said):
         store.newest({**IDENTITY, "classes": ["bee", *classes[1:]]}, print)
-    said = r"classes is \['n00000001', 'n00000000'\] and 998 more, the checkpoint's is \['n00000000', 'n00000001'\] and"
+    said = r"classes is \['n00000001', 'n00000000'\] and 998 that are the same, the checkpoint's is \['n00000000', "
     with pytest.raises(UsageError, match=said):
         store.newest({**IDENTITY, "classes": [classes[1], classes[0], *classes[2:]]}, print)
+    with pytest.raises(UsageError, match=r"classes is \['bee', 'cow'\], the checkpoint's is .*, \.\.\.\]\. Choose"):
+        store.newest({**IDENTITY, "classes": ["bee", "cow"]}, print)
 
 
 def test_a_checkpoint_runs_no_code_when_it_is_loaded(tmp_path: Path) -> None:
