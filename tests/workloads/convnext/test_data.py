@@ -148,10 +148,14 @@ def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, cli: Com
 
 def test_images_whose_names_differ_in_their_endings_alone_have_a_key_each(tmp_path: Path, cli: CommandLine) -> None:
     folder = image_folder(tmp_path / "images", {"train": {"cat": 2}, "val": {"cat": 1}})
-    (folder / "train" / "cat" / "0.jpg").write_bytes(encoded(7, "JPEG"))
+    contents = [encoded(0), encoded(1), encoded(7, "JPEG")]
+    (folder / "train" / "cat" / "0.jpg").write_bytes(contents[2])
+    for number in range(2, 7):  # as a number appended to another's name would give
+        contents.append(encoded(10 + number))
+        (folder / "train" / "cat" / f"0-{number}.png").write_bytes(contents[-1])
     cli("shards", "--from", str(folder), "--to", str(tmp_path / "shards"))
     packed = stores(tmp_path / "shards")[0]
-    assert sorted(map(packed.read, range(3))) == sorted([encoded(0), encoded(1), encoded(7, "JPEG")])
+    assert sorted(map(packed.read, range(len(contents)))) == sorted(contents)
 
 
 def test_shards_whose_classes_have_no_names_yet_do_not_look_like_data(tmp_path: Path, cli: CommandLine) -> None:

@@ -96,7 +96,8 @@ def folder_pictures(split: FolderPictures) -> Iterator[Picture]:
     for number in numbers:
         path = split.path(number)
         key = f"{path.parent.name}/{path.stem.replace('.', '_')}"  # a dot would end the key
-        key = f"{key}-{number}" if key in taken else key  # as of 1.jpg beside 1.png
+        while key in taken:  # as 1.jpg's by 1.png
+            key = f"{key}-{number}"
         taken.add(key)
         yield Picture(key, path.suffix.lower(), split.read(number), int(split.labels[number]))
 
