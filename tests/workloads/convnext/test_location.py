@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.storage_places import storage_place
+from workloads.convnext.images import location
 from workloads.convnext.images.location import data_folder
 from workloads.environment import variable
 from workloads.errors import DataIntegrityError, PlaceError
@@ -78,6 +80,17 @@ def test_data_that_no_room_is_left_for_is_refused_before_it_fills_the_disk(
     with pytest.raises(PlaceError, match="No space left on device"):
         data_folder(bucket.uri)
     assert not list((tmp_path / "scratch").rglob("*.png"))
+
+
+def test_what_a_killed_copy_left_half_written_counts_as_room_for_the_next_one(
+    bucket: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(bucket)
+    (folder.parent / "complete").unlink()
+    torn = folder / "train/cat/2.png"
+    torn.rename(torn.with_name(torn.name + PARTIAL))
+    monkeypatch.setattr(location.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    assert contents(copied(bucket)) == IMAGES
 
 
 def test_a_scratch_disk_that_is_no_folder_to_write_to_is_a_verdict(bucket: Folder, tmp_path: Path) -> None:

@@ -247,8 +247,9 @@ def _download(source: Folder, listing: Sequence[Entry], folder: Path) -> None:
             raise
 
     waiting = list(filter(lacks, listing))
-    # Before the first byte: a copy that fills the disk takes its time, and leaves a machine with a full disk.
-    if sum(entry.size for entry in waiting) > shutil.disk_usage(folder.parent).free:
+    # Checked before anything is copied: a copy that does not fit takes long to fail, and leaves the disk full.
+    overwritten = sum(file.stat().st_size for file in folder.rglob(f"*{PARTIAL}"))  # what a killed try left
+    if sum(entry.size for entry in waiting) > shutil.disk_usage(folder.parent).free + overwritten:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with ThreadPoolExecutor(DOWNLOADS) as pool:
         for _ in pool.map(fetch, waiting):
