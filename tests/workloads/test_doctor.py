@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-import resource
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import google.auth
 import pytest
@@ -186,6 +187,7 @@ def greeting() -> Iterator[str]:
             connection.sendall(b"220 mail.example.com\r\n")
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(30)  # else a test whose question never comes would hang
         pool.submit(greet, listener)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -314,13 +316,12 @@ def test_too_little_scratch_is_a_doubt(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_machine_whose_disks_take_no_file_has_no_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", None)  # else it is known already
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        found = finding(LAPTOP, "scratch")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    def gettempdir() -> NoReturn:
+        # As the library does; a limit on this process's files would reach what other tests left running in it.
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+    monkeypatch.setattr(hardware, "tempfile", SimpleNamespace(gettempdir=gettempdir))
+    found = finding(LAPTOP, "scratch")
     assert (found.outcome, "No usable temporary directory" in found.found) == ("fail", True), found
 
 
