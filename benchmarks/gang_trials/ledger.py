@@ -26,7 +26,7 @@ EPOCHS = (20, 80)
 """Of the shortest and of the longest training: all end within minutes."""
 
 MOST_SECONDS = 1200.0
-"""From a training's end to its node's."""
+"""Longest wait for a node to go after its training has ended."""
 
 NODE_HOUR_USD = 40.0
 """Price that the trainings are told."""
@@ -39,7 +39,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
         epochs = EPOCHS[0] + (EPOCHS[1] - EPOCHS[0]) * number // max(1, count - 1)
         run = f"ledger-{number}"
         _train(stage, run, epochs, seed)
-        until(lambda: not stage.queued_nodes(), MOST_SECONDS, f"the node of {run} went")
+        until(lambda: not stage.queued_nodes(), MOST_SECONDS, f"the node of {run} went", every=1.0)
         [stay] = stays(locate(_runs(stage)).child(run))
         born, gone = _lives(stage.record.events())[number]
         wrong += [f"{run}: {problem}" for problem in judged(stay, born, gone)]

@@ -14,6 +14,7 @@ from benchmarks.harness.figures import say, spread, today
 from emulator.gke.provisioning import BOOKING_EXPIRED, CAPACITY_REVOKED, Told
 from emulator.kubernetes.api import ApiError, Body
 from tests.support.queued_jobs import documented_job
+from workloads.reporting.progress import counted
 
 GANG, AT_ONCE = 2, 10
 """Nodes of a gang, and gangs that there are at a time."""
@@ -25,7 +26,7 @@ WATCHED = ("nodes", "pods", "provisioningrequests")
 FAILED = Told("True", "ResourcePoolExhausted", "GCE out of resources")
 
 MOST_SECONDS = 1200.0
-"""Without a gang that comes or goes, after which those that are there are called wrong."""
+"""Longest time in which no gang comes or ends; then those that are left are called wrong."""
 
 STEPS = {"give": 6, "fail": 3, "expire": 2, "revoke": 2, "finish": 4}
 """What Google or a gang may do next, and how often beside the others."""
@@ -49,7 +50,9 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
         if known != made + ends.total():
             known, since = made + ends.total(), time.monotonic()
         elif time.monotonic() - since > MOST_SECONDS:
-            return {"date": today()}, [f"{len(jobs)} gangs are there, and none has ended for {MOST_SECONDS:.0f} s"]
+            return {"date": today()}, [
+                f"{counted(len(jobs), 'gang')} left, none of which ended for {MOST_SECONDS:.0f} s"
+            ]
         [step] = chance.choices(list(STEPS), weights=list(STEPS.values()))
         steps[step] += _take(stage, step, chance)
         time.sleep(chance.uniform(0, 0.2))

@@ -67,8 +67,10 @@ def chance_of(trial: Trial) -> random.Random:
     return random.Random(f"{part}/{number}")
 
 
-def until(condition: Callable[[], object], seconds: float = 90, what: str = "the run went on") -> None:
-    """Wait for what comes in its own time.
+def until(
+    condition: Callable[[], object], seconds: float = 90, what: str = "the run went on", every: float = 0.02
+) -> None:
+    """Wait for what comes in its own time, looking `every` so many seconds.
 
     Raises:
         TimeoutError: it did not; names `what`.
@@ -77,4 +79,4 @@ def until(condition: Callable[[], object], seconds: float = 90, what: str = "the
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.02)
+        time.sleep(every)

@@ -23,14 +23,16 @@ def _event(revision: int, kind: str, name: str, **body: Any) -> Event:
     return Event(revision, float(revision), body.pop("type", "ADDED"), kind, {"metadata": metadata, **body})
 
 
-def test_a_gang_that_never_ends_is_wrong_and_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gang_that_never_ends_is_called_wrong_instead_of_being_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = {"metadata": {"name": "gang-0"}}
     api = SimpleNamespace(create=lambda body: None, list=lambda version, kind, *_: [job] if kind == "Job" else [])
     calls = {"hold": lambda nodes: None, "ask_again_at_once": lambda times: None, "running_gangs": lambda size: []}
     stage: Any = SimpleNamespace(api=api, queued_nodes=list, **calls)
     monkeypatch.setattr(orders, "MOST_SECONDS", 1.0)
     _, wrong = orders.measure(stage, 1, seed=1)
-    assert wrong == ["1 gangs are there, and none has ended for 1 s"]
+    assert wrong == ["1 gang left, none of which ended for 1 s"]
 
 
 @pytest.mark.parametrize(
