@@ -22,10 +22,10 @@ on nodes that come (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taint
 
 _ON_EVERY_NODE = {"cpu": 0.253, "memory": 346 * 2.0**20, "pods": 5.0}
 _BESIDE_GPUS = {"cpu": 0.15, "memory": 80 * 2.0**20, "pods": 1.0}
-"""Requests of those of GKE's DaemonSets for which a public source was found, which the autoscaler counts on a node to
-come: fluentbit-gke, gke-metadata-server and ip-masq-agent (cryptnono/cryptnono issue 34), netd and node-local-dns
-(cloudpilot-ai/karpenter-provider-gcp pull request 206), and nvidia-gpu-device-plugin (vllm-project/production-stack,
-tutorials/terraform/gke/README.md)."""
+"""What GKE's DaemonSets request of each node, as far as a public source says; the autoscaler counts it on a node before
+that is there. fluentbit-gke, gke-metadata-server and ip-masq-agent: cryptnono/cryptnono issue 34. netd and
+node-local-dns: cloudpilot-ai/karpenter-provider-gcp issue 202, which gives their CPU and no memory.
+nvidia-gpu-device-plugin: vllm-project/production-stack, tutorials/terraform/gke/README.md."""
 
 
 def quantity(text: str) -> float:
@@ -55,12 +55,13 @@ def requests(pod: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:
-    """True if the pod has ended, and holds nothing any more."""
+    """True if the pod has ended, so that it no longer holds any resources."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def networks_named(pod: Mapping[str, Any]) -> set[str]:
-    """The GKE Networks of a pod's interfaces but the pods' own (gke-networking-api v0.2.0, apis/network/v1)."""
+    """The GKE Networks that a pod's interfaces name beside the cluster's own (gke-networking-api v0.2.0,
+    apis/network/v1)."""
     text = (pod["metadata"].get("annotations") or {}).get("networking.gke.io/interfaces", "[]")
     try:
         return {str(interface["network"]) for interface in json.loads(text)} - {"default", "pod-network"}
@@ -69,7 +70,7 @@ def networks_named(pod: Mapping[str, Any]) -> set[str]:
 
 
 def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
-    """A node's resources minus the requests of GKE's own pods there, and of these."""
+    """A node's resources minus the requests of GKE's own pods there and of `pods`."""
     left = {key: quantity(value) for key, value in node["status"]["allocatable"].items()}
     own = [_ON_EVERY_NODE, _BESIDE_GPUS] if GPU in left else [_ON_EVERY_NODE]
     for asked in (*own, *map(requests, pods)):

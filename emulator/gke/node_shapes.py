@@ -31,8 +31,9 @@ REQUEST_LABEL = "autoscaling.gke.io/provisioning-request"
 _EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
 _LOCAL_SSD_GIB = 375
 _SSD_FILE_SYSTEM = 0.0186
-"""Part of a local SSD that its file system takes; of many it is less than half of that (kubernetes/autoscaler,
-cluster-autoscaler/cloudprovider/gce/gce_reserved.go, measured by its authors)."""
+"""Share that the file system takes of one local SSD, rounded up from what was measured on GKE (kubernetes/autoscaler,
+cluster-autoscaler/cloudprovider/gce/gce_reserved.go). Of 16 or 24 SSDs it takes less than half of that; 32, as an
+H200's machine has, are not in that table. So such a node shows about 1 % too little here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ def networks_of(pool: Pool, sets: Iterable[Body], networks: Iterable[Body]) -> l
 
 
 def network_resources(networks: Iterable[str]) -> dict[str, str]:
-    """What a node has of these GKE Networks, and a pod asks for that names them: of a device its address and the device
+    """What a node on these GKE Networks offers and a pod that names them requests: of each an address and the device
     (GoogleCloudPlatform/cluster-autoscaler 7d250507, pkg/networking/matcher.go)."""
     return {f"networking.gke.io.networks/{network}{part}": "1" for network in networks for part in (".IP", "")}
 
@@ -238,9 +239,10 @@ def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -
 
 
 def _disk_gib(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Capacity of local SSDs, or of the boot disk beside its operating system (`CalculateOSReservedEphemeralStorage` of
-    gce_reserved.go), and what pods may ask for of it: less a tenth, below which the kubelet evicts, and what GKE keeps
-    (GoogleCloudPlatform/cluster-autoscaler, pkg/cloudprovider/gke/reserved.go, its KubeReservedEphemeralStorage)."""
+    """Capacity, and what pods may request of it. The capacity is that of the local SSDs or, without any, of the boot
+    disk less its operating system (`CalculateOSReservedEphemeralStorage` of gce_reserved.go). Of this a tenth goes,
+    below which the kubelet evicts pods, and what GKE reserves (GoogleCloudPlatform/cluster-autoscaler,
+    pkg/cloudprovider/gke/reserved.go, `PredictKubeReservedEphemeralStorage` and the one for local SSDs)."""
     if ssds := int((config.get("ephemeralStorageLocalSsdConfig") or {}).get("localSsdCount", 0)):
         capacity, kept = ssds * _LOCAL_SSD_GIB * (1 - _SSD_FILE_SYSTEM), {1: 50, 2: 75}.get(ssds, 100)
     else:

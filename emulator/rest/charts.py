@@ -32,7 +32,7 @@ class ChartRepository:
         if request.method != "GET" or not request.path.startswith(PATH):
             return None
         name = request.path.removeprefix(PATH)
-        # Helm and the program ask at once, and Kueue's certificates, which its chart has in it, are made but once.
+        # Helm and the program ask at the same time, and must get the same certificates in Kueue's chart.
         with self._packing:
             self._packed = self._packed or self._pack()
         if name == "index.yaml":
