@@ -1,7 +1,7 @@
 """SIGTERM, as `kill`, `timeout` and a service manager send it, ends a command just as Ctrl-C does.
 
 Ray puts handlers of its own in place: one that leaves at once, then one that prints a stack trace and dies of SIGABRT.
-What SIGKILL ends can do nothing for its children: those end by themselves.
+A process that SIGKILL ends can do nothing for its children: with `end_with` they end when it does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ignore() -> None:
 def end_with(parent: int) -> None:
     """Have this process killed when its parent ends, however it does; end it now if that has happened already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be watched
+    if os.getppid() != parent:  # the parent ended before this call
         sys.exit()
 
 

@@ -116,7 +116,7 @@ def run(variant: str, trials: int, folder: Path, lanes: int, seed: int) -> Itera
     # What the command imports too: each writer runs it as its main module.
     context.set_forkserver_preload([__name__, "torchvision.models", "tests.emulator.google"])
     chance = random.Random(seed)
-    # Its end waits for writers to be killed, also where Ctrl-C brings it: their folder is removed next.
+    # To leave it, also by Ctrl-C, is to wait until the writers are killed: their folder is removed next.
     with ThreadPoolExecutor(lanes) as pool:
         for begun in range(0, trials, lanes):
             turns = [

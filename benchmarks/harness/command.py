@@ -59,7 +59,7 @@ def conclude(results: Path, found: Record, wrong: Sequence[object] = ()) -> int:
         found: the figures.
         wrong: each thing that is not as it must be; printed on standard error.
     """
-    figures.write(results, found)  # first, as nobody may read on what is printed
+    figures.write(results, found)  # first: printing ends the command if its reader has left, as with | head
     print(json.dumps(found, indent=2))
     for problem in wrong:
         figures.say(f"wrong: {problem}")

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 def median_and_range(values: Sequence[float], digits: int = 2) -> Record:
-    """Median, least and most; nothing of nothing."""
+    """Median, least and most; empty if there are no values."""
     if not values:
         return {}
     found = {"median": statistics.median(values), "least": min(values), "most": max(values)}
@@ -24,7 +24,7 @@ def median_and_range(values: Sequence[float], digits: int = 2) -> Record:
 
 
 def spread(values: Sequence[float]) -> Record:
-    """Median, least, most and how many there are; nothing of nothing."""
+    """Median, least, most and how many there are; empty if there are no values."""
     return {**median_and_range(values), "runs": len(values)} if values else {}
 
 

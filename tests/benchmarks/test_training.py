@@ -310,7 +310,7 @@ def test_nothing_is_begun_when_time_is_over(
 
 
 @pytest.mark.parametrize(("windows", "steps"), [(0, 20), (7, 0), (20, 50)])
-def test_windows_that_are_empty_or_outlast_the_epoch_whose_evaluation_is_no_step_are_refused(
+def test_windows_that_are_empty_or_outlast_an_epoch_are_refused(
     windows: int, steps: int, in_turn: Callable[..., tuple[int, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

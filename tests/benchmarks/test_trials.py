@@ -64,7 +64,7 @@ def test_of_one_pair_there_are_figures_and_of_lives_that_all_failed_what_went_wr
     assert found["not whole"] == 1 and wrong[0].endswith("refused")
 
 
-def test_figures_of_which_nobody_reads_the_end_are_kept(tmp_path: Path) -> None:
+def test_figures_are_kept_if_their_reader_leaves_before_the_end(tmp_path: Path) -> None:
     """As with `| head`."""
     results = tmp_path / "figures.json"
     program = (

@@ -599,7 +599,7 @@ def test_a_trial_whose_process_cannot_be_started_for_the_place_s_sake_goes_on_wh
     Runner(search.trials, None, "", lambda trial: ([trial.name], tmp_path / "full" / trial.name / "log")).run()
     assert isinstance(search.trials.verdict, PlaceError)
     assert str(search.trials.verdict).endswith(
-        "then run the same command again. What has ended is kept: only the trials that are left run then."
+        "then run the same command again. Trials that have ended are kept; only the others will run."
     )
     assert search.trials.outcomes == {}
 

@@ -90,7 +90,7 @@ def examine(name: str, check: Callable[[Subject], str], place: Subject) -> Findi
     except EnvironmentContractError as error:  # the stack is that of another version of the program
         return Finding(check=name, outcome="fail", found=str(error))
     except ImportError as error:
-        absent = isinstance(error, ModuleNotFoundError)  # not so where one of its libraries does not load
+        absent = isinstance(error, ModuleNotFoundError)  # else it is installed, and a library of its own does not load
         found = f"the package {error.name} is not installed" if absent else first_line(error)
         return Finding(check=name, outcome="fail", found=found, remedy=software.MAKE_IMAGE)
 

@@ -22,7 +22,7 @@ NO_TOKEN = "Without a token anybody who reaches the dashboard runs code: deploy 
 def addresses(place: Subject) -> list[str]:
     """Addresses where it may answer: the stack's own, then the host of Ray's, then this machine."""
     stated = [place.environment.ray_dashboard_url.rstrip("/")] if place.environment else []
-    address = place.variables.get("RAY_ADDRESS", "")  # `host:port`, or with ray:// or http:// as Ray's clients take it
+    address = place.variables.get("RAY_ADDRESS", "")  # `host:port`, `ray://...` or `http://...`
     host = urlsplit(address if "://" in address else f"//{address}").hostname
     hosts = [name for name in (host, "127.0.0.1") if name and name != "auto"]
     return list(dict.fromkeys([*stated, *(f"http://{name}:{PORT}" for name in hosts)]))
@@ -60,5 +60,5 @@ def ask(url: str, token: str | None) -> tuple[int, bytes] | None:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, b""
-    except (OSError, ValueError, http.client.HTTPException):  # the last where another service has the port
+    except (OSError, ValueError, http.client.HTTPException):  # the last: a service that speaks no HTTP has the port
         return None

@@ -45,7 +45,7 @@ def gpus(place: Subject) -> str:
         usable = torch.cuda.device_count()
         if usable != promised:
             raise PlaceError(f"torch can use {usable} of {promised} GPUs", remedy)
-        # The driver is asked how many there are; only their names take a CUDA that starts.
+        # The driver alone knows how many there are; to give a name, CUDA has to start.
         return f"{usable} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     except (OSError, RuntimeError) as error:
         raise PlaceError(f"torch cannot use the GPUs: {first_line(error)}", remedy) from error

@@ -184,7 +184,7 @@ def _check_nccl(major: int, wanted: str) -> None:
 
 
 def _name(distribution: metadata.Distribution) -> str:
-    # An installation that was interrupted leaves a folder without a name, which pip too skips.
+    # An interrupted installation leaves a folder without a name, which pip skips too.
     return (distribution.metadata["Name"] or "").lower().replace("_", "-")
 
 

@@ -20,7 +20,7 @@ TRIAL = "trial.json"
 """In the folder of a trial that has ended: how; see `tune.ledger`."""
 
 NAMED = 20
-"""Runs that are named where another was asked for; each trial of a sweep is one."""
+"""Most runs that a message about an unknown name lists: each trial of a sweep is one."""
 
 CHECKPOINTS, JOURNAL, RESULTS = PARTS = ("checkpoints", "journal", "results")
 

@@ -23,7 +23,7 @@ PARTIAL = ".partial"
 """Ending of a file that is being written, and is renamed when it is whole."""
 
 LOST_AND_FOUND = "lost+found"
-"""Folder at the root of an ext4 disk, which is e2fsck's, and closed to all but root (mklost+found(8))."""
+"""Folder at the root of an ext4 disk, for e2fsck; only root may list it (mklost+found(8))."""
 
 _BUFFER = 1 << 20
 _STALE_TRIES = 3

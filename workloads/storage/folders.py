@@ -167,7 +167,7 @@ class Folder:
             if self._local:
                 disk.delete(path)
                 return
-            with suppress(FileNotFoundError):  # gone by another's hand, or by a try whose answer was lost
+            with suppress(FileNotFoundError):  # deleted by another, or by a try whose answer was lost
                 self.filesystem.delete_file(path)
 
     def remove(self) -> None:
@@ -325,7 +325,9 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
         return AuthError(text, "Check the folder's owner and mode; on a mount, its account's roles on the bucket.")
     # Google names the permission that is missing, as in "does not have storage.objects.get access to ...".
     if isinstance(error, PermissionError) or re.search(r"PERMISSION_DENIED|storage\.(objects|buckets)\.", str(error)):
-        return AuthError(text, "The account needs roles/storage.objectUser and roles/storage.bucketViewer on it.")
+        return AuthError(
+            text, "The account needs roles/storage.objectUser and roles/storage.bucketViewer on the bucket."
+        )
     return PlaceError(text, "Check the address, the free space and the network, then run the same command again.")
 
 

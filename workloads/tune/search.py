@@ -134,7 +134,7 @@ class TrialQueue:
     def _make_do(self, trial: Trial, exit_code: int, wrong: WorkloadError) -> None:
         self.waiting.insert(0, trial)
         if exit_code != CapacityError.exit_code or not self.running:
-            remedy = f"{wrong.remedy} What has ended is kept: only the trials that are left run then.".lstrip()
+            remedy = f"{wrong.remedy} Trials that have ended are kept; only the others will run.".lstrip()
             self.verdict = THE_PLACE[exit_code](wrong.problem, remedy)
             return
         self.limit = len(self.running)

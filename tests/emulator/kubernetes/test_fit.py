@@ -28,7 +28,7 @@ def test_a_pod_asks_for_its_largest_init_container_or_all_others_and_limits_coun
     assert [quantity(text) for text in ("100m", "1", "2Gi", "3k")] == [0.1, 1.0, 2.0**31, 3000.0]
 
 
-def test_a_pod_asks_for_each_further_network_that_it_names_and_for_what_there_is_not_if_nobody_can_read_it() -> None:
+def test_a_pod_requests_each_further_network_that_it_names_and_fits_nowhere_if_they_cannot_be_read() -> None:
     interfaces = [{"interfaceName": f"eth{i}", "network": name} for i, name in enumerate(("default", "rdma-0"))]
 
     def asked(text: str) -> set[str]:

@@ -71,7 +71,7 @@ def test_a_full_disk_is_a_verdict_and_what_was_copied_is_not_copied_again(bucket
     assert kept.read_bytes() != IMAGES["val/cat/0.png"]
 
 
-def test_data_that_no_room_is_left_for_is_refused_before_it_fills_the_disk(
+def test_data_that_does_not_fit_is_refused_before_it_fills_the_disk(
     bucket: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = bucket.entries()

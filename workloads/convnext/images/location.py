@@ -89,7 +89,7 @@ def provide_digits(say: Callable[[str], None]) -> None:
 
 def digits_mount() -> Path | None:
     """The folder that `provide_digits` makes the data mount; None where the mount has the digits already."""
-    with suppress(OSError):  # another's folder of that name, into which this user may not look, has none for us
+    with suppress(OSError):  # a folder that this user may not look into has no digits to train on
         if (Path(environment.mount(environment.DATA_MOUNT)) / DIGITS).exists():
             return None
     return Path(".oasis/data").absolute()

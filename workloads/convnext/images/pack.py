@@ -120,7 +120,7 @@ def run_shards(args: argparse.Namespace) -> int:
     train = FolderPictures(args.source / "train", None)
     val = FolderPictures(args.source / "val", train.classes)
     _write_noting(train, args.to / "train", args.shard_megabytes)
-    # Before the last split: without both, nothing of it looks like data.
+    # Before the second split: until both are there, no reader takes the folder for data.
     _write_names(train.classes, args.to / CLASS_NAMES)
     _write_noting(val, args.to / "val", args.shard_megabytes)
     return EXIT_OK

@@ -61,8 +61,8 @@ def decode(store: PictureStore, index: int) -> Image.Image:
         reason = "neither JPEG nor PNG" if isinstance(error, UnidentifiedImageError) else str(error)
         raise DataIntegrityError(
             f"{store.name(index)} cannot be decoded ({reason}; {len(content)} bytes).",
-            # Not with one image less: that would be other data, with which no checkpoint of the run goes on.
-            "Write this image again, or another of its class in its place, and run the same command again.",
+            # Not "delete it": with one image less it is other data, on which the run's checkpoints do not continue.
+            "Write this image again, or put another of its class in its place, and run the same command again.",
         ) from error
 
 
