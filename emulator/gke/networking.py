@@ -35,8 +35,9 @@ class DeviceNetworkControllers:
             self._parameter_set(parameters, sets, networks)
         ready = {parameters["metadata"]["name"] for parameters in sets if is_true(parameters, "Ready")}
         pods = self._api.list("v1", "Pod") if networks else []
+        used = {name for pod in pods if not is_over(pod) for name in networks_named(pod)}
         for network in networks:
-            self._network(network, ready, pods)
+            self._network(network, ready, used)
 
     def _parameter_set(self, parameters: Body, sets: Iterable[Body], networks: Iterable[Body]) -> None:
         name, finalizers = parameters["metadata"]["name"], parameters["metadata"].get("finalizers", [])
@@ -75,11 +76,11 @@ class DeviceNetworkControllers:
                 return "DeviceModeSubnetAlreadyInUse", f"Subnet {subnet} is in use by GNP {other['metadata']['name']}"
         return "GNPReady", ""
 
-    def _network(self, network: Body, ready: set[str], pods: Iterable[Body]) -> None:
+    def _network(self, network: Body, ready: set[str], used: set[str]) -> None:
         metadata = network["metadata"]
-        used = any(metadata["name"] in networks_named(pod) for pod in pods if not is_over(pod))
-        if used != (metadata.get("annotations", {}).get(_IN_USE) == "true"):
-            self._api.merge(network, {"metadata": {"annotations": {_IN_USE: "true" if used else None}}})
+        in_use = metadata["name"] in used
+        if in_use != (metadata.get("annotations", {}).get(_IN_USE) == "true"):
+            self._api.merge(network, {"metadata": {"annotations": {_IN_USE: "true" if in_use else None}}})
         if network["spec"].get("type") != "Device":
             return
         fine = network["spec"].get("parametersRef", {}).get("name") in ready
