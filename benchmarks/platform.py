@@ -73,8 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def keep(part: str, found: Record, results: Path) -> None:
     """Write one part's figures, with date and machine, in the place of its last ones, and print them."""
     own = {part: {**conditions(), **found}}
-    figures.write(results, figures.read(results) | own)
-    print(json.dumps(own, indent=2))
+    try:
+        figures.write(results, figures.read(results) | own)
+    finally:
+        print(json.dumps(own, indent=2))
 
 
 def lines() -> Record:

@@ -59,8 +59,10 @@ def conclude(results: Path, found: Record, wrong: Sequence[object] = ()) -> int:
         found: the figures.
         wrong: each thing that is not as it must be; printed on standard error.
     """
-    figures.write(results, found)  # first: printing ends the command if its reader has left, as with | head
-    print(json.dumps(found, indent=2))
+    try:
+        figures.write(results, found)  # first: printing ends the command if its reader has left, as with | head
+    finally:  # also where the disk refuses, so that they are not lost
+        print(json.dumps(found, indent=2))
     for problem in wrong:
         figures.say(f"wrong: {problem}")
     return int(bool(wrong))

@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 
 from benchmarks import collectives, lifecycles
+from benchmarks.harness.command import conclude
 from benchmarks.harness.trials import Trials
 from emulator.machine.state import CHECKOUT
 from tests.emulator.provider_client import Failed
@@ -78,6 +79,13 @@ def test_figures_are_kept_if_their_reader_leaves_before_the_end(tmp_path: Path) 
         benchmark.stdout.close()
     assert benchmark.returncode == 141
     assert len(json.loads(results.read_text())["lives"]) == 100_000
+
+
+def test_figures_that_cannot_be_written_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        conclude(tmp_path / "file" / "figures.json", {"lives": 7})
+    assert json.loads(capsys.readouterr().out) == {"lives": 7}
 
 
 def test_a_part_of_the_lifecycles_is_kept_before_the_next_one_begins(
