@@ -52,8 +52,20 @@ _SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it
 _PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
 _MOST_PAUSE_SECONDS = 30.0  # a fetch over a connection that was away for minutes is no reason for an hour's silence
 _LOG_SECONDS = 10.0  # a node that is there gives the log of an ended job within these
+_ANSWER_SECONDS = 30.0  # a dashboard that is there begins to answer within these
+_LONG_ANSWER_SECONDS = 120.0  # or, asked for a log, which is first read whole
 
 Answer = TypeVar("Answer")
+
+
+class _Client(JobSubmissionClient):
+    """Ray's own client, which would wait for an answer without end: a port-forward whose connection to the cluster is
+    lost, as where a laptop slept, may go on to accept questions."""
+
+    def _do_request(self, method: str, endpoint: str, **given: Any) -> Any:
+        longest = _LONG_ANSWER_SECONDS if endpoint.endswith("/logs") else _ANSWER_SECONDS
+        # Of the answer alone: a working directory takes as long to send as it takes.
+        return super()._do_request(method, endpoint, **given, timeout=(None, longest))
 
 
 class Jobs:
@@ -72,7 +84,7 @@ class Jobs:
         self.stack = dashboard.stack
         self._dashboard = dashboard
         self._lost = lost
-        self._client: JobSubmissionClient | None = None
+        self._client: _Client | None = None
         self._until = math.inf
 
     def ask(self, question: Callable[[JobSubmissionClient], Answer]) -> Answer:
@@ -161,7 +173,7 @@ class Jobs:
     def client(self) -> JobSubmissionClient:
         """Ray's own client, for a question that must not be repeated."""
         if self._client is None:
-            self._client = JobSubmissionClient(self._dashboard.address(), headers=self._dashboard.headers)
+            self._client = _Client(self._dashboard.address(), headers=self._dashboard.headers)
         return self._client
 
     def details(self, submission_id: str) -> JobDetails:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from dataclasses import replace
 from itertools import count
@@ -697,6 +698,21 @@ def test_a_dashboard_that_is_gone_is_said_to_be_asked_again(
         jobs.details("x")
     said = capsys.readouterr().err
     assert said.count("Ray's dashboard is out of reach; asking again for ") == 1
+
+
+def test_an_answer_that_comes_no_more_is_asked_for_anew(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, over, silent = ray.answer, threading.Event(), [True]
+
+    def stay_silent_once(method: str, path: str, body: bytes) -> Reply:
+        if path == "/api/jobs/x" and silent and silent.pop():
+            over.wait(10)
+            return 403, "too late"
+        return answer(method, path, body)
+
+    monkeypatch.setattr(ray, "answer", stay_silent_once)
+    monkeypatch.setattr(follow, "_ANSWER_SECONDS", 0.5)
+    assert _jobs(ray).details("x").submission_id == "x"
+    over.set()
 
 
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
