@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2.api.exceptions import ControllerError
 
 from tests.support.command_line import LAPTOP, parsed
 from workloads.cluster import autoscaler, capacity, run_lock, worker_count
@@ -86,6 +89,11 @@ def test_places_are_waited_for_until_what_stands_meanwhile_has_cost_the_run_s_bu
     with pytest.raises(end, match="not there"):
         scaling.make_decision_for_non_running_worker_group()
     assert waited == [pytest.approx(limit, abs=60)]
+
+
+def test_places_that_were_taken_at_each_start_are_no_failure_of_the_run_but_missing_capacity(run: Run) -> None:
+    taken = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
+    assert isinstance(driver._explained(run, pickle.loads(pickle.dumps(taken))), CapacityError)
 
 
 @pytest.mark.parametrize(("least", "gpus"), [(8, [8]), (12, [8, 4]), (16, [8, 8]), (3, [3])])

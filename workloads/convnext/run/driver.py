@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2.api.config import LoggingConfig
+from ray.train.v2.api.exceptions import ControllerError
 
 from workloads.cluster import capacity, run_lock
 from workloads.convnext.run.remote import work
@@ -175,8 +177,7 @@ def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:
     verdict = find_verdict(error)
     if verdict is not None:
         return verdict
-    first = (str(error).strip().splitlines() or [""])[0]
-    if "start" in first and "timed out" in str(error):
+    if isinstance(error, ControllerError) and isinstance(error.controller_failure, WorkerGroupStartupTimeoutError):
         return CapacityError(
             f"{run.team} did not start, though there were places a moment before.",
             "Free CPUs or GPUs, or ask for fewer --workers.",
