@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 from ray._private import services
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
@@ -369,7 +369,9 @@ def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
     assert decisions == [FailureDecision.RETRY] * 3 + [FailureDecision.RAISE]
     bug = ControllerError(RuntimeError("a bug"))
     assert trainer.Retries(folder, journal).make_decision(bug) == FailureDecision.RAISE
-    assert journal.read_text().count("the workers are started once more: ") == 6
+    lost = ControllerError(RayActorError())  # by its node, between the ranks' meeting and the begin of their work
+    assert trainer.Retries(folder, journal).make_decision(lost) == FailureDecision.RETRY
+    assert journal.read_text().count("the workers are started once more: ") == 7
 
 
 def test_the_copy_of_the_data_is_part_of_what_a_start_costs(tmp_path: Path) -> None:

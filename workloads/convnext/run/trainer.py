@@ -277,6 +277,11 @@ class Retries(DefaultFailurePolicy):
             self._journal.append([{"event": "note", "text": f"the workers are started once more: {why}"}])
         return decision
 
+    def _is_retryable_error(self, training_failed_error: Any) -> bool:
+        # To Ray Train a worker that is lost just as it is given its work is an error of the controller's own.
+        lost = isinstance(getattr(training_failed_error, "controller_failure", None), RayActorError)
+        return lost or super()._is_retryable_error(training_failed_error)
+
     def _step_committed(self) -> int:
         try:
             return max(map(manifest.step_of, manifest.committed(self._checkpoints.files())), default=0)
