@@ -185,7 +185,7 @@ class Jobs:
             AuthError, WorkloadFailedError: Ray refuses.
         """
         try:
-            return self.ask(lambda client: client.get_job_info(submission_id))
+            return self.ask(lambda client: _details(client, submission_id))
         except RuntimeError as error:
             if _is_unknown(error):
                 raise UsageError(
@@ -370,6 +370,15 @@ def whose(entrypoint: str) -> str:
     """Remark on the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
     ours = entrypoint.startswith(f"{OURS} ")
     return "" if ours else ", its command's own: not one of those that `python -m workloads --help` lists"
+
+
+def _details(client: JobSubmissionClient, submission_id: str) -> JobDetails:
+    try:
+        return client.get_job_info(submission_id)
+    except RuntimeError as error:
+        if "status code 5" in str(error):  # a head that is too busy to look, or a proxy before it: no word on the job
+            raise ConnectionError(first_line(error)) from error
+        raise
 
 
 def _is_unknown(error: RuntimeError) -> bool:

@@ -715,6 +715,22 @@ def test_an_answer_that_comes_no_more_is_asked_for_anew(ray: FakeRay, monkeypatc
     over.set()
 
 
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_head_that_is_too_busy_to_look_for_a_job_is_asked_again(
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    answer, busy = ray.answer, [True] * 3
+
+    def be_busy(method: str, path: str, body: bytes) -> Reply:
+        if path.startswith("/api/jobs/sleep-") and not path.endswith("/logs") and busy:
+            return status, f"{busy.pop()}: out of order"
+        return answer(method, path, body)
+
+    monkeypatch.setattr(ray, "answer", be_busy)
+    assert lines_of_job(cli("submit", "--", "sleep", "1").out) == ray.lines
+    assert not busy
+
+
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
     ray: FakeRay, cli: CommandLine
 ) -> None:
