@@ -185,7 +185,7 @@ def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
 
 
 def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
-    """Stop a job if it runs, and have a cluster of its own removed in any case.
+    """Stop a job if it runs, and have a cluster of its own removed in any case, also where its Ray does not answer.
 
     Args:
         deployed: the stack.
@@ -193,10 +193,13 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         alone: KubeRay's report on its RayJob; None for a job on the stack's own cluster.
 
     Raises:
-        WorkloadError: it has not stopped, or Ray or Kubernetes does not answer.
+        WorkloadError: it has not stopped on the stack's own cluster, or Ray does not answer there.
     """
+    if alone is None:
+        _stop_in_ray(deployed, name)
+        return
     # KubeRay calls a queued job running before it has submitted it.
-    if alone and (alone.held or (alone.queue and not alone.job) or alone.phase != "Running"):
+    if alone.held or (alone.queue and not alone.job) or alone.phase != "Running":
         if alone.over:
             print(f"{name} had ended already")
         elif alone.queue:
@@ -204,18 +207,24 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         else:
             ray_job.remove(deployed, name)
         return
-    own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name) if alone else None
-    with reach(own.stack if own else deployed, young=own is not None) as dashboard:
+    try:
+        own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name)
+        _stop_in_ray(own.stack, name, young=True)
+        own.release(interrupted=True)
+    except WorkloadError as error:  # as where its head is lost, or was started anew and knows the job no more
+        print(f"Ray did not stop {name}, so it goes with its cluster: {error.problem}", file=sys.stderr)
+        ray_job.remove(deployed, name)
+    queue.tidy(deployed, alone)
+
+
+def _stop_in_ray(of: DeployedStack, name: str, *, young: bool = False) -> None:
+    with reach(of, young=young) as dashboard:
         jobs = Jobs(dashboard)
         if jobs.details(name).status.is_terminal():
             print(f"{name} had ended already")
         else:
             jobs.stop(name)
             print(f"{name} {jobs.until_stopped(name).status.value.lower()}")
-    if own:
-        own.release(interrupted=True)
-    if alone:
-        queue.tidy(deployed, alone)
 
 
 def _stop(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:

@@ -128,6 +128,17 @@ def test_stopping_a_rayjob_stops_its_job_and_one_without_a_job_is_removed(ray: F
     assert ray.ray_jobs() == []
 
 
+@pytest.mark.parametrize(("status", "why"), [(404, "Ray knows no job"), (503, "out of reach")])
+def test_stopping_a_rayjob_whose_head_is_lost_or_has_forgotten_it_removes_its_cluster(
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, status: int, why: str
+) -> None:
+    name = cli("submit", "--ray-job", "--detach", "--", "sleep", "100").out.strip()
+    ray.failing[f"/api/jobs/{name}"] = status
+    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.5)
+    assert why in cli("jobs", "stop", name).err
+    assert ray.ray_jobs() == []
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [
