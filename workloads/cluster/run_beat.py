@@ -1,5 +1,5 @@
-"""The mark by which drivers on different clusters see each other: the driver of a run says in its folder, again and
-again, that it is there, as the locks of `run_lock` reach no further than one Ray or one machine.
+"""The mark by which drivers on different clusters or machines see each other: the driver of a run says in its folder,
+again and again, that it is there, as the locks of `run_lock` reach no further than one Ray or one machine.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from workloads.cluster import run_lock
 from workloads.errors import UsageError, WorkloadError
 from workloads.storage.folders import Folder
 
@@ -18,6 +19,30 @@ BEAT = "driver.json"
 BEAT_SECONDS = 15.0
 SILENCE_SECONDS = 3 * BEAT_SECONDS
 """A driver that has been silent for so long is gone. A new one waits no longer for one that was killed."""
+
+
+@contextmanager
+def alone(folder: Folder, run: str, attempt: str, note: Callable[[str], None], *, embedded: bool) -> Iterator[None]:
+    """Be the only driver of a run on this machine, and on all that reach its folder, for the length of the block.
+
+    In a machine's own folder there is no mark: who was killed there is known to be gone, and not waited for.
+
+    Args:
+        folder: of the run.
+        run: its name, for the message.
+        attempt: this driver's own name.
+        note: told of a wait for another driver's silence.
+        embedded: whether Ray is this machine's own.
+
+    Raises:
+        UsageError: another driver is there.
+    """
+    with ExitStack() as held:
+        if embedded:
+            held.enter_context(run_lock.hold_here(folder.uri, run))
+        if not embedded or folder.uri.startswith("gs:"):
+            held.enter_context(keep(folder, run, attempt, note))
+        yield
 
 
 @contextmanager

@@ -108,9 +108,8 @@ def run_tune(args: argparse.Namespace) -> int:
             progress.note(unseen)
     check_writable(search.folder)
     check_results(search.results)
-    here = run_lock.hold_here(search.folder.uri, search.name)
     began = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    with here if place.embedded else run_beat.keep(search.folder, search.name, began, progress.note):
+    with run_beat.alone(search.folder, search.name, began, progress.note, embedded=place.embedded):
         ledger = Ledger(search.folder, search.plan, args.retry_failed)
         if ledger.outcomes:
             progress.note(f"{len(ledger.outcomes)} of them have ended already")

@@ -14,6 +14,7 @@ from typing import Any, cast
 from unittest import mock
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 from ray._private import services
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
@@ -33,7 +34,7 @@ from workloads.convnext.run import driver, end_of_node, train, train_group, trai
 from workloads.convnext.run.run import Run
 from workloads.environment import DATA_MOUNT, ClusterEnvironment, EnvironmentContractError
 from workloads.errors import PlaceError, UsageError
-from workloads.storage.folders import locate
+from workloads.storage.folders import Folder, locate
 
 
 def planned(*words: str, place: session.Place = LAPTOP) -> Run:
@@ -256,6 +257,18 @@ def test_a_driver_on_a_cluster_looks_for_others_before_it_reaches_ray(
     with run_beat.keep(locate(laptop / "runs/a"), "a", "first", print):
         eventually(locate(laptop / "runs/a").files)
         words = ["train", "--run", "a", "--storage", "runs", "--data", "synthetic", "--wandb", "off"]
+        assert "run a is being trained elsewhere, by attempt first" in cli(*words, code=2).err
+
+
+def test_a_driver_with_a_ray_of_its_own_looks_for_others_where_its_runs_are_in_a_bucket(
+    laptop: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    bucket = Folder("gs://bucket/runs", LocalFileSystem(), str(laptop / "runs"))
+    monkeypatch.setattr(train, "locate", lambda _: bucket)
+    monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
+    with run_beat.keep(bucket.child("a"), "a", "first", print):
+        eventually(bucket.child("a").files)
+        words = ["train", "--run", "a", "--storage", "gs://bucket/runs", "--data", "synthetic", "--wandb", "off"]
         assert "run a is being trained elsewhere, by attempt first" in cli(*words, code=2).err
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from workloads import dry_run, run_name
-from workloads.cluster import run_beat, run_lock, session
+from workloads.cluster import run_beat, session
 from workloads.command_parser import seconds
 from workloads.convnext import config as configuration
 from workloads.convnext import fields
@@ -116,8 +116,7 @@ def run_train(args: argparse.Namespace) -> int:
     location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
     check_writable(run.folder)
     check_results(run.results)
-    here = run_lock.hold_here(run.folder.uri, run.name)
-    with here if place.embedded else run_beat.keep(run.folder, run.name, run.attempt, progress.note):
+    with run_beat.alone(run.folder, run.name, run.attempt, progress.note, embedded=place.embedded):
         return _train(run, place, args)
 
 
