@@ -93,6 +93,18 @@ def test_why_a_rank_was_lost_is_told_in_whole_words(tmp_path: Path) -> None:
     assert shown == words[: len(shown)] and len(shown) > 20
 
 
+def test_a_rank_is_lost_once_however_often_it_is_told_of_and_again_in_another_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = trainer.RunCallback(tmp_path / "journal.jsonl")
+    for now in (0.0, 0.5, 1.0, 60.0, 60.5):
+        monkeypatch.setattr(trainer.time, "monotonic", lambda now=now: now)
+        callback.after_exception(None, {1: RuntimeError("its node was preempted")})
+    callback.after_exception(None, {0: RuntimeError("timed out"), 1: RuntimeError("its node was preempted")})
+    told = parse((tmp_path / "journal.jsonl").read_text())
+    assert ["lost rank 0" in record["text"] for record in told] == [False, False, True]
+
+
 def test_a_journal_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     place = tmp_path / "results"
     place.write_text("a file, where a folder should be")

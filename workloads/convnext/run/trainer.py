@@ -55,6 +55,9 @@ from workloads.storage.folders import Folder
 ABORT_SECONDS = 10.0
 """How long the controller may take to end its workers at Ctrl-C before it is killed, and they with it."""
 
+AGAIN_SECONDS = 2.0
+"""Longest time between two polls: the same loss, told again later, is another group's."""
+
 CAUSE_CHARACTERS = 300
 """Most of what is said of a lost rank, in whole words."""
 
@@ -77,6 +80,7 @@ class RunCallback(UserCallback):
     def __init__(self, journal: Path) -> None:
         self._journal = Journal(journal)
         self._trained = False
+        self._told = ("", -math.inf)
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
         """Append what rank 0 reported."""
@@ -102,7 +106,10 @@ class RunCallback(UserCallback):
         lost = "; ".join(f"lost rank {rank} ({_cause(error)})" for rank, error in sorted(worker_exceptions.items()))
         advice = faults.advice("\n".join(map(str, worker_exceptions.values())))
         text = " ".join(filter(None, [f"{lost}; going on from the newest checkpoint", advice and f"({advice})"]))
-        self._journal.append([{"event": "note", "text": text}])
+        # One on a drained node is told of at each poll, until those that wait for it give up or the deadline passes.
+        before, self._told = self._told, (text, time.monotonic())
+        if text != before[0] or self._told[1] - before[1] > AGAIN_SECONDS:
+            self._journal.append([{"event": "note", "text": text}])
 
 
 def _cause(error: Exception) -> str:
