@@ -126,13 +126,8 @@ def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environmen
         )
     if ours and command[0] == "train":
         _check_workers(_value(command, "--workers"), nodes, nodes * environment.gpus_per_node)
-    if ours and command[0] == "bench":
-        asked = _value(command, "--nodes") or str(_BENCH_NODES)
-        if asked.isdecimal() and int(asked) > nodes and not {"predict", "compare"} & set(command):
-            raise InfeasibleError(
-                f"bench measures {asked} nodes, and the job would have {counted(nodes, 'node')} of its own.",
-                f"Give --nodes {asked} before the `--` as well.",
-            )
+    if ours and command[0] == "bench" and not {"predict", "compare"} & set(command):
+        _check_nodes(_value(command, "--nodes") or str(_BENCH_NODES), nodes)
 
 
 def _most(team: str) -> str:
@@ -237,6 +232,18 @@ def _check_workers(given: str, nodes: int, gpus: int) -> None:
         )
     if not given and nodes > 1:
         tell(f"the job has {have}; train uses the GPUs of one node unless it is given --workers {gpus}")
+    elif given.isdecimal() and int(given) <= gpus - gpus // nodes:
+        tell(f"the job has {have}, of which train uses {given} unless it is given --workers {gpus}")
+
+
+def _check_nodes(asked: str, nodes: int) -> None:
+    if asked.isdecimal() and int(asked) > nodes:
+        raise InfeasibleError(
+            f"bench measures {asked} nodes, and the job would have {counted(nodes, 'node')} of its own.",
+            f"Give --nodes {asked} before the `--` as well.",
+        )
+    if asked.isdecimal() and int(asked) < nodes:
+        tell(f"the job has {counted(nodes, 'node')}; bench measures {asked} unless it is given --nodes {nodes}")
 
 
 def _value(command: Sequence[str], flag: str) -> str:

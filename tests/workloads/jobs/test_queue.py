@@ -248,6 +248,23 @@ def test_what_could_not_run_is_refused_before_it_is_in_the_queue(
     assert not ray.ray_jobs() and archives(ray) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train", "2 nodes with 16 GPUs; train uses the GPUs of one node unless it is given --workers 16"),
+        ("train --workers 8", "2 nodes with 16 GPUs, of which train uses 8 unless it is given --workers 16"),
+        ("train --workers 9", ""),
+        ("bench --nodes 1", "the job has 2 nodes; bench measures 1 unless it is given --nodes 2"),
+        ("bench", ""),
+    ],
+)
+def test_nodes_that_a_job_would_have_and_not_use_are_told_of(
+    ray: FakeRay, cli: CommandLine, command: str, said: str
+) -> None:
+    told = cli("submit", "--queue", "--nodes", "2", "--detach", "--", *command.split()).err
+    assert said in told and (said != "") == ("unless it is given" in told)
+
+
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 def test_a_stack_without_a_queue_says_what_makes_one(ray: FakeRay, cli: CommandLine, dry: list[str]) -> None:
     ray.kubectl_knows(replace(OUTPUTS, gpu_queue="", gpu_queue_nodes=0))
