@@ -51,7 +51,7 @@ ARGUMENT_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
 _ARGUMENT_FOLDER = "arguments"
 _TOP_FOLDER = "working_dir"
-_NAMED = 5  # of the largest entries, in a refusal
+_NAMED = 5  # of the entries that a refusal is about
 
 
 def excludes(folder: Path, more: Sequence[str]) -> list[str]:
@@ -72,9 +72,15 @@ def check(folder: Path, patterns: Sequence[str]) -> str:
         patterns: what `excludes` returned.
 
     Raises:
-        UsageError: more than the Jobs API takes.
+        UsageError: more than the Jobs API takes, or a name that no archive takes.
     """
     files = _files(folder, patterns)
+    shown = {name: name.encode(errors="backslashreplace").decode() for name in map(str, files)}
+    if strange := [text for name, text in shown.items() if text != name]:
+        raise UsageError(
+            f"The working directory holds files whose names are not UTF-8: {', '.join(strange[:_NAMED])}.",
+            "Rename them, or leave them out by .rayignore or `excludes:` of --runtime-env.",
+        )
     sizes: Counter[str] = Counter()
     for file in files:
         sizes[file.relative_to(folder).parts[0]] += file.stat().st_size

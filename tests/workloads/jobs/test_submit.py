@@ -192,6 +192,18 @@ def test_a_working_directory_that_is_too_large_is_refused_with_the_names_of_what
     assert not ray.submitted and not ray.packages
 
 
+@pytest.mark.parametrize("queue", [[], ["--queue"]])
+def test_a_file_that_no_archive_takes_is_named(
+    ray: FakeRay, tmp_path: Path, cli: CommandLine, queue: list[str]
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "café.py").touch()
+    (folder / os.fsdecode("café.txt".encode("latin-1"))).touch()
+    said = cli("submit", *queue, "--working-dir", str(folder), "--", "true", code=2).err
+    assert f"names are not UTF-8: {folder}/caf\\udce9.txt" in said and ".py" not in said
+
+
 def test_the_limit_is_what_ray_s_jobs_api_takes() -> None:
     assert ray_constants.DASHBOARD_CLIENT_MAX_SIZE == working_dir.LIMIT_BYTES
 
