@@ -193,7 +193,7 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         alone: KubeRay's report on its RayJob; None for a job on the stack's own cluster.
 
     Raises:
-        WorkloadError: it has not stopped on the stack's own cluster, or Ray does not answer there.
+        WorkloadError: it has not stopped on the stack's own cluster, or is not removed with one of its own.
     """
     if alone is None:
         _stop_in_ray(deployed, name)
@@ -202,10 +202,9 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
     if alone.held or (alone.queue and not alone.job) or alone.phase != "Running":
         if alone.over:
             print(f"{name} had ended already")
-        elif alone.queue:
-            queue.take_out(deployed, alone)
         else:
-            ray_job.remove(deployed, name)
+            ray_job.delete(deployed, name)
+            queue.tidy(deployed, alone)
         return
     try:
         own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name)
@@ -213,7 +212,7 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         own.release(interrupted=True)
     except WorkloadError as error:  # as where its head is lost, or was started anew and knows the job no more
         print(f"Ray did not stop {name}, so it goes with its cluster: {error.problem}", file=sys.stderr)
-        ray_job.remove(deployed, name)
+        ray_job.delete(deployed, name)
     queue.tidy(deployed, alone)
 
 

@@ -202,9 +202,8 @@ def _create(deployed: DeployedStack, name: str, body: dict[str, Any]) -> None:
     except WorkloadError:
         # It may be there though the answer was lost; nobody would know of it.
         with contextlib.suppress(WorkloadError):
-            if ray_job.find(deployed, name) is not None:
-                ray_job.remove(deployed, name)
-            queue.tidy(deployed, ray_job.status_of(body))
+            if ray_job.find(deployed, name) is None or ray_job.remove(deployed, name):
+                queue.tidy(deployed, ray_job.status_of(body))
         raise
 
 

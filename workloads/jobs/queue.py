@@ -123,9 +123,9 @@ def judge(workload: Body, everyone: Iterable[Body]) -> Standing:
 
 
 def take_out(stack: DeployedStack, status: Status) -> None:
-    """Remove a queued job, and what is kept for it."""
-    ray_job.remove(stack, status.name)
-    tidy(stack, status)
+    """Remove a queued job, and then what is kept for it, without which it would get its nodes and fail."""
+    if ray_job.remove(stack, status.name):
+        tidy(stack, status)
 
 
 def tidy(stack: DeployedStack, status: Status) -> None:

@@ -416,16 +416,27 @@ def conclude(status: Status) -> int:
     return status.exit_code
 
 
-def remove(stack: DeployedStack, name: str) -> None:
-    """Delete a RayJob, its cluster and the job on it, and wait until they are gone."""
+def delete(stack: DeployedStack, name: str) -> None:
+    """Delete a RayJob, its cluster and the job on it, and wait until they are gone.
+
+    Raises:
+        WorkloadError: Kubernetes refuses or does not answer, or they are still there after `REMOVAL_SECONDS`.
+    """
     timeout = f"--timeout={REMOVAL_SECONDS:.0f}s"
+    stack.ask("delete", "rayjob", name, "--ignore-not-found", "--cascade=foreground", timeout)
+    tell(f"RayJob {name} and its cluster are removed")
+
+
+def remove(stack: DeployedStack, name: str) -> bool:
+    """Do as `delete` does, where something else ends this command; true unless they may still be there."""
     try:
-        stack.ask("delete", "rayjob", name, "--ignore-not-found", "--cascade=foreground", timeout)
-        tell(f"RayJob {name} and its cluster are removed")
+        delete(stack, name)
+        return True
     except WorkloadError as error:
         tell(f"RayJob {name} is still there: {error.problem} Delete it with `{_deletion(stack, name)}`.")
     except KeyboardInterrupt:
         tell(f"the end of RayJob {name} was not seen; `{_deletion(stack, name)}` makes sure of it")
+    return False
 
 
 def _deletion(stack: DeployedStack, name: str) -> str:

@@ -353,6 +353,17 @@ def test_ctrl_c_in_the_queue_takes_the_job_out_with_its_working_directory(
     assert ray.ray_jobs() == [] and archives(ray) == []
 
 
+def test_a_job_that_cannot_be_removed_keeps_its_working_directory_and_is_not_called_stopped(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    monkeypatch.setattr(queue, "look", press_ctrl_c)
+    ray.kubectl_refuses('*" delete "*', "Unable to connect to the server")
+    assert "is still there" in cli("submit", "--queue", "--", "doctor", code=130).err
+    [job] = ray.ray_jobs()
+    assert "Unable to connect" in cli("jobs", "stop", job["metadata"]["name"], code=8).err
+    assert len(archives(ray)) == 1
+
+
 def test_a_second_ctrl_c_leaves_the_job_in_the_queue(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
