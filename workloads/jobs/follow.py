@@ -103,7 +103,7 @@ class Jobs:
         tell_at = began + _AWAY_SECONDS
         while True:
             try:
-                return question(self.client())
+                return question(self._connected())
             except AuthenticationError as error:  # to Ray no RuntimeError
                 raise refused(error) from error
             except (OSError, PlaceError) as error:  # requests' errors are OSErrors
@@ -170,8 +170,7 @@ class Jobs:
         """True if a job that was to stop has had its time."""
         return time.monotonic() >= self._until
 
-    def client(self) -> JobSubmissionClient:
-        """Ray's own client, for a question that must not be repeated."""
+    def _connected(self) -> _Client:
         if self._client is None:
             self._client = _Client(self._dashboard.address(), headers=self._dashboard.headers)
         return self._client
