@@ -193,6 +193,7 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         alone: KubeRay's report on its RayJob; None for a job on the stack's own cluster.
 
     Raises:
+        AuthError: Ray's token cannot be read, or is refused; the job goes on.
         WorkloadError: it has not stopped on the stack's own cluster, or is not removed with one of its own.
     """
     if alone is None:
@@ -210,6 +211,8 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name)
         _stop_in_ray(own.stack, name, young=True)
         own.release(interrupted=True)
+    except AuthError:  # of an expired login, say: with a new one the job can still be stopped with a last checkpoint
+        raise
     except WorkloadError as error:  # as where its head is lost, or was started anew and knows the job no more
         print(f"Ray did not stop {name}, so it goes with its cluster: {error.problem}", file=sys.stderr)
         ray_job.delete(deployed, name)

@@ -133,8 +133,11 @@ def test_stopping_a_rayjob_whose_head_is_lost_or_has_forgotten_it_removes_its_cl
     ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, status: int, why: str
 ) -> None:
     name = cli("submit", "--ray-job", "--detach", "--", "sleep", "100").out.strip()
-    ray.failing[f"/api/jobs/{name}"] = status
     monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.5)
+    ray.failing[f"/api/jobs/{name}"] = 403
+    assert "Ray refuses the token" in cli("jobs", "stop", name, code=7).err
+    assert len(ray.ray_jobs()) == 1
+    ray.failing[f"/api/jobs/{name}"] = status
     assert why in cli("jobs", "stop", name).err
     assert ray.ray_jobs() == []
 
