@@ -53,7 +53,7 @@ _PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the
 _MOST_PAUSE_SECONDS = 30.0  # a fetch over a connection that was away for minutes is no reason for an hour's silence
 _LOG_SECONDS = 10.0  # a node that is there gives the log of an ended job within these
 _ANSWER_SECONDS = 30.0  # a dashboard that is there begins to answer within these
-_LONG_ANSWER_SECONDS = 120.0  # or, asked for a log, which is first read whole
+_LONG_ANSWER_SECONDS = 120.0  # or, given a package or asked for a log, once it has stored or read it whole
 
 Answer = TypeVar("Answer")
 
@@ -63,7 +63,8 @@ class _Client(JobSubmissionClient):
     lost, as where a laptop slept, may go on to accept questions."""
 
     def _do_request(self, method: str, endpoint: str, **given: Any) -> Any:
-        longest = _LONG_ANSWER_SECONDS if endpoint.endswith("/logs") else _ANSWER_SECONDS
+        whole = method == "PUT" or endpoint.endswith("/logs")
+        longest = _LONG_ANSWER_SECONDS if whole else _ANSWER_SECONDS
         # Of the answer alone: a working directory takes as long to send as it takes.
         return super()._do_request(method, endpoint, **given, timeout=(None, longest))
 
