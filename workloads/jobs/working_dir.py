@@ -75,8 +75,9 @@ def check(folder: Path, patterns: Sequence[str]) -> str:
         UsageError: more than the Jobs API takes, or a name that no archive takes.
     """
     files = _files(folder, patterns)
-    shown = {name: name.encode(errors="backslashreplace").decode() for name in map(str, files)}
-    if strange := [text for name, text in shown.items() if text != name]:
+    inside = [str(file.relative_to(folder)) for file in files]  # of which alone an archive has the names
+    shown = [name.encode(errors="backslashreplace").decode() for name in inside]
+    if strange := sorted(set(shown) - set(inside)):
         raise UsageError(
             f"The working directory holds files whose names are not UTF-8: {', '.join(strange[:_NAMED])}.",
             "Rename them, or leave them out by .rayignore or `excludes:` of --runtime-env.",
