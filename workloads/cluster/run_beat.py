@@ -20,12 +20,15 @@ BEAT_SECONDS = 15.0
 SILENCE_SECONDS = 3 * BEAT_SECONDS
 """A driver that has been silent for so long is gone. A new one waits no longer for one that was killed."""
 
+QUIET_SECONDS = 2.0
+"""A wait for the storage at a run's end that takes longer is told of."""
+
 
 @contextmanager
 def alone(folder: Folder, run: str, attempt: str, note: Callable[[str], None], *, embedded: bool) -> Iterator[None]:
-    """Be the only driver of a run on this machine, and on all that reach its folder, for the length of the block.
+    """Be the only driver of a run, on this machine and on all that share its folder, for the length of the block.
 
-    In a machine's own folder there is no mark: who was killed there is known to be gone, and not waited for.
+    In a local folder an embedded driver leaves no mark: one that was killed is known to be gone, and not waited for.
 
     Args:
         folder: of the run.
@@ -74,9 +77,13 @@ def keep(folder: Folder, run: str, attempt: str, note: Callable[[str], None]) ->
         yield
     finally:
         ended.set()
-        beating.join(SILENCE_SECONDS)  # a write under way would put back what is deleted, to be waited for as long
-        with suppress(WorkloadError):
-            folder.delete(BEAT)
+        beating.join(QUIET_SECONDS)
+        if beating.is_alive():
+            note(f"{folder.uri} does not answer; it is waited for up to {SILENCE_SECONDS:.0f} s")
+            beating.join(SILENCE_SECONDS)
+        if not beating.is_alive():  # else a write under way would put back what is deleted
+            with suppress(WorkloadError):
+                folder.delete(BEAT)
 
 
 def _refuse_another(folder: Folder, run: str, note: Callable[[str], None]) -> None:
@@ -95,7 +102,7 @@ def _refuse_another(folder: Folder, run: str, note: Callable[[str], None]) -> No
         raise UsageError(
             f"run {run} is being trained elsewhere, by attempt {last['attempt']}, which last wrote into {folder.uri} "
             f"at {time.strftime('%H:%M:%S', time.gmtime(last['time']))} UTC.",
-            "Wait for it, stop it with `python -m workloads jobs stop`, or choose another --run name.",
+            "Wait for it, end it (a job by `python -m workloads jobs stop`), or choose another --run name.",
         )
 
 
