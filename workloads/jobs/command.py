@@ -185,7 +185,7 @@ def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
 
 
 def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
-    """Stop a job if it runs, and have a cluster of its own removed in any case, also where its Ray does not answer.
+    """Stop a job if it runs, and have a cluster of its own removed, also where its Ray does not know the job any more.
 
     Args:
         deployed: the stack.
@@ -193,8 +193,8 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         alone: KubeRay's report on its RayJob; None for a job on the stack's own cluster.
 
     Raises:
-        AuthError: Ray's token cannot be read, or is refused; the job goes on.
-        WorkloadError: it has not stopped on the stack's own cluster, or is not removed with one of its own.
+        PlaceError: Ray is out of reach, and the job goes on; or its own cluster could not be removed.
+        WorkloadError: it has not stopped.
     """
     if alone is None:
         _stop_in_ray(deployed, name)
@@ -211,11 +211,12 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
         own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name)
         _stop_in_ray(own.stack, name, young=True)
         own.release(interrupted=True)
-    except AuthError:  # of an expired login, say: with a new one the job can still be stopped with a last checkpoint
-        raise
-    except WorkloadError as error:  # as where its head is lost, or was started anew and knows the job no more
-        print(f"Ray did not stop {name}, so it goes with its cluster: {error.problem}", file=sys.stderr)
+    except UsageError as error:  # its head was lost and started anew
+        print(f"{error.problem} The cluster that {name} had to itself is removed.", file=sys.stderr)
         ray_job.delete(deployed, name)
+    except PlaceError as error:  # perhaps the fault is only on our way to it: nothing is ended without a checkpoint
+        removal = f"To end it without a last checkpoint: `{ray_job.deletion(deployed, name)}`."
+        raise PlaceError(error.problem, f"{error.remedy} {removal}".lstrip()) from error
     queue.tidy(deployed, alone)
 
 

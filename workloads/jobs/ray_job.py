@@ -420,26 +420,34 @@ def delete(stack: DeployedStack, name: str) -> None:
     """Delete a RayJob, its cluster and the job on it, and wait until they are gone.
 
     Raises:
-        WorkloadError: Kubernetes refuses or does not answer, or they are still there after `REMOVAL_SECONDS`.
+        AuthError: Kubernetes refuses.
+        PlaceError: it does not answer, or they are still there after `REMOVAL_SECONDS`.
     """
     timeout = f"--timeout={REMOVAL_SECONDS:.0f}s"
-    stack.ask("delete", "rayjob", name, "--ignore-not-found", "--cascade=foreground", timeout)
+    try:
+        stack.ask("delete", "rayjob", name, "--ignore-not-found", "--cascade=foreground", timeout)
+    except KeyboardInterrupt:
+        tell(f"the end of RayJob {name} was not seen; `{deletion(stack, name)}` makes sure of it")
+        raise
+    except PlaceError as error:
+        problem = f"RayJob {name} is still there: {error.problem}"
+        raise PlaceError(problem, f"Delete it with `{deletion(stack, name)}`.") from error
     tell(f"RayJob {name} and its cluster are removed")
 
 
 def remove(stack: DeployedStack, name: str) -> bool:
-    """Do as `delete` does, where something else ends this command; true unless they may still be there."""
+    """As `delete`, for a command that ends anyway: a failure is told, not raised. False if they may still be there."""
     try:
         delete(stack, name)
         return True
     except WorkloadError as error:
-        tell(f"RayJob {name} is still there: {error.problem} Delete it with `{_deletion(stack, name)}`.")
-    except KeyboardInterrupt:
-        tell(f"the end of RayJob {name} was not seen; `{_deletion(stack, name)}` makes sure of it")
+        tell(str(error))
+    except KeyboardInterrupt:  # which `delete` has told
+        pass
     return False
 
 
-def _deletion(stack: DeployedStack, name: str) -> str:
+def deletion(stack: DeployedStack, name: str) -> str:
     """The command that removes a RayJob, with all that is its."""
     return stack.command("delete", "rayjob", name, "--ignore-not-found")
 
@@ -456,7 +464,7 @@ def _may_have_begun(stack: DeployedStack, name: str) -> bool:
     except WorkloadError as error:
         tell(
             f"RayJob {name} is left as it is, since its job may run: {error.problem} If it does not, KubeRay removes "
-            f"its cluster when its time to start is over; `{_deletion(stack, name)}` does so at once"
+            f"its cluster when its time to start is over; `{deletion(stack, name)}` does so at once"
         )
         return True
 

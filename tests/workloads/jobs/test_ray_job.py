@@ -128,17 +128,21 @@ def test_stopping_a_rayjob_stops_its_job_and_one_without_a_job_is_removed(ray: F
     assert ray.ray_jobs() == []
 
 
-@pytest.mark.parametrize(("status", "why"), [(404, "Ray knows no job"), (503, "out of reach")])
-def test_stopping_a_rayjob_whose_head_is_lost_or_has_forgotten_it_removes_its_cluster(
-    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, status: int, why: str
+def test_stopping_a_rayjob_ends_without_a_checkpoint_only_what_its_ray_does_not_know(
+    ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = cli("submit", "--ray-job", "--detach", "--", "sleep", "100").out.strip()
     monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.5)
     ray.failing[f"/api/jobs/{name}"] = 403
     assert "Ray refuses the token" in cli("jobs", "stop", name, code=7).err
+    ray.failing[f"/api/jobs/{name}"] = 503
+    said = cli("jobs", "stop", name, code=8).err
+    assert (
+        "out of reach" in said and f"without a last checkpoint: `kubectl --namespace ray delete rayjob {name}" in said
+    )
     assert len(ray.ray_jobs()) == 1
-    ray.failing[f"/api/jobs/{name}"] = status
-    assert why in cli("jobs", "stop", name).err
+    ray.failing[f"/api/jobs/{name}"] = 404
+    assert "Ray knows no job" in cli("jobs", "stop", name).err
     assert ray.ray_jobs() == []
 
 
