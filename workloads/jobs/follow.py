@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
@@ -132,7 +133,7 @@ class Jobs:
         """
         self._until = time.monotonic() + STOP_SECONDS
         try:
-            self.ask(lambda client: client.stop_job(submission_id))
+            self.ask(lambda client: _unless_busy(client.stop_job, submission_id))
         except RuntimeError as error:
             if _is_unknown(error):
                 return False
@@ -185,7 +186,7 @@ class Jobs:
             AuthError, WorkloadFailedError: Ray refuses.
         """
         try:
-            return self.ask(lambda client: _details(client, submission_id))
+            return self.ask(lambda client: _unless_busy(client.get_job_info, submission_id))
         except RuntimeError as error:
             if _is_unknown(error):
                 raise UsageError(
@@ -197,7 +198,7 @@ class Jobs:
     def log(self, submission_id: str) -> str | None:
         """The whole log of a job's driver; empty while it has none, and None where its node does not give it."""
         try:
-            return self.ask(lambda client: client.get_job_logs(submission_id))
+            return self.ask(lambda client: _log(client, submission_id))
         except RuntimeError:  # the agent that has the file is not up yet, or busy, or its node is gone
             return None
 
@@ -372,13 +373,22 @@ def whose(entrypoint: str) -> str:
     return "" if ours else ", its command's own: not one of those that `python -m workloads --help` lists"
 
 
-def _details(client: JobSubmissionClient, submission_id: str) -> JobDetails:
+def _unless_busy(question: Callable[[str], Answer], submission_id: str) -> Answer:
     try:
-        return client.get_job_info(submission_id)
+        return question(submission_id)
     except RuntimeError as error:
-        if "status code 5" in str(error):  # a head that is too busy to look, or a proxy before it: no word on the job
+        # A head that is too busy to look, or a proxy before it: no word on the job.
+        if str(error).startswith("Request failed with status code 5"):
             raise ConnectionError(first_line(error)) from error
         raise
+
+
+def _log(client: JobSubmissionClient, submission_id: str) -> str:
+    try:
+        return client.get_job_logs(submission_id)
+    except requests.ReadTimeout as error:
+        client.get_version()  # fails too where it is the head that is out of reach
+        raise RuntimeError("the node of the job's driver does not answer") from error
 
 
 def _is_unknown(error: RuntimeError) -> bool:

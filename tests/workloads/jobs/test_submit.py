@@ -201,7 +201,7 @@ def test_a_file_that_no_archive_takes_is_named(
     (folder / "café.py").touch()
     (folder / os.fsdecode("café.txt".encode("latin-1"))).touch()
     said = cli("submit", *queue, "--working-dir", str(folder), "--", "true", code=2).err
-    assert f"names are not UTF-8: {folder}/caf\\udce9.txt" in said and ".py" not in said
+    assert "names are not UTF-8: caf\\udce9.txt" in said and ".py" not in said
 
 
 def test_the_limit_is_what_ray_s_jobs_api_takes() -> None:
@@ -727,20 +727,38 @@ def test_an_answer_that_comes_no_more_is_asked_for_anew(ray: FakeRay, monkeypatc
     over.set()
 
 
+def test_a_node_that_does_not_give_its_job_s_log_keeps_nobody_from_following_it(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, over = ray.answer, threading.Event()
+
+    def stay_silent(method: str, path: str, body: bytes) -> Reply:
+        if path.endswith("/logs"):
+            over.wait(10)
+        return answer(method, path, body)
+
+    monkeypatch.setattr(ray, "answer", stay_silent)
+    monkeypatch.setattr(follow, "_LONG_ANSWER_SECONDS", 0.5)
+    assert _jobs(ray).log("x") is None
+    over.set()
+
+
 @pytest.mark.parametrize("status", [500, 503])
-def test_a_head_that_is_too_busy_to_look_for_a_job_is_asked_again(
+def test_a_head_that_is_too_busy_to_look_for_a_job_or_to_stop_one_is_asked_again(
     ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     answer, busy = ray.answer, [True] * 3
 
     def be_busy(method: str, path: str, body: bytes) -> Reply:
-        if path.startswith("/api/jobs/sleep-") and not path.endswith("/logs") and busy:
+        if path.startswith(("/api/jobs/sleep-", "/api/jobs/x/stop")) and not path.endswith("/logs") and busy:
             return status, f"{busy.pop()}: out of order"
         return answer(method, path, body)
 
     monkeypatch.setattr(ray, "answer", be_busy)
     assert lines_of_job(cli("submit", "--", "sleep", "1").out) == ray.lines
     assert not busy
+    busy.append(True)
+    assert _jobs(ray).stop("x") and not busy
 
 
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
