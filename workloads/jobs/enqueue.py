@@ -231,7 +231,7 @@ def _check_workers(given: str, nodes: int, gpus: int) -> None:
         )
     if not given and nodes > 1:
         tell(f"the job has {have}; train uses the GPUs of one node unless it is given --workers {gpus}")
-    elif given.isdecimal() and int(given) <= gpus - gpus // nodes:
+    elif nodes > 1 and given.isdecimal() and int(given) <= gpus - gpus // nodes:
         tell(f"the job has {have}, of which train uses {given} unless it is given --workers {gpus}")
 
 
