@@ -133,7 +133,7 @@ class Jobs:
         """
         self._until = time.monotonic() + STOP_SECONDS
         try:
-            self.ask(lambda client: _unless_busy(client.stop_job, submission_id))
+            self.ask(lambda client: client.stop_job(submission_id))
         except RuntimeError as error:
             if _is_unknown(error):
                 return False
@@ -186,7 +186,7 @@ class Jobs:
             AuthError, WorkloadFailedError: Ray refuses.
         """
         try:
-            return self.ask(lambda client: _unless_busy(client.get_job_info, submission_id))
+            return self.ask(lambda client: _details(client, submission_id))
         except RuntimeError as error:
             if _is_unknown(error):
                 raise UsageError(
@@ -373,9 +373,9 @@ def whose(entrypoint: str) -> str:
     return "" if ours else ", its command's own: not one of those that `python -m workloads --help` lists"
 
 
-def _unless_busy(question: Callable[[str], Answer], submission_id: str) -> Answer:
+def _details(client: JobSubmissionClient, submission_id: str) -> JobDetails:
     try:
-        return question(submission_id)
+        return client.get_job_info(submission_id)
     except RuntimeError as error:
         # A head that is too busy to look, or a proxy before it: no word on the job.
         if str(error).startswith("Request failed with status code 5"):

@@ -744,21 +744,19 @@ def test_a_node_that_does_not_give_its_job_s_log_keeps_nobody_from_following_it(
 
 
 @pytest.mark.parametrize("status", [500, 503])
-def test_a_head_that_is_too_busy_to_look_for_a_job_or_to_stop_one_is_asked_again(
+def test_a_head_that_is_too_busy_to_look_for_a_job_is_asked_again(
     ray: FakeRay, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     answer, busy = ray.answer, [True] * 3
 
     def be_busy(method: str, path: str, body: bytes) -> Reply:
-        if path.startswith(("/api/jobs/sleep-", "/api/jobs/x/stop")) and not path.endswith("/logs") and busy:
+        if path.startswith("/api/jobs/sleep-") and not path.endswith("/logs") and busy:
             return status, f"{busy.pop()}: out of order"
         return answer(method, path, body)
 
     monkeypatch.setattr(ray, "answer", be_busy)
     assert lines_of_job(cli("submit", "--", "sleep", "1").out) == ray.lines
     assert not busy
-    busy.append(True)
-    assert _jobs(ray).stop("x") and not busy
 
 
 def test_the_token_is_in_no_text_of_a_stack_no_output_and_nothing_that_the_job_is_given(
