@@ -210,13 +210,14 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
     try:
         own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name)
         _stop_in_ray(own.stack, name, young=True)
-        own.release(interrupted=True)
     except UsageError as error:  # its head was lost and started anew
-        print(f"{error.problem} The cluster that {name} had to itself is removed.", file=sys.stderr)
+        print(error.problem, file=sys.stderr)
         ray_job.delete(deployed, name)
     except PlaceError as error:  # perhaps the fault is only on our way to it: nothing is ended without a checkpoint
         removal = f"To end it without a last checkpoint: `{ray_job.deletion(deployed, name)}`."
         raise PlaceError(error.problem, f"{error.remedy} {removal}".lstrip()) from error
+    else:
+        own.release(interrupted=True)
     queue.tidy(deployed, alone)
 
 
