@@ -24,8 +24,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 SERVERS = ("emulated", "ray")
 """Marks of tests that start servers, gigabytes of them."""
 
-SHARED = ("emulated", "bare_cluster", "cluster")
-"""Fixtures that start some once for all tests of a process."""
+SHARED = ("emulated", "cluster", "bare_cluster")
+"""Fixtures that start some once for all tests of a process, the ones with most tests first."""
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
@@ -36,8 +36,8 @@ def pytest_itemcollected(item: pytest.Function) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Begin with the longest group, lest the others end while it goes on alone."""
-    items.sort(key=lambda item: "emulated" not in item.fixturenames)
+    """Begin with the longest groups, lest one of them goes on alone when all others have ended."""
+    items.sort(key=lambda item: [name not in item.fixturenames for name in SHARED])
 
 
 @pytest.hookimpl(wrapper=True)
