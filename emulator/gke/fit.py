@@ -6,6 +6,7 @@ Of node affinity it reads the required terms; what it cannot judge (pod affinity
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,7 +123,10 @@ def _fuse_sidecar(annotations: Mapping[str, str]) -> dict[str, float]:
     if annotations.get("gke-gcsfuse/volumes") != "true":
         return {}
     asked = {name: annotations.get(f"gke-gcsfuse/{name}-request") for name in ("cpu", "memory", "ephemeral-storage")}
-    return {name: quantity(amount) for name, amount in asked.items() if amount}
+    try:
+        return {name: quantity(amount) for name, amount in asked.items() if amount}
+    except ValueError:
+        return {"memory": math.inf}  # GKE refuses the pod; here it fits nowhere
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, float]:
@@ -151,10 +155,12 @@ def _matches(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case "Gt":
-            return value is not None and int(value) > int(values[0])
-        case _:
-            return value is not None and int(value) < int(values[0])
+        case _:  # Gt, Lt: of a label that is no number neither is true
+            try:
+                above = int(value or "") - int(values[0])
+            except ValueError:
+                return False
+            return above > 0 if rule["operator"] == "Gt" else above < 0
 
 
 def _tolerated(taint: Mapping[str, Any], toleration: Mapping[str, Any]) -> bool:

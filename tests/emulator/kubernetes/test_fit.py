@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
-from emulator.gke.fit import fits, free, quantity, requests
+from emulator.gke.fit import fits, free, quantity, requests, selects
 
 POD: dict[str, Any] = {
     "metadata": {"name": "p"},
@@ -38,6 +39,39 @@ def test_a_pod_requests_each_further_network_that_it_names_and_fits_nowhere_if_t
     assert asked(json.dumps(interfaces)) == {network, f"{network}.IP", "pods"}
     for unreadable in ("eth1: rdma-0", '{"eth1": "rdma-0"}', '[{"interfaceName": "eth1"}]'):
         assert len(asked(unreadable)) == 3
+
+
+def test_a_pod_whose_fuse_sidecar_cannot_be_sized_fits_nowhere() -> None:
+    annotations = {"gke-gcsfuse/volumes": "true", "gke-gcsfuse/memory-request": "256Mi"}
+
+    def memory(**change: str) -> float:
+        return requests({"metadata": {"annotations": {**annotations, **change}}, "spec": {}})["memory"]
+
+    assert memory() == 2.0**28
+    assert memory(**{"gke-gcsfuse/cpu-request": "lots"}) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "where"),
+    [
+        ("In", ["9"], {"9"}),
+        ("NotIn", ["9"], {None, "10", "h200"}),
+        ("Exists", None, {"9", "10", "h200"}),
+        ("DoesNotExist", None, {None}),
+        ("Gt", ["9"], {"10"}),
+        ("Lt", ["10"], {"9"}),
+    ],
+)
+def test_each_operator_of_node_affinity_matches_as_in_kubernetes(
+    operator: str, values: list[str] | None, where: set[str | None]
+) -> None:
+    """apimachinery, pkg/labels/selector.go, Requirement.Matches: Gt and Lt compare numbers."""
+    terms = [{"matchExpressions": [{"key": "generation", "operator": operator, "values": values}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    pod = {"spec": {"affinity": {"nodeAffinity": required}}}
+
+    labels: list[str | None] = [None, "9", "10", "h200"]
+    assert {it for it in labels if selects(pod, {"generation": it} if it else {})} == where
 
 
 @pytest.mark.parametrize("resource", ["cpu", "memory"])
