@@ -54,17 +54,14 @@ _CLUSTER = ResourceType(
         """
     )
     | _NODE_CONFIG,
-    defaults={
-        "controlPlaneEndpointsConfig.dnsEndpointConfig.endpoint": "",
-        "databaseEncryption": {"state": "DECRYPTED"},
-        "deletionProtection": True,
-        "ipAllocationPolicy.clusterIpv4CidrBlock": "",
-        "ipAllocationPolicy.servicesIpv4CidrBlock": "",
-        "masterAuth.clusterCaCertificate": "",
-        "nodeVersion": "",
-        "privateClusterConfig.privateEndpoint": "",
-        "privateClusterConfig.publicEndpoint": "",
-    },
+    defaults=paths(
+        """
+        controlPlaneEndpointsConfig.dnsEndpointConfig.endpoint databaseEncryption deletionProtection
+        ipAllocationPolicy.clusterIpv4CidrBlock ipAllocationPolicy.servicesIpv4CidrBlock
+        masterAuth.clusterCaCertificate nodeVersion privateClusterConfig.privateEndpoint
+        privateClusterConfig.publicEndpoint
+        """
+    ),
 )
 
 _NODE_POOL = ResourceType(
@@ -84,7 +81,7 @@ _NODE_POOL = ResourceType(
         """
     )
     | _NODE_CONFIG,
-    defaults={"initialNodeCount": 0, "maxPodsPerNode": 110, "nodeCount": 0, "nodeLocations": [], "version": ""},
+    defaults=paths("initialNodeCount maxPodsPerNode nodeCount nodeLocations version"),
 )
 
 

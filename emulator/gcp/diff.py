@@ -41,7 +41,7 @@ def automatic_name(logical: str, longest: int, seed: bytes) -> str:
 
 def changes(row: ResourceType, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Differences between two sets of plain inputs; what Google fills in is no difference when it is left out."""
-    ignorable = frozenset(row.defaults) | _SCOPE
+    ignorable = row.defaults | _SCOPE
     return [
         Change(path, kind, "*" in row.replaces or _is_below(path, row.replaces) or _replaces_now(row, path, old, new))
         for path, kind in _differences("", _without(old, DEFAULTS), _without(new, DEFAULTS))

@@ -49,13 +49,9 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         ),
         auto_name=("name", 63),
         replaces=paths("name autoCreateSubnetworks description internalIpv6Range networkProfile params project"),
-        defaults={
-            "autoCreateSubnetworks": True,
-            "bgpBestPathSelectionMode": "LEGACY",
-            "mtu": 1460,
-            "networkFirewallPolicyEnforcementOrder": "AFTER_CLASSIC_FIREWALL",
-            "routingMode": "REGIONAL",
-        },
+        defaults=paths(
+            "autoCreateSubnetworks bgpBestPathSelectionMode mtu networkFirewallPolicyEnforcementOrder routingMode"
+        ),
     ),
     "gcp:compute/subnetwork:Subnetwork": ResourceType(
         # Terraform Google provider: google_compute_subnetwork
@@ -74,13 +70,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         ),
         # A range can grow in place, and nothing else.
         replaces_if={"ipCidrRange": lambda old, new: new == UNKNOWN or not _grew(old, new)},
-        defaults={
-            "allowSubnetCidrRoutesOverlap": False,
-            "privateIpGoogleAccess": False,
-            "privateIpv6GoogleAccess": "DISABLE_GOOGLE_ACCESS",
-            "purpose": "PRIVATE",
-            "stackType": "IPV4_ONLY",
-        },
+        defaults=paths("allowSubnetCidrRoutesOverlap privateIpGoogleAccess privateIpv6GoogleAccess purpose stackType"),
     ),
     "gcp:compute/router:Router": ResourceType(
         # Terraform Google provider: google_compute_router
@@ -101,7 +91,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         ),
         auto_name=("name", 63),
         replaces=paths("name router endpointTypes initialNatIps region type project"),
-        defaults={**_NAT, "endpointTypes": ["ENDPOINT_TYPE_VM"]},
+        defaults=frozenset({*_NAT, "endpointTypes"}),
     ),
     "gcp:compute/firewall:Firewall": ResourceType(
         # Terraform Google provider: google_compute_firewall
@@ -112,7 +102,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         ),
         auto_name=("name", 63),
         replaces=paths("name direction params project"),
-        defaults={"direction": "INGRESS", "disabled": False, "priority": 1000},
+        defaults=paths("direction disabled priority"),
     ),
     "gcp:compute/address:Address": ResourceType(
         # Terraform Google provider: google_compute_address
@@ -129,7 +119,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
             "name address addressType description ipCollection ipVersion ipv6EndpointType network networkTier "
             "prefixLength purpose region subnetwork project"
         ),
-        defaults={"address": "", "addressType": "EXTERNAL", "networkTier": "PREMIUM", "purpose": "GCE_ENDPOINT"},
+        defaults=paths("address addressType networkTier purpose"),
     ),
     "gcp:compute/globalAddress:GlobalAddress": ResourceType(
         # Terraform Google provider: google_compute_global_address
@@ -141,7 +131,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         ),
         auto_name=("name", 63),
         replaces=paths("name address addressType description ipVersion network prefixLength purpose project"),
-        defaults={"address": "", "addressType": "EXTERNAL"},
+        defaults=paths("address addressType"),
     ),
     "gcp:servicenetworking/connection:Connection": ResourceType(
         # Terraform Google provider: google_service_networking_connection

@@ -23,7 +23,7 @@ class ResourceType:
     """Wire paths of inputs whose change replaces the object; all of them if it holds "*"."""
     replaces_if: Mapping[str, Callable[[Any, Any], bool]] = field(default_factory=dict)
     """Wire paths whose change replaces the object for some (old, new)."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: frozenset[str] = frozenset()
     """Wire paths of inputs that Google fills when they are left out."""
     hidden: frozenset[str] = frozenset()
     """Write-only inputs, never given back."""

@@ -75,11 +75,9 @@ ROWS: dict[str, ResourceType] = {
             identity="billingAccounts/{billingAccount}/budgets/{name}",
         ),
         replaces=paths("billingAccount"),
-        defaults={
-            "amount.specifiedAmount.currencyCode": "USD",
-            "budgetFilter.calendarPeriod": "MONTH",
-            "budgetFilter.creditTypesTreatment": "INCLUDE_ALL_CREDITS",
-        },
+        defaults=paths(
+            "amount.specifiedAmount.currencyCode budgetFilter.calendarPeriod budgetFilter.creditTypesTreatment"
+        ),
     ),
     "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": _member(
         # Terraform Google provider: google_kms_crypto_key_iam
@@ -105,7 +103,7 @@ ROWS: dict[str, ResourceType] = {
             remoteRepositoryConfig.yumRepository
             """
         ),
-        defaults={"mode": "STANDARD_REPOSITORY"},
+        defaults=paths("mode"),
     ),
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(
         # Terraform Google provider: google_artifact_registry_repository_iam
@@ -142,13 +140,7 @@ ROWS: dict[str, ResourceType] = {
         replaces=paths(
             "name location project enableObjectRetention customPlacementConfig.dataLocations hierarchicalNamespace"
         ),
-        defaults={
-            "forceDestroy": False,
-            "publicAccessPrevention": "inherited",
-            "storageClass": "STANDARD",
-            "softDeletePolicy": {"retentionDurationSeconds": 604800},
-            "uniformBucketLevelAccess": False,
-        },
+        defaults=paths("forceDestroy publicAccessPrevention softDeletePolicy storageClass uniformBucketLevelAccess"),
     ),
     "gcp:storage/bucketIAMMember:BucketIAMMember": _member(
         # Terraform Google provider: google_storage_bucket_iam
@@ -167,7 +159,7 @@ ROWS: dict[str, ResourceType] = {
             unsent=frozenset({"forceDestroy"}),
         ),
         replaces=paths("bucket name"),
-        defaults={"forceDestroy": False},
+        defaults=paths("forceDestroy"),
     ),
     "gcp:storage/managedFolderIamMember:ManagedFolderIamMember": _member(
         # Terraform Google provider: google_storage_managed_folder_iam
@@ -194,7 +186,7 @@ ROWS: dict[str, ResourceType] = {
         # Terraform Google provider: google_secret_manager_secret_version
         resource=SecretVersion(),
         replaces=paths("secretData secretDataWoVersion secret project isSecretDataBase64"),
-        defaults={"enabled": True},
+        defaults=paths("enabled"),
         hidden=frozenset({"secretDataWo"}),
     ),
     "gcp:secretmanager/secretIamMember:SecretIamMember": _member(

@@ -61,16 +61,6 @@ def holds_secret(value: Any) -> bool:
     return False
 
 
-def holds_unknown(value: Any) -> bool:
-    """True if any part of the plain value is unknown."""
-    match value:
-        case Mapping():
-            return any(map(holds_unknown, value.values()))
-        case list():
-            return any(map(holds_unknown, value))
-    return value == UNKNOWN
-
-
 def _decoded(value: Any) -> Any:
     match value:
         case dict() if value.get(_SIGNATURE_KEY) == _SECRET_SIGNATURE:
