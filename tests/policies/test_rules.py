@@ -82,7 +82,7 @@ def test_an_ip_endpoint_that_answers_named_networks_alone_passes_and_one_for_eve
         (f"{path}.cidrBlocks", [{"cidrBlock": "0.0.0.0/0"}]),
         (f"{path}.cidrBlocks", [{"cidrBlock": "0.0.0.0/1"}, {"cidrBlock": "128.0.0.0/1"}]),
     ):
-        one = Break(policy="closed-control-plane", type=rules.CLUSTER, name="cluster", path=where, value=value)
+        one = Break("closed-control-plane", rules.CLUSTER, "cluster", where, value)
         assert broken([one.of(deployment)], mandatory=True).keys() == {one.policy}
 
 

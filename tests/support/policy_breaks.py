@@ -29,7 +29,7 @@ EVERYBODY_READS = '{"bindings": [{"role": "roles/viewer", "members": ["user:ann@
 """A policy as `policyData` has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Break:
     """A resource of that stack with one thing changed, or one beside it."""
 
@@ -75,75 +75,60 @@ H200_CONFIG = {"machineType": "a3-ultragpu-8g", "spot": True, "resourceLabels": 
 """Without `guestAccelerators`, as GKE fills them in by itself."""
 
 BREAKS = (
-    Break(policy="private-nodes", type=rules.NODE_POOL, name="cluster-cpu", path="networkConfig"),
+    Break("private-nodes", rules.NODE_POOL, "cluster-cpu", "networkConfig"),
+    Break("private-nodes", rules.CLUSTER, "cluster", "privateClusterConfig.enablePrivateNodes", False),
+    Break("closed-control-plane", rules.CLUSTER, "cluster", IP_ENDPOINT, True),
+    Break("no-public-address", PUBLIC_ADDRESS, "dashboard", "addressType", "EXTERNAL"),
+    Break("no-public-address", rules.SERVICE, "ray", "metadata.annotations"),
     Break(
-        policy="private-nodes",
-        type=rules.CLUSTER,
-        name="cluster",
-        path="privateClusterConfig.enablePrivateNodes",
-        value=False,
+        "no-public-address", rules.SERVICE, "ray", "spec.loadBalancerClass", "networking.gke.io/l4-regional-external"
     ),
-    Break(policy="closed-control-plane", type=rules.CLUSTER, name="cluster", path=IP_ENDPOINT, value=True),
-    Break(policy="no-public-address", type=PUBLIC_ADDRESS, name="dashboard", path="addressType", value="EXTERNAL"),
-    Break(policy="no-public-address", type=rules.SERVICE, name="ray", path="metadata.annotations"),
+    Break("no-public-address", GLOBAL_ADDRESS, "mine", value=OURS),
+    Break("no-public-address", FORWARDING, "mine", value=OURS),
+    Break("no-public-address", GLOBAL_FORWARDING, "mine", value=OURS),
+    Break("no-public-address", rules.INGRESS, "mine", value={"spec": {}}),
+    Break("no-public-address", **machine("e2-standard-8", networkInterfaces=PUBLIC_INTERFACE)),
     Break(
-        policy="no-public-address",
-        type=rules.SERVICE,
-        name="ray",
-        path="spec.loadBalancerClass",
-        value="networking.gke.io/l4-regional-external",
-    ),
-    Break(policy="no-public-address", type=GLOBAL_ADDRESS, name="mine", value=OURS),
-    Break(policy="no-public-address", type=FORWARDING, name="mine", value=OURS),
-    Break(policy="no-public-address", type=GLOBAL_FORWARDING, name="mine", value=OURS),
-    Break(policy="no-public-address", type=rules.INGRESS, name="mine", value={"spec": {}}),
-    Break(policy="no-public-address", **machine("e2-standard-8", networkInterfaces=PUBLIC_INTERFACE)),
-    Break(
-        policy="no-public-address",
-        type="gcp:compute/instanceFromTemplate:InstanceFromTemplate",
-        name="mine",
+        "no-public-address",
+        "gcp:compute/instanceFromTemplate:InstanceFromTemplate",
+        "mine",
         value={**OURS, "networkInterfaces": PUBLIC_INTERFACE},
     ),
     Break(
-        policy="no-public-address",
-        type="kubernetes:gateway.networking.k8s.io/v1:Gateway",
-        name="mine",
+        "no-public-address",
+        "kubernetes:gateway.networking.k8s.io/v1:Gateway",
+        "mine",
         value={"spec": {"gatewayClassName": "gke-l7-global-external-managed"}},
     ),
     Break(
-        policy="no-public-address",
-        type="kubernetes:core/v1:ServicePatch",
-        name="mine",
+        "no-public-address",
+        "kubernetes:core/v1:ServicePatch",
+        "mine",
         value={"metadata": {"name": "ray"}, "spec": {"type": "LoadBalancer"}},
     ),
-    Break(policy="no-on-demand-h200", type=rules.NODE_POOL, name="gpu-spot", path="nodeConfig.spot", value=False),
-    Break(policy="no-on-demand-h200", type=rules.NODE_POOL, name="gpu-flex-start", path="nodeConfig.flexStart"),
+    Break("no-on-demand-h200", rules.NODE_POOL, "gpu-spot", "nodeConfig.spot", False),
+    Break("no-on-demand-h200", rules.NODE_POOL, "gpu-flex-start", "nodeConfig.flexStart"),
     Break(
-        policy="no-on-demand-h200",
-        type=rules.NODE_POOL,
-        name="gpu-reservation-ours",
-        path="nodeConfig.reservationAffinity.consumeReservationType",
-        value="ANY_RESERVATION",
+        "no-on-demand-h200",
+        rules.NODE_POOL,
+        "gpu-reservation-ours",
+        "nodeConfig.reservationAffinity.consumeReservationType",
+        "ANY_RESERVATION",
     ),
-    Break(policy="no-on-demand-h200", **machine("zones/us-central1-b/machineTypes/a3-ultragpu-8g")),
+    Break("no-on-demand-h200", **machine("zones/us-central1-b/machineTypes/a3-ultragpu-8g")),
     Break(
-        policy="no-on-demand-h200",
-        type="gcp:compute/instanceFromTemplate:InstanceFromTemplate",
-        name="mine",
+        "no-on-demand-h200",
+        "gcp:compute/instanceFromTemplate:InstanceFromTemplate",
+        "mine",
         value={**OURS, "machineType": "a3-ultragpu-8g"},
     ),
-    Break(policy="private-data", type=rules.BUCKET, name="runs", path="publicAccessPrevention", value="inherited"),
-    Break(policy="private-data", type=rules.BUCKET, name="build-source", path="uniformBucketLevelAccess", value=False),
-    Break(policy="private-data", type=MEMBER, name="identity-runs-objectUser", path="member", value="allUsers"),
-    Break(
-        policy="private-data",
-        type=MEMBER.replace("Member", "Binding").replace("IAMM", "IAMB"),
-        name="mine",
-        value={"bucket": "runs", "members": ["user:ann@example.com", "allAuthenticatedUsers"]},
-    ),
+    Break("private-data", rules.BUCKET, "runs", "publicAccessPrevention", "inherited"),
+    Break("private-data", rules.BUCKET, "build-source", "uniformBucketLevelAccess", False),
+    Break("private-data", MEMBER, "identity-runs-objectUser", "member", "allUsers"),
     *(
-        Break(policy="private-data", type=type_, name="mine", value=value)
+        Break("private-data", type_, "mine", value=value)
         for type_, value in (
+            ("gcp:storage/bucketIAMBinding:BucketIAMBinding", {"members": ["user:a@b.c", "allAuthenticatedUsers"]}),
             ("gcp:storage/bucketIAMPolicy:BucketIAMPolicy", {"policyData": EVERYBODY_READS}),
             ("gcp:projects/iAMPolicy:IAMPolicy", {"policyData": EVERYBODY_READS}),
             ("gcp:storage/bucketAccessControl:BucketAccessControl", {"entity": "allUsers", "role": "READER"}),
@@ -152,48 +137,34 @@ BREAKS = (
             ("gcp:bigquery/dataset:Dataset", {"accesses": [{"specialGroup": "allAuthenticatedUsers"}]}),
         )
     ),
-    Break(policy="bounded-pools", type=rules.NODE_POOL, name="gpu-reservation-ours", path="autoscaling"),
-    Break(policy="bounded-pools", type=rules.CLUSTER, name="cluster", path="removeDefaultNodePool", value=False),
-    Break(policy="bounded-pools", type=rules.CLUSTER, name="cluster", path="clusterAutoscaling.enabled", value=True),
+    Break("bounded-pools", rules.NODE_POOL, "gpu-reservation-ours", "autoscaling"),
+    Break("bounded-pools", rules.CLUSTER, "cluster", "removeDefaultNodePool", False),
+    Break("bounded-pools", rules.CLUSTER, "cluster", "clusterAutoscaling.enabled", True),
+    Break("bounded-pools", rules.COMPUTE_CLASS, "gpu-class", "spec.nodePoolAutoCreation.enabled", True),
+    Break("same-labels", rules.NODE_POOL, "cluster-system", "nodeConfig.resourceLabels.team", "x"),
+    Break("same-labels", rules.BUCKET, "build-source", "labels.team", "x"),
+    Break("data-is-kept", rules.BUCKET, "data", "forceDestroy", True),
+    Break("data-is-kept", rules.BUCKET, "data", "softDeletePolicy"),
+    Break("gpu-nodes", rules.NODE_POOL, "gpu-flex-start", "autoscaling.totalMaxNodeCount", 9),
     Break(
-        policy="bounded-pools",
-        type=rules.COMPUTE_CLASS,
-        name="gpu-class",
-        path="spec.nodePoolAutoCreation.enabled",
-        value=True,
+        "gpu-nodes",
+        rules.CLUSTER,
+        "cluster",
+        "nodePools",
+        [{"name": "mine", "nodeConfig": H200_CONFIG, "autoscaling": {"totalMaxNodeCount": 9}}],
     ),
     Break(
-        policy="same-labels",
-        type=rules.NODE_POOL,
-        name="cluster-system",
-        path="nodeConfig.resourceLabels.team",
-        value="x",
-    ),
-    Break(policy="same-labels", type=rules.BUCKET, name="build-source", path="labels.team", value="x"),
-    Break(policy="data-is-kept", type=rules.BUCKET, name="data", path="forceDestroy", value=True),
-    Break(policy="data-is-kept", type=rules.BUCKET, name="data", path="softDeletePolicy"),
-    Break(
-        policy="gpu-nodes", type=rules.NODE_POOL, name="gpu-flex-start", path="autoscaling.totalMaxNodeCount", value=9
-    ),
-    Break(
-        policy="gpu-nodes",
-        type=rules.CLUSTER,
-        name="cluster",
-        path="nodePools",
-        value=[{"name": "mine", "nodeConfig": H200_CONFIG, "autoscaling": {"totalMaxNodeCount": 9}}],
-    ),
-    Break(
-        policy="gpu-nodes",
-        type=rules.NODE_POOL,
-        name="mine",
+        "gpu-nodes",
+        rules.NODE_POOL,
+        "mine",
         value={
             "nodeConfig": H200_CONFIG,
             "networkConfig": {"enablePrivateNodes": True},
             "autoscaling": {"maxNodeCount": 3},
         },
     ),
-    Break(policy="required-labels", type=rules.CLUSTER, name="cluster", path="resourceLabels"),
-    Break(policy="budget", type=rules.BUDGET, name="budget", path="thresholdRules"),
+    Break("required-labels", rules.CLUSTER, "cluster", "resourceLabels"),
+    Break("budget", rules.BUDGET, "budget", "thresholdRules"),
 )
 """For each policy; the first one of each says what it is about."""
 

@@ -70,7 +70,7 @@ def test_a_preview_of_what_breaks_a_policy_fails_and_names_it(
 
 
 def test_an_update_does_not_make_what_a_policy_refuses(bare_cluster: ControlPlane, checkout: Path) -> None:
-    public = Break(policy="private-data", type=BUCKET, name="data", path="publicAccessPrevention", value="inherited")
+    public = Break("private-data", BUCKET, "data", "publicAccessPrevention", "inherited")
     (checkout / "__main__.py").write_text(program(public.of(deploy_stack(KEPT))))
 
     status, said = pulumi(bare_cluster.state, checkout, "up -s local --yes --skip-preview")
