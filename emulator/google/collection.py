@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from emulator.google import policies
@@ -38,13 +38,12 @@ class Call:
     """Id of the project whose quota it takes (`X-Goog-User-Project`), or empty."""
     sent: Mapping[str, Any]
     """The body as it was sent."""
-    body: Body
-    """The body, checked against the API's document, without nulls and without what only Google sets."""
     name: str
     """The name path that was called, with the project's id: `projects/p/secrets/s`."""
-
-    project: str
+    project: str = ""
     """Id of the project that it is in, or empty."""
+    body: Body = field(default_factory=dict[str, Any])
+    """The body, checked against the API's document, without nulls and without what only Google sets."""
 
 
 class Collection:

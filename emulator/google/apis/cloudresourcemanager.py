@@ -3,7 +3,6 @@ once it is named."""
 
 from __future__ import annotations
 
-from emulator.google import policies
 from emulator.google.collection import Body, Call, Collection, numbered
 from emulator.google.permissions import Testable
 from emulator.google.scope import project_number
@@ -20,12 +19,6 @@ class Projects(Testable):
         number = project_number(project)
         state = found.body.get("lifecycleState", "ACTIVE") if found else "ACTIVE"
         return {"projectId": project, "projectNumber": number, "name": project, "lifecycleState": state}
-
-    def do_get_iam_policy(self, call: Call) -> Body:
-        return policies.get(call.cloud, self.full_name(call))
-
-    def do_set_iam_policy(self, call: Call) -> Body:
-        return policies.put(call.cloud, self.full_name(call), call.body["policy"])
 
 
 class Policies(Collection):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -95,8 +95,17 @@ class GoogleApis:
             faults.before(fault)
             try:
                 with self._cloud.transaction():
-                    call = self._call(collection, method, names, path, query, body, principal, quota_project)
-                    answer = _page(collection, call, handler(call))
+                    call = Call(
+                        cloud=self._cloud,
+                        method=method,
+                        names=names,
+                        query={_camel(key): value for key, value in query.items()},
+                        principal=principal,
+                        quota_project=quota_project,
+                        sent=body,
+                        name=self._name(method, path),
+                    )
+                    answer = self._answered(collection, handler, call)
             except CloudError as error:
                 raise in_googles_words(error) from error
             faults.after(fault)
@@ -112,29 +121,9 @@ class GoogleApis:
         found = self._cloud.find(operations.KIND, self._name(method, path))
         return found is None or found.body["api"] == method.document.api
 
-    def _call(
-        self,
-        collection: Collection,
-        method: Method,
-        names: Mapping[str, str],
-        path: str,
-        query: Mapping[str, str],
-        body: Mapping[str, Any],
-        principal: str,
-        quota_project: str,
-    ) -> Call:
-        call = Call(
-            cloud=self._cloud,
-            method=method,
-            names=names,
-            query={_camel(key): value for key, value in query.items()},
-            principal=principal,
-            quota_project=quota_project,
-            project="",
-            sent=body,
-            body={},
-            name=self._name(method, path),
-        )
+    def _answered(self, collection: Collection, handler: Callable[[Call], Body], call: Call) -> Body:
+        """What a handler says to a call that may be made. Raises RefusedCall."""
+        method = call.method
         call = replace(call, project=collection.project(call))
         if call.project:
             self._note(call.project)
@@ -142,7 +131,8 @@ class GoogleApis:
                 serviceusage.require_api(self._cloud, method.document, call.project)
         if permission := permission_of(method):
             require_permission(call, permission, collection.full_name(call))
-        return replace(call, body=admitted(method, body))
+        call = replace(call, body=admitted(method, call.sent))
+        return _page(collection, call, handler(call))
 
     def _name(self, method: Method, path: str) -> str:
         """The name path in a path, with the project's id where it had its number."""

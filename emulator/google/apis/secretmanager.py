@@ -10,7 +10,7 @@ from typing import Any
 import google_crc32c
 
 from emulator.google.cloud import Cloud, CloudObject, Use, timestamp
-from emulator.google.collection import Body, Call, Collection, numbered, require
+from emulator.google.collection import Body, Call, Collection, last, numbered, require
 from emulator.google.errors import RefusedCall
 from emulator.google.permissions import Testable
 
@@ -24,10 +24,9 @@ class Secrets(Testable):
     items = "secrets"
     id_parameter = "secretId"
 
-    def do_create(self, call: Call) -> Body:
-        secret = call.query.get("secretId", "")
+    def admit(self, call: Call, name: str, body: Mapping[str, Any], before: CloudObject | None) -> None:
+        secret = name.partition("/secrets/")[2]
         require("[A-Za-z0-9_-]{1,255}", secret, "secret_id", "1-255 letters, digits, dashes and underscores")
-        return self.create(call, f"{call.name}/{secret}", dict(call.body))
 
     def filled(self, call: Call, name: str, body: Body) -> Body:
         return {"createTime": timestamp(call.cloud.now()), "etag": '"1"'}
@@ -117,7 +116,7 @@ def _versions(cloud: Cloud, secret: str) -> list[CloudObject]:
 
 
 def _number(version: CloudObject) -> int:
-    return int(version.name.rsplit("/", 1)[-1])
+    return int(last(version.name))
 
 
 def _payload(given: Mapping[str, Any]) -> bytes:

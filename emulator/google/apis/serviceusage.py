@@ -92,10 +92,6 @@ class QuotaInfos(Collection):
     kind = "cloudquotas/quotaInfo"
     items = "quotaInfos"
 
-    def do_list(self, call: Call) -> Body:
-        found = call.cloud.list(self.kind, f"{call.name.removesuffix('/quotaInfos')}/")
-        return {"quotaInfos": [one.body for one in found]} if found else {}
-
 
 COLLECTIONS = {
     "cloudquotas.projects.locations.services.quotaInfos": QuotaInfos(),
