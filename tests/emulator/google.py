@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from google.oauth2.credentials import Credentials
 from googleapiclient.discovery import build
 
 from emulator.gcp.resources.google_client import Transport, answer_of, quota_header
+from emulator.google import policies
 from emulator.google.callers import Tokens
 from emulator.google.cloud import Cloud
 from emulator.google.http_message import Request
@@ -101,6 +102,13 @@ def enable(cloud: Cloud, api: str, project: str = PROJECT) -> None:
     cloud.put("serviceusage/service", name, {})
     with sqlite3.connect(cloud.directory / "cloud.sqlite") as database:
         database.execute("UPDATE objects SET created = '2026-01-01T00:00:00Z' WHERE name = ?", (name,))
+
+
+def grant(cloud: Cloud, member: str, api: str, resource: str, roles: Iterable[str]) -> None:
+    """Have a member hold these roles on a resource, and nobody any other, since long enough ago."""
+    bindings = [{"role": role, "members": [member]} for role in roles]
+    policies.put(cloud, policies.full_name(f"{api}.googleapis.com", resource), {"bindings": bindings})
+    cloud.turn(policies.GRANT_SECONDS)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from oasis_stack import wait
 from oasis_stack.command_line import recovery, resource_tree
 from oasis_stack.command_line.offline import Deployment, OfflineCloud, Registered, deploy_stack
 from oasis_stack.live_state import WaitError
-from tests.emulator.google import directly
+from tests.emulator.google import directly, grant
 from tests.emulator.provider_client import Client, Failed, Held
 
 CALLER = "user:deployer@example.com"
@@ -105,13 +105,8 @@ class OneProcess(mocks.Mocks):
                 {"projectId": project, "number": project_number(project)},
             )
             account = config.get("oasis:cost", {}).get("billing_account")
-            for service, name, held in (
-                ("cloudresourcemanager", f"projects/{project}", roles),
-                ("cloudbilling", f"billingAccounts/{account}", account_roles),
-            ):
-                bindings = [{"role": role, "members": [CALLER]} for role in sorted(held)]
-                policies.put(self.cloud, policies.full_name(f"{service}.googleapis.com", name), {"bindings": bindings})
-            self.cloud.turn(policies.GRANT_SECONDS)
+            grant(self.cloud, CALLER, "cloudresourcemanager", f"projects/{project}", sorted(roles))
+            grant(self.cloud, CALLER, "cloudbilling", f"billingAccounts/{account}", sorted(account_roles))
             set_identity(self.cloud, Identity(project=project, zone=place["zone"], principal=CALLER))
         self._config = config
         self._declared = Deployment()

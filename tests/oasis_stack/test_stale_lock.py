@@ -120,50 +120,42 @@ def test_a_content_type_that_was_cut_off_no_longer_hides_the_state(
     assert [path.name for path in sorted(folder.iterdir())] == ["dev.json", *["dev.json.attrs"] * left]
 
 
-@pytest.mark.parametrize("refused", [None, live_state.RequestRefused, live_state.NotAnswering])
+@pytest.mark.parametrize(
+    ("answers", "removed"),
+    [
+        ([lock()], True),
+        ([{}], False),  # its run ended before it was read
+        ([{}, lock()], True),
+        ([live_state.RequestRefused("no")], False),
+        ([live_state.NotAnswering("no")], False),
+    ],
+    ids=["gone", "ended", "beside an ended", "refused", "not answering"],
+)
 def test_a_lock_in_a_bucket_is_found_and_a_bucket_that_cannot_be_read_is_left_to_pulumi(
     stack: Stack,
     cancelled: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
-    refused: type[Exception] | None,
+    answers: list[dict[str, Any] | Exception],
+    removed: bool,
 ) -> None:
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://states/team")
-    asked: list[str] = []
+    names = [f"team/{FOLDER}/{number}.json" for number in range(len(answers))]
+    stored, asked = dict(zip(names, answers, strict=True)), list[str]()
 
     def get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         asked.append(url)
-        if refused:
-            raise refused("no")
-        return lock() if parameters.get("alt") == "media" else {"items": [{"name": f"team/{FOLDER}/1.json"}]}
-
-    monkeypatch.setattr(live_state, "google_get", get)
-
-    stale_lock.release(stack, lambda _: None)
-
-    assert len(cancelled) == (0 if refused else 1)
-    objects = "https://storage.googleapis.com/storage/v1/b/states/o"
-    expected = [
-        f"{objects}?prefix={quote(f'team/{FOLDER}/', safe='')}",
-        f"{objects}/{quote(f'team/{FOLDER}/1.json', safe='')}",
-    ]
-    assert asked == expected[: 1 if refused else 2]
-
-
-@pytest.mark.parametrize("others", [[], [lock()]], ids=["alone", "beside one that nobody holds"])
-def test_a_lock_in_a_bucket_whose_run_ends_before_it_is_read_is_none(
-    stack: Stack, cancelled: list[list[str]], monkeypatch: pytest.MonkeyPatch, others: list[dict[str, Any]]
-) -> None:
-    monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://states/team")
-    names = [f"team/{FOLDER}/{number}.json" for number in range(1 + len(others))]
-    stored = dict(zip(names[1:], others, strict=True))  # Google has nothing of the first any more
-
-    def get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        if isinstance(answers[0], Exception):
+            raise answers[0]
         if parameters.get("alt") == "media":
-            return stored.get(unquote(url.rpartition("/")[2]), {})
+            return stored[unquote(url.rpartition("/")[2])]
         return {"items": [{"name": name} for name in names]}
 
     monkeypatch.setattr(live_state, "google_get", get)
 
     stale_lock.release(stack, lambda _: None)
 
-    assert len(cancelled) == len(others)
+    assert len(cancelled) == removed
+    objects = "https://storage.googleapis.com/storage/v1/b/states/o"
+    listing = f"{objects}?prefix={quote(f'team/{FOLDER}/', safe='')}"
+    read = [] if isinstance(answers[0], Exception) else [f"{objects}/{quote(name, safe='')}" for name in names]
+    assert asked == [listing, *read]

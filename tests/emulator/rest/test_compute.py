@@ -108,12 +108,6 @@ def test_a_change_is_made_only_to_what_is_still_there_as_it_was_read(compute: An
     now = calls.get(**place).execute()
     assert {**now, **grown, **pods} == now
 
-    address = {"name": "a", "subnetwork": now["selfLink"], "addressType": "INTERNAL"}
-    done(compute, compute.addresses().insert(**REGION, body=address).execute())
-    labels = {"labels": {"a": "b"}, "labelFingerprint": "AAAAAAAAAAA="}
-    status, words = refused(compute.addresses().setLabels(**REGION, resource="a", body=labels))
-    assert (status, words) == (412, "Labels fingerprint either invalid or resource labels have changed")
-
 
 def test_a_nat_holds_the_addresses_it_was_given_until_it_goes(compute: Any) -> None:
     network = make_network(compute, "out")

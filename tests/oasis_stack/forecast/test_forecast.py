@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from emulator.google import policies
 from emulator.google.callers import Identity, set_identity
 from oasis_stack import __main__ as command_line
 from oasis_stack import live_state
@@ -22,7 +21,7 @@ from oasis_stack.preflight import quotas
 from oasis_stack.preflight.google import Google as Questions
 from oasis_stack.settings.quota import of_gpus
 from oasis_stack.settings.settings import from_config, parse
-from tests.emulator.google import Google, enable, lead_clients_to, served
+from tests.emulator.google import Google, enable, grant, lead_clients_to, served
 from tests.support.stacks import FULL, changed
 
 CALLER = "user:reader@example.com"
@@ -75,10 +74,8 @@ class Stack:
         (self.google.cloud.directory / "limits.json").write_text(json.dumps(content))
 
     def roles(self, *roles: str) -> None:
-        resource = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{PROJECT}")
-        bindings = [{"role": f"roles/{role}", "members": [CALLER]} for role in roles]
-        policies.put(self.google.cloud, resource, {"bindings": bindings})
-        self.google.cloud.turn(policies.GRANT_SECONDS)
+        held = [f"roles/{role}" for role in roles]
+        grant(self.google.cloud, CALLER, "cloudresourcemanager", f"projects/{PROJECT}", held)
         set_identity(self.google.cloud, Identity(project=PROJECT, zone="us-central1-b", principal=CALLER))
 
     def faults(self, *faults: Mapping[str, Any]) -> None:

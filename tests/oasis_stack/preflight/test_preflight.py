@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from emulator.google import policies
 from emulator.google.callers import Identity, set_identity
 from emulator.google.scope import project_number
 from oasis_stack import __main__ as command_line
 from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.preflight import access, places, report
 from oasis_stack.settings.settings import from_config, parse
-from tests.emulator.google import Google, enable, lead_clients_to, served
+from tests.emulator.google import Google, enable, grant, lead_clients_to, served
 from tests.support.program import deploy_stack
 from tests.support.stacks import FULL, changed
 
@@ -70,11 +69,11 @@ class Project:
         enable(self.cloud, "cloudkms.googleapis.com", "keys")
         enable(self.cloud, "secretmanager.googleapis.com", "hub")
         self.facts()
-        self.roles([*access.PERMISSIONS, *(f"roles/{role}" for role in VIEWERS)])
-        self.role_on("cloudbilling.googleapis.com", f"billingAccounts/{ACCOUNT}", "roles/billing.costsManager")
-        self.role_on("cloudkms.googleapis.com", KEY, "roles/cloudkms.admin")
-        self.role_on("secretmanager.googleapis.com", HUB_SECRET, "roles/secretmanager.admin")
-        self.limits(quotas=QUOTAS)
+        self.roles(*access.PERMISSIONS, *(f"roles/{role}" for role in VIEWERS))
+        self.roles_on("cloudbilling", f"billingAccounts/{ACCOUNT}", "roles/billing.costsManager")
+        self.roles_on("cloudkms", KEY, "roles/cloudkms.admin")
+        self.roles_on("secretmanager", HUB_SECRET, "roles/secretmanager.admin")
+        self.limits()
         self.quota(FAMILY, 16, gpu_family="NVIDIA_H200", region="us-central1")
         self.quota(PREEMPTIBLE, 64)
         self.reservation()
@@ -86,22 +85,16 @@ class Project:
         known = {"projectId": self.name, "number": project_number(self.name)}
         self.cloud.put("resourcemanager/project", f"projects/{self.name}", {**known, **PAID, **facts})
 
-    def roles(self, roles: list[str], project: str = "") -> None:
-        bindings = [{"role": role, "members": [CALLER]} for role in roles]
-        resource = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{project or self.name}")
-        policies.put(self.cloud, resource, {"bindings": bindings})
-        self.cloud.turn(policies.GRANT_SECONDS)
+    def roles(self, *roles: str, project: str = "") -> None:
+        self.roles_on("cloudresourcemanager", f"projects/{project or self.name}", *roles)
 
-    def role_on(self, service: str, resource: str, role: str) -> None:
-        policies.put(
-            self.cloud, policies.full_name(service, resource), {"bindings": [{"role": role, "members": [CALLER]}]}
-        )
-        self.cloud.turn(policies.GRANT_SECONDS)
+    def roles_on(self, api: str, resource: str, *roles: str) -> None:
+        grant(self.cloud, CALLER, api, resource, roles)
 
     def neighbour(self, share: str) -> None:
         """A reservation of another project, which the caller may see."""
         enable(self.cloud, "compute.googleapis.com", "neighbour")
-        self.roles(["roles/compute.viewer"], "neighbour")
+        self.roles("roles/compute.viewer", project="neighbour")
         self.reservation(THEIRS, {"shareSettings": {"shareType": share}})
 
     def login(self, state: str) -> None:
@@ -109,8 +102,9 @@ class Project:
         self.cloud.put("secretmanager/secret", HUB_SECRET, {})
         self.cloud.put("secretmanager/version", f"{HUB_SECRET}/versions/2", {"state": state})
 
-    def limits(self, **parts: object) -> None:
-        (self.cloud.directory / "limits.json").write_text(json.dumps(parts))
+    def limits(self, quotas: Mapping[str, int] | None = None, *absent: str) -> None:
+        limits = {"quotas": {**QUOTAS, **(quotas or {})}, "absent": absent}
+        (self.cloud.directory / "limits.json").write_text(json.dumps(limits))
 
     def quota(self, quota: str, value: int, **dimensions: str) -> None:
         rows = [{"dimensions": dimensions, "details": {"value": str(value)}, "applicableLocations": ["us-central1"]}]
@@ -204,34 +198,31 @@ DEFECTS = {
         BUDGET,
     ),
     "no right on the account": Defect(
-        lambda it: it.role_on("cloudbilling.googleapis.com", f"billingAccounts/{ACCOUNT}", "roles/compute.viewer"),
+        lambda it: it.roles_on("cloudbilling", f"billingAccounts/{ACCOUNT}", "roles/compute.viewer"),
         f"you may not make a budget of {ACCOUNT}",
         BUDGET,
     ),
     **{
         f"no {role}": Defect(
-            lambda it, role=role: it.roles([other for other in access.PERMISSIONS if other != role]),
+            lambda it, role=role: it.roles(*(other for other in access.PERMISSIONS if other != role)),
             f"Ask for {role} there",
         )
         for role in access.PERMISSIONS
     },
-    "a zone without the machine": Defect(
-        lambda it: it.limits(quotas=QUOTAS, absent=["us-central1-b/a3-ultragpu-8g"]),
-        "us-central1-b does not offer a3-ultragpu-8g",
-    ),
-    "a zone without the system pool's": Defect(
-        lambda it: it.limits(quotas=QUOTAS, absent=["us-central1-b/e2-standard-8"]), "does not offer e2-standard-8"
-    ),
-    "a zone without RDMA": Defect(
-        lambda it: it.limits(quotas=QUOTAS, absent=["us-central1-b-vpc-roce"]),
-        "there is no network profile us-central1-b-vpc-roce",
-    ),
+    **{
+        f"a zone without {absent}": Defect(lambda it, absent=absent: it.limits({}, absent), said)
+        for absent, said in {
+            "us-central1-b/a3-ultragpu-8g": "us-central1-b does not offer a3-ultragpu-8g",
+            "us-central1-b/e2-standard-8": "does not offer e2-standard-8",
+            "us-central1-b-vpc-roce": "there is no network profile us-central1-b-vpc-roce",
+        }.items()
+    },
     "too few preemptible GPUs": Defect(
-        lambda it: (it.limits(quotas={**QUOTAS, GPUS: 8}), it.quota(PREEMPTIBLE, 8)),
+        lambda it: (it.limits({GPUS: 8}), it.quota(PREEMPTIBLE, 8)),
         f"{PREEMPTIBLE} is 8 in us-central1, and the stack takes 48",
     ),
     "too few GPUs, as one API says": Defect(
-        lambda it: it.limits(quotas={**QUOTAS, GPUS: 8}), "Compute Engine says 8, Cloud Quotas says 64"
+        lambda it: it.limits({GPUS: 8}), "Compute Engine says 8, Cloud Quotas says 64"
     ),
     "too few GPUs, as the other says": Defect(
         lambda it: it.quota(PREEMPTIBLE, 0), "is 0 in us-central1, and the stack takes 48"
@@ -244,45 +235,40 @@ DEFECTS = {
         lambda it: it.quota(FAMILY, 64, gpu_family="NVIDIA_H100", region="us-central1"), "NVIDIA_H200 is 0"
     ),
     "too few L4 GPUs": Defect(
-        lambda it: it.limits(quotas={**QUOTAS, "us-central1/NVIDIA_L4_GPUS": 2, "us-central1/SSD_TOTAL_GB": 1000}),
+        lambda it: it.limits({"us-central1/NVIDIA_L4_GPUS": 2, "us-central1/SSD_TOTAL_GB": 1000}),
         "NVIDIA-L4-GPUS-per-project-region is 2 in us-central1, and the stack takes 3 (reservation and on-demand)",
         changed("oasis:gpu", {"machine_type": "g2-standard-4", "capacity": [{"mode": "on-demand", "max_nodes": 3}]}),
     ),
     "too few GPUs in all": Defect(
-        lambda it: it.limits(quotas={**QUOTAS, "GPUS_ALL_REGIONS": 0}),
-        "GPUS-ALL-REGIONS-per-project is 0, and the stack takes 64",
+        lambda it: it.limits({"GPUS_ALL_REGIONS": 0}), "GPUS-ALL-REGIONS-per-project is 0, and the stack takes 64"
     ),
     **{
         f"too few {quota.rpartition('/')[2]}": Defect(
-            lambda it, quota=quota: it.limits(quotas={**QUOTAS, quota: QUOTAS[quota] - 1}),
+            lambda it, quota=quota: it.limits({quota: QUOTAS[quota] - 1}),
             f"is {QUOTAS[quota] - 1} in us-central1, and the stack takes {QUOTAS[quota]} (GB of boot disks)",
         )
         for quota in DISKS
     },
     **{
         f"too few {quota.rpartition('/')[2]}": Defect(
-            lambda it, quota=quota: it.limits(
-                quotas={**QUOTAS, "CPUS_ALL_REGIONS": sum(CPUS.values()), **CPUS, quota: CPUS[quota] - 1}
-            ),
+            lambda it, quota=quota: it.limits({"CPUS_ALL_REGIONS": sum(CPUS.values()), **CPUS, quota: CPUS[quota] - 1}),
             f"is {CPUS[quota] - 1} in us-central1, and the stack takes {CPUS[quota]} (vCPUs of system and CPU pools)",
             TWO_FAMILIES,
         )
         for quota in CPUS
     },
     "too few vCPUs": Defect(
-        lambda it: it.limits(quotas={**QUOTAS, "CPUS_ALL_REGIONS": 12}),
-        "CPUS-ALL-REGIONS-per-project is 12, and the stack takes 56",
+        lambda it: it.limits({"CPUS_ALL_REGIONS": 12}), "CPUS-ALL-REGIONS-per-project is 12, and the stack takes 56"
     ),
     **{
         f"too few {quota}": Defect(
-            lambda it, quota=quota: it.limits(quotas={**QUOTAS, quota: OBJECTS[quota] - 1}),
+            lambda it, quota=quota: it.limits({quota: OBJECTS[quota] - 1}),
             f"{quota} is {OBJECTS[quota] - 1}, of which 0 are in use; the stack makes {OBJECTS[quota]}",
         )
         for quota in OBJECTS
     },
     "networks that others have": Defect(
-        lambda it: it.networks("default", "network-1234567"),
-        "NETWORKS is 3, of which 2 are in use; the stack makes 3",
+        lambda it: it.networks("default", "network-1234567"), "NETWORKS is 3, of which 2 are in use; the stack makes 3"
     ),
     "no such block": Defect(
         lambda it: it.cloud.delete(
@@ -316,17 +302,14 @@ DEFECTS = {
         changed("oasis:cluster.secrets_encryption_key", KEY),
     ),
     "no right to grant the key": Defect(
-        lambda it: it.role_on("cloudkms.googleapis.com", KEY, "roles/compute.viewer"),
+        lambda it: it.roles_on("cloudkms", KEY, "roles/compute.viewer"),
         "you lack cloudkms.cryptoKeys.setIamPolicy on projects/keys",
         changed("oasis:cluster.secrets_encryption_key", KEY),
     ),
     "no login at Docker Hub": Defect(
         lambda it: None,
         f"there is no secret version {HUB_SECRET}/versions/1",
-        changed(
-            "oasis:registry.docker_hub",
-            {"username": "vision", "password_secret": f"{HUB_SECRET}/versions/1"},
-        ),
+        changed("oasis:registry.docker_hub", {"username": "vision", "password_secret": f"{HUB_SECRET}/versions/1"}),
     ),
     "a login at Docker Hub that is off": Defect(
         lambda it: it.login("DISABLED"), f"secret version {HUB_SECRET}/versions/2 is DISABLED", WITH_LOGIN
@@ -384,7 +367,7 @@ def test_each_defect_of_a_project_is_found_alone_and_says_what_to_do(project: Ma
 
 def test_a_project_that_the_caller_may_not_see_is_as_one_that_there_is_not(project: Make) -> None:
     hidden = project(FULL)
-    hidden.roles([])
+    hidden.roles()
     fine, said = hidden.findings()
     assert not fine and f"there is no project {hidden.name} that you may see (cloudresourcemanager" in "\n".join(said)
 
@@ -393,7 +376,7 @@ def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Make) -> N
     dim = project(FULL)
     for api in ("cloudquotas", "orgpolicy"):
         dim.cloud.delete("serviceusage/service", f"projects/{dim.name}/services/{api}.googleapis.com")
-    dim.roles([*access.PERMISSIONS])
+    dim.roles(*access.PERMISSIONS)
     fine, said = dim.findings()
     text = "\n".join(said)
     assert fine and said[-1].startswith("\nnothing to mend before `up`; "), text
@@ -403,7 +386,7 @@ def test_what_google_does_not_tell_is_said_and_fails_nothing(project: Make) -> N
 
 def test_an_answer_of_another_form_is_said_and_hides_no_other(project: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     dim = project(FULL)
-    dim.limits(quotas={**QUOTAS, GPUS: 0})
+    dim.limits({GPUS: 0})
     monkeypatch.setattr(access, "services", lambda *_, **__: {}["state"])
 
     fine, said = dim.findings()
