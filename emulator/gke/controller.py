@@ -6,10 +6,7 @@ pool's nodes are Node objects that kwok keeps alive; nothing runs on them.
 
 from __future__ import annotations
 
-import signal
 import sqlite3
-import sys
-import time
 from collections.abc import Callable
 
 from emulator.gke.metrics import GpuMetrics
@@ -19,8 +16,8 @@ from emulator.gke.services import LoadBalancers
 from emulator.google.cloud import Cloud
 from emulator.google.errors import CloudError
 from emulator.kubernetes import control_plane, crds
-from emulator.kubernetes.api import Api, ApiError, KindNotServedError, UnreachableError
-from emulator.machine.state import EmulatorError, State
+from emulator.kubernetes.api import Api
+from emulator.machine.state import State
 
 INTERVAL_SECONDS = 1.0
 
@@ -65,20 +62,9 @@ def main() -> None:
         LoadBalancers(api, cloud).step,
         GpuMetrics(api, cloud).step,
     )
-    while True:
-        begun = time.monotonic()
-        for step in steps:
-            try:
-                step()
-            except KindNotServedError:
-                continue  # a resource type that has not arrived yet has no objects
-            except (ApiError, CloudError, EmulatorError, UnreachableError, sqlite3.OperationalError) as error:
-                # Somebody else changed it meanwhile, the API server is being stopped, or the machine is too busy or
-                # its disk full: the next round sees it anew.
-                print(f"{step.__qualname__}: {error}", file=sys.stderr, flush=True)
-        time.sleep(max(0.05, INTERVAL_SECONDS - (time.monotonic() - begun)))
+    # The machine may be too busy for a database, or its disk full.
+    control_plane.keep_doing(INTERVAL_SECONDS, steps, (CloudError, sqlite3.OperationalError))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     main()

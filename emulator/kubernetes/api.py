@@ -82,12 +82,7 @@ class Api:
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Body | None:
         """The object, or None. Raises KindNotServedError."""
-        try:
-            return self.request("GET", self.kind(api_version, kind).path(name, namespace))
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return self._unless_gone("GET", self.kind(api_version, kind).path(name, namespace))
 
     def list(self, api_version: str, kind: str, namespace: str | None = None, **query: str) -> list[Body]:
         """Objects of a kind, of all namespaces unless one is named. Raises KindNotServedError."""
@@ -114,23 +109,12 @@ class Api:
     def merge(self, target: Body, patch: Body, subresource: str = "") -> Body | None:
         """Merge-patch an object (`subresource="status"` for its status); None if it is gone."""
         path = self._path(target) + (f"/{subresource}" if subresource else "")
-        try:
-            return self.request("PATCH", path, body=patch, content_type=_MERGE)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return self._unless_gone("PATCH", path, patch, _MERGE)
 
     def delete(self, target: Body, propagation: str = "Background", **options: object) -> bool:
         """Ask for an object's deletion; False if it was gone already."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation, **options}
-        try:
-            self.request("DELETE", self._path(target), body=body)
-        except ApiError as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        return self._unless_gone("DELETE", self._path(target), body) is not None
 
     def request(
         self,
@@ -152,6 +136,15 @@ class Api:
                 serializer=lambda _, answer: answer,
                 _request_timeout=60,
             )
+
+    def _unless_gone(self, method: str, path: str, body: Body | None = None, content_type: str = _JSON) -> Body | None:
+        """A call of an object; None where there is none."""
+        try:
+            return self.request(method, path, body=body, content_type=content_type)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def _path(self, body: Body) -> str:
         metadata = body["metadata"]

@@ -65,11 +65,9 @@ def _issue(
     days: int = VALID_DAYS,
 ) -> None:
     key = _key()
-    builder = _builder(subject, authority.certificate.subject, key, days).add_extension(
+    builder = _builder(subject, authority.certificate.subject, key, days, names).add_extension(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
     )
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     _write_key(directory / f"{file}.key", key)
     write_atomically(directory / f"{file}.crt", _pem(builder.sign(authority.key, hashes.SHA256())))
 
@@ -77,15 +75,15 @@ def _issue(
 def _authority(name: str, names: list[x509.GeneralName], days: int) -> Authority:
     key, subject = _key(), _name(name)
     constraint = x509.BasicConstraints(ca=True, path_length=None)
-    builder = _builder(subject, subject, key, days).add_extension(constraint, critical=True)
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    builder = _builder(subject, subject, key, days, names).add_extension(constraint, critical=True)
     return Authority(key, builder.sign(key, hashes.SHA256()))
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, days: int) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, days: int, names: list[x509.GeneralName]
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -94,6 +92,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, days
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=days))
     )
+    return builder.add_extension(x509.SubjectAlternativeName(names), critical=False) if names else builder
 
 
 def _name(common: str, organization: str | None = None) -> x509.Name:

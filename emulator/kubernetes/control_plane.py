@@ -10,14 +10,17 @@ import base64
 import json
 import secrets
 import shlex
+import signal
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from emulator.kubernetes import certificates, crds
-from emulator.kubernetes.api import Api, ApiError, UnreachableError
+from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError, UnreachableError
 from emulator.machine.state import EmulatorError, State, write_atomically
 from emulator.programs.go_modules import module_directory
 
@@ -110,6 +113,30 @@ def is_running(state: State) -> bool:
 def connect(state: State) -> Api:
     """An administrator's connection."""
     return Api(yaml.safe_load(kubeconfig_file(state).read_text()))
+
+
+def let_ready(api: Api, pod: Body) -> None:
+    """Have a pod ready that waits for what runs in its place."""
+    if ANSWERS not in pod["metadata"].get("annotations", {}):
+        api.merge(pod, {"metadata": {"annotations": {ANSWERS: "true"}}})
+
+
+def keep_doing(
+    interval_seconds: float, steps: Sequence[Callable[[], None]], failures: tuple[type[Exception], ...] = ()
+) -> None:
+    """Take these steps again and again, until this process is told to end. One that fails is taken anew: somebody else
+    changed something meanwhile, the API server is being stopped, or it is one of these `failures`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    while True:
+        begun = time.monotonic()
+        for step in steps:
+            try:
+                step()
+            except KindNotServedError:
+                continue  # a resource type that has not arrived yet has no objects
+            except (ApiError, EmulatorError, UnreachableError, *failures) as error:
+                print(f"{step.__qualname__}: {error}", file=sys.stderr, flush=True)
+        time.sleep(max(0.05, interval_seconds - (time.monotonic() - begun)))
 
 
 def _spawn(state: State, program: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:

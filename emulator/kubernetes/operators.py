@@ -5,15 +5,12 @@ A standing process, in the place of those nodes' kubelets: kwok only says that p
 
 from __future__ import annotations
 
-import signal
-import sys
-import time
 from collections.abc import Callable, Mapping
 
 from emulator.kubernetes import control_plane, kuberay, kueue
-from emulator.kubernetes.api import Api, ApiError, Body, UnreachableError
+from emulator.kubernetes.api import Api, Body
 from emulator.machine.loopback import answers
-from emulator.machine.state import EmulatorError, State
+from emulator.machine.state import State
 
 INTERVAL_SECONDS = 0.5
 
@@ -54,21 +51,14 @@ class Operators:
             _STARTS[name](self._state, self._api, pod)
         silent = control_plane.ANSWERS not in metadata.get("annotations", {})
         if silent and answers(f"http://127.0.0.1:{self._state.port(name)}/readyz"):
-            self._api.merge(pod, {"metadata": {"annotations": {control_plane.ANSWERS: "true"}}})
+            control_plane.let_ready(self._api, pod)
 
 
 def main() -> None:
     """Look after the operators until the process is ended."""
     state = State.from_environment()
-    operators = Operators(state, control_plane.connect(state))
-    while True:
-        try:
-            operators.step()
-        except (ApiError, EmulatorError, UnreachableError) as error:
-            print(f"operators: {error}", file=sys.stderr, flush=True)
-        time.sleep(INTERVAL_SECONDS)
+    control_plane.keep_doing(INTERVAL_SECONDS, [Operators(state, control_plane.connect(state)).step])
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     main()

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import base64
 import shutil
-import signal
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from emulator.kubernetes import control_plane, pod_network
-from emulator.kubernetes.api import Api, ApiError, Body, KindNotServedError, UnreachableError
+from emulator.kubernetes.api import Api, Body
 from emulator.kubernetes.pod_network import PodNetwork
 from emulator.machine.state import EmulatorError, State
 from emulator.ray import deployed_ray
@@ -61,7 +58,7 @@ class JobClusters:
             name = pod["metadata"]["labels"]["ray.io/cluster"]
             # Of other clusters there is no Ray, but for the stack's own, which the command that deploys it starts.
             if name not in wanted or self._network.knows(name):
-                self._let_ready(pod)
+                control_plane.let_ready(self._api, pod)
 
     def _clusters(self) -> list[Body]:
         found = self._api.list("ray.io/v1", "RayCluster", labelSelector=_BY_RAY_JOB)
@@ -91,10 +88,6 @@ class JobClusters:
         for pod in placed:
             self._forward(pod, port)
         self._network.learn(name, f"{name}-head-svc.{namespace}", port)
-
-    def _let_ready(self, pod: Body) -> None:
-        if control_plane.ANSWERS not in pod["metadata"].get("annotations", {}):
-            self._api.merge(pod, {"metadata": {"annotations": {control_plane.ANSWERS: "true"}}})
 
     def _forward(self, pod: Body, port: int) -> None:
         """Forward a port as kwok does for `kubectl port-forward` to this pod."""
@@ -140,16 +133,8 @@ def start(state: State) -> None:
 def main() -> None:
     """Look after the Rays of RayJobs until the process is ended."""
     state = State.from_environment()
-    network = pod_network.serve(state)
-    clusters = JobClusters(state, control_plane.connect(state), network)
-    while True:
-        try:
-            clusters.step()
-        except KindNotServedError:
-            pass  # no KubeRay yet, so no RayCluster
-        except (ApiError, EmulatorError, UnreachableError) as error:
-            print(f"RayJobs: {error}", file=sys.stderr, flush=True)
-        time.sleep(INTERVAL_SECONDS)
+    clusters = JobClusters(state, control_plane.connect(state), pod_network.serve(state))
+    control_plane.keep_doing(INTERVAL_SECONDS, [clusters.step])
 
 
 def _parent(state: State) -> Path:
@@ -157,5 +142,4 @@ def _parent(state: State) -> Path:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     main()
