@@ -210,8 +210,7 @@ def kept(state: State) -> str:
 def forgotten(state: State) -> str:
     """What a destroy has left, where the stack file does not say that the next `up` takes it back; else empty."""
     inventory = Cloud(state.directory).inventory()
-    stack = yaml.safe_load((CHECKOUT / f"Pulumi.{STACK}.yaml").read_text()) or {}
-    sections = (section for section in (stack.get("config") or {}).values() if isinstance(section, dict))
+    sections = (section for section in _stack_config().values() if isinstance(section, dict))
     if inventory.other or any(section.get("adopt") for section in sections):
         return ""
     text = kept(state)
@@ -261,7 +260,7 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
 
 def trouble(state: State) -> str:
     """Name and last words of a standing process that ended by itself; empty while all run. Ray's are started again."""
-    ended = [name for name in state.ended() if name not in (ray_nodes.HEAD, *ray_nodes.WORKERS)]
+    ended = [name for name in state.ended() if name not in ray_nodes.NODES]
     if not ended:
         return ""
     log = state.log(ended[0])

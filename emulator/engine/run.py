@@ -43,13 +43,11 @@ def main() -> None:
 
 
 def _carry_out(stack: automation.Stack, request: dict[str, Any], told: Callable[[Any], None]) -> dict[str, Any]:
-    match request["verb"]:
-        case "up":
-            outputs = stack.up(on_event=told, refresh=request["refresh"]).outputs
-        case verb:
-            getattr(stack, verb)(on_event=told)
-            outputs = {}
-    return {name: output.value for name, output in outputs.items()}
+    if request["verb"] == "up":
+        outputs = stack.up(on_event=told, refresh=request["refresh"]).outputs
+        return {name: output.value for name, output in outputs.items()}
+    getattr(stack, request["verb"])(on_event=told)
+    return {}
 
 
 def _stack(request: dict[str, Any]) -> automation.Stack:

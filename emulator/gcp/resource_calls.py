@@ -27,19 +27,13 @@ class ResourceCalls:
         """Make an object from plain inputs. Raises RefusedCall."""
         whole = self._placed(inputs)
         identity = self._client.create(self._google, whole)
-        found = self.find(identity, whole)
-        if found is None:
-            raise RefusedCall(404, f"{identity} was made, and is not there", "notFound")
-        return found
+        return self._there(identity, whole, "made")
 
     def update(self, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> CloudObject:
         """Change an object as its inputs changed. Raises RefusedCall."""
         whole = self._placed(new)
         self._client.update(self._google, identity, self._placed(old), whole)
-        found = self.find(identity, whole)
-        if found is None:
-            raise RefusedCall(404, f"{identity} was changed, and is not there", "notFound")
-        return found
+        return self._there(identity, whole, "changed")
 
     def find(self, identity: str, given: Mapping[str, Any]) -> CloudObject | None:
         """The object in Pulumi's words, or None; `given` are its inputs, as far as they are known."""
@@ -55,6 +49,11 @@ class ResourceCalls:
         except RefusedCall as error:
             if error.code != 404:
                 raise
+
+    def _there(self, identity: str, given: Mapping[str, Any], done: str) -> CloudObject:
+        if (found := self.find(identity, given)) is None:
+            raise RefusedCall(404, f"{identity} was {done}, and is not there", "notFound")
+        return found
 
     def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs with project, region and location from the provider's configuration where they are left out.

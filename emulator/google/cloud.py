@@ -114,7 +114,7 @@ class Cloud:
         # Secrets are in it; SQLite gives its log files the mode that this file has.
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         self._local = threading.local()
-        with closing(self._open()) as connection:
+        with closing(opened(self._path)) as connection:
             connection.executescript(_SCHEMA)
 
     def now(self) -> float:
@@ -271,7 +271,7 @@ class Cloud:
         if current is not None:
             yield current
             return
-        with closing(self._open()) as connection:
+        with closing(opened(self._path)) as connection:
             self._local.connection = connection
             try:
                 # IMMEDIATE: a transaction that reads first and writes later must not fail against another writer.
@@ -286,12 +286,13 @@ class Cloud:
             finally:
                 self._local.connection = None
 
-    def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=60, isolation_level=None)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("PRAGMA foreign_keys = ON")
-        return connection
+
+def opened(file: Path) -> sqlite3.Connection:
+    """A database that several processes write at once, and that need not outlive the machine."""
+    connection = sqlite3.connect(file, timeout=60, isolation_level=None)
+    for setting in ("journal_mode = WAL", "synchronous = OFF", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {setting}")
+    return connection
 
 
 def timestamp(seconds: float) -> str:

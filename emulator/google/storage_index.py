@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
-import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,6 +14,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
+from emulator.google.cloud import opened
 from emulator.google.errors import RefusedCall
 
 _PIECE = 1 << 18
@@ -130,30 +130,24 @@ class Index:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        with closing(self._open()) as connection:
+        with closing(opened(self._file)) as connection:
             connection.executescript(_SCHEMA)
 
     def get(self, bucket: str, name: str) -> ObjectFacts | None:
         """The newest record, or None."""
-        with closing(self._open()) as connection:
+        with closing(opened(self._file)) as connection:
             query = "SELECT facts FROM objects WHERE bucket = ? AND name = ?"
             row = connection.execute(query, (bucket, name)).fetchone()
         return ObjectFacts(**json.loads(row[0])) if row else None
 
     def put(self, bucket: str, name: str, facts: ObjectFacts) -> ObjectFacts:
         """Record facts in place of earlier ones."""
-        with closing(self._open()) as connection:
+        with closing(opened(self._file)) as connection:
             row = (bucket, name, json.dumps(asdict(facts)))
             connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?)", row)
         return facts
 
     def forget(self, bucket: str, name: str = "") -> None:
         """Drop what is recorded of an object, or of a whole bucket."""
-        with closing(self._open()) as connection:
+        with closing(opened(self._file)) as connection:
             connection.execute("DELETE FROM objects WHERE bucket = ? AND (? = '' OR name = ?)", (bucket, name, name))
-
-    def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._file, timeout=60, isolation_level=None)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection

@@ -114,15 +114,13 @@ def owned_by(directory: Path, **variables: str) -> list[int]:
     marks = {f"{name}={value}".encode() for name, value in {OWNER_VARIABLE: directory, **variables}.items()}
     mine = _ancestry(os.getpid())
     found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in mine:
-            continue
+    for pid in _pids():
         try:
-            environment = (entry / "environ").read_bytes()
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:  # ended meanwhile, or another user's
             continue
-        if marks <= set(environment.split(b"\0")):
-            found.append(int(entry.name))
+        if pid not in mine and marks <= set(environment.split(b"\0")):
+            found.append(pid)
     return found
 
 
@@ -152,11 +150,7 @@ def session_of(process: Process) -> list[int]:
 
 def in_session(leader: int) -> list[int]:
     """Every running process of the session that `leader` began."""
-    return [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and _session(int(entry.name)) == leader
-    ]
+    return [pid for pid in _pids() if _session(pid) == leader]
 
 
 def command_name(pid: int) -> str:
@@ -177,15 +171,15 @@ def words(pid: int) -> list[str]:
 
 def descendants(*pids: int) -> list[int]:
     """Every running process that these started, through any number of sessions, themselves left out; parents first."""
-    parents = {
-        int(entry.name): int(fields[1])
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and (fields := _fields(int(entry.name)))
-    }
+    parents = {pid: int(fields[1]) for pid in _pids() if (fields := _fields(pid))}
     found = dict.fromkeys(pids)
     while new := [child for child, parent in parents.items() if parent in found and child not in found]:
         found |= dict.fromkeys(new)
     return [pid for pid in found if pid not in pids]
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _session(pid: int) -> int | None:

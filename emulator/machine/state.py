@@ -96,7 +96,8 @@ class State:
         this checkout. `preferred` is taken when it is free and not in the range that Ray gives its workers; of the
         others, one that `fits`.
         """
-        with self._held(self.path("ports.lock")):
+        with self.path("ports.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             file = self.path("ports.json")
             ports: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
             if name not in ports:
@@ -251,12 +252,6 @@ class State:
     def _record(self, name: str) -> Path:
         return self.directory / "processes" / f"{name}.json"  # asking for it makes no folder
 
-    @contextlib.contextmanager
-    def _held(self, path: Path) -> Iterator[None]:
-        with path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
 
 def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
     """Replace a file in one step, so that a reader or a crash never sees half of it."""
@@ -284,7 +279,7 @@ def _free_port(preferred: int | None, seed: str, taken: set[int], fits: Callable
     candidates = [preferred] if preferred and preferred not in _RAYS else []
     candidates += filter(fits, random.Random(seed).sample(_PORTS, 200))
     for port in candidates:
-        if port not in taken and _is_free(port) and _reserve(port):
+        if port not in taken and not occupied(port) and _reserve(port):
             return port
     raise EmulatorError(f"no free port between {_PORTS.start} and {_PORTS.stop} on 127.0.0.1; end what listens there")
 
@@ -306,11 +301,12 @@ def _reserve(port: int) -> bool:
 _reserved: dict[int, socket.socket] = {}
 
 
-def _is_free(port: int) -> bool:
+def occupied(port: int) -> str:
+    """Why nobody can listen on a loopback port now; empty if one can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return str(error.strerror)
+    return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 
 from emulator.machine import processes
 from emulator.machine.processes import OWNER_VARIABLE
-from emulator.machine.state import DIRECTORY_VARIABLE, EmulatorError, State
+from emulator.machine.state import DIRECTORY_VARIABLE, EmulatorError, State, occupied
 from emulator.ray import dashboard as ray_dashboard
 from emulator.ray.deployed_ray import DeployedRay
 from emulator.ray.folder import session_directory
@@ -26,6 +25,7 @@ WORKERS = ("ray-worker-1", "ray-worker-2")
 """The nodes that jobs run on: one CPU each, as two gloo ranks need them. The head has none, as in the cloud."""
 
 HEAD = "ray-head"
+NODES = (HEAD, *WORKERS)
 
 _MIB = 1024 * 1024
 _ANSWER_SECONDS = 30
@@ -44,7 +44,7 @@ _NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each n
 _OBJECT_STORE = 128 * _MIB
 _WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
 _PORTS_PER_NODE = 300
-_PARTS = len(_WORKER_PORTS) // (_PORTS_PER_NODE * len((HEAD, *WORKERS)))
+_PARTS = len(_WORKER_PORTS) // (_PORTS_PER_NODE * len(NODES))
 _GCS = "ray-gcs"
 """Name of the port that says which part of Ray's range is this Ray's."""
 
@@ -121,8 +121,7 @@ def start(
             it is left running.
     """
     url = url or deployed.environment["ray_dashboard_url"]
-    names = (HEAD, *WORKERS)
-    if _is_up(state, names, url, deployed.token):
+    if _is_up(state, url, deployed.token):
         return
     variables = _variables(mounts or state.directory, deployed, environ)
     deadline = time.monotonic() + timeout_seconds
@@ -137,9 +136,9 @@ def start(
         state.spawn(name, _without_users_ray(variables, command), env=variables)
 
     try:
-        for name in names:  # all at once: a worker waits for the head itself, once it has Ray loaded
+        for name in NODES:  # all at once: a worker waits for the head itself, once it has Ray loaded
             spawn(name)
-        _until_up(state, spawn, lambda: _await_nodes(state, names, url, deployed.token, deadline, report), report)
+        _until_up(state, spawn, lambda: _await_nodes(state, url, deployed.token, deadline, report), report)
     except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
         stop(state)
         raise
@@ -149,30 +148,27 @@ def _until_up(
     state: State, spawn: Callable[[str], None], wait: Callable[[], None], report: Callable[[str], None]
 ) -> None:
     """Wait for the nodes, and start once more what ends meanwhile: a worker by itself, with the head all of them."""
-    left = _STARTS
-    while True:
+    for _ in range(_STARTS - 1):
         try:
             return wait()
         except _EndedError as error:
-            left -= 1
-            if not left:
-                raise
             ended = error.name
         report(f"{ended} ended while it started; starting {'Ray' if ended == HEAD else 'it'} once more")
         if ended == HEAD:
             stop(state)
         else:
             _end(state, [ended], _GRACE_SECONDS)
-        for name in (HEAD, *WORKERS) if ended == HEAD else [ended]:
+        for name in NODES if ended == HEAD else [ended]:
             spawn(name)
+    return wait()
 
 
-def _is_up(state: State, names: Sequence[str], url: str, token: str) -> bool:
-    """True if all of these nodes run and count; a dashboard that is late to answer is asked again."""
-    if not all(state.process(name) for name in names):
+def _is_up(state: State, url: str, token: str) -> bool:
+    """True if all nodes run and count; a dashboard that is late to answer is asked again."""
+    if not all(state.process(name) for name in NODES):
         return False
     try:
-        _await_nodes(state, names, url, token, time.monotonic() + _ANSWER_SECONDS, lambda _line: None)
+        _await_nodes(state, url, token, time.monotonic() + _ANSWER_SECONDS, lambda _line: None)
     except EmulatorError:
         return False
     return True
@@ -272,8 +268,7 @@ def worker_ports(state: State, name: str) -> range:
 
     Which part of Ray's range it is depends on a port that is this emulator's, so that two emulators rarely meet.
     """
-    nodes = (HEAD, *WORKERS)
-    place = _part(state) * len(nodes) + nodes.index(name)
+    place = _part(state) * len(NODES) + NODES.index(name)
     return _WORKER_PORTS[place * _PORTS_PER_NODE :][:_PORTS_PER_NODE]
 
 
@@ -300,26 +295,20 @@ def _bucket_directory(directory: Path, uri: str) -> Path:
 
 
 def _refuse_taken(port: int, url: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise EmulatorError(
-                f"Ray's dashboard cannot have {url}: {error.strerror}. End what listens on port {port}, or set "
-                "oasis:ray.dashboard_port to a free one."
-            ) from None
+    if why := occupied(port):
+        raise EmulatorError(
+            f"Ray's dashboard cannot have {url}: {why}. End what listens on port {port}, or set "
+            "oasis:ray.dashboard_port to a free one."
+        )
 
 
-def _await_nodes(
-    state: State, names: Sequence[str], url: str, token: str, deadline: float, report: Callable[[str], None]
-) -> None:
+def _await_nodes(state: State, url: str, token: str, deadline: float, report: Callable[[str], None]) -> None:
     said, said_at = 0, time.monotonic()
-    while (alive := ray_dashboard.nodes_alive(url, token)) != len(names):
+    while (alive := ray_dashboard.nodes_alive(url, token)) != len(NODES):
         if alive != said or time.monotonic() - said_at >= _TELL_SECONDS:
             said, said_at = alive, time.monotonic()
-            report(f"{alive} of Ray's {len(names)} nodes are up; waiting for the others")
-        ended = [name for name in names if not state.process(name)]
+            report(f"{alive} of Ray's {len(NODES)} nodes are up; waiting for the others")
+        ended = [name for name in NODES if not state.process(name)]
         if ended or time.monotonic() > deadline:
             name = ended[0] if ended else HEAD
             how = f"{name} ended" if ended else "not every Ray node answered in time"

@@ -29,7 +29,7 @@ from tests.support import stub_kubectl
 from tests.support.waiting import eventually
 
 SLEEP = ["sleep", "600"]
-NODES = [ray_nodes.HEAD, *ray_nodes.WORKERS]
+NODES = [*ray_nodes.NODES]
 
 
 def stand_in_for_ray(
