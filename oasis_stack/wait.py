@@ -167,8 +167,12 @@ class _CustomResourcesServed(Waiter):
 
 def is_established(definition: Mapping[str, Any]) -> bool:
     """True if the cluster serves the objects of this CustomResourceDefinition."""
-    conditions = definition.get("status", {}).get("conditions") or []  # null in the first moments
-    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
+    return _has_come_to(definition.get("status", {}), "Established")
+
+
+def _has_come_to(status: Mapping[str, Any], *kinds: str) -> bool:
+    """True if one of these conditions holds; of what is new there may be none, or null."""
+    return any(one["type"] in kinds and one["status"] == "True" for one in status.get("conditions") or ())
 
 
 class _WorkloadsGone(Waiter):
@@ -234,8 +238,7 @@ def _live_workloads(cluster: KubernetesClient, namespace: str) -> Iterator[str]:
     for workload in cluster.objects(WORKLOADS):
         if namespace not in ("", workload["metadata"]["namespace"]):
             continue
-        conditions = workload.get("status", {}).get("conditions") or []
-        if not any(one["type"] == "Finished" and one["status"] == "True" for one in conditions):
+        if not _has_come_to(workload.get("status", {}), "Finished"):
             metadata = workload["metadata"]
             owner = next(iter(metadata.get("ownerReferences") or ()), metadata)
             yield f"{metadata['namespace']}/{owner['name']}"
@@ -246,10 +249,7 @@ def _live_jobs(cluster: KubernetesClient, namespace: str) -> Iterator[str]:
     for kind in (RAY_JOBS, QUEUED_JOBS):
         for job in cluster.objects(kind):
             status = job.get("status") or {}
-            ended = status.get("jobDeploymentStatus") in RAY_JOBS_OVER or any(
-                one["type"] in ("Complete", "Failed") and one["status"] == "True"
-                for one in status.get("conditions") or ()
-            )
+            ended = status.get("jobDeploymentStatus") in RAY_JOBS_OVER or _has_come_to(status, "Complete", "Failed")
             if job["metadata"]["namespace"] == namespace and not ended:
                 yield f"{namespace}/{job['metadata']['name']}"
 
