@@ -121,13 +121,13 @@ def test_a_content_type_that_was_cut_off_no_longer_hides_the_state(
 
 
 @pytest.mark.parametrize(
-    ("answers", "removed"),
+    ("answers", "failure", "removed"),
     [
-        ([lock()], True),
-        ([{}], False),  # its run ended before it was read
-        ([{}, lock()], True),
-        ([live_state.RequestRefused("no")], False),
-        ([live_state.NotAnswering("no")], False),
+        ([lock()], None, True),
+        ([{}], None, False),  # its run ended before it was read
+        ([{}, lock()], None, True),
+        ([lock()], live_state.RequestRefused("no"), False),
+        ([lock()], live_state.NotAnswering("no"), False),
     ],
     ids=["gone", "ended", "beside an ended", "refused", "not answering"],
 )
@@ -135,7 +135,8 @@ def test_a_lock_in_a_bucket_is_found_and_a_bucket_that_cannot_be_read_is_left_to
     stack: Stack,
     cancelled: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
-    answers: list[dict[str, Any] | Exception],
+    answers: list[dict[str, Any]],
+    failure: Exception | None,
     removed: bool,
 ) -> None:
     monkeypatch.setenv("PULUMI_BACKEND_URL", "gs://states/team")
@@ -144,8 +145,8 @@ def test_a_lock_in_a_bucket_is_found_and_a_bucket_that_cannot_be_read_is_left_to
 
     def get(project: str, url: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         asked.append(url)
-        if isinstance(answers[0], Exception):
-            raise answers[0]
+        if failure:
+            raise failure
         if parameters.get("alt") == "media":
             return stored[unquote(url.rpartition("/")[2])]
         return {"items": [{"name": name} for name in names]}
@@ -157,5 +158,5 @@ def test_a_lock_in_a_bucket_is_found_and_a_bucket_that_cannot_be_read_is_left_to
     assert len(cancelled) == removed
     objects = "https://storage.googleapis.com/storage/v1/b/states/o"
     listing = f"{objects}?prefix={quote(f'team/{FOLDER}/', safe='')}"
-    read = [] if isinstance(answers[0], Exception) else [f"{objects}/{quote(name, safe='')}" for name in names]
+    read = [] if failure else [f"{objects}/{quote(name, safe='')}" for name in names]
     assert asked == [listing, *read]
