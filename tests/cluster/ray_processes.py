@@ -62,9 +62,9 @@ class Nodes:
             [sys.executable, *words], cwd=CHECKOUT, env=self.variables, capture_output=True, text=True, timeout=timeout
         )
 
-    def run(self, script: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *words: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """Runs a script that is connected to this Ray."""
-        return self.command("-c", self._connected(script), timeout=timeout)
+        return self.command("-c", self._connected(script), *words, timeout=timeout)
 
     def begin(self, script: str) -> subprocess.Popen[str]:
         """Begins such a script, whose output can be read as it comes."""

@@ -71,8 +71,10 @@ def checkpoints(run: Path) -> dict[Path, bytes]:
 
 def test_what_only_a_worker_can_find_wrong_ends_with_one_message_its_exit_code_and_nothing_lost(tmp_path: Path) -> None:
     here = str(tmp_path)
-    good, lacking = small_images(tmp_path / "good"), small_images(tmp_path / "lacking")
+    good, lacking, spoilt = (small_images(tmp_path / name) for name in ("good", "lacking", "spoilt"))
     (lacking / "val" / "dog" / "0.png").unlink()
+    image = spoilt / "train" / "dog" / "3.png"
+    image.write_bytes(image.read_bytes()[:60])
     assert command_line.main(["shards", "--from", str(good), "--to", f"{here}/torn"]) == 0
     (shard,) = (tmp_path / "torn" / "train").glob("*.tar")
     shard.write_bytes(shard.read_bytes()[:-1500])
@@ -82,6 +84,7 @@ def test_what_only_a_worker_can_find_wrong_ends_with_one_message_its_exit_code_a
     further = f"--data {good} --batch-size 8 --epochs 2"
     cases = [
         (f"--run lacking --data {lacking} --batch-size 4", 6, f"class 'dog' has no images in {lacking}/val/dog. Add"),
+        (f"--run spoilt --data {spoilt} --batch-size 4", 6, f"{image} cannot be decoded"),
         (f"--run torn --data {here}/torn --batch-size 4", 6, f"{shard} has"),
         (f"--run larger --data {good} --batch-size 9", 2, f"but {good} has 8 training images. Choose --batch-size 8"),
         ("--run vast --data synthetic --set image_size=262144", 2, "do not fit the memory of a worker's device. "),
@@ -115,5 +118,5 @@ def test_what_only_a_worker_can_find_wrong_ends_with_one_message_its_exit_code_a
         assert "Traceback" not in out and "error: " not in out, (words, out)
     for run in ("other", "full") if apart else ("other",):
         assert checkpoints(tmp_path / "runs" / run) == before, run
-    for run in ("lacking", "torn", "larger", "vast"):
+    for run in ("lacking", "spoilt", "torn", "larger", "vast"):
         assert checkpoints(tmp_path / "runs" / run) == {}, run

@@ -93,4 +93,5 @@ def test_a_killed_decoder_and_a_killed_rank_cost_a_restart_and_ctrl_c_leaves_no_
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 130, said
     assert "a process that decodes images has died" in said
+    assert "interrupted; the same command with --run streamed continues from the newest checkpoint, of step " in said
     assert survivors(family) == {}
