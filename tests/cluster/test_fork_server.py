@@ -24,7 +24,7 @@ from workloads.storage.folders import locate
 pytestmark = pytest.mark.ray
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     """A head and a worker of two CPUs, and of two GPUs by name, which know of this package from the driver alone."""
     with headed({"PYTHONPATH": ""}) as found:
