@@ -59,12 +59,11 @@ def test_a_job_runs_on_the_head_with_the_stack_s_variables_and_returns_its_exit_
     assert f"OASIS_RUNS_MOUNT {cluster.bucket(cluster.environment.runs_uri)}" in lines
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_kill_stop_the_job_and_what_it_started(cluster: Cluster, number: int) -> None:
+def test_ctrl_c_stops_the_job_and_what_it_started(cluster: Cluster) -> None:
     seconds = str(10**6 + os.getpid())  # no other run of the tests sleeps as long
     client = cluster.start("submit", "--", "sleep", seconds)
     eventually(lambda: f"sleep {seconds} " in running("sleep ").values())  # the job, not the client, which names it too
-    client.send_signal(number)
+    client.send_signal(signal.SIGINT)
     output, _ = client.communicate(timeout=400)
     assert client.returncode == 130, output
     eventually(lambda: f"sleep {seconds} " not in running("sleep ").values())
@@ -101,13 +100,6 @@ def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_resu
     assert (summary["workers"], summary["backend"], summary["device"]) == (2, "gloo", "cpu")
     assert summary["val/accuracy"] >= 0.95
     assert list((kept / "checkpoints").rglob("COMMIT"))
-
-
-def test_more_training_workers_than_there_are_cpus_is_infeasible(cluster: Cluster) -> None:
-    done = cluster.run("submit", "--", "train", "--data", "synthetic", "--workers", "3", "--wandb", "off")
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "3 workers with 1 CPU: 2 of them up" in done.stdout
-    eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
 
 
 def test_two_jobs_with_cpus_of_their_own_run_at_once_and_a_third_waits_for_one(

@@ -125,13 +125,9 @@ def test_a_search_survives_crashing_and_killed_trials_and_its_own_end_and_runs_n
     for name in ("table.txt", "trials.jsonl", "trials.csv", "summary.json", "parallel.png", "curves.png"):
         assert (place.search / "results" / name).read_bytes() == (tmp_path / "results" / "s" / name).read_bytes()
 
-    third = place.start("--retry-failed", "--samples", "3")
+    third = place.start()
     said, _ = third.communicate(timeout=400)
-    assert third.returncode == 2, said
-    assert "has another search: it has 4 trials, 3 asked for" in said
-    fourth = place.start()
-    said, _ = fourth.communicate(timeout=400)
-    assert fourth.returncode == 0, said
+    assert third.returncode == 0, said
     assert "4 of them have ended already" in said
     assert place.outcomes() == after
 
