@@ -74,9 +74,9 @@ class Nodes:
     def _connected(self, script: str) -> str:
         return f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR')\n{script}"
 
-    def python(self, script: str) -> str:
+    def python(self, script: str, *words: str) -> str:
         """What such a script prints."""
-        done = self.run(script)
+        done = self.run(script, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

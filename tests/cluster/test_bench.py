@@ -7,15 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from emulator.machine.state import CHECKOUT
 from tests.cluster.conftest import Cluster
+from tests.cluster.ray_processes import Nodes, headed
 from tests.support.waiting import eventually, read_rest, read_until
 from workloads.doctor import listeners
 from workloads.nccl.logs import path
@@ -49,14 +48,6 @@ def test_two_nodes_are_measured_alone_and_together_checked_and_reported_in_the_b
         assert row.in_place.seconds > 0 and row.in_place.wrong == 0
         assert row.in_place.blocking is not None and row.in_place.blocking.calls == 5
     assert [link.ranks for link in together.links] == [(0, 1)]
-
-
-def test_another_collective_takes_the_same_way(cluster: Cluster) -> None:
-    arguments = ["--op", "all_to_all", "--nodes", "2", "--sizes", "64K", "--iterations", "5", "--dtype", "half"]
-    done = cluster.run("submit", "--", "bench", *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "# all_to_all: 2 nodes, 2 ranks, gloo on CPU" in done.stdout
-    assert "    N/A" in done.stdout and "# Out of bounds values : 0 OK" in done.stdout
 
 
 def test_more_nodes_than_there_are_is_infeasible_and_leaves_the_nodes_free(cluster: Cluster) -> None:
@@ -94,11 +85,16 @@ def test_a_driver_that_is_killed_leaves_no_rank_and_no_node_held(cluster: Cluste
     eventually(lambda: cluster.run("status").stdout.count("0 of 1 CPU") == 2)
 
 
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """One node of three CPUs, and of two GPUs by name."""
+    with headed({}, lambda _: ["--num-cpus=3", "--num-gpus=2"]) as found:
+        found.wait_for(1)
+        yield found
+
+
 LOGICAL_GPUS = """
-import json, os, sys, tempfile
-from workloads.cluster import session
-session.prepare()
-import ray
+import json, os
 from workloads.cluster import capacity
 from workloads.nccl.ranks import driver, node_facts
 from workloads.nccl.ranks.rank import Layout
@@ -109,36 +105,28 @@ class Seen:
         return {name: os.environ[name] for name in names}, sorted(os.sched_getaffinity(0)), node_facts.assigned_gpu()
 
 layout = Layout(nodes=1, ranks_per_node=2, gpus_per_node=2)
-with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
-    session._init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
-    with capacity.hold([layout.bundle], 60, print) as group:
-        actors = [ray.remote(Seen).options(**driver.options(group, 0, layout, "RING")).remote() for _ in range(2)]
-        print("found", json.dumps(ray.get([actor.look.remote() for actor in actors])))
-    ray.shutdown()
+with capacity.hold([layout.bundle], 60, print) as group:
+    actors = [ray.remote(Seen).options(**driver.options(group, 0, layout, "RING")).remote() for _ in range(2)]
+    print(json.dumps(ray.get([actor.look.remote() for actor in actors])))
 """
 
 TORCHRUN = """
 import json, os
 names = [name for name in os.environ if name.startswith(("CUDA_", "NCCL_", "NVIDIA_"))]
-print("found", json.dumps([{name: os.environ[name] for name in names}, sorted(os.sched_getaffinity(0))]), flush=True)
+print(json.dumps([{name: os.environ[name] for name in names}, sorted(os.sched_getaffinity(0))]), flush=True)
 """
 
 
-def test_nccl_finds_in_a_rank_what_it_finds_in_a_process_of_torchrun_and_no_masked_gpu(tmp_path: Path) -> None:
-    def found(*command: str) -> list[Any]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=400, cwd=CHECKOUT, env=own, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
-
+def test_nccl_finds_in_a_rank_what_it_finds_in_a_process_of_torchrun_and_no_masked_gpu(
+    nodes: Nodes, tmp_path: Path
+) -> None:
     program = tmp_path / "rank.py"
     program.write_text(TORCHRUN)
-    torchrun = found(
-        "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", str(program)
-    )
-    (ranks,) = found("-c", LOGICAL_GPUS)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    done = nodes.command(*launcher, str(program))
+    assert done.returncode == 0, done.stdout + done.stderr
+    torchrun = [json.loads(line) for line in done.stdout.splitlines()]
+    ranks = json.loads(nodes.python(LOGICAL_GPUS).splitlines()[-1])
     assert len(torchrun) == len(ranks) == 2
     for (variables, affinity, _), (theirs, their_affinity) in zip(ranks, torchrun, strict=True):
         assert variables == theirs | {"NCCL_ALGO": "RING"}
@@ -148,11 +136,8 @@ def test_nccl_finds_in_a_rank_what_it_finds_in_a_process_of_torchrun_and_no_mask
 
 
 DYING = """
-import json, os, signal, tempfile, time
+import json, os, signal, sys, time
 from dataclasses import replace
-from workloads.cluster import session
-session.prepare()
-import ray
 from tests.support import gloo
 from workloads.nccl.ranks import driver, node_facts
 from workloads.nccl.ranks.rank import Layout, Rank, Sample
@@ -187,7 +172,7 @@ class Pretended(Rank):
             if dies and os.environ.get("NCCL_ALGO") == "RING":
                 log.write("node:1:2 [0] NCCL WARN " + WORDS[self._seat.rank] + "\\n")
                 log.flush()
-                both = os.path.join(os.environ["FOLDER"], "the other has written, too, within " + WITHIN)
+                both = os.path.join(FOLDER, "the other has written, too, within " + WITHIN)
                 if self._seat.rank == 0:
                     open(both, "w").close()
                     time.sleep(600)
@@ -198,40 +183,36 @@ class Pretended(Rank):
     def leave(self):
         pass
 
+FOLDER = sys.argv[1]
 WORDS = (
     "socket.cc:1 Connection closed by remote peer",
     "NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_1",
 )
 driver.Rank = Pretended
 rounds = [(Stage(name="all", nodes=(0,)),), (Stage(name="all, ring", nodes=(0,), algorithm="RING"),)]
-with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
-    os.environ["FOLDER"] = folder
-    session._init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
-    for WITHIN in ("measure", "call"):
-        said = []
-        try:
-            driver.run(
-                Layout(nodes=1, ranks_per_node=2, gpus_per_node=2), replace(gloo.plan(), links=False), rounds,
-                [1 << 20], shorten=False, wait_seconds=60, promise=None, say=said.append,
-            )
-        except driver.StoppedError as error:
-            found = {
-                "problem": error.problem, "remedy": error.remedy,
-                "measured": {one.stage.name: dict(one.logs) for one in error.measured}, "logs": error.logs,
-                "timed with": [one.conditions.variables["NCCL_DEBUG_SUBSYS"] for one in error.measured],
-                "said": said,
-            }
-            print("found", json.dumps(found))
-    ray.shutdown()
+for WITHIN in ("measure", "call"):
+    said = []
+    try:
+        driver.run(
+            Layout(nodes=1, ranks_per_node=2, gpus_per_node=2), replace(gloo.plan(), links=False), rounds,
+            [1 << 20], shorten=False, wait_seconds=60, promise=None, say=said.append,
+        )
+    except driver.StoppedError as error:
+        found = {
+            "problem": error.problem, "remedy": error.remedy,
+            "measured": {one.stage.name: dict(one.logs) for one in error.measured}, "logs": error.logs,
+            "timed with": [one.conditions.variables["NCCL_DEBUG_SUBSYS"] for one in error.measured],
+            "said": said,
+        }
+        print(json.dumps(found))
 """
 
 
-def test_nccl_s_log_of_a_call_is_not_timed_and_that_of_a_dead_rank_names_the_one_that_failed_first() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DYING], capture_output=True, text=True, timeout=400, cwd=CHECKOUT, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    timed, untimed = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
+def test_nccl_s_log_of_a_call_is_not_timed_and_that_of_a_dead_rank_names_the_one_that_failed_first(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    said = nodes.python(DYING, str(tmp_path)).splitlines()
+    timed, untimed = [json.loads(line) for line in said if line.startswith("{")]  # Ray tells of the dead ranks, too
     both = (timed, "all, ring", ["all"]), (untimed, "all, ring, untimed", ["all", "all, ring"])
     for found, stage, finished in both:
         assert re.match(rf"Rank 1 of '{stage}', on node 0 \(\S+, process \d+\) died", found["problem"])
@@ -251,13 +232,11 @@ def test_nccl_s_log_of_a_call_is_not_timed_and_that_of_a_dead_rank_names_the_one
 
 
 HANGING = """
-import json, os, signal, tempfile, time
+import json, os, signal, sys
 from dataclasses import replace
-from workloads.cluster import session
-session.prepare()
-import ray
 from tests.support import gloo
 from tests.support.processes import descendants
+from tests.support.waiting import eventually
 from workloads.errors import WorkloadError
 from workloads.nccl.ranks import driver
 from workloads.nccl.ranks.rank import Layout, Rank
@@ -268,49 +247,28 @@ class Hangs(Rank):
 
     def measure(self, size, in_place):
         if self._seat.rank == 1:
-            print("hangs", os.getpid(), flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().measure(size, in_place)
 
 driver.Rank = Hangs
-with tempfile.TemporaryDirectory(prefix="oasis-") as folder:
-    session._init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=200_000_000)
-    try:
-        driver.run(
-            Layout(nodes=1, ranks_per_node=3, gpus_per_node=0), replace(gloo.plan(), timeout_seconds=4.0),
-            plan_rounds(1, "all", ring=False), [1 << 20],
-            shorten=False, wait_seconds=60, promise=None, say=lambda line: None,
-        )
-    except WorkloadError as error:
-        found = {"problem": error.problem, "code": error.exit_code}
-        print("found", json.dumps(found), flush=True)
-
-    def ranks():
-        return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::Hangs")]
-
-    until = time.monotonic() + 30
-    while (left := ranks()) and time.monotonic() < until:
-        time.sleep(0.5)
-    print("left", json.dumps(left), flush=True)
-    ray.shutdown()
+try:
+    driver.run(
+        Layout(nodes=1, ranks_per_node=3, gpus_per_node=0), replace(gloo.plan(), timeout_seconds=4.0),
+        plan_rounds(1, "all", ring=False), [1 << 20],
+        shorten=False, wait_seconds=60, promise=None, say=lambda line: None,
+    )
+except WorkloadError as error:
+    print(json.dumps({"problem": error.problem, "code": error.exit_code}))
+eventually(lambda: not any(line.startswith("ray::Hangs") for line in descendants(int(sys.argv[1])).values()), 30)
 """
 
 
-def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it_and_it_is_ended() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HANGING],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=CHECKOUT,
-        start_new_session=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("found ", "left ")))
-    found = json.loads(said["found"])
-    assert re.match(r"No answer from rank 1 of 'all', on node 0 \(\S+, process \d+\) when the ranks", found["problem"])
+def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it_and_it_is_ended(nodes: Nodes) -> None:
+    said = nodes.python(HANGING, str(nodes.head[-1].pid))
+    (found,) = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    problem = found["problem"]
+    assert re.match(r"No answer from rank 1 of 'all', on node 0 \(\S+, process \d+\) when the ranks", problem)
     assert found["code"] == 5
-    assert json.loads(said["left"]) == []
 
 
 def _measuring(cluster: Cluster) -> tuple[subprocess.Popen[str], str]:
