@@ -114,15 +114,7 @@ def test_a_run_does_not_go_on_over_a_checkpoint_of_another_schema(tmp_path: Path
         store.newest(IDENTITY, print)
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path: Path) -> None:
-    store = CheckpointStore(locate(tmp_path), keep=2)
-    store.save(state(1), 1, IDENTITY, {})
-    with pytest.raises(UsageError, match="model is 'tiny', the checkpoint's is 'nano'"):
-        store.newest({**IDENTITY, "model": "tiny"}, print)
-    assert len(store.committed()) == 1
-
-
-def test_a_checkpoint_of_other_classes_is_refused_by_naming_only_those_that_differ(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_or_other_classes_is_kept_and_refused_by_what_differs(tmp_path: Path) -> None:
     classes = [f"n{number:08d}" for number in range(1000)]
     store = CheckpointStore(locate(tmp_path), keep=2)
     store.save(state(1), 1, {**IDENTITY, "classes": classes}, {})
@@ -135,6 +127,9 @@ def test_a_checkpoint_of_other_classes_is_refused_by_naming_only_those_that_diff
         store.newest({**IDENTITY, "classes": [classes[1], classes[0], *classes[2:]]}, print)
     with pytest.raises(UsageError, match=r"classes is \['bee', 'cow'\], the checkpoint's is .*, \.\.\.\]\. Choose"):
         store.newest({**IDENTITY, "classes": ["bee", "cow"]}, print)
+    with pytest.raises(UsageError, match="model is 'tiny', the checkpoint's is 'nano'"):
+        store.newest({**IDENTITY, "classes": classes, "model": "tiny"}, print)
+    assert len(store.committed()) == 1
 
 
 def test_a_checkpoint_runs_no_code_when_it_is_loaded(tmp_path: Path) -> None:

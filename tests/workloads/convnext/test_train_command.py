@@ -46,25 +46,11 @@ def cluster(**changes: Any) -> ClusterEnvironment:
     return ClusterEnvironment.from_mapping({**values, **changes})
 
 
-def test_the_place_decides_workers_and_storage() -> None:
-    gpus = cluster(gpus_per_node=8, gpu_max_nodes=2, runs_uri="gs://oasis-runs")
-    run = planned("--run", "a", "--recipe", "imagenet_a3_ultra", place=session.Place(address="h", environment=gpus))
-    assert (run.least_workers, run.workers, run.gpus_per_node, run.gpu_max_nodes) == (8, 8, 8, 2)
-    assert run.folder.uri == "gs://oasis-runs/a"
-    assert (run.strategy, run.bundles[0], len(run.bundles)) == ("PACK", {"GPU": 1, "CPU": 1}, 8)
-
-
 @pytest.mark.parametrize("given", ["-8", "7.5", "nan", "inf", "", "eight"])
 def test_a_count_of_the_stack_that_is_none_is_named_with_its_value(given: str) -> None:
     with pytest.raises(EnvironmentContractError, match=f"gpus_per_node is {given!r}; it must be a whole number"):
         cluster(gpus_per_node=given)
     assert cluster(gpus_per_node="8.0").gpus_per_node == cluster(gpus_per_node=8).gpus_per_node == 8
-
-
-@pytest.mark.parametrize(("given", "least", "most"), [("3", 3, 3), ("1:4", 1, 4), ("2:2", 2, 2)])
-def test_workers_are_a_number_or_an_elastic_range(given: str, least: int, most: int) -> None:
-    run = planned("--workers", given)
-    assert (run.least_workers, run.workers) == (least, most)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from oasis_stack.pod_specs.gib import EXIT_BAD_FABRIC
+from tests.support.command_line import parsed
 from tests.support.stub_kubectl import OUTPUTS
 from tests.workloads.nccl.test_thresholds import stage
 from tests.workloads.nccl.test_verdict import ranks
@@ -34,10 +34,7 @@ CPUS = replace(TCP, gpus_per_node=0, machine_type="")
 
 
 def run_of(environment: ClusterEnvironment | None, *words: str) -> tuple[Run, dry_run.Settings]:
-    parser = argparse.ArgumentParser()
-    train.add_train_arguments(parser)
-    args = parser.parse_args(["--run", "a", "--batch-size", "256", *words])
-    args.words = words
+    args = parsed(train.add_train_arguments, "--run", "a", "--batch-size", "256", *words)
     place = session.Place(address=None if environment is None else "here", environment=environment)
     run = train.plan(args, place)
     return run, dry_run.explain(args, train.add_train_arguments, preview.of_run(args, run, place))
