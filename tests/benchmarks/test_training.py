@@ -26,6 +26,7 @@ from benchmarks.harness.training import CLASSES, Prepared
 from emulator.machine import processes
 from oasis_stack.command_line.stack_file import ROOT
 from tests.support import bare_machine, measurements
+from tests.support.processes import write_program
 from tests.support.training import CPU
 from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
@@ -172,9 +173,7 @@ def test_each_setting_is_kept_before_the_next_one_begins_and_measured_again_if_i
 
 def test_an_nvidia_smi_that_fails_costs_its_own_facts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container that hides the driver's tools: torch measures all the same."""
-    failing = tmp_path / "nvidia-smi"
-    failing.write_text("#!/bin/sh\nexit 9\n")
-    failing.chmod(0o755)
+    write_program(tmp_path / "nvidia-smi", "exit 9")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")

@@ -21,7 +21,7 @@ from emulator.ray.deployed_ray import DeployedRay
 from emulator.rest.cloud_server import CloudServer
 from tests.emulator.google import make_bucket
 from tests.support import stub_kubectl
-from tests.support.processes import command, descendants
+from tests.support.processes import command, descendants, python
 from workloads.environment import ClusterEnvironment
 
 
@@ -37,15 +37,7 @@ class Cluster:
 
     def run(self, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """`python -m workloads` as a user on this machine."""
-        return subprocess.run(
-            [sys.executable, "-m", "workloads", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=CHECKOUT,
-            env=self.variables,
-            check=False,
-        )
+        return python("-m", "workloads", *arguments, timeout=timeout, env=self.variables)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """The same, left running."""

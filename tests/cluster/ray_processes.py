@@ -16,6 +16,7 @@ from pathlib import Path
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, State
 from emulator.ray import start as ray_start
+from tests.support.processes import python
 from tests.support.waiting import eventually
 
 
@@ -58,9 +59,7 @@ class Nodes:
 
     def command(self, *words: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """`python` with these words, run to its end as a command that is to use this Ray."""
-        return subprocess.run(
-            [sys.executable, *words], cwd=CHECKOUT, env=self.variables, capture_output=True, text=True, timeout=timeout
-        )
+        return python(*words, env=self.variables, timeout=timeout)
 
     def run(self, script: str, *words: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """Runs a script that is connected to this Ray."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.support import namespaces
+from tests.support.processes import python
 from tests.support.training import CPU, Recorder
 from workloads import __main__ as command_line
 from workloads.checkpoints.store import CheckpointStore
@@ -100,14 +99,8 @@ def test_what_only_a_worker_can_find_wrong_ends_with_one_message_its_exit_code_a
     size = str(sum(map(len, before.values())) * 3 // 2) if apart else ""
     foreign = ("OASIS_", "RAY_", "STORAGE_", "WANDB_")  # the third of a shell of an emulated cloud, which may be down
     variables = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    done = subprocess.run(
-        [*apart, sys.executable, "-c", COMMANDS, json.dumps(commands), size],
-        cwd=tmp_path,
-        env={**variables, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    variables |= {"PYTHONPATH": str(ROOT)}
+    done = python("-c", COMMANDS, json.dumps(commands), size, before=apart, cwd=tmp_path, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
 
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]

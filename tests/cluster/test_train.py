@@ -23,7 +23,7 @@ from emulator.google.http_message import Request
 from emulator.rest.cloud_server import CloudServer
 from tests.cluster.ray_processes import Nodes, headed
 from tests.emulator.google import make_bucket
-from tests.support.processes import command, descendants
+from tests.support.processes import command, descendants, python
 from tests.support.waiting import eventually, read_rest, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
@@ -43,14 +43,7 @@ def usual_variables() -> dict[str, str]:
 
 def run_python(*words: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Python, which starts a Ray of its own, run to its end in a folder, with these variables beside the usual ones."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=directory,
-        env=usual_variables() | {"PYTHONPATH": str(ROOT)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    return python(*words, cwd=directory, env=usual_variables() | {"PYTHONPATH": str(ROOT)} | variables)
 
 
 @dataclass(frozen=True)

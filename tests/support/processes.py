@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from emulator.machine import processes
+from emulator.machine.state import CHECKOUT
 from tests.support.waiting import eventually
 
 
@@ -21,6 +24,16 @@ def write_program(file: Path, script: str, interpreter: str = "/bin/sh") -> Path
     file.write_text(f"#!{interpreter}\n{script}\n")
     file.chmod(0o755)
     return file
+
+
+def python(*words: str, before: Sequence[str] = (), **how: Any) -> subprocess.CompletedProcess[str]:
+    """Python with these words, run to its end in the checkout; `how` is what else `subprocess.run` takes.
+
+    Args:
+        before: words of the command that runs it.
+    """
+    usual: dict[str, Any] = {"cwd": CHECKOUT, "capture_output": True, "text": True, "timeout": 600}
+    return subprocess.run([*before, sys.executable, *words], **(usual | how))
 
 
 def running(*words: str) -> dict[int, str]:

@@ -6,8 +6,6 @@ What needs a disk of its own is tried in a process of its own.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from emulator.machine.state import CHECKOUT
 from tests.support import loopback, namespaces
 from tests.support.command_line import LAPTOP
 from tests.support.loopback import Reply, Request
+from tests.support.processes import python
 from workloads.__main__ import main
 from workloads.cluster import session
 from workloads.convnext.images.pack import Picture, write_split
@@ -112,9 +111,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def ended_apart(words: list[str], around: list[str]) -> tuple[int, str, str]:
     """Exit code and what was printed, of a process with this around it."""
-    command = [*around, sys.executable, "-m", "workloads", *words]
     variables = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-m", "workloads", *words, before=around, env=variables, cwd=Path.cwd())
     return done.returncode, done.stdout, done.stderr
 
 

@@ -19,10 +19,10 @@ from wandb.sdk.lib.wbauth.validation import check_api_key
 
 from tests.support import loopback
 from tests.support.loopback import Reply, Request
+from tests.support.processes import python
 from workloads.errors import AuthError, DataIntegrityError, PlaceError
 from workloads.reporting import credentials
 
-ROOT = Path(__file__).parents[2]
 SECRET = "projects/p/secrets/wandb"
 KEY = "0123456789abcdef" * 3
 FILE_KEY = "local-" + "f1" * 20
@@ -145,15 +145,8 @@ def test_in_a_pod_the_workload_s_own_identity_opens_the_secret(tmp_path: Path) -
         # A process of its own, because google-auth reads where the metadata server is when it is imported.
         variables = {"GCE_METADATA_HOST": address, "GCE_METADATA_IP": address, "CLOUDSDK_CONFIG": str(tmp_path)}
         ask = f"from workloads.reporting.credentials import wandb_key; print(wandb_key(None, {SECRET!r}).value)"
-        done = subprocess.run(
-            [sys.executable, "-c", ask],
-            env={**variables, "PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"{url}/"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        own = {"PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"{url}/"}
+        done = python("-c", ask, env=variables | own)
     assert done.stdout.strip() == KEY, done.stderr
     assert sent[f"/v1/{SECRET}/versions/latest:access"] == "Bearer of-the-pod"
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +22,11 @@ import google.auth
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from emulator.machine.state import CHECKOUT
 from oasis_stack.pod_specs import gib
 from tests.support import loopback, namespaces, stub_kubectl
 from tests.support.command_line import CommandLine
 from tests.support.loopback import Reply, Request
+from tests.support.processes import python, write_program
 from tests.support.stub_kubectl import OUTPUTS
 from tests.support.wandb_server import answering, silent
 from workloads import __main__ as command_line
@@ -250,9 +249,7 @@ def test_without_the_kernel_s_file_nvidia_smi_says_the_driver_s_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(software, "DRIVER_FILE", tmp_path / "none")
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 575.57.08\necho 575.57.08\n")
-    program.chmod(0o755)
+    program = write_program(tmp_path / "nvidia-smi", "echo 575.57.08\necho 575.57.08")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert software.driver_version() == "575.57.08"
     program.unlink()
@@ -529,14 +526,7 @@ def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_a
     apart = namespaces.apart("net", "mount")
     # Never on this machine itself: where it makes no namespaces, the same place is found fit.
     given = ["0.0.0.0", "small"] if apart else ["127.0.0.1", ""]
-    done = subprocess.run(
-        [*apart, sys.executable, "-c", MISFIT, str(program), *given],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", MISFIT, str(program), *given, before=apart)
     assert done.returncode == (8 if apart else 0), done.stdout + done.stderr
     found = told(done.stdout)
     assert list(found) == (["shared memory", "listeners"] if apart else [])
@@ -578,15 +568,8 @@ def test_the_exit_code_says_whether_a_key_or_something_else_is_missing(
 
 
 def test_the_doctor_runs_on_a_python_with_nothing_installed_and_says_what_is_missing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "workloads", "doctor", "--json"],
-        cwd=CHECKOUT,
-        env={"PATH": os.environ["PATH"], "PYTHONNOUSERSITE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    bare = {"PATH": os.environ["PATH"], "PYTHONNOUSERSITE": "1"}
+    done = python("-S", "-m", "workloads", "doctor", "--json", env=bare)
     assert done.returncode == 8, done.stderr
     found = {record["check"]: record for record in map(json.loads, done.stdout.splitlines())}
     assert list(found) == list(doctor.CHECKS)
@@ -651,9 +634,7 @@ def test_a_listener_is_seen_while_the_process_opens_and_closes_other_descriptors
 def test_a_kubectl_whose_port_forward_the_dns_endpoint_refuses_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, old: bool
 ) -> None:
-    program = tmp_path / "kubectl"
-    program.write_text(f"""#!/bin/sh\necho '{{"clientVersion": {{"gitVersion": "{version}"}}}}'\n""")
-    program.chmod(0o755)
+    write_program(tmp_path / "kubectl", f"""echo '{{"clientVersion": {{"gitVersion": "{version}"}}}}'""")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     place = Subject(environment=None, variables={"PATH": str(tmp_path)}, gpus=0)
 

@@ -22,6 +22,7 @@ from emulator.machine import processes
 from emulator.machine.state import CHECKOUT
 from tests.support import stub_kubectl
 from tests.support.command_line import LAPTOP
+from tests.support.processes import python
 from tests.support.waiting import eventually
 from workloads.cluster import fork_client, fork_server, session
 from workloads.convnext.run.train import IMPORTS as TRAIN_IMPORTS
@@ -257,8 +258,7 @@ with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
 
 
 def test_a_fork_whose_client_is_gone_ends_and_is_no_second_server(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", GONE, str(tmp_path / "socket")]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    done = python("-c", GONE, str(tmp_path / "socket"))
     (line,) = done.stdout.splitlines()
     assert line.endswith(" None") and done.returncode == 0, done.stderr
 
@@ -296,8 +296,7 @@ with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
 
 
 def test_a_server_without_workers_ends_after_a_while(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LINGERING, str(tmp_path / "socket")]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    done = python("-c", LINGERING, str(tmp_path / "socket"))
     assert done.stdout == "'' None\n", done.stderr
 
 
@@ -320,10 +319,7 @@ print(repr(fork_server._prepare(sys.argv[1:])), set(sys.argv[1:]) <= sys.modules
 @pytest.mark.parametrize("modules", [TRAIN_IMPORTS, BENCH_IMPORTS])
 def test_after_what_a_node_imports_there_can_be_forks_and_no_gpu_was_touched(modules: tuple[str, ...]) -> None:
     variables = {name: value for name, value in os.environ.items() if name not in fork_server.SINGLE_THREADED}
-    command = [sys.executable, "-c", PREPARED, *modules]
-    done = subprocess.run(
-        command, cwd=CHECKOUT, env=variables | fork_server.SINGLE_THREADED, capture_output=True, text=True, timeout=120
-    )
+    done = python("-c", PREPARED, *modules, env=variables | fork_server.SINGLE_THREADED)
     assert done.stdout == "'' True\n", done.stderr
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import queue
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from emulator.machine.state import CHECKOUT
 from tests.support.command_line import LAPTOP, CommandLine
 from tests.support.command_line import parsed as arguments
-from tests.support.processes import write_program
+from tests.support.processes import python, write_program
 from tests.support.waiting import eventually
 from workloads import run_name
 from workloads.cluster import run_beat, session
@@ -531,15 +529,7 @@ child.main(os.getppid(), "")
 def test_an_interruption_between_two_trials_is_for_the_next_and_no_trial_s_end_is_lost_to_it(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     lines = "".join(f"{json.dumps({'arguments': [name], 'log': log})}\n" for name in ("first", "second"))
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED],
-        input=lines,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=CHECKOUT,
-        env={**os.environ, progress.FORM_VARIABLE: "json"},
-    )
+    done = python("-c", SIGNALLED, input=lines, check=True, env={**os.environ, progress.FORM_VARIABLE: "json"})
     printed = done.stdout.splitlines()
     assert printed[0] == "first" and [json.loads(line)["exit_code"] for line in printed[1:]] == [0, 130]
 
@@ -554,7 +544,7 @@ child.session.release_places = lambda: None
 child.command_line._run = refused
 print([child._train(child._Interruption(), [], "/dev/full") for _ in range(2)])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    done = python("-c", program)
     assert done.stdout == f"{[PlaceError.exit_code] * 2}\n"
 
 

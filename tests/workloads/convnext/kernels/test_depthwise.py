@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.support.processes import python
 from tests.support.training import CPU, Few, Recorder, small
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.kernels import choice, depthwise
@@ -38,9 +38,7 @@ from workloads.storage.folders import locate
     ids=["one tile", "several tiles and blocks, odd edges"],
 )
 def test_the_kernels_compute_the_convolution_and_its_gradients(shapes: list[tuple[int, int, int, int]]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted", json.dumps(shapes)], capture_output=True, text=True
-    )
+    done = python("-m", "tests.support.interpreted", json.dumps(shapes))
     assert done.returncode == 0, done.stderr
     for single, half in json.loads(done.stdout):
         assert max(single) < 1e-6
