@@ -1,4 +1,4 @@
-"""Files on a local path or a FUSE mount of a bucket, over a table of system calls, so that each can be made to fail.
+"""Files on a local path or a FUSE mount of a bucket, over system calls that can each be made to fail.
 
 gcsfuse's rules hold here (GoogleCloudPlatform/gcsfuse, docs/semantics.md): an object exists once its file is closed,
 and fsync does not make it so; a file's rename is atomic, a folder's is not; a cached view of a file may be stale.
@@ -32,25 +32,8 @@ _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calls:
-    """Every call with which this module reaches the file system."""
-
-    open: Callable[..., int] = os.open
-    read: Callable[[int, int], bytes] = os.read
-    write: Callable[[int, bytes | memoryview], int] = os.write
-    fsync: Callable[[int], None] = os.fsync
-    close: Callable[[int], None] = os.close
-    replace: Callable[[str, str], None] = os.replace
-    mkdir: Callable[[str], None] = os.mkdir
-    unlink: Callable[[str], None] = os.unlink
-    rmdir: Callable[[str], None] = os.rmdir
-    listdir: Callable[[str], list[str]] = os.listdir
-    stat: Callable[..., os.stat_result] = os.stat
-
-
-calls = Calls()
-"""The operating system's own; tests and benchmarks put others in their place."""
+calls = os
+"""Every call with which this module reaches the file system; tests and benchmarks put others in their place."""
 
 
 @dataclass(frozen=True)
