@@ -32,17 +32,12 @@ def young(save_seconds: float, failure_hours: float) -> float:
     1974, doi:10.1145/361147.361115.
 
     Args:
-        save_seconds: what one save costs the training.
-        failure_hours: expected time between failures of the whole job.
+        save_seconds: what one save costs the training, above 0.
+        failure_hours: expected time between failures of the whole job, above 0.
 
     Returns:
         Seconds between saves.
-
-    Raises:
-        ValueError: an argument is not above 0.
     """
-    if save_seconds <= 0 or failure_hours <= 0:
-        raise ValueError(f"save_seconds is {save_seconds}, failure_hours is {failure_hours}; both must be above 0")
     return math.sqrt(2 * save_seconds * failure_hours * 3600)
 
 

@@ -42,13 +42,10 @@ def simulate(
     return saves
 
 
-def test_young_gives_the_published_examples_and_refuses_what_has_no_answer() -> None:
+def test_young_gives_the_published_examples() -> None:
     # a save of 10 s and 6 hours between failures give 11 minutes
     assert young(10, 6) == pytest.approx(657, abs=1)
     assert young(10, 24) == pytest.approx(2 * young(10, 6))
-    for wrong in ((0, 1), (1, 0), (-1, 1)):
-        with pytest.raises(ValueError, match="above 0"):
-            young(*wrong)
 
 
 @pytest.mark.thorough
