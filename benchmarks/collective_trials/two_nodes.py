@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch.distributed as dist
 
 from benchmarks.collective_trials.trials import measured
 from emulator.machine.state import State
@@ -26,6 +25,7 @@ from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from tests.support import stub_kubectl
 from workloads.cluster import session
+from workloads.convnext.ranks import gathered
 from workloads.doctor import listeners
 from workloads.errors import FabricError
 from workloads.nccl import gate
@@ -128,13 +128,11 @@ def _ranks(slow_node: str, slow_rail: int | None) -> type[Rank]:
 
             That is one way of it, and an exchange, which goes both ways, takes as long as the slower one.
             """
-            places: list[set[str]] = [set()] * self._seat.ranks
-            dist.all_gather_object(places, own)
+            places = gathered(own)
             files = [int(file.name) for file in Path("/proc/self/fd").iterdir()]
             rates = {rank: rate for rank in range(self._seat.ranks) if (rate := self._rate(rank))}
             paced = [rank for rank, rate in rates.items() for file in files if _pace(file, rate, places[rank])]
-            everywhere: list[list[int]] = [[]] * self._seat.ranks
-            dist.all_gather_object(everywhere, paced)
+            everywhere = gathered(paced)
             for rank in rates:
                 connections = paced.count(rank) + everywhere[rank].count(self._seat.rank)
                 if connections != 1:

@@ -109,8 +109,6 @@ class Seen:
     """By job."""
     _job_of: dict[str, str] = field(default_factory=dict)
     """By Workload."""
-    _job_of_nodes: dict[str, str] = field(default_factory=dict)
-    """By the name of the request for nodes."""
     _pods: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _bound: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 

@@ -451,11 +451,11 @@ def test_what_a_run_publishes_is_the_same_here_and_in_the_bucket_and_can_be_sync
     recorded = results / "wandb" / "wandb" / "offline-run-1-r" / "run-r.wandb"
     recorded.parent.mkdir(parents=True)
     recorded.write_bytes(b"a run")
-    written = publish(folder, results, {"model": "nano", "data": "/data/digits", "run": "r"})
+    table, uri = publish(folder, results, {"model": "nano", "data": "/data/digits", "run": "r"})
     kept = folder.child("results")
     names = ["curve.png", "metrics.jsonl", "summary.json", "table.txt"]
     assert kept.files() == sorted([*names, "wandb/offline-run-1-r/run-r.wandb"])
-    assert written.uri == kept.uri and "validation accuracy 90.0%" in written.table
+    assert uri == kept.uri and "validation accuracy 90.0%" in table
     assert all(kept.read(name) == (results / name).read_bytes() for name in names)
     assert kept.read("wandb/offline-run-1-r/run-r.wandb") == b"a run"
     assert [record["event"] for record in parse(kept.read("metrics.jsonl").decode())] == ["resumed", "step", "epoch"]

@@ -162,8 +162,13 @@ def _operands(shape: Shape, images: int, dtype: torch.dtype, device: torch.devic
 
 def _by_torch(x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     y = functional.conv2d(x, weight, bias, padding=3, groups=len(weight))
+    return y, *gradients_by_torch(gradient, x, weight)
+
+
+def gradients_by_torch(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the images, the kernel and the bias, given that of the convolution's result."""
     places = [1, 1], [3, 3], [1, 1], False, [0, 0], len(weight), [True, True, True]
-    return y, *torch.ops.aten.convolution_backward(gradient, x, weight, [len(weight)], *places)
+    return torch.ops.aten.convolution_backward(gradient, x, weight, [len(weight)], *places)
 
 
 def _worst(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:

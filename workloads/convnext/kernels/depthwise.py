@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from triton.language import constexpr
 
+from workloads.convnext.kernels.choice import gradients_by_torch
+
 # What a kernel is written in is a language of its own, of which Python's types say nothing.
 jit: Any = triton.jit
 tl: Any = triton.language
@@ -271,19 +273,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @depthwise_backward.register_kernel("cpu")
 def _(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
-        gradient.to(weight.dtype),
-        x.to(weight.dtype),
-        weight,
-        [len(weight)],
-        [1, 1],
-        [KERNEL // 2, KERNEL // 2],
-        [1, 1],
-        False,
-        [0, 0],
-        len(weight),
-        [True, True, True],
-    )
+    of_x, of_weight, of_bias = gradients_by_torch(gradient.to(weight.dtype), x.to(weight.dtype), weight)
     return of_x.to(x.dtype).contiguous(memory_format=torch.channels_last), of_weight, of_bias
 
 

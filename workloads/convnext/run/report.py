@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.reporting.history import Record, history
@@ -14,23 +13,16 @@ WANDB = "wandb"
 """Folder of the results with W&B's own files."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """The published results of a run."""
-
-    table: str
-    """The training curve in numbers."""
-    uri: str
-    """Folder of the results in the runs bucket."""
-
-
-def publish(folder: Folder, results: Path, summary: Record) -> Written:
+def publish(folder: Folder, results: Path, summary: Record) -> tuple[str, str]:
     """Write table, plot, JSON lines and summary.
 
     Args:
         folder: of the run, with its history.
         results: local folder for the same files.
         summary: of the run.
+
+    Returns:
+        The training curve in numbers, and the folder of the results in the runs bucket.
 
     Raises:
         PlaceError: a place does not take them; what the bucket took is there.
@@ -52,4 +44,4 @@ def publish(folder: Folder, results: Path, summary: Record) -> Written:
     for file in results.glob(f"{WANDB}/wandb/offline-run-*/*.wandb"):
         kept.child(WANDB, file.parent.name).write(file.name, file.read_bytes())
     keep(files, kept, results)
-    return Written(table, kept.uri)
+    return table, kept.uri

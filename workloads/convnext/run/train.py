@@ -283,8 +283,8 @@ def _conclude(run: Run, summary: Record) -> None:
         "data": run.config.data,
         **summary,
     }
-    written = report.publish(run.folder, run.results, facts)
-    progress.note(f"\n{written.table}\n")
+    table, uri = report.publish(run.folder, run.results, facts)
+    progress.note(f"\n{table}\n")
     if SUBMITTED_VARIABLE not in os.environ:  # in a job that folder is the job's own; whoever submitted has a copy
         progress.note(f"table, plot and JSON lines: {run.results}")
-    progress.emit({"event": "summary", **facts, "results_uri": written.uri})
+    progress.emit({"event": "summary", **facts, "results_uri": uri})

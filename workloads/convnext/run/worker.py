@@ -23,6 +23,7 @@ from workloads.convnext.images.data import sources
 from workloads.convnext.images.location import fetched
 from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning.loop import Record, Training
+from workloads.convnext.ranks import gathered
 from workloads.convnext.run import end_of_node, train_group
 from workloads.convnext.run.end_of_node import Notice
 from workloads.convnext.run.reporter import Reporter
@@ -58,8 +59,8 @@ def work(job: dict[str, Any]) -> Record:
         _keep_kernels(folder, training.kernels)
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     reporter = Reporter(config, store, folder, training.rank == 0, _send)
-    places = _places(training)
-    nodes = {node for node, _ in places}
+    places = gathered((ray.get_runtime_context().get_node_id(), end_of_node.run_until()))
+    nodes = {node for node, _ in places}  # Ray's ids of them
     # Before this start's own records: they count from its beginning.
     stay, spent = _stay(job, folder, nodes, began, training.rank)
     resumed = _resume(training, store, reporter, {"attempt": job.get("attempt", ""), **stay})
@@ -181,24 +182,14 @@ def agree(
         (name,) = choice
         if name is None:
             return None
-        problems: list[str] = [""] * world_size
         try:
             checkpoint = checkpoint or store.load(name, identity)
             mine = ""
         except DataIntegrityError as error:
             mine = f"checkpoint {name} is passed over: rank {rank} cannot read it: {error.problem}"
-        dist.all_gather_object(problems, mine)
-        if not any(problems):
+        problems = list(filter(None, gathered(mine)))
+        if not problems:
             return checkpoint
         if rank == 0:
-            say("; ".join(filter(None, problems)))
+            say("; ".join(problems))
         refused.add(name)
-
-
-def _places(training: Training) -> list[tuple[str, float | None]]:
-    """Ray's id of each rank's node, and when its run duration ends."""
-    mine = (ray.get_runtime_context().get_node_id(), end_of_node.run_until())
-    places: list[tuple[str, float | None]] = [mine] * training.world_size
-    if training.world_size > 1:
-        dist.all_gather_object(places, mine)
-    return places
