@@ -25,7 +25,7 @@ from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, AuthError, PlaceError, U
 from workloads.jobs import paid_nodes, pending, queue, ray_job
 from workloads.jobs.dashboard import reach
 from workloads.jobs.entry_point import DRIVER_RESOURCES
-from workloads.jobs.follow import Follower, Jobs, add_results_argument, exit_code, fetch_results, show_log
+from workloads.jobs.follow import Follower, Jobs, add_results_argument, again, exit_code, fetch_results, show_log
 from workloads.jobs.ray_job import OwnCluster, Status
 from workloads.reporting.progress import counted
 
@@ -264,9 +264,8 @@ def _attach(deployed: DeployedStack, name: str, alone: Status | None, args: argp
 
 
 def _attach_in_queue(deployed: DeployedStack, name: str, args: argparse.Namespace) -> int:
-    again = f"python -m workloads jobs attach {name}{stack.flags(args)}"
     try:
-        return queue.through(deployed, name, args.results, again)
+        return queue.through(deployed, name, args.results, again(args, name))
     except KeyboardInterrupt:
         print(f"\ndetached; job {name} stays where it is, in the queue or on its nodes")
         return EXIT_INTERRUPTED

@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,13 @@ from ray.runtime_env import RuntimeEnv
 from workloads import run_name
 from workloads.cluster.stack import DeployedStack
 from workloads.environment import ClusterEnvironment
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, InfeasibleError, UsageError, WorkloadError
+from workloads.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError, WorkloadError
 from workloads.jobs import entry_point, queue, ray_job, working_dir
-from workloads.jobs.follow import Follower, tell
+from workloads.jobs.follow import Follower, again, detached, tell
 from workloads.jobs.job import Job
 from workloads.reporting.progress import counted
 
 _BENCH_NODES = 2  # what `bench` takes without --nodes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A job for the queue."""
-
-    job: Job
-    nodes: int
-    """GPU nodes, all of which it gets at once."""
-    results: Path
-    """Folder that its results are copied below."""
-    detach: bool
-    again: str
-    """Command that attaches to it."""
 
 
 def add_queue_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,30 +121,32 @@ def _most(team: str) -> str:
     return f"max_gpu_nodes of {team} in oasis:teams" if team else "max_nodes in the queued entry of oasis:gpu.capacity"
 
 
-def run(request: Request, deployed: DeployedStack, interrupted: Callable[[Follower], int]) -> int:
+def run(
+    args: argparse.Namespace, given: Job, nodes: int, deployed: DeployedStack, interrupted: Callable[[Follower], int]
+) -> int:
     """Put a job into the queue, wait there, follow it, and return its exit code.
 
     Args:
-        request: the job.
+        args: of the command.
+        given: the job.
+        nodes: GPU nodes, all of which it gets at once.
         deployed: the stack, whose queue can take it.
         interrupted: what Ctrl-C does once it runs.
     """
-    job = replace(request.job, runtime_env=_addressed(request.job, deployed))
-    body = ray_job.queued_manifest(job, deployed, ray_job.spec_of_cluster(deployed), request.nodes)
+    job = replace(given, runtime_env=_addressed(given, deployed))
+    body = ray_job.queued_manifest(job, deployed, ray_job.spec_of_cluster(deployed), nodes)
     entry_point.refuse_impossible(job.demand, entry_point.groups(body["spec"]["rayClusterSpec"]))
     try:
-        _put(request.job, job, deployed)
+        _put(given, job, deployed)
         _create(deployed, job.name, body)
-        told = f"job {job.name} is in the queue {deployed.environment.gpu_queue} for {counted(request.nodes, 'node')}"
-        if request.detach:
+        told = f"job {job.name} is in the queue {deployed.environment.gpu_queue} for {counted(nodes, 'node')}"
+        if args.detach:
             tell(told)
-            print(job.name)
-            print(f"follow it with `{request.again}`", file=sys.stderr)
-            return EXIT_OK
+            return detached(args, job.name)
         tell(f"{told}; Ctrl-C takes it out")
-        return queue.through(deployed, job.name, request.results, request.again, interrupted)
+        return queue.through(deployed, job.name, args.results, again(args, job.name), interrupted)
     except KeyboardInterrupt:
-        return _leave(deployed, job, body, request.again)
+        return _leave(deployed, job, body, again(args, job.name))
 
 
 def _addressed(job: Job, deployed: DeployedStack) -> dict[str, Any]:
@@ -207,13 +195,13 @@ def _create(deployed: DeployedStack, name: str, body: dict[str, Any]) -> None:
         raise
 
 
-def _leave(deployed: DeployedStack, job: Job, body: dict[str, Any], again: str) -> int:
+def _leave(deployed: DeployedStack, job: Job, body: dict[str, Any], attach: str) -> int:
     """Take a job out of the queue, unless Ctrl-C is pressed again."""
     try:
         print(f"taking job {job.name} out of the queue; Ctrl-C again leaves it there", file=sys.stderr)
         queue.take_out(deployed, ray_job.status_of(body))
     except KeyboardInterrupt:
-        print(f"left as it was; if it is still in the queue, `{again}` follows it", file=sys.stderr)
+        print(f"left as it was; if it is still in the queue, `{attach}` follows it", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 

@@ -6,6 +6,7 @@ status decides, and the log is read on from where the last complete line ended.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import sys
@@ -21,6 +22,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from workloads import run_name
+from workloads.cluster import stack
 from workloads.cluster.capacity import WAITING
 from workloads.errors import (
     EXIT_INTERRUPTED,
@@ -290,6 +292,18 @@ def show_log(jobs: Jobs, submission_id: str) -> None:
     print(log or "", end="")
     if problem := missing_log(details, log):
         tell(problem)
+
+
+def again(args: argparse.Namespace, name: str) -> str:
+    """The command that follows a job."""
+    return f"python -m workloads jobs attach {name}{stack.flags(args)}"
+
+
+def detached(args: argparse.Namespace, name: str) -> int:
+    """Leave a job that was just submitted: its name is what standard output gets."""
+    print(name)
+    print(f"follow it with `{again(args, name)}`", file=sys.stderr)
+    return EXIT_OK
 
 
 def tell(text: str) -> None:

@@ -39,6 +39,8 @@ from workloads.jobs.follow import (
     Follower,
     Jobs,
     add_results_argument,
+    again,
+    detached,
     exit_code,
     fetch_results,
     refused,
@@ -211,7 +213,7 @@ def _run(args: argparse.Namespace, jobs: Jobs, job: Job) -> int:
     try:
         hand_in(jobs, job)
         if args.detach:
-            return _detached(args, job)
+            return detached(args, job.name)
         tell(f"job {job.name} submitted; Ctrl-C stops it")
     except KeyboardInterrupt:  # Ray may have the job, though its answer is not here yet
         with _told_if_left(args, job.name):
@@ -229,7 +231,7 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
                 try:
                     own.begin()
                     if args.detach:
-                        return _detached(args, job)
+                        return detached(args, job.name)
                     tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
                 except KeyboardInterrupt:
                     if not own.may_have_begun():  # then the RayJob goes, and with it cluster and job
@@ -247,11 +249,10 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
 
 
 def _run_queued(args: argparse.Namespace, command: list[str], deployed: DeployedStack, job: Job) -> int:
-    nodes, again = args.nodes or 1, _again(args, job.name)
+    nodes = args.nodes or 1
     enqueue.refuse_impossible(command, nodes, command[0] in OWN_COMMANDS, deployed.environment)
     tell(price.of_queue(deployed.environment, nodes))
-    request = enqueue.Request(job=job, nodes=nodes, results=args.results, detach=args.detach, again=again)
-    return enqueue.run(request, deployed, lambda follower: _stop(args, follower))
+    return enqueue.run(args, job, nodes, deployed, lambda follower: _stop(args, follower))
 
 
 def _watch(args: argparse.Namespace, follower: Follower) -> int:
@@ -270,34 +271,23 @@ def _told_if_left(args: argparse.Namespace, name: str) -> Iterator[None]:
     try:
         yield
     except (WorkloadError, OSError):  # the latter of our own output
-        print(f"job {name} was left running; follow it with `{_again(args, name)}`", file=sys.stderr)
+        print(f"job {name} was left running; follow it with `{again(args, name)}`", file=sys.stderr)
         raise
 
 
 def _stop(args: argparse.Namespace, follower: Follower) -> int:
-    again = _again(args, follower.submission_id)
-    name, most = follower.submission_id, f"{STOP_SECONDS:.0f} s"
+    name, attach, most = follower.submission_id, again(args, follower.submission_id), f"{STOP_SECONDS:.0f} s"
     print(f"stopping job {name}, for which it has {most}; Ctrl-C again leaves it to itself", file=sys.stderr)
     try:
         if not follower.jobs.stop(name):
             print("Ray had not taken it yet", file=sys.stderr)
             return EXIT_INTERRUPTED
         stopped = follower.run().status.is_terminal()
-        word = "it has stopped" if stopped else f"it has not stopped within {most}; look at it with `{again}`"
+        word = "it has stopped" if stopped else f"it has not stopped within {most}; look at it with `{attach}`"
         print(word, file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"left while it was stopping; follow it with `{again}`", file=sys.stderr)
+        print(f"left while it was stopping; follow it with `{attach}`", file=sys.stderr)
     return EXIT_INTERRUPTED
-
-
-def _detached(args: argparse.Namespace, job: Job) -> int:
-    print(job.name)
-    print(f"follow it with `{_again(args, job.name)}`", file=sys.stderr)
-    return EXIT_OK
-
-
-def _again(args: argparse.Namespace, name: str) -> str:
-    return f"python -m workloads jobs attach {name}{stack.flags(args)}"
 
 
 def _refuse_impossible(demand: Demand, deployed: DeployedStack, there: Sequence[Supply]) -> None:

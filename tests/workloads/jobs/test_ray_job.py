@@ -87,7 +87,7 @@ def test_ctrl_c_stops_the_job_and_removes_its_cluster(
     elif moment == "told":
         monkeypatch.setattr(submit, "tell", tell)
     elif moment == "detached":
-        monkeypatch.setattr(submit, "_detached", press_ctrl_c)
+        monkeypatch.setattr(submit, "detached", press_ctrl_c)
     else:
         press_ctrl_c_once(monkeypatch)
     detach = ["--detach"] if moment == "detached" else []
