@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch.cuda import nccl
 
+from workloads.doctor.software import driver_version
 from workloads.errors import PlaceError
 from workloads.nccl.logs import debug_log
 
@@ -68,16 +68,6 @@ def nccl_version() -> str:
     return f"{code.value // 10000}.{code.value % 10000 // 100}.{code.value % 100}"
 
 
-def _driver() -> str:
-    """Version of the GPU driver."""
-    try:
-        first = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
-    except (OSError, IndexError):
-        return ""
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", first)
-    return found[1] if found else first
-
-
 def plugin_digest(file: Path) -> str:
     """Digest of gIB's plugin, as no file of it says its version; empty where there is none."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
@@ -100,7 +90,7 @@ def describe(backend: str, host: str = "") -> dict[str, Any]:
         versions |= {
             "cuda": str(torch.version.cuda),
             "nccl": nccl_version(),
-            "driver": _driver(),
+            "driver": driver_version() or "",
             "gib": plugin_digest(GIB),
         }
     return {
