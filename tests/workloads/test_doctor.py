@@ -636,9 +636,6 @@ def test_a_kubectl_whose_port_forward_the_dns_endpoint_refuses_is_named(
 ) -> None:
     write_program(tmp_path / "kubectl", f"""echo '{{"clientVersion": {{"gitVersion": "{version}"}}}}'""")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    place = Subject(environment=None, variables={"PATH": str(tmp_path)}, gpus=0)
-
-    finding = doctor.examine("kubectl", cluster.kubectl, place)
-
+    finding = doctor.examine("kubectl", cluster.kubectl, replace(LAPTOP, variables={"PATH": str(tmp_path)}))
     assert finding.outcome == ("warn" if old else "ok")
     assert not old or (version in finding.found and "1.31" in finding.remedy)

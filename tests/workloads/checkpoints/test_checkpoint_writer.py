@@ -272,11 +272,12 @@ def test_a_process_that_ends_with_a_save_in_flight_ends_at_once_and_leaves_the_o
 def test_a_save_that_hangs_counts_as_failed_and_holds_up_no_other(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_writer, "HANG_SECONDS", 0.2)
     gate = threading.Event()
     try:
-        assert place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: until(gate)))
-        assert place.writer.wait() is None
+        with monkeypatch.context() as short:
+            short.setattr(checkpoint_writer, "HANG_SECONDS", 0.2)
+            assert place.writer.start(Snapshot(state(1), 1, IDENTITY, {}, lambda: until(gate)))
+            assert place.writer.wait() is None
         assert any("has not ended within" in line for line in place.said)
         assert place.save(2) is not None
         assert place.newest() == 2

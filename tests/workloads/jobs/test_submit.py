@@ -24,6 +24,7 @@ from tests.support import stub_kubectl
 from tests.support.command_line import CommandLine
 from tests.support.fake_ray import TOKEN, FakeRay, lines_of_job, press_ctrl_c_once
 from tests.support.loopback import Reply
+from tests.support.processes import write_program
 from tests.support.stub_kubectl import OUTPUTS
 from tests.support.waiting import eventually
 from workloads import __main__ as command_line
@@ -362,8 +363,7 @@ def test_a_login_that_has_expired_is_told_from_a_missing_right(
 
 def pulumi_says(folder: Path, values: object, before: str = "") -> None:
     """A program `pulumi` beside kubectl, which does what is `before` and prints the values."""
-    (folder / "pulumi").write_text(f"#!/bin/sh\n{before}\ncat <<'END'\n{json.dumps(values)}\nEND\n")
-    (folder / "pulumi").chmod(0o755)
+    write_program(folder / "pulumi", f"{before}\ncat <<'END'\n{json.dumps(values)}\nEND")
 
 
 def test_with_a_stack_kubectl_must_point_at_the_same_cluster(tmp_path: Path, ray: FakeRay, cli: CommandLine) -> None:
