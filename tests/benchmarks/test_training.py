@@ -26,7 +26,7 @@ from benchmarks.harness.training import CLASSES, Prepared
 from emulator.machine import processes
 from oasis_stack.command_line.stack_file import ROOT
 from tests.support import bare_machine, measurements
-from tests.support.processes import write_program
+from tests.support.processes import python, write_program
 from tests.support.training import CPU
 from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
@@ -141,10 +141,7 @@ def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path)
     # Time: no trial of each instruction set, and no pool of processes that import torch.
     quick = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     broken = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": "/nonexistent"}
-    command = [sys.executable, "-m", "benchmarks.gpu", *words]
-    done = subprocess.run(
-        command, cwd=ROOT, env=bare | quick | broken, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = python("-m", "benchmarks.gpu", *words, env=bare | quick | broken)
     assert done.returncode == 5, done.stderr
     settings = json.loads(results.read_text())["settings"]
     assert settings["nano, fp32, 32"]["images per second"]["median"] > 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,13 +13,13 @@ import pytest
 
 from emulator.google.cloud import Cloud
 from emulator.machine import processes
-from emulator.machine.state import CHECKOUT, State
+from emulator.machine.state import State
 from emulator.ray import nodes as ray_nodes
 from emulator.ray.deployed_ray import DeployedRay
 from emulator.rest.cloud_server import CloudServer
 from tests.emulator.google import make_bucket
 from tests.support import stub_kubectl
-from tests.support.processes import command, descendants, python
+from tests.support.processes import begun, command, descendants, python, usual_variables
 from workloads.environment import ClusterEnvironment
 
 
@@ -37,18 +35,11 @@ class Cluster:
 
     def run(self, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """`python -m workloads` as a user on this machine."""
-        return python("-m", "workloads", *arguments, timeout=timeout, env=self.variables)
+        return python("-m", "workloads", *arguments, env=self.variables, timeout=timeout)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """The same, left running."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "workloads", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=CHECKOUT,
-            env=self.variables,
-        )
+        return begun("-m", "workloads", *arguments, env=self.variables)
 
     def processes(self, words: str = "") -> list[int]:
         """Running processes of this Ray, those of its jobs included, whose command line has these words."""
@@ -78,9 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         ray_nodes.start(state, DeployedRay(environment=outputs, token=token), endpoints, print)
         path = stub_kubectl.install(tmp_path_factory.mktemp("bin"), environment, token)
-        foreign = ("RAY_", "OASIS_", "PYTEST_")
-        own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        yield Cluster(state, environment, token, {**own, **endpoints, "PATH": path})
+        yield Cluster(state, environment, token, usual_variables(**endpoints, PATH=path))
     finally:
         ray_nodes.stop(state)
         server.shutdown()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from emulator.machine import processes
 from emulator.machine.state import CHECKOUT, State
 from emulator.ray import start as ray_start
-from tests.support.processes import python
+from tests.support.processes import python, usual_variables
 from tests.support.waiting import eventually
 
 
@@ -112,7 +111,6 @@ def headed(
     """
     with tempfile.TemporaryDirectory(prefix="oasis-ray-", dir="/tmp") as folder:  # unix(7): 107 characters
         port = State(Path(folder, "ports")).port("gcs")
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
         everywhere = {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1; see emulator/ray/start.py
             "RAY_AUTH_MODE": "token",
@@ -121,7 +119,7 @@ def headed(
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(CHECKOUT),
         }
-        found = Nodes(Path(folder), port, own | everywhere | dict(variables))
+        found = Nodes(Path(folder), port, usual_variables(**everywhere) | dict(variables))
         try:
             found.start_head("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", *options(found))
             yield found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_train import ROOT
-from tests.support.processes import command, descendants
+from tests.support.processes import begun, command, descendants, usual_variables
 from tests.support.wandb_server import silent
 from workloads.convnext.images import digits
 
@@ -84,22 +81,11 @@ def test_the_key_is_in_no_argv_environment_file_log_or_memory_of_ray(place: Path
     key.write_text(CANARY)
     places = ["--data", str(place / "digits"), "--storage", str(place / "runs"), "--results", str(place / "results")]
     words = ["--run", "keyed", "--epochs", "6", *places, "--wandb", "online", "--wandb-key-file", str(key)]
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
     with silent() as url:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "workloads", "train", *words],
-            cwd=ROOT,
-            env={
-                **own,
-                "WANDB_API_KEY": CANARY,
-                "TMPDIR": str(place / "tmp"),
-                "WANDB_BASE_URL": url,
-                "HOME": str(place),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        variables = usual_variables(
+            WANDB_API_KEY=CANARY, TMPDIR=str(place / "tmp"), WANDB_BASE_URL=url, HOME=str(place)
         )
+        process = begun("-m", "workloads", "train", *words, env=variables)
         seen: dict[str, bool] = {}
         copies: set[int] = set()
         deadline = time.monotonic() + 400

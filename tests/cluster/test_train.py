@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from emulator.google.http_message import Request
 from emulator.rest.cloud_server import CloudServer
 from tests.cluster.ray_processes import Nodes, headed
 from tests.emulator.google import make_bucket
-from tests.support.processes import command, descendants, python
+from tests.support.processes import begun, command, descendants, python, usual_variables
 from tests.support.waiting import eventually, read_rest, read_until
 from workloads.checkpoints.store import CheckpointStore
 from workloads.convnext.images import digits
@@ -36,14 +35,9 @@ pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 
 
-def usual_variables() -> dict[str, str]:
-    """This process's, without those that say where Ray, the stack or W&B is."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_", "WANDB_"))}
-
-
 def run_python(*words: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Python, which starts a Ray of its own, run to its end in a folder, with these variables beside the usual ones."""
-    return python(*words, cwd=directory, env=usual_variables() | {"PYTHONPATH": str(ROOT)} | variables)
+    return python(*words, cwd=directory, env=usual_variables(PYTHONPATH=str(ROOT)) | variables)
 
 
 @dataclass(frozen=True)
@@ -59,16 +53,8 @@ class Bench:
     def start(self, run: str, *flags: str, **variables: str) -> subprocess.Popen[str]:
         """`python -m workloads train`, as a user would start it."""
         places = ["--storage", str(self.directory / "runs"), "--results", str(self.directory / "results")]
-        command = [sys.executable, "-m", "workloads", "train", "--run", run, "--data", str(self.data), *places, *flags]
-        return subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=usual_variables() | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            process_group=0,
-        )
+        command = ["-m", "workloads", "train", "--run", run, "--data", str(self.data), *places, *flags]
+        return begun(*command, env=usual_variables(**variables), process_group=0)
 
     def checkpoints(self, run: str) -> list[str]:
         return CheckpointStore(locate(self.directory / "runs" / run / "checkpoints"), 3).committed()

@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from emulator.machine.state import CHECKOUT
 from tests.cluster.conftest import Cluster
 from tests.cluster.test_train import survivors, until
-from tests.support.processes import descendants
+from tests.support.processes import begun, descendants, usual_variables
 from workloads.convnext.images import digits
 
 pytestmark = pytest.mark.ray
@@ -37,19 +35,11 @@ class Place:
 
     def start(self, *flags: str) -> subprocess.Popen[str]:
         """`tune` as a user starts it, two trials at a time."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OASIS_"))}
         words = ["tune", "--run", "s", "--space", str(self.directory / "space.yaml"), "--samples", "4"]
         words += ["--epochs", "16", "--wandb", "off", "--data", str(self.directory / "digits")]
         words += ["--storage", str(self.directory / "runs"), "--results", str(self.directory / "results"), *flags]
-        return subprocess.Popen(
-            [sys.executable, "-m", "workloads", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=CHECKOUT,
-            env={**own, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            process_group=0,
-        )
+        variables = usual_variables(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        return begun("-m", "workloads", *words, env=variables, process_group=0)
 
     @property
     def search(self) -> Path:

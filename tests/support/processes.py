@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import psutil
@@ -26,14 +27,24 @@ def write_program(file: Path, script: str, interpreter: str = "/bin/sh") -> Path
     return file
 
 
-def python(*words: str, before: Sequence[str] = (), **how: Any) -> subprocess.CompletedProcess[str]:
-    """Python with these words, run to its end in the checkout; `how` is what else `subprocess.run` takes.
+def usual_variables(**more: str) -> dict[str, str]:
+    """This process's environment, without what says where Ray, the stack, W&B or Google is, and with more."""
+    foreign = ("RAY_", "OASIS_", "WANDB_", "STORAGE_", "PYTEST_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | more
 
-    Args:
-        before: words of the command that runs it.
-    """
-    usual: dict[str, Any] = {"cwd": CHECKOUT, "capture_output": True, "text": True, "timeout": 600}
-    return subprocess.run([*before, sys.executable, *words], **(usual | how))
+
+def python(
+    *words: str, within: Sequence[str] = (), cwd: Path = CHECKOUT, timeout: float = 400, **more: Any
+) -> CompletedProcess[str]:
+    """Python, run to its end; by the command `within`, if there is one."""
+    command = [*within, sys.executable, *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, **more)
+
+
+def begun(*words: str, **more: Any) -> subprocess.Popen[str]:
+    """Python, left running in the checkout; all that it says comes by one pipe."""
+    command = [sys.executable, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=CHECKOUT, **more)
 
 
 def running(*words: str) -> dict[int, str]:

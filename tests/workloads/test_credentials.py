@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,10 +81,10 @@ def test_a_file_comes_before_the_environment_and_that_before_secret_manager(
 
 
 def test_what_is_started_while_the_key_is_hidden_inherits_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = [sys.executable, "-c", f"import os; print(os.environ.get({credentials.KEY_VARIABLE!r}))"]
+    look = "-c", f"import os; print(os.environ.get({credentials.KEY_VARIABLE!r}))"
     monkeypatch.setenv(credentials.KEY_VARIABLE, "k" * 40)
     with pytest.raises(KeyboardInterrupt), credentials.hidden():
-        assert subprocess.run(look, capture_output=True, text=True, check=True).stdout == "None\n"
+        assert python(*look).stdout == "None\n"
         raise KeyboardInterrupt
     assert os.environ[credentials.KEY_VARIABLE] == "k" * 40
     monkeypatch.delenv(credentials.KEY_VARIABLE)
@@ -145,8 +143,8 @@ def test_in_a_pod_the_workload_s_own_identity_opens_the_secret(tmp_path: Path) -
         # A process of its own, because google-auth reads where the metadata server is when it is imported.
         variables = {"GCE_METADATA_HOST": address, "GCE_METADATA_IP": address, "CLOUDSDK_CONFIG": str(tmp_path)}
         ask = f"from workloads.reporting.credentials import wandb_key; print(wandb_key(None, {SECRET!r}).value)"
-        own = {"PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"{url}/"}
-        done = python("-c", ask, env=variables | own)
+        variables |= {"PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"{url}/"}
+        done = python("-c", ask, env=variables)
     assert done.stdout.strip() == KEY, done.stderr
     assert sent[f"/v1/{SECRET}/versions/latest:access"] == "Bearer of-the-pod"
 

@@ -529,7 +529,7 @@ child.main(os.getppid(), "")
 def test_an_interruption_between_two_trials_is_for_the_next_and_no_trial_s_end_is_lost_to_it(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     lines = "".join(f"{json.dumps({'arguments': [name], 'log': log})}\n" for name in ("first", "second"))
-    done = python("-c", SIGNALLED, input=lines, check=True, env={**os.environ, progress.FORM_VARIABLE: "json"})
+    done = python("-c", SIGNALLED, input=lines, env={**os.environ, progress.FORM_VARIABLE: "json"}, check=True)
     printed = done.stdout.splitlines()
     assert printed[0] == "first" and [json.loads(line)["exit_code"] for line in printed[1:]] == [0, 130]
 
