@@ -50,6 +50,7 @@ def test_a_mistyped_part_costs_no_kept_trial_and_fresh_forgets_them(
     assert trials.kept() == []
 
 
+@pytest.mark.thorough
 def test_of_one_pair_there_are_figures_and_of_lives_that_all_failed_what_went_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -526,6 +526,7 @@ child.main(os.getppid(), "")
 """
 
 
+@pytest.mark.thorough
 def test_an_interruption_between_two_trials_is_for_the_next_and_no_trial_s_end_is_lost_to_it(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     lines = "".join(f"{json.dumps({'arguments': [name], 'log': log})}\n" for name in ("first", "second"))

@@ -100,6 +100,7 @@ def test_what_up_makes_reads_back_without_a_difference_and_goes_by_one_destroy(t
     assert [(one.kind, one.name) for one in google.cloud.inventory().other] == []
 
 
+@pytest.mark.thorough
 def test_what_an_interrupted_run_made_can_be_made_again_or_is_found_by_its_inputs(tmp_path: Path) -> None:
     config = changed("oasis:wandb_api_key", "0" * 40, PEERED)
     config = changed("oasis:gpu.capacity[3]", {"mode": "queued", "max_nodes": 2}, config)
@@ -142,6 +143,7 @@ def test_after_an_interruption_anywhere_the_next_run_finishes_and_nothing_is_the
     assert [one.name for one in going.cloud.inventory().other] == []
 
 
+@pytest.mark.thorough
 def test_a_destroy_after_a_change_was_cut_off_also_takes_what_the_change_had_not_yet_removed(
     standing: OneProcess, tmp_path: Path
 ) -> None:
@@ -192,6 +194,7 @@ def _documented() -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.thorough
 def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing: OneProcess, tmp_path: Path) -> None:
     google = standing.configured(PEERED, tmp_path / "drifted")
     before = kinds(google)

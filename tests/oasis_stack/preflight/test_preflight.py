@@ -349,6 +349,7 @@ DEFECTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DEFECTS)
 def test_each_defect_of_a_project_is_found_alone_and_says_what_to_do(project: Make, name: str) -> None:
     defect = DEFECTS[name]

@@ -251,6 +251,7 @@ def test_a_full_disk_gets_back_what_a_failed_save_had_taken(tmp_path: Path) -> N
     assert [entry.name for entry in tmp_path.iterdir()] == store.committed()
 
 
+@pytest.mark.thorough
 def test_an_object_whose_replacement_is_interrupted_is_the_old_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

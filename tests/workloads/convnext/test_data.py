@@ -235,6 +235,7 @@ def test_an_epoch_that_resumes_in_its_middle_goes_on_with_the_same_pictures(tmp_
     assert [torch.equal(one.images, other.images) for one, other in zip(whole[1:], rest, strict=True)] == [True, True]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_slot_that_is_decoded_in_parts_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int

@@ -530,6 +530,7 @@ def test_kubernetes_out_of_reach_leaves_the_job_in_the_queue_and_says_how_to_go_
     assert "stays in the queue" in said and f"jobs attach {job['metadata']['name']}" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", ["submit -- true", "submit --queue -- true", "jobs list"])
 def test_a_full_disk_behind_the_output_is_an_error_in_words_and_leaves_the_job_with_a_way_back(
     ray: FakeRay, words: str

@@ -286,6 +286,7 @@ def test_where_the_url_does_not_answer_a_port_forward_on_loopback_is_made_and_en
     assert len(ray.forwards()) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("nohup", [False, True])
 def test_a_terminal_that_is_closed_ends_the_port_forward_and_not_the_job(ray: FakeRay, nohup: bool) -> None:
     ray.deaf = True

@@ -209,6 +209,7 @@ print(dist.Backend._plugins["NCCL"].creator_fn.__name__)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("chosen", "made_by"), [("", "_create_nccl_process_group"), ("1", "_create_nccl2_process_group")]
 )
