@@ -13,6 +13,7 @@ import pytest
 
 from emulator.machine.state import CHECKOUT, State
 from tests.support import bench_results, fake_ray
+from tests.support.processes import python
 from workloads.nccl.results import report
 from workloads.storage.folders import locate
 
@@ -108,7 +109,7 @@ def main():
     ours.sendall(b"x")
 sys.exit(closed_pipe.run(main))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    done = python("-c", program)
 
     assert done.returncode == 1
     assert "BrokenPipeError" in done.stderr

@@ -19,6 +19,7 @@ from emulator.google.cloud import Cloud
 from emulator.kubernetes import control_plane
 from emulator.kubernetes.api import Api, ApiError, Body
 from emulator.machine.state import CHECKOUT, State
+from tests.support.processes import python
 from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 900  # a Ray that starts beside another test's takes minutes on two cores
@@ -88,15 +89,7 @@ class Emulated:
 
     def workloads(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`python -m workloads`, done."""
-        return subprocess.run(
-            [sys.executable, "-m", "workloads", *words],
-            env=shell(self.state),
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_SECONDS,
-        )
+        return python("-m", "workloads", *words, env=shell(self.state), timeout=PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from emulator.machine.state import CHECKOUT, State
 from emulator.programs.go_modules import cache_directory
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
-from tests.support.processes import running
+from tests.support.processes import begun, python, running
 from tests.support.waiting import eventually, read_rest, read_until
 
 pytestmark = pytest.mark.emulated
@@ -399,24 +399,10 @@ def _interrupted(checkout: Path, command: str, phase: str, environment: dict[str
 
 
 def _start(checkout: Path, command: str, environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-u", "-X", "faulthandler", "-m", "emulator", command],
-        cwd=checkout,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    words = ("-u", "-X", "faulthandler", "-m", "emulator", command)
+    return begun(*words, cwd=checkout, env=environment, start_new_session=True)
 
 
 def _emulator(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "emulator", *arguments],
-        cwd=checkout,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
+    environment = {**os.environ, **variables}
+    return python("-m", "emulator", *arguments, cwd=checkout, env=environment, timeout=PATIENCE_SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane
 from tests.emulator.test_interruption import copied
 from tests.support import stub_kubectl
+from tests.support.processes import python
 from tests.support.waiting import eventually
 
 SLEEP = ["sleep", "600"]
@@ -75,9 +75,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, variabl
     environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
     environment |= {variable: "/proc/nowhere", "PATH": "/usr/bin:/bin"}
 
-    done = subprocess.run(
-        [sys.executable, "-m", "emulator", "up"], cwd=checkout, env=environment, capture_output=True, text=True
-    )
+    done = python("-m", "emulator", "up", cwd=checkout, env=environment)
 
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from emulator import lifecycle
 from emulator.machine.state import State
 from emulator.rest import cloud_server
 from tests.emulator.test_interruption import copied
+from tests.support.processes import python
 from tests.support.waiting import eventually
 
 
@@ -27,9 +27,7 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
 
 def run(checkout: Path, shell: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **shell, "PATH": shell["PATH"].partition(":")[0]}  # without a kubectl of the machine's
-    return subprocess.run(
-        [sys.executable, "-m", *words], cwd=checkout, env=environment, capture_output=True, text=True, check=False
-    )
+    return python("-m", *words, cwd=checkout, env=environment)
 
 
 @pytest.mark.thorough

@@ -22,6 +22,7 @@ import pytest
 from emulator import __main__ as emulator_command_line
 from oasis_stack import __main__ as command_line
 from oasis_stack.command_line import external_program, image, stack_file
+from tests.support.processes import python
 from tests.support.program import deploy_stack
 
 OUTPUTS = {
@@ -168,13 +169,8 @@ def test_plan_shows_settings_addresses_ladder_resources_and_destroy_order_and_ca
 
 
 def test_a_command_that_does_not_run_the_program_imports_neither_its_sdks_nor_ray() -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "oasis_stack", "plan", "--settings-only", "--stack", "local"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=stack_file.ROOT,
-    )
+    words = ("-m", "oasis_stack", "plan", "--settings-only", "--stack", "local")
+    done = python("-X", "importtime", *words, check=True)
     assert "Ladder of a3-ultragpu-8g" in done.stdout and "Resources" not in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "oasis_stack.settings.settings" in imported

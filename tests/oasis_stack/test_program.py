@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +14,9 @@ import pytest
 from oasis_stack import components
 from oasis_stack.command_line import resource_tree
 from oasis_stack.command_line.offline import Deployment, Registered
-from oasis_stack.command_line.stack_file import ROOT
 from oasis_stack.settings.schema import Settings
 from oasis_stack.settings.settings import known_keys
+from tests.support.processes import python
 from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import (
     ALONE,
@@ -47,14 +45,7 @@ print(json.dumps([resources, deployment.exports], default=sorted))
 @pytest.mark.thorough
 def test_what_is_registered_does_not_depend_on_the_order_of_sets() -> None:
     def rendered(seed: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", _RENDER],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        return python("-c", _RENDER, env={**os.environ, "PYTHONHASHSEED": seed}, check=True).stdout
 
     with ThreadPoolExecutor() as both:
         first, second = map(json.loads, both.map(rendered, "01"))

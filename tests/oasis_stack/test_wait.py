@@ -23,6 +23,7 @@ from oasis_stack.components import chart_definitions
 from oasis_stack.live_state import RequestRefused, WaitError
 from tests.support import loopback
 from tests.support.loopback import Request
+from tests.support.processes import python
 
 Answer = tuple[int, dict[str, Any]]
 SOON = 0.002
@@ -489,13 +490,7 @@ def test_providers_are_stored_as_their_names_alone_and_found_by_another_process(
         # A class stored by value would carry its functions' code, which differs between Python 3.11 and 3.12.
         assert words == {provider.__module__, provider.__name__}
     loading = "import dill, sys; print(*(type(dill.loads(bytes.fromhex(a))).__name__ for a in sys.argv[1:]))"
-    other = subprocess.run(
-        [sys.executable, "-c", loading, *(pickle.hex() for pickle in stored)],
-        cwd=Path(wait.__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    other = python("-c", loading, *(pickle.hex() for pickle in stored), check=True)
     assert other.stdout.split() == [provider.__name__ for provider in providers]
 
 

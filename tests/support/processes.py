@@ -41,10 +41,10 @@ def python(
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, **more)
 
 
-def begun(*words: str, **more: Any) -> subprocess.Popen[str]:
-    """Python, left running in the checkout; all that it says comes by one pipe."""
+def begun(*words: str, cwd: Path = CHECKOUT, **more: Any) -> subprocess.Popen[str]:
+    """Python, left running; all that it says comes by one pipe."""
     command = [sys.executable, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=CHECKOUT, **more)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd, **more)
 
 
 def running(*words: str) -> dict[int, str]:

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from tests.support.command_line import LAPTOP, CommandLine, parsed
+from tests.support.processes import python
 from tests.support.waiting import eventually
 from workloads.__main__ import main
 from workloads.checkpoints import manifest
@@ -322,7 +322,7 @@ def test_what_runs_beside_the_workers_imports_no_torch() -> None:
     modules = "convnext.run.driver", "convnext.run.trainer", "cluster.run_lock", "convnext.run.train_group"
     script = f"import sys; {'; '.join(f'import workloads.{name}' for name in modules)}"
     script += "; print(sorted(set(sys.modules) & {'torch', 'torchvision'}))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = python("-c", script, check=True)
     assert done.stdout.strip() == "[]"
 
 

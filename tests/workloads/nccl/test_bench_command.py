@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ from ray.exceptions import RayActorError, RayError
 
 from tests.support.bench_results import conditions
 from tests.support.command_line import CommandLine
+from tests.support.processes import python
 from tests.support.stub_kubectl import OUTPUTS
 from tests.workloads.nccl.test_bandwidth import row
 from workloads.cluster import session
@@ -297,7 +296,7 @@ def test_help_teaches_and_needs_neither_ray_nor_torch() -> None:
         "command.add_bench_arguments(parser); print(parser.format_help());"
         "sys.exit(bool({'ray', 'torch', 'matplotlib'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = python("-c", program)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
     for words in ("examples:", "nccl-tests -a 3", "bench compare", "bench predict", "--average", "ends with 0"):
         assert words.lower() in done.stdout.lower()

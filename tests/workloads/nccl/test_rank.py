@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.cuda import nccl
 
 from tests.support import gloo, namespaces
+from tests.support.processes import python
 from workloads.errors import PlaceError
 from workloads.nccl.definitions.collectives import Seat
 from workloads.nccl.logs import debug_log
@@ -216,5 +217,5 @@ print(dist.Backend._plugins["NCCL"].creator_fn.__name__)
 def test_nccl_is_the_implementation_that_was_timed_unless_the_user_chooses(chosen: str, made_by: str) -> None:
     own = {name: value for name, value in os.environ.items() if name != "TORCH_DIST_USE_NCCL2"}
     environment = own | ({"TORCH_DIST_USE_NCCL2": chosen} if chosen else {})
-    done = subprocess.run([sys.executable, "-c", NCCL], env=environment, capture_output=True, text=True, timeout=300)
+    done = python("-c", NCCL, env=environment)
     assert done.stdout.strip() == made_by, done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
@@ -20,6 +18,7 @@ from benchmarks.published import tables
 from benchmarks.published.tables import GIB, MIB
 from tests.support.bench_results import conditions, measured, run
 from tests.support.command_line import CommandLine
+from tests.support.processes import python
 from workloads.convnext.config import STAGES, Model
 from workloads.convnext.learning.model import build
 from workloads.nccl.definitions.stages import Stage
@@ -319,7 +318,7 @@ def test_predicting_and_comparing_load_neither_torch_nor_ray() -> None:
         "predict.add_predict_arguments(parser); predict.run_predict(parser.parse_args([])); "
         "print([name for name in ('torch', 'ray', 'matplotlib') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
 
 
