@@ -5,6 +5,7 @@ Of node affinity it reads the required terms; what it cannot judge (pod affinity
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -123,10 +124,11 @@ def _fuse_sidecar(annotations: Mapping[str, str]) -> dict[str, float]:
     if annotations.get("gke-gcsfuse/volumes") != "true":
         return {}
     asked = {name: annotations.get(f"gke-gcsfuse/{name}-request") for name in ("cpu", "memory", "ephemeral-storage")}
-    try:
-        return {name: quantity(amount) for name, amount in asked.items() if amount}
-    except ValueError:
-        return {"memory": math.inf}  # GKE refuses the pod; here it fits nowhere
+    with contextlib.suppress(ValueError):
+        amounts = {name: quantity(amount) for name, amount in asked.items() if amount}
+        if all(0 <= amount < math.inf for amount in amounts.values()):
+            return amounts
+    return {"gke-gcsfuse": 1.0}  # GKE refuses the pod; here it fits nowhere
 
 
 def _requests(container: Mapping[str, Any]) -> dict[str, float]:

@@ -103,7 +103,7 @@ class Nodes:
 def headed(
     variables: Mapping[str, str], options: Callable[[Nodes], Sequence[str]] = lambda nodes: ()
 ) -> Iterator[Nodes]:
-    """A head without CPUs, that other nodes may join for the length of the block.
+    """A head that other nodes may join for the length of the block, without CPUs unless `options` give it some.
 
     Args:
         variables: further ones of every node's environment.

@@ -28,7 +28,7 @@ def write_program(file: Path, script: str, interpreter: str = "/bin/sh") -> Path
 
 
 def usual_variables(**more: str) -> dict[str, str]:
-    """This process's environment, without what says where Ray, the stack, W&B or Google is, and with more."""
+    """This process's environment and more, without what Ray, the stack, W&B, emulated storage or pytest would read."""
     foreign = ("RAY_", "OASIS_", "WANDB_", "STORAGE_", "PYTEST_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | more
 

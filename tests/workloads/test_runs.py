@@ -304,8 +304,8 @@ def test_a_disk_s_own_folder_which_nobody_else_may_list_is_no_run(
 ) -> None:
     whole = os.listdir
 
-    def listdir(path: str) -> list[str]:
-        if path.endswith("lost+found"):
+    def listdir(path: str | Path) -> list[str]:
+        if str(path).endswith("lost+found"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return whole(path)
 

@@ -312,8 +312,8 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
         for word in (word for word in command if Path(word).is_file() and not Path(word).is_absolute()):
             tell(f"{word} stays here; `--working-dir .` would take the files of this folder along")
     own_cluster = " --ray-job" if args.ray_job else f" --queue --nodes {args.nodes or 1}" if args.queue else ""
-    again = f"{stack.flags(args)}{own_cluster}".strip()
-    ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: again} if own else {}
+    flags = f"{stack.flags(args)}{own_cluster}".strip()
+    ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: flags} if own else {}
     variables = {**_JOB_ENVIRONMENT, **ours}
     named = {**(given.get("env_vars") or {}), **_variables(args.env)}
     for name in filter(_SECRET.search, map(str, named)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -44,11 +43,12 @@ def test_a_pod_requests_each_further_network_that_it_names_and_fits_nowhere_if_t
 def test_a_pod_whose_fuse_sidecar_cannot_be_sized_fits_nowhere() -> None:
     annotations = {"gke-gcsfuse/volumes": "true", "gke-gcsfuse/memory-request": "256Mi"}
 
-    def memory(**change: str) -> float:
-        return requests({"metadata": {"annotations": {**annotations, **change}}, "spec": {}})["memory"]
+    def asked(**change: str) -> dict[str, float]:
+        return requests({"metadata": {"annotations": {**annotations, **change}}, "spec": {}})
 
-    assert memory() == 2.0**28
-    assert memory(**{"gke-gcsfuse/cpu-request": "lots"}) == math.inf
+    assert asked() == {"memory": 2.0**28, "pods": 1.0}
+    for amount in ("lots", "nan", "-1Gi"):
+        assert asked(**{"gke-gcsfuse/cpu-request": amount}) == {"gke-gcsfuse": 1.0, "pods": 1.0}
 
 
 @pytest.mark.parametrize(
