@@ -141,7 +141,7 @@ def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path)
     # Time: no trial of each instruction set, and no pool of processes that import torch.
     quick = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     broken = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": "/nonexistent"}
-    done = python("-m", "benchmarks.gpu", *words, env=bare | quick | broken)
+    done = python("-m", "benchmarks.gpu", *words, env=bare | quick | broken, timeout=300)
     assert done.returncode == 5, done.stderr
     settings = json.loads(results.read_text())["settings"]
     assert settings["nano, fp32, 32"]["images per second"]["median"] > 0

@@ -112,7 +112,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def ended_apart(words: list[str], around: list[str]) -> tuple[int, str, str]:
     """Exit code and what was printed, of a process with this around it."""
     variables = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    done = python("-m", "workloads", *words, within=around, env=variables, cwd=Path.cwd())
+    done = python("-m", "workloads", *words, within=around, env=variables, cwd=Path.cwd(), timeout=120)
     return done.returncode, done.stdout, done.stderr
 
 

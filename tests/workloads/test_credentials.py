@@ -144,7 +144,7 @@ def test_in_a_pod_the_workload_s_own_identity_opens_the_secret(tmp_path: Path) -
         variables = {"GCE_METADATA_HOST": address, "GCE_METADATA_IP": address, "CLOUDSDK_CONFIG": str(tmp_path)}
         ask = f"from workloads.reporting.credentials import wandb_key; print(wandb_key(None, {SECRET!r}).value)"
         variables |= {"PATH": os.environ["PATH"], credentials.ENDPOINT_VARIABLE: f"{url}/"}
-        done = python("-c", ask, env=variables)
+        done = python("-c", ask, env=variables, timeout=60)
     assert done.stdout.strip() == KEY, done.stderr
     assert sent[f"/v1/{SECRET}/versions/latest:access"] == "Bearer of-the-pod"
 

@@ -526,7 +526,7 @@ def test_a_ray_on_every_interface_and_a_small_dev_shm_are_told_with_what_to_do_a
     apart = namespaces.apart("net", "mount")
     # Never on this machine itself: where it makes no namespaces, the same place is found fit.
     given = ["0.0.0.0", "small"] if apart else ["127.0.0.1", ""]
-    done = python("-c", MISFIT, str(program), *given, within=apart)
+    done = python("-c", MISFIT, str(program), *given, within=apart, timeout=120)
     assert done.returncode == (8 if apart else 0), done.stdout + done.stderr
     found = told(done.stdout)
     assert list(found) == (["shared memory", "listeners"] if apart else [])
@@ -569,7 +569,7 @@ def test_the_exit_code_says_whether_a_key_or_something_else_is_missing(
 
 def test_the_doctor_runs_on_a_python_with_nothing_installed_and_says_what_is_missing() -> None:
     variables = {"PATH": os.environ["PATH"], "PYTHONNOUSERSITE": "1"}
-    done = python("-S", "-m", "workloads", "doctor", "--json", env=variables)
+    done = python("-S", "-m", "workloads", "doctor", "--json", env=variables, timeout=60)
     assert done.returncode == 8, done.stderr
     found = {record["check"]: record for record in map(json.loads, done.stdout.splitlines())}
     assert list(found) == list(doctor.CHECKS)

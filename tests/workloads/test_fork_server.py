@@ -258,7 +258,7 @@ with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
 
 
 def test_a_fork_whose_client_is_gone_ends_and_is_no_second_server(tmp_path: Path) -> None:
-    done = python("-c", GONE, str(tmp_path / "socket"))
+    done = python("-c", GONE, str(tmp_path / "socket"), timeout=60)
     (line,) = done.stdout.splitlines()
     assert line.endswith(" None") and done.returncode == 0, done.stderr
 
@@ -296,7 +296,7 @@ with socket.socket(socket.AF_UNIX, fork_client.KIND) as listener:
 
 
 def test_a_server_without_workers_ends_after_a_while(tmp_path: Path) -> None:
-    done = python("-c", LINGERING, str(tmp_path / "socket"))
+    done = python("-c", LINGERING, str(tmp_path / "socket"), timeout=60)
     assert done.stdout == "'' None\n", done.stderr
 
 
@@ -319,7 +319,7 @@ print(repr(fork_server._prepare(sys.argv[1:])), set(sys.argv[1:]) <= sys.modules
 @pytest.mark.parametrize("modules", [TRAIN_IMPORTS, BENCH_IMPORTS])
 def test_after_what_a_node_imports_there_can_be_forks_and_no_gpu_was_touched(modules: tuple[str, ...]) -> None:
     variables = {name: value for name, value in os.environ.items() if name not in fork_server.SINGLE_THREADED}
-    done = python("-c", PREPARED, *modules, env=variables | fork_server.SINGLE_THREADED)
+    done = python("-c", PREPARED, *modules, env=variables | fork_server.SINGLE_THREADED, timeout=120)
     assert done.stdout == "'' True\n", done.stderr
 
 

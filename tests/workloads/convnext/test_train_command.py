@@ -322,7 +322,7 @@ def test_what_runs_beside_the_workers_imports_no_torch() -> None:
     modules = "convnext.run.driver", "convnext.run.trainer", "cluster.run_lock", "convnext.run.train_group"
     script = f"import sys; {'; '.join(f'import workloads.{name}' for name in modules)}"
     script += "; print(sorted(set(sys.modules) & {'torch', 'torchvision'}))"
-    done = python("-c", script, check=True)
+    done = python("-c", script, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 
 

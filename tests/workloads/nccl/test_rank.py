@@ -217,5 +217,5 @@ print(dist.Backend._plugins["NCCL"].creator_fn.__name__)
 def test_nccl_is_the_implementation_that_was_timed_unless_the_user_chooses(chosen: str, made_by: str) -> None:
     own = {name: value for name, value in os.environ.items() if name != "TORCH_DIST_USE_NCCL2"}
     environment = own | ({"TORCH_DIST_USE_NCCL2": chosen} if chosen else {})
-    done = python("-c", NCCL, env=environment)
+    done = python("-c", NCCL, env=environment, timeout=300)
     assert done.stdout.strip() == made_by, done.stderr
