@@ -59,11 +59,12 @@ def test_a_job_runs_on_the_head_with_the_stack_s_variables_and_returns_its_exit_
     assert f"OASIS_RUNS_MOUNT {cluster.bucket(cluster.environment.runs_uri)}" in lines
 
 
-def test_ctrl_c_stops_the_job_and_what_it_started(cluster: Cluster) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_kill_stop_the_job_and_what_it_started(cluster: Cluster, number: int) -> None:
     seconds = str(10**6 + os.getpid())  # no other run of the tests sleeps as long
     client = cluster.start("submit", "--", "sleep", seconds)
     eventually(lambda: f"sleep {seconds} " in running("sleep ").values())  # the job, not the client, which names it too
-    client.send_signal(signal.SIGINT)
+    client.send_signal(number)
     output, _ = client.communicate(timeout=400)
     assert client.returncode == 130, output
     eventually(lambda: f"sleep {seconds} " not in running("sleep ").values())

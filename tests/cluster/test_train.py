@@ -75,6 +75,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     ("end", "number"),
     [
         pytest.param(os.kill, signal.SIGINT, id="ctrl-c"),
+        pytest.param(os.kill, signal.SIGTERM, id="kill"),
         pytest.param(os.killpg, signal.SIGTERM, id="timeout"),  # it signals the whole group, Ray's processes too
     ],
 )
