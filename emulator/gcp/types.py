@@ -58,8 +58,7 @@ def has_input(token: str, path: str) -> bool:
     """True if a wire path, without indices of lists, names an input of a type. Raises UnknownTypeError."""
     expected: Any = _arguments_class(token)
     for segment in path.split("."):
-        types = _types.input_type_types(expected) if _types.is_input_type(expected) or path else {}
-        if segment not in types:
+        if not _types.is_input_type(expected) or segment not in (types := _types.input_type_types(expected)):
             return False
         expected = _types.unwrap_type(types[segment])
         while get_origin(expected) is collections.abc.Sequence:

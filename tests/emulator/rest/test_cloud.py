@@ -33,6 +33,8 @@ def test_an_object_is_made_only_with_what_it_needs(cloud: Cloud) -> None:
 def test_parts_go_with_the_whole_unless_something_else_uses_a_part(cloud: Cloud) -> None:
     cloud.create("compute/router", "r", {})
     cloud.create("compute/routerNat", "n", {}, [Use(kind="compute/router", name="r", relation="part-of")])
+    within = [Use(kind="compute/router", name="r", relation="part-of"), Use(kind="compute/routerNat", name="n")]
+    cloud.create("compute/routerNat", "m", {}, within)
     cloud.create("compute/address", "a", {}, [Use(kind="compute/routerNat", name="n")])
     with pytest.raises(InUseError):
         cloud.delete("compute/router", "r")
