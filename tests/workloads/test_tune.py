@@ -159,6 +159,9 @@ def test_a_wrong_space_is_refused_by_field_with_what_is_allowed(fields: dict[str
     [
         ("tune", "[1", (), "cannot be read: while parsing"),
         ("tune", "data: 2026-02-30", (), "cannot be read: day is out of range for month"),
+        ("tune", "seed: &seeds [1, *seeds]", (), "cannot be read: Circular reference"),
+        ("tune", "seed: !!set {1, 2}", (), 'seed has "{1, 2}"; it takes a whole number'),
+        ("tune", "2026-02-03: 1", (), "cannot be read: keys must be str"),
         ("tune", "- 1", (), "names no field"),
         ("tune", "epochs: [1, 2]", (), "epochs cannot be varied by tune"),
         ("tune", "seed: [1, 2]", ("--samples", "0"), "--samples is 0"),

@@ -171,8 +171,9 @@ def read(path: Path) -> Any:
     if path.exists() and path.suffix not in SUFFIXES:
         raise UsageError(f"--space is {path}; its name must end in one of {', '.join(SUFFIXES)}.", "Rename the file.")
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        # What JSON cannot hold, such as a list that holds itself, is no space.
+        return json.loads(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8")), default=str))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UsageError(f"--space {path} cannot be read: {reason}.", "Name a YAML or JSON file.") from error
 
