@@ -160,14 +160,15 @@ def test_images_whose_names_differ_in_their_endings_alone_have_a_key_each(tmp_pa
 
 def test_shards_whose_classes_have_no_names_yet_do_not_look_like_data(tmp_path: Path, cli: CommandLine) -> None:
     named = os.fsdecode(b"caf\xe9")  # as an archive from before UTF-8 has it
-    folder = image_folder(tmp_path / "images", {"train": {named: 2, "tea": 1}, "val": {"tea": 1}})
+    tea = "tea\u2028"  # a line to Unicode, and not to a file
+    folder = image_folder(tmp_path / "images", {"train": {named: 2, tea: 1}, "val": {tea: 1}})
     words = ["shards", "--from", str(folder), "--to"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / CLASS_NAMES).symlink_to("/dev/full")
     assert "classes.txt: No space left on device" in cli(*words, str(tmp_path / "full"), code=8).err
     assert not (tmp_path / "full" / "val").exists()
     cli(*words, str(tmp_path / "shards"))
-    assert stores(tmp_path / "shards")[0].classes == ("caf\ufffd", "tea")
+    assert stores(tmp_path / "shards")[0].classes == ("caf\ufffd", tea)
 
 
 def test_an_index_is_reckoned_where_none_lies_and_says_the_same(tmp_path: Path) -> None:

@@ -236,7 +236,10 @@ class ShardPictures:
 
 
 def _class_names(file: Path) -> Sequence[str]:
-    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ()
+    if not file.is_file():
+        return ()
+    with file.open(encoding="utf-8", errors="replace") as lines:  # str.splitlines would also split at U+2028 in a name
+        return [line.rstrip("\n") for line in lines]
 
 
 def _first_gap(labels: NDArray[np.int64]) -> int:
