@@ -51,6 +51,7 @@ def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
     assert learning_rate(config, 2) == pytest.approx(1.0)
     assert learning_rate(config, 6) == pytest.approx((1 + 0.01) / 2)
     assert learning_rate(config, 10) == pytest.approx(0.01)
+    assert learning_rate(small(warmup_epochs=1e-4, learning_rate=1.0), 0) == 1.0
 
 
 @pytest.mark.thorough

@@ -307,7 +307,7 @@ class Training:
 def learning_rate(config: TrainConfig, epochs_done: float) -> float:
     """Linear warm-up, then a cosine to a hundredth of the peak, as a function of (fractional) epochs done."""
     if epochs_done < config.warmup_epochs:
-        return config.learning_rate * max(epochs_done, 1e-3) / config.warmup_epochs
+        return config.learning_rate * min(max(epochs_done, 1e-3) / config.warmup_epochs, 1.0)
     span = max(config.epochs - config.warmup_epochs, 1e-9)
     fraction = min((epochs_done - config.warmup_epochs) / span, 1.0)
     share = _FINAL_LEARNING_RATE + (1 - _FINAL_LEARNING_RATE) * (1 + math.cos(math.pi * fraction)) / 2
