@@ -261,7 +261,8 @@ def test_what_another_version_wrote_is_not_called_damaged_and_stays(place: Folde
     newest.write(manifest.MANIFEST, other)
     newest.write(manifest.COMMIT, hashlib.sha256(other).hexdigest().encode())
     assert [row["status"] for row in runs.rows("list")] == ["another version's"]
-    runs("verify", "a")
+    (row,) = runs.rows("verify", "a")
+    assert row["verdict"] == "good"
     runs("repair", "a", "--yes")
     assert steps(place, "a") == [10, 20]
 

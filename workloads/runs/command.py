@@ -170,7 +170,7 @@ def _verify(place: Folder, args: argparse.Namespace) -> int:
         for attempt in run.committed:
             if attempt.name in problems:
                 rows.append({**_row(run, attempt), "verdict": problems[attempt.name] or "good"})
-    _print_rows(rows, place.uri, nothing="no checkpoint", as_json=args.json)
+    _print_rows(rows, place.uri, nothing="no checkpoint of this version", as_json=args.json)
     damaged = sum(row["verdict"] != "good" for row in rows)
     if damaged:
         raise DataIntegrityError(
