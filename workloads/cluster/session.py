@@ -66,6 +66,11 @@ class Place:
         """True if Ray lives and dies with this process."""
         return self.address is None
 
+    @property
+    def wandb_secret(self) -> str:
+        """Secret Manager resource with the stack's W&B key; empty for none."""
+        return self.environment.wandb_secret if self.environment else ""
+
 
 def prepare(address: str | None = None) -> Place:
     """Decide where Ray is and set what it reads from the environment.

@@ -218,21 +218,36 @@ def wandb_reader(
     """
     if mode == "off":
         return None
-    key: credentials.Key | None = None
     try:
-        if find_spec("wandb") is None:
-            raise PlaceError("the package wandb is not installed.", "Install it, or use --wandb off.")
-        if mode != "offline":
-            key = credentials.wandb_key(key_file, secret)
+        key = _key(mode, key_file, secret)
     except WorkloadError as error:
-        if mode != "auto" or key_file is not None:
+        if _demanded(mode, key_file):
             raise
         say(f"W&B is off: {error}")
         return None
-    if key is None and mode == "online":
-        raise credentials.no_key()
     if key is None and mode == "auto":
         say("W&B is off: there is no key in a file, the environment or Secret Manager.")
         return None
     say(f"W&B is used with the key from {key.source}." if key else f"W&B is offline, in {folder}.")
     return Wandb(run, config, folder, key, say, history)
+
+
+def check_key(mode: WandbMode, key_file: Path | None, secret: str) -> None:
+    """Raise what `wandb_reader` would raise of its mode and key, before anything has begun."""
+    if mode != "off" and _demanded(mode, key_file):
+        _key(mode, key_file, secret)
+
+
+def _demanded(mode: WandbMode, key_file: Path | None) -> bool:
+    return mode != "auto" or key_file is not None
+
+
+def _key(mode: WandbMode, key_file: Path | None, secret: str) -> credentials.Key | None:
+    if find_spec("wandb") is None:
+        raise PlaceError("the package wandb is not installed.", "Install it, or use --wandb off.")
+    if mode == "offline":
+        return None
+    key = credentials.wandb_key(key_file, secret)
+    if key is None and mode == "online":
+        raise credentials.no_key()
+    return key

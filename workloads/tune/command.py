@@ -25,7 +25,7 @@ from workloads.dry_run import Settings
 from workloads.environment import SUBMITTED_VARIABLE
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
 from workloads.reporting import credentials, progress
-from workloads.reporting.tracking import WandbMode
+from workloads.reporting.tracking import WandbMode, check_key
 from workloads.storage.folders import check_writable
 from workloads.storage.results import check_results
 from workloads.tune import concurrency, report
@@ -116,6 +116,7 @@ def run_tune(args: argparse.Namespace) -> int:
         progress.note(f"trials and results: {search.folder.uri}")
         verdict: WorkloadError | None = None
         if ledger.left:
+            check_key(args.wandb, args.wandb_key_file, place.wandb_secret)
             with suppress(KeyboardInterrupt):  # the second one; what has ended is in the ledger, the rest is unfinished
                 verdict = _search(args, place, search, ledger)
         return _conclude(search, ledger, verdict)

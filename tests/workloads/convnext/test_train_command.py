@@ -211,9 +211,16 @@ def test_a_second_driver_with_a_ray_of_its_own_is_refused_before_it_starts_one(
         main(words)
 
 
-def test_a_key_file_that_is_not_there_is_refused_before_the_digits_are_written(laptop: Path, cli: CommandLine) -> None:
-    assert "handwritten" not in cli("train", "--wandb-key-file", "none", code=7).out
-    assert list(laptop.iterdir()) == []
+def test_a_key_that_is_demanded_and_missing_is_refused_before_anything_is_written_or_started(
+    laptop: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for demand in (["--wandb-key-file", "none"], ["--wandb", "online"]):
+        assert "handwritten" not in cli("train", *demand, code=7).out
+        assert list(laptop.iterdir()) == []
+    (laptop / "space.yaml").write_text("seed: [1, 2]")
+    words = ["sweep", "--space", "space.yaml", "--run", "both", "--data", "synthetic", "--wandb", "online"]
+    assert "there is no W&B key" in cli(*words, code=7).err
 
 
 def test_a_driver_on_another_cluster_is_refused_and_one_that_was_killed_is_waited_for(

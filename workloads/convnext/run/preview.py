@@ -76,6 +76,6 @@ def _wandb_key(mode: str, file: Path | None, place: Place) -> tuple[str, str]:
         return f"in file {file}{here}", "flag --wandb-key-file"
     if _variables(place).get(KEY_VARIABLE, "").strip():
         return dry_run.REDACTED, f"variable {KEY_VARIABLE}"
-    if place.environment and place.environment.wandb_secret:
-        return f"in Secret Manager, {place.environment.wandb_secret}", dry_run.stack_origin("wandb_secret", place)
+    if place.wandb_secret:
+        return f"in Secret Manager, {place.wandb_secret}", dry_run.stack_origin("wandb_secret", place)
     return "none", "no file, variable or secret"

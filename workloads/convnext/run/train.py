@@ -27,7 +27,7 @@ from workloads.environment import NODE_HOUR_VARIABLE, SUBMITTED_VARIABLE, Cluste
 from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, BudgetError, InfeasibleError, UsageError
 from workloads.reporting import cost, credentials, progress
 from workloads.reporting.history import Record, history
-from workloads.reporting.tracking import JournalFollower, Wandb, WandbMode, wandb_reader
+from workloads.reporting.tracking import JournalFollower, Wandb, WandbMode, check_key, wandb_reader
 from workloads.storage.folders import check_writable, locate
 from workloads.storage.results import check_results
 
@@ -107,8 +107,7 @@ def run_train(args: argparse.Namespace) -> int:
         _conclude(run, summary)
         return EXIT_OK
     _refuse_spent(run)
-    if args.wandb_key_file is not None and args.wandb in ("auto", "online"):
-        credentials.wandb_key(args.wandb_key_file, "")
+    check_key(args.wandb, args.wandb_key_file, place.wandb_secret)
     if place.embedded and run.config.data == location.DIGITS:
         location.provide_digits(progress.note)
     if unseen := location.check_data(run.config.data, here=place.embedded):
@@ -121,14 +120,13 @@ def run_train(args: argparse.Namespace) -> int:
 
 
 def _train(run: Run, place: session.Place, args: argparse.Namespace) -> int:
-    cluster = place.environment
     wandb = wandb_reader(
         args.wandb,
         run.name,
         run.config.to_dict(),
         run.results / "wandb",
         args.wandb_key_file,
-        cluster.wandb_secret if cluster else "",
+        place.wandb_secret,
         progress.note,
         lambda: history(run.folder),
     )
