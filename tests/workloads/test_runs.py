@@ -256,7 +256,8 @@ def test_repair_asks_where_it_can(place: Folder, runs: Command, monkeypatch: pyt
 
 
 def test_what_another_version_wrote_is_not_called_damaged_and_stays(place: Folder, runs: Command) -> None:
-    newest = place.child("a", "checkpoints", train(place, "a", 2)[-1])
+    names = train(place, "a", 2)
+    newest = place.child("a", "checkpoints", names[1])
     other = json.dumps({**json.loads(newest.read(manifest.MANIFEST)), "schema": "another/1"}).encode()
     newest.write(manifest.MANIFEST, other)
     newest.write(manifest.COMMIT, hashlib.sha256(other).hexdigest().encode())
@@ -265,6 +266,8 @@ def test_what_another_version_wrote_is_not_called_damaged_and_stays(place: Folde
     assert row["verdict"] == "good"
     runs("repair", "a", "--yes")
     assert steps(place, "a") == [10, 20]
+    place.child("a", "checkpoints", names[0]).delete(manifest.COMMIT)
+    assert f"there is no checkpoint of this version in {place.uri}" in runs("verify", "a").err
 
 
 def test_repair_changes_nothing_where_no_checkpoint_is_good(place: Folder, runs: Command) -> None:
