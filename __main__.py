@@ -11,6 +11,9 @@ from oasis_stack.pod_specs.network_policy import DASHBOARD_PORT
 from oasis_stack.settings import settings
 
 READ, WRITE, SEE = (f"roles/storage.{role}" for role in ("objectViewer", "objectUser", "bucketViewer"))
+# To look at a bucket and at the names in it. To mount a folder, gcsfuse must be allowed to list the whole bucket, up to
+# version 3.11.2 at least (GoogleCloudPlatform/gcsfuse pull request 4980): without, no pod of a team starts.
+LIST = "roles/storage.legacyBucketReader"
 
 stack = settings.load()
 site, addresses, gke, ray = stack.site, stack.address_plan(), stack.cluster, stack.ray
@@ -249,7 +252,7 @@ team_identities = [
             cluster_name=cluster.cluster_name,
             namespace=team.name,
             service_account=names.RAY_ACCOUNT,
-            buckets={"data": buckets["data"], "runs": oasis.BucketGrant(bucket=runs.bucket_name, roles=(SEE,))},
+            buckets={"data": buckets["data"], "runs": oasis.BucketGrant(bucket=runs.bucket_name, roles=(LIST,))},
             folders={
                 "runs": oasis.FolderGrant(
                     bucket=runs.bucket_name,

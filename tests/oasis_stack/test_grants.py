@@ -30,6 +30,7 @@ ALLOWS = {
     "roles/storage.objectViewer": "read",
     "roles/storage.objectUser": "write|sources",
     "roles/storage.bucketViewer": r"storage\.buckets\.get|looks at the bucket",
+    "roles/storage.legacyBucketReader": "names",
     "roles/secretmanager.secretAccessor": "read the key|read the token",
     "roles/cloudkms.cryptoKeyEncrypterDecrypter": "encrypt",
 }

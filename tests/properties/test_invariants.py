@@ -39,6 +39,7 @@ ROLES = {
     *NODE_ROLES.values(),
     *("roles/artifactregistry.reader", "roles/artifactregistry.writer"),
     *("roles/storage.objectViewer", "roles/storage.objectUser", "roles/storage.bucketViewer"),
+    "roles/storage.legacyBucketReader",
     *("roles/secretmanager.secretAccessor", "roles/cloudkms.cryptoKeyEncrypterDecrypter"),
 }
 """Every role that the program may grant."""

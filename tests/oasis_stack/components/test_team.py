@@ -185,6 +185,25 @@ def test_its_pods_and_members_write_its_folder_and_nobody_else_does(two: Deploym
     assert held == {(who, "roles/storage.objectUser") for who in ("ns/vision/sa/ray", *MEMBERS)}
 
 
+def test_its_pods_may_list_every_bucket_of_which_they_mount_a_part(two: Deployment) -> None:
+    spec = json.loads(at(two.get(CONFIG_MAP, "vision.ray-cluster"), "data")[CLUSTER_KEY])
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    mounted = {
+        volume["csi"]["volumeAttributes"]["bucketName"]
+        for group in groups
+        for volume in group["template"]["spec"]["volumes"]
+        if "csi" in volume
+    }
+    grants = two.of_type("gcp:storage/bucketIAMMember:BucketIAMMember")
+    listable = {
+        found.inputs["bucket"]
+        for found in grants
+        if found.inputs["member"].endswith("/subject/ns/vision/sa/ray")
+        and found.inputs["role"] in {"roles/storage.objectViewer", "roles/storage.legacyBucketReader"}
+    }
+    assert len(mounted) == 2 and listable == mounted
+
+
 def test_members_are_known_to_kubernetes_by_their_addresses(two: Deployment) -> None:
     binding = two.get(ROLE_BINDING, "vision")
     assert [(one["kind"], one["name"]) for one in at(binding, "subjects")] == [
