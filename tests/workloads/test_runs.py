@@ -361,6 +361,22 @@ def test_a_login_that_has_expired_is_told_from_a_bucket_out_of_reach(
         assert "gcloud auth application-default login" in cli("runs", "list", "--storage", "gs://runs", code=7).err
 
 
+def test_a_teams_folder_can_be_named_by_one_who_may_read_nothing_beside_it(
+    monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> None:
+    """A managed folder's grant covers the names that begin with `teams/vision/`; `teams/vision` is outside."""
+
+    def answer(request: loopback.Request) -> loopback.Reply:
+        if "/o?" in request.path:
+            marker = {"kind": "storage#object", "name": "teams/vision/a/", "bucket": "runs", "size": "0"}
+            return 200, {"kind": "storage#objects", "items": [marker]}
+        return (404 if "/o/teams%2Fvision%2F" in request.path else 403), {"error": {"message": "denied or not there"}}
+
+    with loopback.answering(answer) as url:
+        monkeypatch.setenv(EMULATOR_VARIABLE, url)
+        assert json.loads(cli("runs", "list", "--json", "--storage", "gs://runs/teams/vision").out) == []
+
+
 def test_it_needs_neither_torch_nor_ray(tmp_path: Path) -> None:
     train(locate(tmp_path), "a", 1)
     program = (

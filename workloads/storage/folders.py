@@ -134,8 +134,11 @@ class Folder:
 
     def exists(self) -> bool:
         """Whether the folder is there: on Cloud Storage, the bucket itself, or an object below the address."""
+        # With a slash: a team's grant covers what is below its folder, and not an object with the folder's bare name.
+        inside = not self._local and "/" in self.path
         with self._explained("list"):
-            return self.filesystem.get_file_info(self.path).type == fs.FileType.Directory
+            info = self.filesystem.get_file_info(f"{self.path}/" if inside else self.path)
+        return info.type == fs.FileType.Directory
 
     def entries(self) -> list[Entry]:
         """Everything below, objects and folders; empty where the folder does not exist."""
