@@ -114,6 +114,8 @@ class WorkloadIdentity(pulumi.ComponentResource):
         self.register_outputs({"principal": self.principal})
 
     def _grant_folder(self, name: str, grant: FolderGrant) -> None:
+        # It needs no folder above it, and a grant on it holds for files and folders below it in Cloud Storage FUSE, too
+        # (GoogleCloudPlatform/gcsfuse, tools/integration_tests/managed_folders, which run in hierarchical buckets).
         child = pulumi.ResourceOptions(parent=self)
         folder = gcp.storage.ManagedFolder(
             f"{name}-folder",
