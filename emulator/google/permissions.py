@@ -56,6 +56,7 @@ ROLES: Mapping[str, str] = {
     "roles/serviceusage.serviceUsageAdmin": "serviceusage.services.*",
     "roles/storage.admin": f"storage.buckets.* storage.managedFolders.* storage.objects.* {_READS}",
     "roles/storage.bucketViewer": "storage.buckets.get storage.buckets.list",
+    "roles/storage.legacyBucketReader": "storage.buckets.get storage.objects.list",
 }
 """Patterns of the permissions that a role holds."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from emulator.google import permissions
 from oasis_stack.command_line.offline import Deployment, Registered
 from tests.support.pages import section
 from tests.support.program import deploy_stack
@@ -152,6 +153,8 @@ def test_every_row_gives_a_reason_that_is_what_the_role_is_good_for() -> None:
         if "deployer" not in subject:
             for role in re.findall(r"roles/[\w.]+", roles):
                 assert re.search(ALLOWS[role], why), (role, why)
+                # The emulated Google goes by what a role holds.
+                assert all(permissions.holds([role], one) for one in re.findall(r"storage\.buckets\.\w+", why)), role
 
 
 def test_the_deployer_has_what_each_command_takes_and_no_more() -> None:
