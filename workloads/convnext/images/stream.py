@@ -24,6 +24,11 @@ PART = 128
 """Most images of a slot that one process decodes by itself. Each epoch and each evaluation begins with nothing decoded:
 shared out, the first slot is there sooner, and an evaluation of few slots keeps all processes busy."""
 
+DEATHS = ("DataLoader worker", "Pin memory thread")
+"""What torch's sentence for a dead process begins with. The thread that fetches batches for a GPU ends where what a
+process left in its queue can no longer be had, of which torch tells its end alone (torch 2.15,
+utils/data/dataloader.py, `_get_data`)."""
+
 Visit = tuple[int, int]
 """An image and the epoch in which it is seen: all that its alteration depends on."""
 
@@ -151,7 +156,7 @@ def _next(fetched: Iterator[tuple[Tensor, Tensor] | WorkloadError], apart: bool)
     except (RuntimeError, OSError, EOFError) as error:
         # A process was killed, for want of memory as a rule. torch has no type for it, but a sentence; or a batch's
         # memory can no longer be had from the dead, which is an error of sockets. A store's own errors are returned.
-        if not apart or (isinstance(error, RuntimeError) and "DataLoader worker" not in str(error)):
+        if not apart or (isinstance(error, RuntimeError) and not str(error).startswith(DEATHS)):
             raise
         raise LostProcessError(
             f"a process that decodes images has died: {first_line(error)}",
