@@ -15,6 +15,7 @@ import pytest
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision
 
 from tests.support import gloo
+from tests.support.training import Few
 from workloads.checkpoints import manifest
 from workloads.checkpoints import state as checkpoint_state
 from workloads.checkpoints.store import Checkpoint, CheckpointStore
@@ -62,6 +63,25 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(tmp_path: 
     (first, said), (second, _) = gloo.together(2, partial(agreed, str(tmp_path)))
     assert first == second == names[0]
     assert said == [f"checkpoint {names[1]} is passed over: rank 1 cannot read it: a shard has another hash."]
+
+
+def unlike(training: tuple[int, int], validation: tuple[int, int], seat: Seat) -> str:
+    """What this rank of two says, given how many images each of them sees."""
+    try:
+        worker.check_same_data(Few(training[seat.rank]), Few(validation[seat.rank]))
+    except DataIntegrityError as error:
+        return error.problem
+    return ""
+
+
+@pytest.mark.thorough
+def test_ranks_that_do_not_see_the_same_data_say_so_before_they_wait_for_each_other() -> None:
+    assert gloo.together(2, partial(unlike, (8, 8), (4, 4))) == ["", ""]
+    for training, validation in (((8, 12), (4, 4)), ((8, 8), (4, 5))):
+        first, second = gloo.together(2, partial(unlike, training, validation))
+        assert first == second
+        for images, held_out in zip(training, validation, strict=True):
+            assert f"{images} training images of 4 classes (['a', 'b', 'c', 'd']) and {held_out} validation" in first
 
 
 def test_where_no_checkpoint_is_good_for_every_rank_the_run_does_not_begin_anew(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ A WorkloadError raised here ends the run at once (see `trainer.RunCallback`); an
 from __future__ import annotations
 
 import json
+import reprlib
+import socket
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -21,6 +23,7 @@ from workloads.cluster import autoscaler
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images.data import sources
 from workloads.convnext.images.location import fetched
+from workloads.convnext.images.sampling import Source
 from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning.loop import Record, Training
 from workloads.convnext.ranks import gathered
@@ -54,7 +57,7 @@ def work(job: dict[str, Any]) -> Record:
     began = time.time()
     folder = locate(job["run"])
     kept = _kernels(folder)
-    training = Training(config, *sources(config, fetched(config.data), device), device, job.get("workers", 0), kept)
+    training = Training(config, *_splits(config, device), device, job.get("workers", 0), kept)
     if training.rank == 0 and kept is None:
         _keep_kernels(folder, training.kernels)
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
@@ -85,6 +88,34 @@ def work(job: dict[str, Any]) -> Record:
         "resumed_from": resumed.name if resumed else None,
         "seconds": time.time() - began,
     }
+
+
+def _splits(config: TrainConfig, device: torch.device) -> tuple[Source, Source]:
+    train, val = sources(config, fetched(config.data), device)
+    check_same_data(train, val)
+    return train, val
+
+
+def check_same_data(train: Source, val: Source) -> None:
+    """Refuse data that the nodes do not see alike: ranks that take other steps wait for each other in vain. Collective.
+
+    A GPU worker's mount keeps what it knows of a file for its pod's life (`data_options` in
+    `oasis_stack.pod_specs.mounts`), and the run's other pods may be younger than a change of it.
+
+    Raises:
+        DataIntegrityError: names two nodes, and what each sees.
+    """
+    classes = f"{len(train.classes)} classes ({reprlib.repr(list(train.classes))})"
+    seen = f"{len(train)} training images of {classes} and {len(val)} validation images"
+    mine = (train.classes, len(train), len(val))
+    (first, there, text), *others = gathered((mine, socket.gethostname(), seen))
+    for facts, host, told in others:
+        if facts != first:
+            raise DataIntegrityError(
+                f"the nodes do not see the same data: {text} on {there}, {told} on {host}.",
+                "Leave data alone while it is read. A mount keeps what it has read for its pod's life: give changed "
+                "data another name, or make new pods with `make restart`.",
+            )
 
 
 def _stay(job: dict[str, Any], folder: Folder, nodes: Collection[str], began: float, rank: int) -> tuple[Record, float]:
