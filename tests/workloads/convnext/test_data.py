@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import stream
 from workloads.convnext.images.data import ResidentImages, sources, stores
+from workloads.convnext.images.folder import FolderPictures, image_files
 from workloads.convnext.images.location import SYNTHETIC
 from workloads.convnext.images.pack import Picture, write_split
 from workloads.convnext.images.pictures import decode
@@ -124,6 +126,20 @@ def test_a_folder_gives_its_images_and_labels_resident_or_streamed(tmp_path: Pat
     assert val.classes == train.classes == ("cat", "dog")
     assert everything(val)[1].tolist() == [1, 1]
     assert torch.equal(images[5:7], everything(val)[0])
+
+
+def test_class_folders_are_listed_side_by_side_as_each_costs_a_mount_a_round_trip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = image_folder(tmp_path, {"train": {"a": 2, "b": 1}})
+    met = threading.Barrier(2, timeout=10)
+
+    def together(place: Path) -> list[str]:
+        met.wait()
+        return image_files(place)
+
+    monkeypatch.setattr("workloads.convnext.images.folder.image_files", together)
+    assert FolderPictures(root / "train", None).labels.tolist() == [0, 0, 1]
 
 
 def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, cli: CommandLine) -> None:

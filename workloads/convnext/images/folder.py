@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from workloads.convnext.images.pictures import LAYOUT, SUFFIXES, unreadable
+from workloads.convnext.images.pictures import LAYOUT, READERS, SUFFIXES, unreadable
 from workloads.errors import DataIntegrityError, UsageError
 
 
@@ -32,7 +33,8 @@ class FolderPictures:
         """
         try:
             names = class_folders(folder)
-            files = {name: image_files(folder / name) for name in names}
+            with ThreadPoolExecutor(READERS) as pool:
+                files = dict(zip(names, pool.map(image_files, [folder / name for name in names]), strict=True))
         except OSError as error:
             raise unreadable(str(error.filename or folder), error) from error
         if not names:

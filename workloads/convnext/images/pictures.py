@@ -17,6 +17,9 @@ from workloads.errors import DataIntegrityError, PlaceError, WorkloadError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 
+READERS = 16
+"""Folders listed, or indices read, at a time: on a mounted bucket each waits for a round trip."""
+
 LAYOUT = (
     "Lay it out as train/<class>/*.png and val/<class>/*.png (or .jpg), or as train/*.tar and val/*.tar with "
     "<key>.png (or .jpg) and <key>.cls in them."

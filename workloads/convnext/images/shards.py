@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.convnext.images.pictures import SUFFIXES, unreadable
+from workloads.convnext.images.pictures import READERS, SUFFIXES, unreadable
 from workloads.errors import DataIntegrityError
 
 INDEX_SUFFIX = ".index.json"
@@ -30,9 +30,6 @@ CLASS_NAMES = "classes.txt"
 
 LABEL_DIGITS = 9
 """Longest label that is taken for a number: more are not an index but a mistake."""
-
-READERS = 16
-"""Indices read at a time: on a mounted bucket each waits for a round trip."""
 
 COPY_AGAIN = "Copy it again from where it was made."
 
