@@ -32,15 +32,16 @@ from tests.support.training import CPU
 from tests.support.waiting import eventually
 from workloads.convnext import config as configuration
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.images import stream
+from workloads.convnext.images import data, stream
 from workloads.convnext.images.data import ResidentImages, sources, stores
 from workloads.convnext.images.folder import FolderPictures, image_files
-from workloads.convnext.images.location import SYNTHETIC
+from workloads.convnext.images.location import SYNTHETIC, fetched
 from workloads.convnext.images.pack import Picture, write_split
 from workloads.convnext.images.pictures import decode
 from workloads.convnext.images.sampling import Batch, Slot, Source, slots
 from workloads.convnext.images.shards import CLASS_NAMES, ShardPictures, index_path
 from workloads.convnext.images.stream import StreamedImages
+from workloads.convnext.run import train_group
 from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
 
 
@@ -126,6 +127,18 @@ def test_a_folder_gives_its_images_and_labels_resident_or_streamed(tmp_path: Pat
     assert val.classes == train.classes == ("cat", "dog")
     assert everything(val)[1].tolist() == [1, 1]
     assert torch.equal(images[5:7], everything(val)[0])
+
+
+def test_data_that_was_listed_before_the_ranks_met_is_not_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = str(image_folder(tmp_path, {"train": {"a": 4}, "val": {"a": 1}}))
+    train_group._prepare(place)
+    with monkeypatch.context() as patched:
+        patched.setattr(data, "stores", lambda _: pytest.fail("it is listed while others wait"))
+        train, val = sources(small(), fetched(place), CPU)
+    assert (len(train), len(val)) == (4, 1)
+    assert len(sources(small(), fetched(place), CPU)[0]) == 4
 
 
 def test_class_folders_are_listed_side_by_side_as_each_costs_a_mount_a_round_trip(

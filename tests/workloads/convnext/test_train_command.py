@@ -382,7 +382,7 @@ def test_a_run_may_fail_to_start_three_times_in_a_row(tmp_path: Path) -> None:
 
 def test_the_copy_of_the_data_is_part_of_what_a_start_costs(tmp_path: Path) -> None:
     before = time.time()
-    train_group._fetch("synthetic")
+    train_group._prepare("synthetic")
     stay, _ = worker._stay({}, locate(tmp_path), {"a node"}, time.time() + 60, rank=1)
     assert before <= stay["began"] < before + 60
 

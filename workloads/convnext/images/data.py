@@ -22,6 +22,10 @@ from workloads.errors import UsageError
 
 SYNTHETIC_CLASSES = 10
 
+_listed: dict[Path, tuple[PictureStore, PictureStore]] = {}
+"""In a worker: what was listed before the ranks met. A node that sees a mounted bucket for the first time may take
+minutes longer than one that has it in memory."""
+
 
 class ResidentImages:
     """All images of a split as one uint8 tensor on the device: no loader, no copies, moved and mirrored by indexing.
@@ -100,6 +104,13 @@ def _synthetic(config: TrainConfig, device: torch.device) -> tuple[Source, Sourc
     return split(max(1024, 4 * config.batch_size), train=True), split(256, train=False)
 
 
+def prepare(data: str) -> None:
+    """Copy and list what `sources` will give, and keep it for that; raises as `location.fetch` and `sources` do."""
+    root = location.fetch(data)
+    if root is not None:
+        _listed[root] = stores(root)
+
+
 def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tuple[Source, Source]:
     """The training and the validation split.
 
@@ -129,7 +140,7 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
 
 
 def _stored(config: TrainConfig, root: Path, device: torch.device) -> tuple[Source, Source]:
-    stored, held_out = stores(root)
+    stored, held_out = _listed.pop(root, None) or stores(root)
     train, val = StreamedImages(stored, config, train=True), StreamedImages(held_out, config, train=False)
     if not config.resident:
         return train, val

@@ -58,11 +58,12 @@ def data_folder(data: str) -> Path | None:
     return Path(environment.mount(environment.DATA_MOUNT)) / data
 
 
-def fetch(data: str) -> None:
-    """Do what `data_folder` would do, and keep what it says for `fetched`; raises as it does."""
+def fetch(data: str) -> Path | None:
+    """Do what `data_folder` does, and keep what it says for `fetched`; raises as it does."""
     folder = data_folder(data)
     if folder is not None:
         _fetched[data] = folder
+    return folder
 
 
 def fetched(data: str) -> Path | None:

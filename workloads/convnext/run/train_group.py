@@ -27,7 +27,7 @@ START_SECONDS = 60.0
 """How much longer than the collective timeout a meeting may take: each rank imports torch first."""
 
 began: list[float] = []
-"""In each worker: when its group began to fetch the data and to meet, unix time. Its node is paid for meanwhile."""
+"""In each worker: when its group began to prepare the data and to meet, unix time. Its node is paid for meanwhile."""
 
 _listeners: list[socket.socket] = []
 """In the worker that is rank 0: its listener, from when it is opened until the ranks meet."""
@@ -40,7 +40,7 @@ class ProcessGroup(BackendConfig):
     timeout_seconds: float
     """Of the meeting, and of every collective after it."""
     data: str
-    """The `--data` value; each worker fetches it before they meet."""
+    """The `--data` value; each worker copies and lists it before they meet."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -52,8 +52,8 @@ class _MeetOnOneAddress(Backend):
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        # Before they meet: a rank that has its copy from a bucket may wait for another's longer than for a collective.
-        ray.get(worker_group.execute_async(_fetch, backend_config.data))
+        # Before they meet: a rank that has its data may wait for another's longer than for a collective.
+        ray.get(worker_group.execute_async(_prepare, backend_config.data))
         ranks = len(worker_group)
         try:
             address, port = worker_group.execute_single(0, _listen)
@@ -82,13 +82,13 @@ class _MeetOnOneAddress(Backend):
             ray.get(worker_group.execute_async(process_group.leave), timeout=LEAVE_SECONDS)
 
 
-def _fetch(data: str) -> None:
-    from workloads.convnext.images import location
-
+def _prepare(data: str) -> None:
     began[:] = [time.time()]
     # What fails here fails again in the worker's own work, from where its verdict reaches the controller.
     with contextlib.suppress(Exception):
-        location.fetch(data)
+        from workloads.convnext.images.data import prepare
+
+        prepare(data)
 
 
 def _listen() -> tuple[str, int]:
