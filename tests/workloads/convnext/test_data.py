@@ -563,7 +563,7 @@ def test_a_loader_process_that_is_killed_ends_the_run_with_what_to_do(
         for name, answer in {"is_available": True, "current_accelerator": CPU, "current_device_index": 0}.items():
             monkeypatch.setattr(torch.accelerator, name, lambda answer=answer: answer)
         # The thread that fetches for a GPU has ended, as it does where a dead process's batch cannot be had.
-        monkeypatch.setattr(torch.utils.data._utils.pin_memory, "_pin_memory_loop", lambda *_: None)
+        monkeypatch.setattr("torch.utils.data._utils.pin_memory._pin_memory_loop", lambda *_: None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # In a thread, as Ray Train calls the training function: torch's handler of dead children is the main thread's, and
     # one that an earlier test has left there would raise out of turn.
