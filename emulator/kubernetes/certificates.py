@@ -31,6 +31,18 @@ class Authority:
 
 _LOOPBACK = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
 
+_SIGNS = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 def write_all(directory: Path) -> None:
     """Write `ca.crt`, `api-server.*`, `admin.*` (group system:masters) and the signing key of service accounts."""
@@ -65,9 +77,10 @@ def _issue(
     days: int = VALID_DAYS,
 ) -> None:
     key = _key()
-    builder = _builder(subject, authority.certificate.subject, key, days, names).add_extension(
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
-    )
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    builder = _builder(subject, authority.certificate.subject, key, days, names)
+    builder = builder.add_extension(usage, critical=False).add_extension(issuer, critical=False)
     _write_key(directory / f"{file}.key", key)
     write_atomically(directory / f"{file}.crt", _pem(builder.sign(authority.key, hashes.SHA256())))
 
@@ -75,7 +88,10 @@ def _issue(
 def _authority(name: str, names: list[x509.GeneralName], days: int) -> Authority:
     key, subject = _key(), _name(name)
     constraint = x509.BasicConstraints(ca=True, path_length=None)
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    # Python takes no authority without a usage and an identifier, from 3.13 on (ssl.VERIFY_X509_STRICT, RFC 5280).
     builder = _builder(subject, subject, key, days, names).add_extension(constraint, critical=True)
+    builder = builder.add_extension(_SIGNS, critical=True).add_extension(own, critical=False)
     return Authority(key, builder.sign(key, hashes.SHA256()))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,16 @@ def test_a_server_is_trusted_by_the_kubeconfigs_authority_alone(tmp_path: Path, 
         assert trusting.request("GET", "/") == {"path": "/"}
         with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
             doubting.request("GET", "/")
+
+
+def test_the_authority_is_one_that_later_pythons_take_too(tmp_path: Path) -> None:
+    certificates.write_all(tmp_path)
+    with answering(answer, tls=asking_for_certificates(tmp_path)) as server:
+        strict = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        strict.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+        strict.load_cert_chain(tmp_path / "admin.crt", tmp_path / "admin.key")
+        with urllib.request.urlopen(f"{server}/path", context=strict) as reply:
+            assert json.load(reply) == {"path": "/path"}
 
 
 def answer(request: Request) -> Reply:
