@@ -6,6 +6,7 @@ PATIENCE of them have failed in a row.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -145,7 +146,13 @@ class Writer:
         if self.busy:
             return None
         flights, self._flights = self._flights, []
-        return next(filter(None, [self._judge(flight) for flight in flights]), None)
+        failures = self._failures
+        saved = next(filter(None, [self._judge(flight) for flight in flights]), None)
+        if self._failures > failures:
+            # The failure's frames hold a copy of the state, gigabytes, and on Python 3.12 and 3.13 they hold each other:
+            # an exception for which a context manager raises another one is a variable of a frame in its traceback.
+            gc.collect()
+        return saved
 
     def save_now(self, take: Callable[[], Snapshot]) -> Saved:
         """Save in the foreground, for the last state of a run or of a node, in up to PATIENCE attempts.
