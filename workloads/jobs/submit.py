@@ -72,7 +72,9 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     stack.add_stack_arguments(parser)
     job = parser.add_argument_group("job")
     job.add_argument("--working-dir", type=Path, metavar="DIR", help="uploaded, and where the command starts")
-    job.add_argument("--runtime-env", type=Path, metavar="FILE", help="Ray runtime environment, YAML")
+    job.add_argument(
+        "--runtime-env", type=Path, metavar="FILE", help="Ray runtime environment, YAML; paths are from its folder"
+    )
     job.add_argument(
         "--env",
         action="append",
@@ -319,7 +321,7 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     for name in filter(_SECRET.search, map(str, named)):
         raise UsageError(
             f"The job's variable {name} looks like a secret, and Ray shows these to whoever may list jobs.",
-            "Keep it in Secret Manager (`make secret`) or in a file that the job reads.",
+            "Keep it in Secret Manager, where the job can read it: docs/training.md, Your own program.",
         )
     environment = {**given, "env_vars": {**variables, **named}}
     folder = args.working_dir or _local(given.get("working_dir"))
@@ -367,7 +369,21 @@ def _read_runtime_env(path: Path | None) -> dict[str, Any]:
         raise UsageError(f"--runtime-env {path} cannot be read: {error}", "Name a YAML file.") from error
     if not isinstance(given, dict) or not isinstance(given.get("env_vars") or {}, dict):
         raise UsageError(f"--runtime-env {path} holds no mapping.", "Write `env_vars:`, `working_dir:` and the like.")
-    return given
+    return {key: _beside(path.parent, key, value) for key, value in given.items()}
+
+
+def _beside(folder: Path, key: str, value: Any) -> Any:
+    """A value of the runtime environment, with the path of what it names beside its own file.
+
+    These commands run in a checkout that has a requirements.txt of its own, which Ray would take for the job's.
+    """
+    if key == "py_modules" and isinstance(value, list):
+        return [_beside(folder, "working_dir", module) for module in value]
+    if isinstance(value, str) and key in {"working_dir", "pip", "uv", "conda"}:
+        named = folder / value
+        if named.is_file() or (key == "working_dir" and named.is_dir()):
+            return str(named.absolute())
+    return value
 
 
 def _name(program: str) -> str:

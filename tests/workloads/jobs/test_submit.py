@@ -560,6 +560,21 @@ def test_a_folder_that_takes_no_results_is_refused_before_anything_is_submitted(
     assert not ray.submitted
 
 
+@pytest.mark.parametrize(("folder", "package"), [("project", "theirs"), (".", "ours")])
+def test_what_a_runtime_environment_names_is_looked_for_beside_its_file_first(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, folder: str, package: str
+) -> None:
+    here = tmp_path / "checkout"
+    for name, content in (("project", "theirs"), ("checkout", "ours")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "requirements.txt").write_text(f"{content}==1.0")
+    (tmp_path / folder / "job.py").touch()
+    (tmp_path / folder / "env.yaml").write_text("{working_dir: ., pip: requirements.txt}")
+    monkeypatch.chdir(here)
+    cli("submit", "--runtime-env", f"../{folder}/env.yaml", "--", "python", "job.py")
+    assert "job.py" in _uploaded(ray) and f"{package}==1.0" in str(ray.submitted["runtime_env"]["pip"])
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "env_vars: [A]", "\x00"])
 def test_a_runtime_environment_that_is_none_is_refused(
     ray: FakeRay, tmp_path: Path, text: str, cli: CommandLine
