@@ -266,7 +266,8 @@ def _say_what_a_destroy_does(settings: Settings, stack: Stack, now: datetime, *,
             "\n".join([*unapplied, "Pulumi destroys by the last `pulumi up`, so nothing was destroyed."])
             + f"\nBring the stack file into effect first (make up STACK={stack.name}), or set it back."
         )
-    _say("\n  ".join(["Ends with the stack:", *cluster_access.running(stack)]))
+    ends = [*cluster_access.running(stack), *restart.jobs_of_the_standing_ray(stack)]
+    _say("\n  ".join(["Ends with the stack:", *ends]))
     _say("\n  ".join(["Stays:", *kept.lines(settings, now)]))
 
 

@@ -36,9 +36,9 @@ def restart(stack: Stack, yes: bool, say: Callable[[str], None]) -> int:
     """
     external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
     namespace, cluster = stack.output("ray_namespace"), stack.output("ray_cluster_name")
-    chosen = ["--namespace", namespace, "--selector", f"{CLUSTER_LABEL}={cluster}"]
+    chosen = _selected(namespace, cluster)
     with kubeconfig(stack) as environment:
-        pods = json.loads(read(["kubectl", "get", "pods", *chosen, "--output", "json"], environment))["items"]
+        pods = _pods(chosen, environment)
         if not pods:
             say(f"RayCluster {namespace}/{cluster} has no pods; KubeRay makes them from the current spec by itself")
             return 0
@@ -51,6 +51,25 @@ def restart(stack: Stack, yes: bool, say: Callable[[str], None]) -> int:
     if status == 0:
         say("KubeRay makes the head anew, in a minute or two, and workers when jobs ask for them")
     return status
+
+
+def jobs_of_the_standing_ray(stack: Stack) -> list[str]:
+    """Its jobs that have not ended, a line each, or why they are not known; none where the cluster does not answer."""
+    try:
+        namespace, cluster = stack.output("ray_namespace"), stack.output("ray_cluster_name")
+        with kubeconfig(stack) as environment:
+            pods = _pods(_selected(namespace, cluster), environment)
+            return [f"jobs of RayCluster {namespace}/{cluster}: {line}" for line in _jobs(pods, namespace, environment)]
+    except ProgramError:
+        return []
+
+
+def _selected(namespace: str, cluster: str) -> list[str]:
+    return ["--namespace", namespace, "--selector", f"{CLUSTER_LABEL}={cluster}"]
+
+
+def _pods(chosen: list[str], environment: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    return json.loads(read(["kubectl", "get", "pods", *chosen, "--output", "json"], environment))["items"]
 
 
 def _described(pod: Mapping[str, Any]) -> str:

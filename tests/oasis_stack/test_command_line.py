@@ -548,7 +548,7 @@ def test_a_kubectl_whose_port_forward_would_hang_is_named_before_it_does(run: Co
     assert not run.programs.called("port-forward")
 
 
-def test_destroy_first_lists_what_runs_and_what_stays(run: CommandLine) -> None:
+def test_destroy_first_lists_what_runs_and_what_stays(run: CommandLine, ray_pods: list[str]) -> None:
     job = {"kind": "RayJob", "metadata": {"namespace": "ray", "name": "mine"}}
     inner = {"kind": "Service", "metadata": {"namespace": "ray", "name": "inner"}, "spec": {"type": "ClusterIP"}}
     outer = {"kind": "Service", "metadata": {"namespace": "ray", "name": "outer"}, "spec": {"type": "LoadBalancer"}}
@@ -565,6 +565,7 @@ def test_destroy_first_lists_what_runs_and_what_stays(run: CommandLine) -> None:
 
     assert "RayJob ray/mine" in listed and "Service ray/outer" in listed and "ray/inner" not in listed
     assert "2 nodes, 1 of them with GPUs" in listed
+    assert "RayCluster ray/oasis: raysubmit_1 RUNNING python -m workloads train" in listed
     stays = [line for line in listed.partition("Stays:")[2].splitlines() if ".keep)" in line]
     assert len(stays) == 3 and all(line.endswith("set adopt: true in its section for the next up") for line in stays)
     assert "gs://some-project-oasis-data" in listed and "gs://some-project-oasis-runs" in listed
