@@ -44,6 +44,8 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A GPU node takes many minutes to come, and nothing else bounds the wait for it (default 60).
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
+    # The same for a command that asks for GPUs itself: the default, 900, is what flex-start alone asks for.
+    "RAY_JOB_START_TIMEOUT_SECONDS": "1800",
     # Unset, a rank that never reports holds all others for ever.
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "600",
     # The patch prints every line of a training worker twice.
@@ -53,7 +55,8 @@ RAY_ENVIRONMENT = {
     # Spot leaves 15 seconds in all (default 5 between looks).
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
 }
-"""Settings that Ray reads in a job's driver and hands on to its workers (ray 2.60, train/v2/_internal/constants.py)."""
+"""Settings that Ray reads on the head (ray 2.60, dashboard/consts.py), or in a job's driver, which hands them on to its
+workers (train/v2/_internal/constants.py)."""
 
 AUTOSCALER_ENVIRONMENT = {
     # Without it a worker that is still Pending when its job has ended asks GKE for its node for an hour, and the node

@@ -122,6 +122,13 @@ def test_a_rank_that_never_reports_holds_the_others_for_a_bounded_time_and_a_pre
         assert environment(container)["RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"] == "1"
 
 
+def test_a_job_that_waits_for_a_node_outlasts_the_first_rung_of_the_ladder(full: Deployment) -> None:
+    """Flex-start asks for 15 minutes (DefaultFlexStartCapacityCheckWaitTime); the next rung's node boots after that."""
+    head = environment(containers(full)["head"])
+    for name in ("RAY_JOB_START_TIMEOUT_SECONDS", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"):
+        assert float(head[name]) >= 2 * 15 * 60
+
+
 def test_the_autoscaler_has_more_memory_than_the_operators_default_at_which_it_is_killed(full: Deployment) -> None:
     sizes = {"Mi": 1, "Gi": 1024}
     for kind, asked in spec(full)["autoscalerOptions"]["resources"].items():
