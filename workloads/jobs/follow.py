@@ -162,10 +162,11 @@ class Jobs:
         """
         while not (details := self.details(submission_id)).status.is_terminal():
             if self.given_up:
-                raise WorkloadFailedError(
-                    f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.",
-                    f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again.",
-                )
+                if details.status == JobStatus.PENDING:
+                    remedy = "It waits for its place, where Ray cannot stop it: docs/cloud.md, Troubleshooting, can."
+                else:
+                    remedy = f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again."
+                raise WorkloadFailedError(f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.", remedy)
             time.sleep(0.5)
         return details
 

@@ -701,7 +701,11 @@ def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
     press_ctrl_c_once(monkeypatch)
     assert "it has not stopped" in cli("submit", "--", "sleep", "100", code=130).err
     assert ray.stopped
-    assert "has not stopped within" in cli("jobs", "stop", ray.submitted["submission_id"], code=5).err
+    stop = ["jobs", "stop", ray.submitted["submission_id"]]
+    assert "shows what it does; stop it again" in cli(*stop, code=5).err
+    ray.pending = 1000
+    said = cli(*stop, code=5).err
+    assert "has not stopped within" in said and "It waits for its place" in said
 
 
 def test_a_dashboard_that_is_gone_while_a_job_stops_is_not_waited_for_longer(
