@@ -1,7 +1,8 @@
-# Two commands need nothing but Python 3.11 or 3.12 and make:  make demo   and   make test.   `make` lists all of them.
+# Two commands need nothing but Python 3.11 to 3.14 and make:  make demo   and   make test.   `make` lists all of them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+# The image's own series first; a name that pyenv knows and does not run is passed over.
+PYTHON ?= $(shell for one in python$(IMAGE_PYTHON) python3.11 python3; do "$$one" -c '' >/dev/null 2>&1 && break; done; echo "$$one")
 STACK ?= dev
 $(if $(strip $(STACK)),,$(error STACK is empty: leave it out for dev, or name a stack, as in STACK=mine))
 BUILDER ?= cloud-build
@@ -28,7 +29,7 @@ help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST); $(OR_UNREAD)
 
 define supported_python
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 14) else f"Python 3.11 to 3.14 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
 endef
 
 # One make installs at a time: who comes meanwhile waits for it, and finds it done. Pip takes a package whose installation

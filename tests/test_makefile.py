@@ -70,7 +70,7 @@ def run(checkout: Path, *arguments: str) -> tuple[int, str]:
 
 def test_an_empty_stack_is_answered_with_what_to_write(checkout: Path) -> None:
     _, said = run(checkout, "plan", "STACK=")
-    assert said == "Makefile:6: *** STACK is empty: leave it out for dev, or name a stack, as in STACK=mine.  Stop.\n"
+    assert said == "Makefile:7: *** STACK is empty: leave it out for dev, or name a stack, as in STACK=mine.  Stop.\n"
 
 
 def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_forward(
@@ -174,6 +174,20 @@ def test_nothing_is_installed_into_the_python_that_a_partly_deleted_environment_
     installed = [line for line in called.read_text().splitlines() if "pip install" in line]
     assert [line.split()[0] for line in installed] == ["made"]
     assert "--require-virtualenv" in installed[0]
+
+
+def test_a_python_that_does_not_run_is_passed_over_for_the_next(checkout: Path) -> None:
+    """As pyenv's python3.12 says where another version is chosen."""
+    programs = checkout / "programs"
+    write_program(programs / "python3.12", "echo not this one; exit 127")
+    write_program(programs / "python3.11", 'test "$1" = -c || echo "python3.11 $*"')
+    variables = environment(PATH=f"{programs}:{os.environ['PATH']}")
+    del variables["PYTHON"]
+
+    made = start(checkout, "clean", variables=variables)
+    said, _ = made.communicate(timeout=60)
+
+    assert said == "python3.11 -m emulator.machine.clean\n"
 
 
 def test_packages_that_a_pull_brought_are_installed_where_all_of_the_older_ones_are(checkout: Path) -> None:

@@ -149,8 +149,8 @@ class Writer:
         failures = self._failures
         saved = next(filter(None, [self._judge(flight) for flight in flights]), None)
         if self._failures > failures:
-            # The failure's frames hold a copy of the state, gigabytes, and on Python 3.12 and 3.13 they hold each other:
-            # an exception for which a context manager raises another one is a variable of a frame in its traceback.
+            # The failure's frames hold a copy of the state, gigabytes, and, on Python 3.12 and 3.13, each other: an
+            # exception for which a context manager raises another one is a variable of a frame in its own traceback.
             gc.collect()
         return saved
 

@@ -21,7 +21,7 @@ RAY_SERIES = "2.60"
 VERSION = "/api/version"
 """Where Ray's dashboard says its version (ray 2.60, dashboard/modules/job/job_head.py)."""
 
-PYTHON_SERIES = ("3.11", "3.12")
+PYTHON_SERIES = ("3.11", "3.12", "3.13", "3.14")
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """The kernel module's own word: "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release ..."."""
