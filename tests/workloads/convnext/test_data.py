@@ -35,11 +35,11 @@ from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import data, stream
 from workloads.convnext.images.data import ResidentImages, sources, stores
 from workloads.convnext.images.folder import FolderPictures, image_files
-from workloads.convnext.images.location import SYNTHETIC, fetched
+from workloads.convnext.images.location import SYNTHETIC, check_data, fetched
 from workloads.convnext.images.pack import Picture, write_split
 from workloads.convnext.images.pictures import decode
 from workloads.convnext.images.sampling import Batch, Slot, Source, slots
-from workloads.convnext.images.shards import CLASS_NAMES, ShardPictures, index_path
+from workloads.convnext.images.shards import CLASS_NAMES, INDEX_SUFFIX, ShardPictures, index_path
 from workloads.convnext.images.stream import StreamedImages
 from workloads.convnext.run import train_group
 from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
@@ -171,6 +171,8 @@ def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, cli: Com
     assert pictures(to) == pictures(folder)
     assert "exists already" in cli(*words, code=2).err
     assert "--shard-megabytes is 0, but must be above 0" in cli(*words[:-1], "0", code=2).err
+    assert "--from needs --to" in cli(*words[:3], code=2).err
+    assert f"{folder} holds no shards" in cli("shards", "--index", str(folder), code=2).err
     nowhere = cli("shards", "--from", str(to / "val"), "--to", str(tmp_path / "x"), code=2).err
     assert f"{to / 'val'} holds no folder 'train'" in nowhere
 
@@ -213,7 +215,9 @@ def test_an_index_is_reckoned_where_none_lies_and_says_the_same(tmp_path: Path) 
     assert {file.name: file.read_bytes() for file in (root / "train").glob("*.json")} == written
 
 
-def test_shards_as_others_write_them_are_read(tmp_path: Path) -> None:
+def test_shards_as_others_write_them_are_indexed_once_and_read(
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = {
         "./a.b/n01.JPEG": encoded(1, "JPEG"),
         "./a.b/n01.json": b"{}",
@@ -226,6 +230,15 @@ def test_shards_as_others_write_them_are_read(tmp_path: Path) -> None:
     tar(tmp_path / "val" / "imagenet-000000.tar", {"x.png": encoded(3), "x.cls": b"1"})
     (tmp_path / "val" / "._imagenet-000000.tar").write_bytes(b"what macOS leaves behind")
     (tmp_path / CLASS_NAMES).write_text("tench\ngoldfish\n")
+    with monkeypatch.context() as mounted:
+        mounted.setattr(os, "access", lambda path, mode: False)  # root may write anywhere but on a mount
+        assert "2 shards of" in check_data(str(tmp_path), here=True)
+    assert check_data(str(tmp_path), here=True) == ""
+    in_the_way = tmp_path / "train" / f".imagenet-000000.tar{INDEX_SUFFIX}.{os.getpid()}"
+    in_the_way.mkdir()
+    assert "cannot write" in cli("shards", "--index", str(tmp_path), code=8).err
+    in_the_way.rmdir()
+    assert "1 index written; 1 shard had one" in cli("shards", "--index", str(tmp_path)).out
     train, val = sources(small(batch_size=2), tmp_path, CPU)
     images, labels = everything(train)
     assert (train.classes, labels.tolist(), everything(val)[1].tolist()) == (("tench", "goldfish"), [1, 0], [1])

@@ -18,6 +18,7 @@ from pyarrow import fs
 
 from workloads import environment
 from workloads.errors import DataIntegrityError, PlaceError, UsageError
+from workloads.reporting.progress import counted
 from workloads.storage.disk import PARTIAL, Entry
 from workloads.storage.folders import Folder, locate
 
@@ -35,8 +36,8 @@ DOWNLOADS = 16
 
 SPLITS = ("train", "val")
 
-REMEDY = "Name another place with --data, or write the data first."
 
+REMEDY = "Name another place with --data, or write the data first."
 
 _fetched: dict[str, Path] = {}
 """In a worker: what was copied before the ranks met. To list a bucket of a million images again takes minutes."""
@@ -120,13 +121,28 @@ def check_data(data: str, here: bool) -> str:
     folder = mount / data
     if locate(folder).exists():
         _check_splits(locate(folder))
-        return ""
+        return _unindexed(folder)
     if here or folder.exists() or (folder.is_relative_to(mount) and mount.is_dir()):
         beside = f"For the folder here give --data {Path(data).absolute()}." if Path(data).is_dir() else REMEDY
         name = "" if Path(data).is_absolute() else f"{data!r} was looked for below the data mount {mount}: "
         what = "is no folder" if folder.exists() else "does not exist"
         raise UsageError(f"{name}the data path {folder} {what}.", beside)
     return f"{folder} cannot be seen from here; whether it is there, the workers will say"
+
+
+def _unindexed(folder: Path) -> str:
+    """Says of shards that nobody can index where they are that each start will take long; empty of others."""
+    from workloads.convnext.images.shards import INDEX_SUFFIX, index_path, shard_files
+
+    # By name: to ask a mounted bucket for each index would cost a round trip.
+    there = {file for split in SPLITS for file in (folder / split).glob(f"*{INDEX_SUFFIX}")}
+    bare = [shard for split in SPLITS for shard in shard_files(folder / split) if index_path(shard) not in there]
+    if not bare or os.access(folder / SPLITS[0], os.W_OK):
+        return ""
+    return (
+        f"{counted(len(bare), 'shard')} of {folder} without an index: each worker reads them through at every start; "
+        "`python -m workloads shards --index`, where they can be written, spares that"
+    )
 
 
 def check_batch(data: str, batch_size: int, here: bool) -> None:

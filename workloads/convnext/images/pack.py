@@ -1,4 +1,5 @@
 """Writes tar shards with their indices: from an image folder (`python -m workloads shards`) or from any pictures.
+Beside shards from elsewhere it writes the indices alone.
 
 A split appears under its name when it is complete, so that an interrupted run leaves nothing that looks like data.
 """
@@ -12,11 +13,14 @@ import random
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.convnext.images.folder import FolderPictures
-from workloads.convnext.images.shards import CLASS_NAMES, index_path, scan
+from workloads.convnext.images.location import SPLITS
+from workloads.convnext.images.pictures import READERS
+from workloads.convnext.images.shards import CLASS_NAMES, index_path, keep, scan, shard_files
 from workloads.errors import EXIT_OK, PlaceError, UsageError
 from workloads.reporting import progress
 
@@ -104,14 +108,22 @@ def folder_pictures(split: FolderPictures) -> Iterator[Picture]:
 
 def add_shards_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads shards`."""
-    parser.add_argument("--from", dest="source", type=Path, required=True, metavar="FOLDER", help="the image folder")
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where the shards are written")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="the image folder")
+    source.add_argument(
+        "--index", type=Path, metavar="FOLDER", help="shards from elsewhere: write the index beside each that has none"
+    )
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where the shards are written")
     size = "size at which a shard is closed (default %(default)s)"
     parser.add_argument("--shard-megabytes", type=float, default=SHARD_MEGABYTES, metavar="N", help=size)
 
 
 def run_shards(args: argparse.Namespace) -> int:
-    """Write both splits of an image folder as shards; returns the exit code."""
+    """Write both splits of an image folder as shards, or the indices of shards; returns the exit code."""
+    if args.index:
+        return _index(args.index)
+    if not args.to:
+        raise UsageError("--from needs --to.", "Name the folder for the shards with --to.")
     if args.shard_megabytes <= 0:
         raise UsageError(f"--shard-megabytes is {args.shard_megabytes:g}, but must be above 0.", "256 is usual.")
     for split in ("train", "val"):
@@ -123,6 +135,29 @@ def run_shards(args: argparse.Namespace) -> int:
     # Before the second split: until both are there, no reader takes the folder for data.
     _write_names(train.classes, args.to / CLASS_NAMES)
     _write_noting(val, args.to / "val", args.shard_megabytes)
+    return EXIT_OK
+
+
+def _index(root: Path) -> int:
+    shards = [shard for split in SPLITS for shard in shard_files(root / split)]
+    if not shards:
+        raise UsageError(f"{root} holds no shards.", "They lie in it as train/*.tar and val/*.tar.")
+    bare = [shard for shard in shards if not index_path(shard).exists()]
+    if bare:
+        progress.note(f"reading {progress.counted(len(bare), 'shard')} of {root}")
+
+    def write(shard: Path) -> None:
+        index, file = scan(shard), index_path(shard)
+        try:
+            keep(index, file)
+        except OSError as error:
+            remedy = "Copy the shards to where you may write, and from there the *.index.json files back."
+            raise PlaceError(f"cannot write {file}: {error.strerror or error}.", remedy) from error
+
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(write, bare))
+    written = "index" if len(bare) == 1 else "indices"
+    progress.note(f"{len(bare)} {written} written; {progress.counted(len(shards) - len(bare), 'shard')} had one")
     return EXIT_OK
 
 

@@ -84,9 +84,7 @@ def shard_index(shard: Path) -> ShardIndex:
     if content is None:
         index = scan(shard)
         with suppress(OSError):  # a mounted bucket is read-only; every process then scans for itself
-            partial = file.with_name(f".{file.name}.{os.getpid()}")
-            partial.write_bytes(index.encode())
-            partial.replace(file)
+            keep(index, file)
         return index
     try:
         fields = json.loads(content)
@@ -102,6 +100,13 @@ def shard_index(shard: Path) -> ShardIndex:
             f"The shard was cut short or replaced. {COPY_AGAIN} If the shard is right, delete {file.name}.",
         )
     return index
+
+
+def keep(index: ShardIndex, file: Path) -> None:
+    """Write an index, which whoever reads sees whole or not at all; raises OSError."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial.write_bytes(index.encode())
+    partial.replace(file)
 
 
 def _damaged(file: Path) -> DataIntegrityError:
