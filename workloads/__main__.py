@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workloads import closed_pipe, emulated, interruption
 from workloads.command_parser import CommandParser
@@ -63,7 +63,8 @@ class Command:
     needs: str = "ray"
     """Library that the command cannot do without, looked for before anything is started."""
     explains: bool = False
-    """Whether it has `--dry-run`, and its module `explain_<name>`, which says the same of another place than here."""
+    """Whether it has `--dry-run`, and its module `explain_<name>`, which says the same of another place than here, and
+    `check_<name>`, which refuses arguments that are wrong in any place."""
     action: str = ""
     """What it does where none of its actions is named."""
 
@@ -140,13 +141,17 @@ def explain(arguments: list[str], place: Place, as_json: bool) -> int:
 
 
 def check(arguments: list[str]) -> None:
-    """Refuse, as the command itself would, arguments that it does not take; where its library is not, its job will.
+    """Refuse, as the command itself would, arguments that are wrong in any place; where its library is not, its job
+    will.
 
     Args:
         arguments: the command and its own.
     """
-    if find_spec(COMMANDS[arguments[0]].needs) is not None:
-        _parsed(arguments, "run")
+    command = COMMANDS[arguments[0]]
+    if find_spec(command.needs) is not None:
+        options, function = _parsed(arguments, "check" if command.explains else "run")
+        if command.explains:
+            function(options)
 
 
 def _run(arguments: list[str]) -> int:
@@ -164,7 +169,7 @@ def _takes_output() -> bool:
         return False
 
 
-def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callable[..., int]]:
+def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callable[..., Any]]:
     command = next((word for word in arguments if not word.startswith("-")), "")
     parser, function = _parser(command, verb)
     if function and (action := COMMANDS[command].action):
@@ -173,7 +178,7 @@ def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callab
     options = parser.parse_args(arguments)
     assert function is not None  # argparse has refused what is no command
     # Others have no --dry-run, and answer in JSON by itself.
-    if verb == "run" and getattr(options, "json", False) and not getattr(options, "dry_run", True):
+    if verb != "explain" and getattr(options, "json", False) and not getattr(options, "dry_run", True):
         raise UsageError("--json was given without --dry-run, whose answer it is the form of.", "Add --dry-run.")
     options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
     return options, function
@@ -193,7 +198,7 @@ def _explain(error: WorkloadError) -> int:
     return error.exit_code
 
 
-def _parser(chosen: str, verb: str = "run") -> tuple[argparse.ArgumentParser, Callable[..., int] | None]:
+def _parser(chosen: str, verb: str = "run") -> tuple[argparse.ArgumentParser, Callable[..., Any] | None]:
     parser = CommandParser(
         prog="python -m workloads",
         description="Train and measure on a Ray cluster, or on this machine.",

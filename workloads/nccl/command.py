@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from workloads import dry_run
+from workloads import dry_run, run_name
 from workloads.cluster import session
 from workloads.command_parser import seconds
 from workloads.errors import EXIT_OK, DataIntegrityError, FabricError, UsageError, WorkloadError
@@ -96,8 +96,7 @@ def run_bench(args: argparse.Namespace) -> int:
     """
     if args.command:
         return (compare.run_compare if args.command == "compare" else predict.run_predict)(args)
-    if args.sizes is not None:
-        bandwidth.parse_sizes(args.sizes)
+    check_bench(args)
     place = session.prepare(args.address)
     if not args.dry_run:
         progress.wait("loading torch and Ray, which takes 3 to 15 s")
@@ -135,6 +134,28 @@ def run_bench(args: argparse.Namespace) -> int:
     return _conclude(measured, request.places)
 
 
+def check_bench(args: argparse.Namespace) -> None:
+    """Refuse what can be measured in no place.
+
+    Raises:
+        UsageError: a value is out of its bounds.
+    """
+    if args.command:
+        return
+    if args.sizes is not None:
+        bandwidth.parse_sizes(args.sizes)
+    if args.name is not None:
+        run_name.check("--name", args.name)
+    for flag, value, least in (
+        ("--nodes", args.nodes, 1),
+        ("--ranks-per-node", args.ranks_per_node, 1),
+        ("--warmup", args.warmup, 1),
+        ("--iterations", args.iterations, 0),
+    ):
+        if value is not None and value < least:
+            raise UsageError(f"{flag} is {value:g}.", f"Give at least {least}.")
+
+
 def _check_unused(folder: Folder, op: str) -> None:
     """Refuse a folder with whole results of this collective, which others may be comparing with. Those that stopped
     before their end are written anew, as a queued job that is put back measures once more."""
@@ -158,6 +179,7 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
 
     if args.command:
         raise UsageError(f"bench {args.command} needs no cluster.", "Run it here, without `submit`.")
+    check_bench(args)
     request = resolve(args, place)
     settings = dry_run.explain(args, add_bench_arguments, request.settings(place))
     return dry_run.show(settings, [request.layout.bundle] * request.layout.nodes, "STRICT_SPREAD", args.json)

@@ -60,7 +60,6 @@ def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:
         InfeasibleError: more nodes than this place can ever have.
         PlaceError: NCCL is asked for where there is no GPU.
     """
-    _check(args)
     layout = _layout(args, place)
     _check_algorithm(args.algo, args.op, layout.backend)
     plan = RankPlan(
@@ -159,19 +158,6 @@ def _own_gpus(args: argparse.Namespace, place: Place) -> int:
             "Submit to a cluster (`python -m workloads submit -- bench`), or measure the CPUs with --backend gloo.",
         )
     return torch.cuda.device_count()
-
-
-def _check(args: argparse.Namespace) -> None:
-    if args.name is not None:
-        run_name.check("--name", args.name)
-    for flag, value, least in (
-        ("--nodes", args.nodes, 1),
-        ("--ranks-per-node", args.ranks_per_node, 1),
-        ("--warmup", args.warmup, 1),
-        ("--iterations", args.iterations, 0),
-    ):
-        if value is not None and value < least:
-            raise UsageError(f"{flag} is {value:g}.", f"Give at least {least}.")
 
 
 def _places(args: argparse.Namespace, place: Place, name: str) -> tuple[str, ...]:

@@ -125,6 +125,15 @@ def run_tune(args: argparse.Namespace) -> int:
 run_sweep = run_tune
 
 
+def check_tune(args: argparse.Namespace) -> None:
+    """Refuse a search that no place could run; raises as `plan`. An absolute path may be one of where the job runs."""
+    if args.space.exists() or not args.space.is_absolute():
+        plan(args, session.Place(address=None, environment=None))
+
+
+check_sweep = check_tune
+
+
 def explain_tune(args: argparse.Namespace, place: session.Place) -> int:
     """Print the trials, and every value that they share or draw; returns the exit code, and raises as `plan`."""
     search = plan(args, place)

@@ -212,8 +212,8 @@ def test_the_limit_is_what_ray_s_jobs_api_takes() -> None:
 def test_a_file_that_one_of_our_commands_names_travels_with_it(ray: FakeRay, cli: CommandLine, tmp_path: Path) -> None:
     space, key = tmp_path / "space.yaml", tmp_path / "key"
     for file in (space, key):
-        file.write_text("lr: [0.1]\n")
-    cli("submit", "--", "tune", f"--space={space}", "--data", str(space), "--wandb-key-file", str(key))
+        file.write_text("learning_rate: [0.1, 0.2]\n")
+    cli("submit", "--", "sweep", f"--space={space}", "--data", str(space), "--wandb-key-file", str(key))
     words = ray.submitted["entrypoint"].split()
     assert words[4:] == ["--space=arguments/space.yaml", "--data", "arguments/space.yaml", "--wandb-key-file", str(key)]
     assert {"arguments/space.yaml", "workloads/jobs/submit.py", "workloads/convnext/learning/model.py"} <= _uploaded(
@@ -506,15 +506,30 @@ def test_bad_input_is_refused_before_anything_is_submitted(
         ("tune --space a.yaml --recipe digit", "there is no recipe 'digit'"),
         ("runs lst", "invalid choice: 'lst'"),
         ("train --recpie x", "workloads train: error: unrecognized arguments: --recpie x; did you mean --recipe?"),
+        ("train --set label_smoothin=0", "did you mean label_smoothing?"),
+        ("train --workers 0", "--workers is 0"),
+        ("bench --nodes 0", "--nodes is 0."),
+        ("sweep --space {space}", "learning_rat is no field of the configuration (did you mean learning_rate?)"),
+        ("tune --space nowhere.yaml", "--space nowhere.yaml cannot be read"),
     ],
 )
+@pytest.mark.parametrize("queue", [[], ["--queue"]])
 def test_what_our_own_command_refuses_is_refused_before_there_is_a_job(
-    ray: FakeRay, capsys: pytest.CaptureFixture[str], words: str, said: str
+    ray: FakeRay, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, said: str, queue: list[str]
 ) -> None:
+    (tmp_path / "space.yaml").write_text("learning_rat: [0.1, 0.2]\n")
+    command = words.format(space=tmp_path / "space.yaml").split()
     with pytest.raises(SystemExit, match="2"):
-        raise SystemExit(command_line.main(["submit", "--", *words.split()]))
+        raise SystemExit(command_line.main(["submit", *queue, "--", *command]))
     assert said in capsys.readouterr().err
-    assert not ray.submitted
+    assert not ray.submitted and not ray.packages
+
+
+def test_what_only_the_job_can_see_is_left_to_it(ray: FakeRay, cli: CommandLine) -> None:
+    for words in ("tune --space /data/space.yaml", "train --max-usd 5", "train --require-fabric", "bench predict"):
+        ray.submitted.clear()
+        cli("submit", "--", *words.split())
+        assert ray.submitted["entrypoint"] == f"python -m workloads {words}"
 
 
 def test_when_tells_what_is_expected_of_the_nodes_that_the_job_may_get_and_submits_nothing(

@@ -20,6 +20,7 @@ from workloads.cluster import run_beat, session
 from workloads.command_parser import seconds
 from workloads.convnext import config as configuration
 from workloads.convnext import fields
+from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
 from workloads.convnext.run import preview, report, standing
 from workloads.convnext.run.run import Run
@@ -163,16 +164,28 @@ def explain_train(args: argparse.Namespace, place: session.Place) -> int:
     return dry_run.show(settings, run.bundles, run.strategy, args.json)
 
 
+def check_train(args: argparse.Namespace) -> TrainConfig:
+    """The run's configuration.
+
+    Raises:
+        UsageError: a value that no run can have, in any place.
+    """
+    if args.run is not None:
+        run_name.check("--run", args.run)
+    changes = {name: getattr(args, name) for name in TUNED_FIELDS} | fields.assigned(args.set, TUNED_FIELDS)
+    config = configuration.from_recipe(args.recipe, **changes)
+    _workers(args.workers, CPU_WORKERS, config.batch_size)
+    return config
+
+
 def plan(args: argparse.Namespace, place: session.Place) -> Run:
     """The run that the arguments and the place make.
 
     Raises:
         UsageError: a value that no run can have.
     """
-    changes = {name: getattr(args, name) for name in TUNED_FIELDS} | fields.assigned(args.set, TUNED_FIELDS)
-    config = configuration.from_recipe(args.recipe, **changes)
+    config = check_train(args)
     name = run_name.unnamed(config.recipe.replace("_", "-")) if args.run is None else args.run
-    run_name.check("--run", name)
     cluster = place.environment
     gpus = cluster.gpus_per_node if cluster else 0
     least, most = _workers(args.workers, gpus or CPU_WORKERS, config.batch_size)
