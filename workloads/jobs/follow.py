@@ -283,14 +283,15 @@ def missing_log(details: JobDetails, log: str | None, shown: int = 0) -> str:
 
 
 def show_log(jobs: Jobs, submission_id: str) -> None:
-    """Print a job's log so far, or why there is none.
+    """Print a job's log so far, its records as text, or why there is none.
 
     Raises:
         UsageError: Ray knows no job of that id.
     """
     details = jobs.details(submission_id)
     log = jobs.log(submission_id)
-    print(log or "", end="")
+    for line in (log or "").splitlines():
+        print(progress.shown(line))
     if problem := missing_log(details, log):
         tell(problem)
 

@@ -128,6 +128,12 @@ def parse(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
 
 
+def shown(line: str) -> str:
+    """A line of a log that is read later, with the record in it, if there is one, in the form chosen here."""
+    record = None if os.environ.get(FORM_VARIABLE) == "json" else parse(line)
+    return line if record is None else text(record)
+
+
 def text(record: Record) -> str:
     """One line for people, without colour or line end."""
     match record["event"]:
