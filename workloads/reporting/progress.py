@@ -135,7 +135,14 @@ def shown(line: str) -> str:
 
 
 def text(record: Record) -> str:
-    """One line for people, without colour or line end."""
+    """One line for people, without colour or line end; a record that another program made, as JSON."""
+    try:
+        return _sentence(record)
+    except (KeyError, TypeError, ValueError):  # its `event` has a name of ours, as a user's own `step` does
+        return json.dumps(record, sort_keys=True)
+
+
+def _sentence(record: Record) -> str:
     match record["event"]:
         case "note":
             return str(record["text"])
