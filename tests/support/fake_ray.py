@@ -154,6 +154,7 @@ class FakeRay:
             "status": status,
             "entrypoint": self.submitted.get("entrypoint", "x"),
             "message": self.message,
+            "runtime_env": self.submitted.get("runtime_env"),
             "driver_agent_http_address": f"http://{self.gone or '10.0.0.1'}:52365",
             "driver_exit_code": self.exit_code if self._ended and self.exit_code >= 0 else None,
         }

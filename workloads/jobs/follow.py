@@ -243,7 +243,7 @@ class Follower:
                 told = began
                 reason = pending.describe(self.jobs.stack, self.jobs.stack.environment.ray_cluster_name)
                 if details.status == JobStatus.PENDING:
-                    why = f"{details.message or ''} {reason}".strip()
+                    why = " ".join(filter(None, (details.message, installing(details), reason)))
                     tell(f"the job has not started for {began - started:.0f} s: {why}")
                 elif reason not in ("", said):
                     said = reason
@@ -265,6 +265,24 @@ class Follower:
             else:
                 self.results_uri = record.get("results_uri") or self.results_uri
                 progress.emit(record)
+
+
+def installing(details: JobDetails) -> str:
+    """What Ray says nothing of while a job has not started: that it may be installing packages, or failing to.
+
+    It tries three times, each as long as pip and its own retries take, before it gives the job the reason (ray 2.60,
+    `RUNTIME_ENV_RETRY_TIMES` in runtime_env_consts.py); each try's output is in a file as soon as it has ended.
+
+    Args:
+        details: of the job.
+    """
+    kinds = [kind for kind in ("pip", "uv", "conda") if kind in (details.runtime_env or {})]
+    if not kinds:
+        return ""
+    return (
+        f"First the packages that its runtime environment names under {' and '.join(kinds)} are installed, tried three "
+        "times before the job fails; runtime_env_setup-*.log, on the Logs page of Ray's dashboard, says how it goes."
+    )
 
 
 def missing_log(details: JobDetails, log: str | None, shown: int = 0) -> str:

@@ -248,9 +248,11 @@ def test_what_no_node_can_ever_have_is_refused_at_once(ray: FakeRay, arguments: 
 
 
 @pytest.mark.thorough
-def test_a_wait_for_a_node_says_why_and_ends_with_the_exit_code_for_capacity(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+@pytest.mark.parametrize("packages", ["", "uv: [tomli]"])
+def test_a_wait_says_why_and_ends_with_the_exit_code_for_capacity(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine, packages: str
 ) -> None:
+    (tmp_path / "env.yaml").write_text(packages)
     condition = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
     pod = {
         "metadata": {"name": "gpu-1", "uid": "1", "labels": {"ray.io/group": "gpu"}},
@@ -259,7 +261,10 @@ def test_a_wait_for_a_node_says_why_and_ends_with_the_exit_code_for_capacity(
     ray.kubectl_knows(pods=[pod])
     monkeypatch.setattr(follow, "_SILENCE_SECONDS", 0)
     ray.pending, ray.exit_code, ray.message = 3, -1, "configured by RAY_JOB_START_TIMEOUT_SECONDS."
-    assert "0/2 nodes are available" in cli("submit", "--num-gpus", "8", "--", "true", code=4).err
+    arguments = ["--runtime-env", str(tmp_path / "env.yaml"), "--num-gpus", "8"]
+    said = cli("submit", *arguments, "--", "true", code=4).err
+    assert "0/2 nodes are available" in said
+    assert ("packages that its runtime environment names under uv are installed" in said) == bool(packages)
 
 
 def test_an_answer_to_a_submission_that_was_lost_is_not_a_second_submission(
