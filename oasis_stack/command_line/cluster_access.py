@@ -14,6 +14,7 @@ from pathlib import Path
 from oasis_stack.command_line import external_program
 from oasis_stack.command_line.external_program import ProgramError, read, show
 from oasis_stack.command_line.pulumi_stack import Stack
+from oasis_stack.wait import RAY_JOBS_OVER
 
 _RUNNING = "rayjobs.ray.io,rayservices.ray.io,rayclusters.ray.io,ingresses.networking.k8s.io,services"
 """What people start and `destroy` ends."""
@@ -77,7 +78,8 @@ def running(stack: Stack) -> list[str]:
     found = [
         f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']}"
         for item in listed["items"]
-        if item["kind"] != "Service" or item["spec"].get("type") == "LoadBalancer"
+        if (item["kind"] != "Service" or item["spec"].get("type") == "LoadBalancer")
+        and (item["kind"] != "RayJob" or item.get("status", {}).get("jobDeploymentStatus") not in RAY_JOBS_OVER)
     ]
     gpus = [node for node in nodes if "cloud.google.com/gke-accelerator" in node["metadata"].get("labels", {})]
     return [*found, f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {len(gpus)} of them with GPUs"]

@@ -550,11 +550,12 @@ def test_a_kubectl_whose_port_forward_would_hang_is_named_before_it_does(run: Co
 
 def test_destroy_first_lists_what_runs_and_what_stays(run: CommandLine, ray_pods: list[str]) -> None:
     job = {"kind": "RayJob", "metadata": {"namespace": "ray", "name": "mine"}}
+    over = {**job, "metadata": {"namespace": "ray", "name": "over"}, "status": {"jobDeploymentStatus": "Complete"}}
     inner = {"kind": "Service", "metadata": {"namespace": "ray", "name": "inner"}, "spec": {"type": "ClusterIP"}}
     outer = {"kind": "Service", "metadata": {"namespace": "ray", "name": "outer"}, "spec": {"type": "LoadBalancer"}}
     gpu = {"metadata": {"labels": {"cloud.google.com/gke-accelerator": "nvidia-h200-141gb"}}}
     run.programs.answers |= {
-        "kubectl get": json.dumps({"items": [job, inner, outer]}),
+        "kubectl get": json.dumps({"items": [job, over, inner, outer]}),
         "kubectl get nodes": json.dumps({"items": [gpu, {"metadata": {"labels": {}}}]}),
     }
 
@@ -563,7 +564,8 @@ def test_destroy_first_lists_what_runs_and_what_stays(run: CommandLine, ray_pods
     assert not run.programs.called("pulumi --cwd") or not run.programs.called(" destroy ")
     assert run("destroy", "--yes") == 0
 
-    assert "RayJob ray/mine" in listed and "Service ray/outer" in listed and "ray/inner" not in listed
+    assert "RayJob ray/mine" in listed and "Service ray/outer" in listed
+    assert "ray/inner" not in listed and "ray/over" not in listed
     assert "2 nodes, 1 of them with GPUs" in listed
     assert "RayCluster ray/oasis: raysubmit_1 RUNNING python -m workloads train" in listed
     stays = [line for line in listed.partition("Stays:")[2].splitlines() if ".keep)" in line]
