@@ -155,7 +155,7 @@ def show(found: Sequence[JobRow]) -> None:
             time.strftime("%m-%d %H:%M:%S", time.localtime(row.began)) if row.began else "",
             duration((row.ended or time.time()) - row.began) if row.began else "",
             "" if row.exit_code is None else str(row.exit_code),
-            *(Text(text, no_wrap=True, overflow="ellipsis") for text in (row.cluster, row.command)),
+            *(Text(" ".join(it.split()), no_wrap=True, overflow="ellipsis") for it in (row.cluster, row.command)),
         )
     tables.show(table)
 

@@ -311,7 +311,8 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     if not own and (near := did_you_mean(command[0], OWN_COMMANDS)):
         tell(f"{command[0]} is no command of this package, so the job runs a program of that name{near}")
     if not own and args.working_dir is None and "working_dir" not in given:
-        for word in (word for word in command if Path(word).is_file() and not Path(word).is_absolute()):
+        paths = [word for word in command if os.access(word, os.F_OK)]  # no error where one is too long for a path
+        for word in (word for word in paths if Path(word).is_file() and not Path(word).is_absolute()):
             tell(f"{word} stays here; `--working-dir .` would take the files of this folder along")
     own_cluster = " --ray-job" if args.ray_job else f" --queue --nodes {args.nodes or 1}" if args.queue else ""
     flags = f"{stack.flags(args)}{own_cluster}".strip()

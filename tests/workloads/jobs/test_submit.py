@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -107,6 +108,12 @@ def test_our_own_commands_take_the_package_along_and_report_as_json(ray: FakeRay
     assert ray.submitted["entrypoint"] == "python -m workloads bench --nodes 2"
     assert ray.submitted["runtime_env"]["env_vars"]["OASIS_PROGRESS"] == "json"
     assert ray.submitted["runtime_env"]["working_dir"].startswith("gcs://")
+
+
+def test_a_program_on_the_command_line_may_be_longer_than_a_path(ray: FakeRay, cli: CommandLine) -> None:
+    command = ["python3", "-c", "print(1)\n" * 1000]
+    cli("submit", "--", *command)
+    assert ray.submitted["entrypoint"] == shlex.join(command)
 
 
 @pytest.mark.parametrize(
