@@ -72,6 +72,42 @@ def test_ctrl_c_and_kill_stop_the_job_and_what_it_started(cluster: Cluster, numb
     assert re.search(rf"{job} +STOPPED", cluster.run("jobs", "list").stdout)
 
 
+WANTED = """
+from ray._raylet import GcsClient
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+import ray
+ray.init(logging_level="error")
+reply = GetClusterStatusReply()
+reply.ParseFromString(GcsClient(address=ray.get_runtime_context().gcs_address).get_cluster_status())
+asked = reply.cluster_resource_state.pending_resource_requests
+print("GPUs wanted:", int(sum(one.count * one.request.resources_bundle.get("GPU", 0) for one in asked)))
+"""
+"""Prints what the autoscaler is asked for."""
+
+
+def test_a_job_that_waits_for_a_gpu_is_stopped_and_asks_for_it_no_more(cluster: Cluster) -> None:
+    def wanted() -> str:
+        return cluster.run("submit", "--", "python", "-c", WANTED).stdout
+
+    submit = ("submit", "--num-gpus", "8", "--", "sleep", "1")
+    client, job = cluster.start(*submit), cluster.run(submit[0], "--detach", *submit[1:]).stdout.strip()
+    output = read_until(client, "Ctrl-C stops it")
+    (followed,) = re.findall(r"^job (\S+) submitted", output, re.MULTILINE)
+    eventually(lambda: "GPUs wanted: 16" in wanted())
+    stopped = cluster.run("jobs", "stop", job)
+    assert (stopped.returncode, stopped.stdout) == (0, f"{job} stopped\n"), stopped.stderr
+    assert "a small job on the head ends it" in stopped.stderr
+    client.send_signal(signal.SIGINT)
+    output = read_rest(client)
+    assert client.returncode == 130 and "it has stopped" in output, output
+    listed = cluster.run("jobs", "list").stdout
+    assert all(re.search(rf"{name} +STOPPED", listed) for name in (job, followed)), listed
+    assert not re.search(r"^ *stop-", listed, re.MULTILINE), listed
+    assert "python -c ' from ray._raylet import GcsClient from ray.core" in listed
+    assert cluster.run("jobs", "attach", job).returncode == 130
+    eventually(lambda: "GPUs wanted: 0" in wanted())
+
+
 def test_a_training_job_meets_on_loopback_reaches_95_percent_and_leaves_its_results_in_the_bucket_and_here(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -7,8 +7,11 @@ status decides, and the log is read on from where the last complete line ended.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
+import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +40,7 @@ from workloads.errors import (
 )
 from workloads.jobs import pending
 from workloads.jobs.dashboard import Dashboard
+from workloads.jobs.entry_point import DRIVER_RESOURCES
 from workloads.reporting import progress
 
 PATIENCE_SECONDS = 180.0
@@ -48,9 +52,33 @@ STOP_SECONDS = 60.0
 OURS = "python -m workloads"
 """How the command of a job begins that is one of this package."""
 
+_END_WAITING = """
+import asyncio, sys
+import ray
+from ray.dashboard.modules.job import common
+from ray.job_submission import JobStatus
+
+async def end(job):
+    records = common.JobInfoStorageClient(ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address))
+    name = common.JOB_ACTOR_NAME_TEMPLATE.format(job_id=job)
+    actor = ray.get_actor(name, namespace=common.SUPERVISOR_ACTOR_RAY_NAMESPACE)
+    if await records.get_status(job) == JobStatus.PENDING:
+        await records.put_status(job, JobStatus.STOPPED)  # else Ray calls it failed
+        ray.kill(actor)
+
+ray.init()
+asyncio.run(end(sys.argv[1]))
+"""
+"""Ends a job that waits for its place, from within Ray, and with it what it asks of the autoscaler.
+
+Ray stops a job by asking the actor that runs its command, which has not begun then, and deletes none that has not
+ended (ray 2.60, job_manager.py, `stop_job` and `delete_job`); nothing else of its HTTP API reaches an actor."""
+
 _START_TIMEOUT = "RAY_JOB_START_TIMEOUT_SECONDS"  # Ray names it in its verdict on a job that found no place in time
 _LEAST_PAUSE_SECONDS = 1.0
 _AWAY_SECONDS = 2.0  # a connection that is back within these needs no word about it
+_START_SECONDS = 3.0  # a job that has its place begins within these, and then a stop reaches it
+_RECORD_SECONDS = 2.0  # Ray, which looks at a job every second until it has seen its end, writes a missing record anew
 _SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it; later, one as often
 _PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
 _MOST_PAUSE_SECONDS = 30.0  # a fetch over a connection that was away for minutes is no reason for an hour's silence
@@ -124,7 +152,8 @@ class Jobs:
                 time.sleep(_LEAST_PAUSE_SECONDS)
 
     def stop(self, submission_id: str) -> bool:
-        """Have a job stopped; from here on there are `STOP_SECONDS` for it and for every answer about it.
+        """Have a job stopped, also one that waits for its place; from here on there are `STOP_SECONDS` for it and for
+        every answer about it.
 
         Returns:
             False if Ray knows none of that id.
@@ -140,7 +169,30 @@ class Jobs:
             if _is_unknown(error):
                 return False
             raise refused(error) from error
+        given = time.monotonic() + _START_SECONDS
+        while not self.given_up and self.details(submission_id).status == JobStatus.PENDING:
+            if time.monotonic() >= given:
+                self._end_waiting(submission_id)
+                break
+            time.sleep(0.5)
         return True
+
+    def _end_waiting(self, submission_id: str) -> None:
+        tell("the job waits for its place, where Ray's stop does not reach it: a small job on the head ends it")
+        name = f"stop-{secrets.token_hex(4)}"
+        command = shlex.join(["python", "-c", _END_WAITING, submission_id])
+        wanted: dict[str, Any] = {
+            "entrypoint": command,
+            "submission_id": name,
+            "entrypoint_resources": DRIVER_RESOURCES,
+        }
+        # Whether it was of use, the other job's status says.
+        with contextlib.suppress(RuntimeError):  # also if it was submitted, and the answer was lost
+            self.ask(lambda client: client.submit_job(**wanted))
+        with contextlib.suppress(RuntimeError, WorkloadError):
+            self.until_stopped(name)
+            time.sleep(_RECORD_SECONDS)
+            self.ask(lambda client: client.delete_job(name))
 
     def listed(self) -> list[JobDetails]:
         """Ray's records of all jobs, and of drivers that connected by hand.
@@ -163,7 +215,7 @@ class Jobs:
         while not (details := self.details(submission_id)).status.is_terminal():
             if self.given_up:
                 if details.status == JobStatus.PENDING:
-                    remedy = "It waits for its place, where Ray cannot stop it: docs/cloud.md, Troubleshooting, can."
+                    remedy = "It waits for its place, and the job that is to end it did not: stop it again."
                 else:
                     remedy = f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again."
                 raise WorkloadFailedError(f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.", remedy)

@@ -733,7 +733,9 @@ def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
     stop = ["jobs", "stop", ray.submitted["submission_id"]]
     assert "shows what it does; stop it again" in cli(*stop, code=5).err
     ray.pending = 1000
+    monkeypatch.setattr(follow, "_START_SECONDS", 0.0)
     said = cli(*stop, code=5).err
+    assert "a small job on the head ends it" in said
     assert "has not stopped within" in said and "It waits for its place" in said
 
 
