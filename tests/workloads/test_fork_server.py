@@ -40,7 +40,7 @@ print(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "arguments": sys.argv, "path": sys.path,
     "directory": os.getcwd(), "variables": dict(os.environ), "imported": imported, "drawn": drawn,
     "main": sys.modules["__main__"].__file__,
-}))
+}), flush=True)
 print("a last word", file=sys.stderr)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,7 +160,7 @@ def stores(root: Path) -> tuple[PictureStore, PictureStore]:
         As `sources`.
     """
     try:
-        if not root.is_dir():
+        if not _is_folder(root):
             raise UsageError(f"the data path {root} does not exist.", location.REMEDY)
         train = _store(root / "train", None)
         return train, _store(root / "val", train.classes)
@@ -167,8 +168,16 @@ def stores(root: Path) -> tuple[PictureStore, PictureStore]:
         raise unreadable(str(error.filename or root), error) from error
 
 
+def _is_folder(path: Path) -> bool:
+    # Path.is_dir says no also where the file system fails, from Python 3.14 on.
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def _store(folder: Path, known: Sequence[str] | None) -> PictureStore:
-    if not folder.is_dir():
+    if not _is_folder(folder):
         raise UsageError(f"{folder.parent} holds no folder {folder.name!r}.", LAYOUT)
     shards, classes = shard_files(folder), class_folders(folder)
     if shards and classes:
