@@ -1,8 +1,8 @@
 # Two commands need nothing but Python 3.11 to 3.14 and make:  make demo   and   make test.   `make` lists all of them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-# The image's own series first; a name that pyenv knows and does not run is passed over.
-PYTHON ?= $(shell for one in python$(IMAGE_PYTHON) python3.11 python3; do "$$one" -c '' >/dev/null 2>&1 && break; done; echo "$$one")
+# The image's own series first; one that only pyenv knows, or that Debian keeps without its venv, is passed over.
+PYTHON ?= $(shell for one in python$(IMAGE_PYTHON) python3.11 python3; do "$$one" -c 'import ensurepip' >/dev/null 2>&1 && break; done; echo "$$one")
 STACK ?= dev
 $(if $(strip $(STACK)),,$(error STACK is empty: leave it out for dev, or name a stack, as in STACK=mine))
 BUILDER ?= cloud-build

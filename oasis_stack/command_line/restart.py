@@ -20,11 +20,14 @@ CLUSTER_LABEL, TYPE_LABEL = "ray.io/cluster", "ray.io/node-type"
 """What KubeRay marks a RayCluster's pods with (ray-project/kuberay v1.6.2, controllers/ray/utils/constant.go)."""
 
 # Ray's dashboard knows jobs that no Kubernetes object stands for; the head has Ray's token in its environment.
+ANSWER_SECONDS = 30
+"""Longest wait for Ray's list of jobs: a head may take a connection and never answer."""
+
 _LIST_JOBS = """\
 from ray.job_submission import JobSubmissionClient
 for job in JobSubmissionClient("http://127.0.0.1:8265").list_jobs():
     if not job.status.is_terminal():
-        print(job.submission_id or job.job_id, job.status.value, job.entrypoint)
+        print(job.submission_id or job.job_id, job.status.value, " ".join(job.entrypoint.split()))
 """
 
 
@@ -83,7 +86,8 @@ def _jobs(pods: list[Mapping[str, Any]], namespace: str, environment: Mapping[st
     if not heads:
         return ["no jobs: there is no head"]
     head = heads[0]
-    inside = ["--container", head["spec"]["containers"][0]["name"], "--", "python", "-c", _LIST_JOBS]
+    ask = ["timeout", str(ANSWER_SECONDS), "python", "-c", _LIST_JOBS]
+    inside = ["--container", head["spec"]["containers"][0]["name"], "--", *ask]
     try:
         listed = read(["kubectl", "exec", "--namespace", namespace, head["metadata"]["name"], *inside], environment)
     except ProgramError as error:

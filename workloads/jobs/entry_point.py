@@ -104,7 +104,7 @@ def read(args: argparse.Namespace) -> Demand:
 
 
 def refuse_impossible(demand: Demand, supplies: Iterable[Supply]) -> None:
-    """Refuse at once what Ray would leave pending for a quarter of an hour.
+    """Refuse at once what Ray would leave pending for half an hour.
 
     Args:
         demand: of the entry point.

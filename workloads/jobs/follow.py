@@ -191,8 +191,9 @@ class Jobs:
             self.ask(lambda client: client.submit_job(**wanted))
         with contextlib.suppress(RuntimeError, WorkloadError):
             self.until_stopped(name)
-            time.sleep(_RECORD_SECONDS)
-            self.ask(lambda client: client.delete_job(name))
+            for _ in range(5):  # until Ray knows it no longer
+                time.sleep(_RECORD_SECONDS)
+                self.ask(lambda client: client.delete_job(name))
 
     def listed(self) -> list[JobDetails]:
         """Ray's records of all jobs, and of drivers that connected by hand.
@@ -332,8 +333,9 @@ def installing(details: JobDetails) -> str:
     if not kinds:
         return ""
     return (
-        f"First the packages that its runtime environment names under {' and '.join(kinds)} are installed, tried three "
-        "times before the job fails; runtime_env_setup-*.log, on the Logs page of Ray's dashboard, says how it goes."
+        f"Once it has its place, the packages that its runtime environment names under {' and '.join(kinds)} are "
+        "installed, tried three times before the job fails; runtime_env_setup-*.log, on the Logs page of Ray's "
+        "dashboard, says how it goes."
     )
 
 

@@ -73,7 +73,10 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("job")
     job.add_argument("--working-dir", type=Path, metavar="DIR", help="uploaded, and where the command starts")
     job.add_argument(
-        "--runtime-env", type=Path, metavar="FILE", help="Ray runtime environment, YAML; paths are from its folder"
+        "--runtime-env",
+        type=Path,
+        metavar="FILE",
+        help="Ray runtime environment, YAML; paths are from its folder, or else from here",
     )
     job.add_argument(
         "--env",
@@ -384,6 +387,8 @@ def _beside(folder: Path, key: str, value: Any) -> Any:
         named = folder / value
         if named.is_file() or (key == "working_dir" and named.is_dir()):
             return str(named.absolute())
+        if Path(value).is_file():
+            tell(f"{key}: {value} is not in {folder.absolute()}, so the one of {Path.cwd()} is taken")
     return value
 
 

@@ -600,7 +600,8 @@ def test_what_a_runtime_environment_names_is_looked_for_beside_its_file_first(
     (tmp_path / folder / "job.py").touch()
     (tmp_path / folder / "env.yaml").write_text("{working_dir: ., pip: requirements.txt}")
     monkeypatch.chdir(here)
-    cli("submit", "--runtime-env", f"../{folder}/env.yaml", "--", "python", "job.py")
+    said = cli("submit", "--runtime-env", f"../{folder}/env.yaml", "--", "python", "job.py").err
+    assert ("pip: requirements.txt is not in" in said) == (package == "ours")
     assert "job.py" in _uploaded(ray) and f"{package}==1.0" in str(ray.submitted["runtime_env"]["pip"])
 
 
@@ -733,6 +734,7 @@ def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
     stop = ["jobs", "stop", ray.submitted["submission_id"]]
     assert "shows what it does; stop it again" in cli(*stop, code=5).err
     ray.pending = 1000
+    monkeypatch.setattr(follow, "STOP_SECONDS", 5.0)  # two answers have to come within it
     monkeypatch.setattr(follow, "_START_SECONDS", 0.0)
     said = cli(*stop, code=5).err
     assert "a small job on the head ends it" in said

@@ -172,7 +172,7 @@ def _is_folder(path: Path) -> bool:
     # Path.is_dir says no also where the file system fails, from Python 3.14 on.
     try:
         return stat.S_ISDIR(path.stat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

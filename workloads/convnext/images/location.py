@@ -105,7 +105,7 @@ def check_data(data: str, here: bool) -> str:
         here: whether the workers run on this machine, so that a path means the same to them.
 
     Returns:
-        What could not be checked, as a sentence; empty if all was.
+        What could not be checked, or will take long, as a sentence; empty if neither is so.
 
     Raises:
         UsageError: there is nothing there, or no training or validation split.
@@ -132,11 +132,15 @@ def check_data(data: str, here: bool) -> str:
 
 def _unindexed(folder: Path) -> str:
     """Says of shards that nobody can index where they are that each start will take long; empty of others."""
-    from workloads.convnext.images.shards import INDEX_SUFFIX, index_path, shard_files
+    from workloads.convnext.images.shards import index_path, shard_files
 
     # By name: to ask a mounted bucket for each index would cost a round trip.
-    there = {file for split in SPLITS for file in (folder / split).glob(f"*{INDEX_SUFFIX}")}
-    bare = [shard for split in SPLITS for shard in shard_files(folder / split) if index_path(shard) not in there]
+    there: set[Path] = set()
+    bare: list[Path] = []
+    with suppress(OSError):  # the workers will say so
+        for split in SPLITS:
+            there.update((folder / split).iterdir())
+            bare += [shard for shard in shard_files(folder / split) if index_path(shard) not in there]
     if not bare or os.access(folder / SPLITS[0], os.W_OK):
         return ""
     return (

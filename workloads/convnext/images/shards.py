@@ -60,7 +60,12 @@ def _checksum(fields: dict[str, object]) -> int:
 
 def shard_files(folder: Path) -> list[Path]:
     """The shards inside, sorted, without hidden ones."""
-    return sorted(folder.glob("[!.]*.tar"))
+    # Path.glob passes over a file system that fails, from Python 3.12 on.
+    try:
+        found = list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return sorted(file for file in found if file.suffix == ".tar" and not file.name.startswith("."))
 
 
 def index_path(shard: Path) -> Path:

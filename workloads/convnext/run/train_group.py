@@ -23,6 +23,9 @@ from workloads.errors import first_line
 LEAVE_SECONDS = 3.0
 """How long the ranks of a finished run may take to leave; nothing is lost by not waiting longer."""
 
+LIST_SECONDS = 1800.0
+"""Longest listing of the data on a mount: of a million images it takes minutes, and where the mount hangs, for ever."""
+
 START_SECONDS = 60.0
 """How much longer than the collective timeout a meeting may take: each rank imports torch first."""
 
@@ -53,7 +56,11 @@ class _MeetOnOneAddress(Backend):
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         # Before they meet: a rank that has its data may wait for another's longer than for a collective.
-        ray.get(worker_group.execute_async(_prepare, backend_config.data))
+        limit = None if backend_config.data.startswith("gs://") else LIST_SECONDS  # a copy takes as long as it must
+        try:
+            ray.get(worker_group.execute_async(_prepare, backend_config.data), timeout=limit)
+        except GetTimeoutError:
+            raise WorkerGroupStartupFailedError(f"not every node had listed the data within {limit:.0f} s") from None
         ranks = len(worker_group)
         try:
             address, port = worker_group.execute_single(0, _listen)
