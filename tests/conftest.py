@@ -20,6 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Some machines set it for everything: what a test waits for has to come on those that do not.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 SERVERS = ("emulated", "ray")
 """Marks of tests that start servers, gigabytes of them."""

@@ -234,6 +234,8 @@ def test_shards_as_others_write_them_are_indexed_once_and_read(
         mounted.setattr(os, "access", lambda path, mode: False)  # root may write anywhere but on a mount
         assert "2 shards of" in check_data(str(tmp_path), here=True)
     assert check_data(str(tmp_path), here=True) == ""
+    assert "2 indices written; 0 shards had one" in cli("shards", "--index", str(tmp_path)).out
+    index_path(tmp_path / "train" / "imagenet-000000.tar").unlink()
     in_the_way = tmp_path / "train" / f".imagenet-000000.tar{INDEX_SUFFIX}.{os.getpid()}"
     in_the_way.mkdir()
     assert "cannot write" in cli("shards", "--index", str(tmp_path), code=8).err
