@@ -19,10 +19,10 @@ from oasis_stack.command_line.pulumi_stack import Stack
 CLUSTER_LABEL, TYPE_LABEL = "ray.io/cluster", "ray.io/node-type"
 """What KubeRay marks a RayCluster's pods with (ray-project/kuberay v1.6.2, controllers/ray/utils/constant.go)."""
 
-# Ray's dashboard knows jobs that no Kubernetes object stands for; the head has Ray's token in its environment.
 ANSWER_SECONDS = 30
 """Longest wait for Ray's list of jobs: a head may take a connection and never answer."""
 
+# Ray's dashboard knows jobs that no Kubernetes object stands for; the head has Ray's token in its environment.
 _LIST_JOBS = """\
 from ray.job_submission import JobSubmissionClient
 for job in JobSubmissionClient("http://127.0.0.1:8265").list_jobs():

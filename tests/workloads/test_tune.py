@@ -158,7 +158,7 @@ def test_a_wrong_space_is_refused_by_field_with_what_is_allowed(fields: dict[str
     ("kind", "content", "flags", "message"),
     [
         ("tune", "[1", (), "cannot be read: while parsing"),
-        ("tune", "data: 2026-02-30", (), "cannot be read: day"),
+        ("tune", "data: 2026-13-01", (), "cannot be read: month must be in 1..12"),
         ("tune", "seed: &seeds [1, *seeds]", (), "cannot be read: Circular reference"),
         ("tune", "seed: !!set {1, 2}", (), 'seed has "{1, 2}"; it takes a whole number'),
         ("tune", "2026-02-03: 1", (), "cannot be read: keys must be str"),

@@ -43,7 +43,7 @@ def python(place: Subject) -> str:
     """Python's version."""
     series = ".".join(platform.python_version_tuple()[:2])
     if series not in PYTHON_SERIES:
-        wanted = " or ".join(PYTHON_SERIES)
+        wanted = f"{PYTHON_SERIES[0]} to {PYTHON_SERIES[-1]}"
         raise PlaceError(f"Python {platform.python_version()}, where {wanted} is needed", f"Use Python {wanted}.")
     return platform.python_version()
 

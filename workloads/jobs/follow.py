@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import math
 import secrets
@@ -362,8 +363,8 @@ def show_log(jobs: Jobs, submission_id: str) -> None:
     """
     details = jobs.details(submission_id)
     log = jobs.log(submission_id)
-    for line in (log or "").splitlines():
-        print(progress.shown(line))
+    for line in io.StringIO(log or ""):  # at line ends alone: a progress bar's \r and the like stay as they are
+        print(progress.shown(line.removesuffix("\n")))
     if problem := missing_log(details, log):
         tell(problem)
 

@@ -173,6 +173,9 @@ def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, cli: Com
     assert "--shard-megabytes is 0, but must be above 0" in cli(*words[:-1], "0", code=2).err
     assert "--from needs --to" in cli(*words[:3], code=2).err
     assert f"{folder} holds no shards" in cli("shards", "--index", str(folder), code=2).err
+    assert "--to is of --from" in cli("shards", "--index", str(to), *words[3:5], code=2).err
+    (tmp_path / "train").touch()
+    assert f"{tmp_path}/train cannot be read: Not a directory" in cli("shards", "--index", str(tmp_path), code=8).err
     nowhere = cli("shards", "--from", str(to / "val"), "--to", str(tmp_path / "x"), code=2).err
     assert f"{to / 'val'} holds no folder 'train'" in nowhere
 

@@ -102,9 +102,9 @@ def test_a_fetch_that_took_minutes_is_followed_by_the_next_within_half_a_minute(
 
 
 def test_our_own_commands_take_the_package_along_and_report_as_json(ray: FakeRay, cli: CommandLine) -> None:
-    ray.lines = [json.dumps({"event": "note", "text": "hello from the job"})]
+    ray.lines = [json.dumps({"event": "note", "text": "hello from the job"}), "10%\r20%"]
     assert "hello from the job" in cli("submit", "--", "bench", "--nodes", "2").out.splitlines()
-    assert cli("jobs", "logs", "last").out == "hello from the job\n"
+    assert cli("jobs", "logs", "last").out == "hello from the job\n10%\r20%\n"
     assert ray.submitted["entrypoint"] == "python -m workloads bench --nodes 2"
     assert ray.submitted["runtime_env"]["env_vars"]["OASIS_PROGRESS"] == "json"
     assert ray.submitted["runtime_env"]["working_dir"].startswith("gcs://")

@@ -36,7 +36,6 @@ DOWNLOADS = 16
 
 SPLITS = ("train", "val")
 
-
 REMEDY = "Name another place with --data, or write the data first."
 
 _fetched: dict[str, Path] = {}

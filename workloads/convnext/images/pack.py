@@ -19,7 +19,7 @@ from pathlib import Path
 
 from workloads.convnext.images.folder import FolderPictures
 from workloads.convnext.images.location import SPLITS
-from workloads.convnext.images.pictures import READERS
+from workloads.convnext.images.pictures import READERS, unreadable
 from workloads.convnext.images.shards import CLASS_NAMES, index_path, keep, scan, shard_files
 from workloads.errors import EXIT_OK, PlaceError, UsageError
 from workloads.reporting import progress
@@ -121,6 +121,8 @@ def add_shards_arguments(parser: argparse.ArgumentParser) -> None:
 def run_shards(args: argparse.Namespace) -> int:
     """Write both splits of an image folder as shards, or the indices of shards; returns the exit code."""
     if args.index:
+        if args.to:
+            raise UsageError("--to is of --from: an index lies beside its shard.", "Leave it out.")
         return _index(args.index)
     if not args.to:
         raise UsageError("--from needs --to.", "Name the folder for the shards with --to.")
@@ -139,7 +141,10 @@ def run_shards(args: argparse.Namespace) -> int:
 
 
 def _index(root: Path) -> int:
-    shards = [shard for split in SPLITS for shard in shard_files(root / split)]
+    try:
+        shards = [shard for split in SPLITS for shard in shard_files(root / split)]
+    except OSError as error:
+        raise unreadable(str(error.filename or root), error) from error
     if not shards:
         raise UsageError(f"{root} holds no shards.", "They lie in it as train/*.tar and val/*.tar.")
     bare = [shard for shard in shards if not index_path(shard).exists()]
