@@ -31,6 +31,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def _with_room(monkeypatch: pytest.MonkeyPatch, disk_gb: int = 64, memory_gb: int = 64) -> None:
+    """Have so much free, whatever the machine of the tests has."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=disk_gb << 30))
+    monkeypatch.setattr(free_space, "free_memory", lambda: memory_gb << 30)
+
+
 def test_a_program_is_known_by_its_pins_package_and_flags_and_by_nothing_of_the_checkout() -> None:
     others = [
         dataclasses.replace(ETCD, package="go.etcd.io/etcd/etcdctl/v3"),
@@ -60,8 +66,7 @@ def test_every_program_is_pinned_by_its_own_module() -> None:
 def test_too_little_room_is_said_before_anything_is_built(
     cache: Path, state: State, monkeypatch: pytest.MonkeyPatch, disk_gb: int, memory_gb: int, words: str
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=disk_gb << 30))
-    monkeypatch.setattr(free_space, "free_memory", lambda: memory_gb << 30)
+    _with_room(monkeypatch, disk_gb, memory_gb)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
     with pytest.raises(EmulatorError, match=words):
@@ -74,6 +79,7 @@ def test_too_little_room_is_said_before_anything_is_built(
 def test_a_build_that_fails_is_reported_in_the_compilers_words_and_leaves_nothing(
     cache: Path, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _with_room(monkeypatch)
     monkeypatch.setattr(
         build, "PROGRAMS", (Program("nothing", "kubernetes", "go.etcd.io/etcd/server/v3/no/such/package"),)
     )
