@@ -345,6 +345,12 @@ def test_a_rank_that_stays_away_from_a_collective_costs_its_timeout_and_a_restar
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["missing"], found["repeated"], found["orphans"]) == (0, 0, 0)
+    # Which rank the others wait for, where it is, and where they are.
+    told = [record.get("text", "") for file in tmp_path.rglob("journal/*.jsonl") for record in parse(file.read_text())]
+    stay = r"in _stay_away of benchmarks, called by \w+ \(workloads/convnext/\S+:\d+\)"
+    who = r"no progress for \d+ s: (.*; )?rank 1 \(\S+, process \d+\) is "
+    assert any(re.match(who + stay, text) for text in told), told
+    assert any(re.search(r"rank 0 \(\S+, process \d+\) is in \w+ of torch, called by", text) for text in told), told
 
 
 GROWING = """

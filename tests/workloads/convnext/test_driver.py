@@ -16,7 +16,7 @@ from ray.train.v2.api.exceptions import ControllerError
 
 from tests.support.command_line import LAPTOP, parsed
 from workloads.cluster import autoscaler, capacity, run_lock, worker_count
-from workloads.convnext.run import driver, train, trainer
+from workloads.convnext.run import driver, stall, train, trainer
 from workloads.convnext.run.run import Run
 from workloads.errors import BudgetError, CapacityError, DataIntegrityError, WorkloadError
 
@@ -109,3 +109,22 @@ def test_places_for_the_first_start_are_as_many_as_its_workers(
     monkeypatch.setattr(capacity, "hold", hold)
     driver._await_capacity(dataclasses.replace(run, least_workers=least, workers=16, gpus_per_node=8, gpu_max_nodes=2))
     assert held == [{"GPU": count, "CPU": count} for count in gpus]
+
+
+def test_of_ranks_that_do_not_get_on_the_few_are_named_and_the_many_counted() -> None:
+    waiting = [
+        stall.Rank(number, "b", 40 + number, "in wait of torch, called by step (loop.py:7)") for number in (0, 1, 3)
+    ]
+    silent, reading = (
+        stall.Rank(2, "a", 42, None),
+        stall.Rank(4, "c", 44, "in read of fsspec, called by fetch (x.py:3)"),
+    )
+
+    assert stall.told(61.2, [*waiting, reading, silent]) == (
+        "no progress for 61 s: rank 4 (c, process 44) is in read of fsspec, called by fetch (x.py:3); "
+        "rank 2 (a, process 42) gives no answer; 3 ranks are in wait of torch, called by step (loop.py:7)"
+    )
+    assert (
+        stall.told(120, waiting)
+        == "no progress for 120 s: all 3 ranks are in wait of torch, called by step (loop.py:7)"
+    )

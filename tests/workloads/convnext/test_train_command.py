@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -393,10 +394,10 @@ def test_the_copy_of_the_data_is_part_of_what_a_start_costs(tmp_path: Path) -> N
         (
             661,
             RayTaskError("_join", "Traceback ...", ConnectionError("Connection was likely closed")),
-            "did not meet: Connection was likely",
+            "did not meet: Connection was likely closed; no answer from rank 1 on b$",
         ),
-        (661, GetTimeoutError("Get timed out"), "did not meet within 661 s"),
-        (1800, GetTimeoutError("Get timed out"), "not every node had listed the data within 1800 s"),
+        (661, GetTimeoutError("Get timed out"), "did not meet within 661 s; no answer from rank 1 on b$"),
+        (1800, GetTimeoutError("Get timed out"), "listed the data within 1800 s; no answer from rank 1 on b$"),
     ],
 )
 def test_ranks_that_do_not_meet_are_started_once_more(
@@ -407,10 +408,13 @@ def test_ranks_that_do_not_meet_are_started_once_more(
             raise end
 
     class Group(list[object]):
-        """A worker group of two ranks."""
+        """A worker group of two ranks, on hosts of these names."""
+
+        def get_workers(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(metadata=SimpleNamespace(hostname=name)) for name in self]
 
         def execute_async(self, *_: object) -> list[object]:
-            return []
+            return [object() for _ in self]
 
         def execute_single(self, *_: object) -> tuple[str, int]:
             return "127.0.0.1", 1
@@ -419,6 +423,7 @@ def test_ranks_that_do_not_meet_are_started_once_more(
             return object()
 
     monkeypatch.setattr("ray.get", get)
+    monkeypatch.setattr("ray.wait", lambda questions, **_: (questions[:1], questions[1:]))
     meeting, group = train_group.ProcessGroup(timeout_seconds=601, data="synthetic"), cast(Any, Group("ab"))
     with pytest.raises(WorkerGroupStartupFailedError, match=said) as caught:
         meeting.backend_cls().on_start(group, meeting)

@@ -16,10 +16,11 @@ from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import ControllerError
 
 from workloads.cluster import capacity, run_lock
+from workloads.convnext.run import stall
 from workloads.convnext.run.remote import work
 from workloads.convnext.run.run import Run
 from workloads.convnext.run.train_group import ProcessGroup
-from workloads.convnext.run.trainer import Retries, RunCallback, Scaling, Trainer, find_verdict
+from workloads.convnext.run.trainer import Groups, Retries, RunCallback, Scaling, Trainer, find_verdict
 from workloads.environment import ClusterEnvironment
 from workloads.errors import CapacityError, WorkloadError, WorkloadFailedError
 from workloads.nccl.logs import faults
@@ -132,7 +133,7 @@ def _trainer(run: Run, work: Callable[[dict[str, Any]], Record]) -> Trainer:
         ),
         scaling=Scaling(scaling, run),
         retries=Retries(run.folder.child("checkpoints"), run.journal),
-        journal=run.journal,
+        groups=Groups(run.journal, run.collective_timeout * stall.SHARE),
     )
 
 

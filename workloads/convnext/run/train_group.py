@@ -20,6 +20,9 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from workloads.cluster import process_group
 from workloads.errors import first_line
 
+LATE_SECONDS = 3.0
+"""How much later than the first the other ranks may see that they wait in vain."""
+
 LEAVE_SECONDS = 3.0
 """How long the ranks of a finished run may take to leave; nothing is lost by not waiting longer."""
 
@@ -57,11 +60,15 @@ class _MeetOnOneAddress(Backend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         # Before they meet: a rank that has its data may wait for another's longer than for a collective.
         limit = None if backend_config.data.startswith("gs://") else LIST_SECONDS  # a copy takes as long as it must
+        preparing = worker_group.execute_async(_prepare, backend_config.data)
         try:
-            ray.get(worker_group.execute_async(_prepare, backend_config.data), timeout=limit)
+            ray.get(preparing, timeout=limit)
         except GetTimeoutError:
-            raise WorkerGroupStartupFailedError(f"not every node had listed the data within {limit:.0f} s") from None
+            raise WorkerGroupStartupFailedError(
+                f"not every node had listed the data within {limit:.0f} s{_silent(worker_group, preparing)}"
+            ) from None
         ranks = len(worker_group)
+        joining: list[Any] = []
         try:
             address, port = worker_group.execute_single(0, _listen)
             joining = [
@@ -75,11 +82,14 @@ class _MeetOnOneAddress(Backend):
         except GetTimeoutError:
             raise WorkerGroupStartupFailedError(
                 f"the ranks did not meet within {backend_config.timeout_seconds + START_SECONDS:.0f} s"
+                f"{_silent(worker_group, joining)}"
             ) from None
         except RayTaskError as error:
             # To Ray an error of the controller, which it never retries: but ranks whose peer is lost just then find a
             # closed connection, as often before Ray knows of the loss as after it.
-            raise WorkerGroupStartupFailedError(f"the ranks did not meet: {first_line(error.cause)}") from error
+            raise WorkerGroupStartupFailedError(
+                f"the ranks did not meet: {first_line(error.cause)}{_silent(worker_group, joining)}"
+            ) from error
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         status = worker_group.get_latest_poll_status()
@@ -87,6 +97,14 @@ class _MeetOnOneAddress(Backend):
             return  # some rank still computes, waits for a lost one, or is lost; Ray ends their processes in any case
         with contextlib.suppress(RayError):
             ray.get(worker_group.execute_async(process_group.leave), timeout=LEAVE_SECONDS)
+
+
+def _silent(worker_group: Any, questions: list[Any]) -> str:
+    """The ranks without an answer where others have one, as the end of a message: those that the others waited for."""
+    late = ray.wait(questions, num_returns=len(questions), timeout=LATE_SECONDS)[1] if questions else []
+    names = [str(worker.metadata.hostname) for worker in worker_group.get_workers()]
+    who = [f"rank {rank} on {names[rank]}" for rank, question in enumerate(questions) if question in late]
+    return f"; no answer from {', '.join(who)}" if 0 < len(who) < len(questions) else ""
 
 
 def _prepare(data: str) -> None:

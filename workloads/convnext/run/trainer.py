@@ -37,6 +37,7 @@ from workloads.checkpoints import manifest
 from workloads.cluster import autoscaler, worker_count
 from workloads.convnext.run import end_of_node
 from workloads.convnext.run.run import Run
+from workloads.convnext.run.stall import StallWatch
 from workloads.errors import (
     AuthError,
     BudgetError,
@@ -143,14 +144,25 @@ _running: list[Any] = []
 class Groups(WorkerGroupCallback):
     """Keeps what `Scaling` needs to end a lost group, from the moment that it has places, and tells of each group."""
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: Path, stall_seconds: float) -> None:
         self._journal = Journal(journal)
+        self._stall_seconds = stall_seconds
+        self._watch: StallWatch | None = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Remember the group, and say what it does before its first step."""
         _running[:] = [worker_group.get_worker_group_state()]
         text = f"{counted(len(worker_group), 'worker')} started; reading the data and the newest checkpoint"
         self._journal.append([{"event": "note", "text": text, "waits": True}])
+        self._watch = StallWatch(worker_group.get_workers(), self._stall_seconds, self._say)
+
+    def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+        """Look whether the group gets on."""
+        if self._watch is not None:
+            self._watch.look(worker_group_status.worker_statuses.values())
+
+    def _say(self, text: str) -> None:
+        self._journal.append([{"event": "note", "text": text}])
 
 
 @dataclass
@@ -299,14 +311,14 @@ class Retries(DefaultFailurePolicy):
 class Trainer(DataParallelTrainer):
     """Ray Train's trainer with the two policies above; what it does not say of a run is Ray's default."""
 
-    def __init__(self, *args: Any, scaling: Scaling, retries: Retries, journal: Path, **given: Any) -> None:
+    def __init__(self, *args: Any, scaling: Scaling, retries: Retries, groups: Groups, **given: Any) -> None:
         super().__init__(*args, **given)
-        self._scaling, self._retries, self._journal = scaling, retries, journal
+        self._scaling, self._retries, self._groups = scaling, retries, groups
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         # The one for Ray's datasets starts a process for each group of workers, and there are none.
         needed = [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
-        return [Groups(self._journal), *needed]
+        return [self._groups, *needed]
 
     def _initialize_and_run_controller(self, **given: Any) -> Any:
         policies = {"scaling_policy": self._scaling, "failure_policy": self._retries}
