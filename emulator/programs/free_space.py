@@ -59,19 +59,19 @@ def require(folder: Path, what: str, *, disk_gb: int, memory_gb: int, elsewhere:
         folder: where the disk space is needed; it exists.
         what: what is about to begin, as in `running the emulator`.
         disk_gb: free disk that it needs, in GiB.
-        memory_gb: memory that must be available, in GiB.
+        memory_gb: memory that must be available, in GiB; 0 asks nothing, as what is free is known only on Linux.
         elsewhere: how the user can have the files on another disk.
 
     Raises:
         EmulatorError: says what was found, what is needed and what to do.
     """
-    disk, memory = shutil.disk_usage(folder).free, free_memory()
+    disk = shutil.disk_usage(folder).free
     if disk < disk_gb << 30:
         raise EmulatorError(
             f"{disk / 2**30:.1f} GB are free where {folder} is, and {what} takes up to {disk_gb} GB. "
             f"Free some, or {elsewhere}."
         )
-    if memory < memory_gb << 30:
+    if memory_gb and (memory := free_memory()) < memory_gb << 30:
         raise EmulatorError(
             f"{memory / 2**30:.1f} GB of memory are available, and {what} takes up to {memory_gb} GB. "
             "End other programs, or use a larger machine."

@@ -76,6 +76,18 @@ def test_too_little_room_is_said_before_anything_is_built(
     assert not state.path("bin").exists()
 
 
+def test_packages_alone_are_installed_where_free_memory_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Mac, from which jobs are submitted, too."""
+
+    def unknown() -> int:
+        raise FileNotFoundError("/proc/meminfo")
+
+    _with_room(monkeypatch)
+    monkeypatch.setattr(free_space, "free_memory", unknown)
+
+    assert free_space.main(["packages"]) is None
+
+
 def test_a_build_that_fails_is_reported_in_the_compilers_words_and_leaves_nothing(
     cache: Path, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
