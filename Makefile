@@ -1,8 +1,8 @@
-# Two commands need nothing but Python 3.11 to 3.14 and make:  make demo   and   make test.   `make` lists all of them.
+# Two commands need nothing but Linux, Python 3.11 to 3.14 and make: make demo and make test. `make` lists all of them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-# The image's own series first; one that only pyenv knows, or that Debian keeps without its venv, is passed over.
-PYTHON ?= $(shell for one in python$(IMAGE_PYTHON) python3.11 python3; do "$$one" -c 'import ensurepip' >/dev/null 2>&1 && break; done; echo "$$one")
+# The image's series first, python3 last (3.9 on a Mac); one only pyenv knows, or Debian has without venv, is skipped.
+PYTHON ?= $(shell for one in python$(IMAGE_PYTHON) python3.11 python3.13 python3.14 python3; do "$$one" -c 'import ensurepip' >/dev/null 2>&1 && break; done; echo "$$one")
 STACK ?= dev
 $(if $(strip $(STACK)),,$(error STACK is empty: leave it out for dev, or name a stack, as in STACK=mine))
 BUILDER ?= cloud-build
@@ -20,7 +20,7 @@ POLICIES := policies/.venv
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: help room packages demo down test test-fast test-long lint image-check plan forecast init image secret preflight up preview restart destroy dashboard prices policies pin figures clean
+.PHONY: help linux room packages demo down test test-fast test-long lint image-check plan forecast init image secret preflight up preview restart destroy dashboard prices policies pin figures clean
 
 # 141 is the status of one whose reader has left, as that of `make plan | head` does: no error to tell of.
 OR_UNREAD = status=$$?; test $$status = 141 || exit $$status
@@ -32,13 +32,15 @@ define supported_python
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 14) else f"Python 3.11 to 3.14 is needed, $(PYTHON) is {v[0]}.{v[1]}: install one, or name it: make PYTHON=/path/to/python3.11 demo")'
 endef
 
-# One make installs at a time: who comes meanwhile waits for it, and finds it done. Pip takes a package whose installation
-# was cut off for a whole one, so what did not come to its end starts over. A .venv without pyvenv.cfg, as one that was
-# partly deleted, is no environment: its Python is the base one, into which nothing may be installed. What has none of
-# make's own files is somebody else's; of what is deleted, the one that says so is left.
+# One make installs at a time: who comes meanwhile waits for it, and finds it done (a Mac has no flock, and what Python
+# locks stays locked while this shell has the file open). Pip takes a package whose installation was cut off for a whole
+# one, so what did not come to its end starts over. A .venv without pyvenv.cfg, as one that was partly deleted, is no
+# environment: its Python is the base one, into which nothing may be installed. What has none of make's own files is
+# somebody else's; of what is deleted, the one that says so is left.
 define environment
-set -o pipefail; exec 9<Makefile; if command -v flock >/dev/null && ! flock --nonblock 9; then \
-	    echo "another make installs into $(VENV): waiting for it"; flock 9; fi; \
+set -o pipefail; exec 9<Makefile; lock='import fcntl; fcntl.flock(9, fcntl.LOCK_EX'; \
+	if ! $(PYTHON) -c "$$lock | fcntl.LOCK_NB)" 2>/dev/null; then \
+	    echo "another make installs into $(VENV): waiting for it"; $(PYTHON) -c "$$lock)"; fi; \
 	if test $@ -nt $<; then exit 0; fi; \
 	if test -e $(VENV) && ! rmdir $(VENV) 2>/dev/null && ! compgen -G '$(VENV)/.install*' >/dev/null; then \
 	    echo "$(VENV) was not made by make, which changes no other one: move it away or delete it, then run this again" >&2; exit 1; fi; \
@@ -67,8 +69,12 @@ $(STAMP): requirements-dev.txt
 	@$(PYTHON) -m emulator.programs.free_space packages
 	@$(environment) && $(call install,6 GB in 2 to 4 minutes) && rm $(INSTALLING) && touch $@
 
+linux:
+	@test "$$(uname -s)" = Linux || { echo "This takes Linux, and here is $$(uname -s): run it on a Linux machine, or in a \
+	virtual machine or container with Linux. The commands for Google Cloud work here: docs/cloud.md." >&2; exit 1; }
+
 # What is needed minutes later is looked at first, too.
-room:
+room: linux
 	$(supported_python)
 	@test -e $(STAMP) || $(PYTHON) -m emulator.programs.free_space packages programs
 
@@ -104,7 +110,7 @@ test-long: room $(STAMP)  ## the slowest tests, which `make test` leaves out
 	@$(PY) -m pytest -m "long and not alone" $(IN_GROUPS)
 	@$(PY) -m pytest -m alone
 
-test-fast: $(STAMP)  ## the tests for daily work, two to three minutes
+test-fast: linux $(STAMP)  ## the tests for daily work, two to three minutes
 	@$(PY) -m pytest -m "not long and not emulated and not ray and not thorough" $(SIDE_BY_SIDE)
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
@@ -164,7 +170,7 @@ dashboard: $(CLOUD_STAMP)  ## port-forward the Ray dashboard until Ctrl-C (STACK
 	@$(PY) -m oasis_stack dashboard --stack $(STACK)
 
 # An hour and more; each command goes on where it was cut short. benchmarks.gpu and `platform --demo --first` are apart.
-figures: $(STAMP)  ## measure what docs/figures.md reports; results go to benchmarks/
+figures: linux $(STAMP)  ## measure what docs/figures.md reports; results go to benchmarks/
 	@$(PY) -m benchmarks.platform
 	@$(PY) -m benchmarks.checkpoints kill
 	@$(PY) -m benchmarks.checkpoints faults

@@ -177,17 +177,34 @@ def test_nothing_is_installed_into_the_python_that_a_partly_deleted_environment_
 
 
 def test_a_python_that_does_not_run_is_passed_over_for_the_next(checkout: Path) -> None:
-    """As pyenv's python3.12 says where another version is chosen."""
+    """As pyenv's python3.12 says where another version is chosen. A Mac's python3 runs, and is too old."""
     programs = checkout / "programs"
-    write_program(programs / "python3.12", "echo not this one; exit 127")
-    write_program(programs / "python3.11", 'test "$1" = -c || echo "python3.11 $*"')
+    for name in ("python3.12", "python3.11", "python3.13"):
+        write_program(programs / name, "echo not this one; exit 127")
+    for name in ("python3.14", "python3"):
+        write_program(programs / name, f'test "$1" = -c || echo "{name} $*"')
     variables = environment(PATH=f"{programs}:{os.environ['PATH']}")
     del variables["PYTHON"]
 
     made = start(checkout, "clean", variables=variables)
     said, _ = made.communicate(timeout=60)
 
-    assert said == "python3.11 -m emulator.machine.clean\n"
+    assert said == "python3.14 -m emulator.machine.clean\n"
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "test-fast"])
+def test_what_takes_linux_is_refused_elsewhere_before_anything_is_installed(checkout: Path, target: str) -> None:
+    (checkout / ".venv" / ".installed").unlink()
+    write_program(checkout / "programs" / "uname", "echo Darwin")
+    variables = environment(PATH=f"{checkout / 'programs'}:{os.environ['PATH']}")
+
+    made = start(checkout, target, variables=variables)
+    said, _ = made.communicate(timeout=60)
+
+    assert made.returncode == 2
+    refused, stopped = said.splitlines()
+    assert "takes Linux, and here is Darwin" in refused and "docs/cloud.md" in refused
+    assert stopped.startswith("make: *** ")
 
 
 def test_packages_that_a_pull_brought_are_installed_where_all_of_the_older_ones_are(checkout: Path) -> None:

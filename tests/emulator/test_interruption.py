@@ -27,7 +27,7 @@ from emulator.machine.state import CHECKOUT, State
 from emulator.programs.go_modules import cache_directory
 from emulator.ray import folder as ray_folder
 from emulator.ray import nodes as ray_nodes
-from tests.support.processes import begun, python, running
+from tests.support.processes import begun, python, running, write_program
 from tests.support.waiting import eventually, read_rest, read_until
 
 pytestmark = pytest.mark.emulated
@@ -251,8 +251,10 @@ def test_an_installation_that_was_cut_off_is_started_over_by_the_next_make(tmp_p
     shutil.copytree(CHECKOUT / "emulator", checkout / "emulator")
     digest = _wheel(tmp_path / "index" / "slow-1.0-py3-none-any.whl", files)
     (checkout / "requirements-dev.txt").write_text(f"slow==1.0 --hash=sha256:{digest}\n")
-    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index")}
-    command, environment = ["make", ".venv/.installed"], {**_users_environment(), **pip, "PYTHON": sys.executable}
+    write_program(tmp_path / "programs" / "flock", "true")  # a Mac has none that would wait
+    path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
+    more = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index"), "PATH": path, "PYTHON": sys.executable}
+    command, environment = ["make", ".venv/.installed"], {**_users_environment(), **more}
 
     def make() -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
