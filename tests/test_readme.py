@@ -119,6 +119,14 @@ def test_every_make_target_that_a_page_names_exists(page: str) -> None:
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", PAGES[page], re.MULTILINE)) <= targets
 
 
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_a_comment_of_a_command_line_is_harmless_to_zsh_which_runs_what_is_in_backquotes_there(page: str) -> None:
+    """A Mac's shell takes no comments from a terminal: one apostrophe, and the lines below are part of a text."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
+    comments = [comment for block in blocks for comment in re.findall(r" # .*", block)]
+    assert [comment for comment in comments if re.search(r"[`'\"$?*]", comment)] == []
+
+
 def commands(module: str) -> list[list[str]]:
     """What the pages and the Makefile give to `python -m <module>`, as arguments."""
     text = "\n".join([*PAGES.values(), (ROOT / "Makefile").read_text(encoding="utf-8")]).replace("\\\n", " ")
