@@ -38,6 +38,12 @@ _EMBEDDED = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray starts workers in another way, but they have our Python
 }
 _OBJECT_STORE_BYTES = 200_000_000
+_SOCKET = "/oasis-12345678/session_2026-12-31_23-59-59_123456_4194304/sockets/plasma_store"
+"""The longest of an embedded Ray's, below the folder for temporary files."""
+
+_LONGEST_SOCKET = 107 if sys.platform == "linux" else 103
+"""Bytes of a socket's address that Ray allows here and on macOS (ray 2.60, validate_socket_filepath)."""
+
 _LISTENER_SECONDS = 10.0
 """A head that is up answers within a round trip of its network, or of a port-forward."""
 
@@ -123,7 +129,7 @@ def connect(place: Place, *, cpus: int = 2, imports: Sequence[str] = ()) -> Iter
     if place.address:
         _check_listener(place, place.address)
     environment = _runtime_environment(place, imports)
-    directory = tempfile.mkdtemp(prefix="oasis-") if place.embedded else ""
+    directory = tempfile.mkdtemp(prefix="oasis-", dir=_short_folder()) if place.embedded else ""
     where: dict[str, Any] = {"address": place.address}
     if place.embedded:
         where = {
@@ -144,6 +150,13 @@ def connect(place: Place, *, cpus: int = 2, imports: Sequence[str] = ()) -> Iter
         yield
     finally:
         _shut_down(directory)
+
+
+def _short_folder() -> str:
+    """Where an embedded Ray may have its files: $TMPDIR or its like, unless the addresses of Ray's sockets would be too
+    long there, as in macOS's (ray-project/ray pull request 17161) or a batch job's (verl-project/verl issue 1120)."""
+    found = tempfile.gettempdir()
+    return found if len(os.fsencode(found)) + len(_SOCKET) <= _LONGEST_SOCKET else "/tmp"
 
 
 def _init(**options: Any) -> None:
@@ -231,6 +244,8 @@ def forked_workers(place: Place) -> tuple[bool, str]:
         place: where the workers are to run. Of a client, outside it, neither variable nor job is asked.
     """
     if not place.told_by:
+        if sys.platform != "linux":
+            return False, "only Linux has what it takes"
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
         if job.keys() - _PYTHON_KEPT:
             return False, "the job's Python is not this one"

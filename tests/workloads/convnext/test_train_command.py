@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from unittest import mock
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray._private import services
+from ray._private.utils import validate_socket_filepath
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
@@ -150,6 +152,19 @@ def test_a_ray_of_its_own_that_a_busy_machine_starts_too_late_is_ended_and_start
         servers[1].kill()
     assert len(servers) == 2
     assert "Ray was not up within the 30 s that it gives itself; starting it once more" in capsys.readouterr().out
+
+
+def test_a_ray_of_its_own_starts_however_long_the_name_of_the_folder_for_temporary_files_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (macos := tmp_path / "zyxvpxvq6csfxvn_n0000000000000" / "T").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(macos))
+    asked: list[str] = []
+    monkeypatch.setattr("ray.init", lambda **options: asked.append(options["_temp_dir"]))
+    with session.connect(LAPTOP):
+        assert Path(asked[0]).is_dir()
+    assert not Path(asked[0]).exists()
+    validate_socket_filepath(f"{asked[0]}/session_2026-11-30_22-07-19_576554_4194304/sockets/plasma_store")
 
 
 def test_a_data_name_is_below_the_mount_and_a_path_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
