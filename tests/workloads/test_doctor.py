@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ import google.auth
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
+from emulator.kubernetes import certificates
 from oasis_stack.pod_specs import gib
 from tests.support import loopback, namespaces, stub_kubectl
 from tests.support.command_line import CommandLine
@@ -328,7 +330,7 @@ def wandb_at(url: str) -> Finding:
         return finding(replace(LAPTOP, variables={"WANDB_BASE_URL": url}), "wandb")
 
 
-def test_a_wandb_key_is_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wandb_key_is_tried_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     assert finding(LAPTOP, "wandb").outcome == "not here"
     with answering(200, {"data": {"viewer": {"id": "x"}}}) as (url, sent):
@@ -341,6 +343,14 @@ def test_a_wandb_key_is_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch
         assert KEY not in found.found
     with answering(500, {}) as (url, _):
         assert (wandb_at(url).outcome, "500" in wandb_at(url).found) == ("warn", True)
+    certificates.write_all(tmp_path)
+    (tls := ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)).load_cert_chain(
+        tmp_path / "api-server.crt", tmp_path / "api-server.key"
+    )
+    with loopback.answering(lambda _: (200, {"data": {"viewer": {"id": "x"}}}), tls=tls) as url:
+        assert wandb_at(url).outcome == "warn"
+        monkeypatch.setattr("certifi.where", lambda: str(tmp_path / "ca.crt"))
+        assert wandb_at(url).outcome == "ok"
     monkeypatch.setattr(access, "ANSWER_SECONDS", 0.2)
     with silent() as url:
         assert wandb_at(url).outcome == "warn"

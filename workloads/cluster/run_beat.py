@@ -5,6 +5,7 @@ again and again, that it is there, as the locks of `run_lock` reach no further t
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,8 @@ QUIET_SECONDS = 2.0
 def alone(folder: Folder, run: str, attempt: str, note: Callable[[str], None], *, embedded: bool) -> Iterator[None]:
     """Be the only driver of a run, on this machine and on all that share its folder, for the length of the block.
 
-    In a local folder an embedded driver leaves no mark: one that was killed is known to be gone, and not waited for.
+    In a local folder an embedded driver on Linux leaves no mark: one that was killed is known to be gone, and not
+    waited for.
 
     Args:
         folder: of the run.
@@ -43,7 +45,7 @@ def alone(folder: Folder, run: str, attempt: str, note: Callable[[str], None], *
     with ExitStack() as held:
         if embedded:
             held.enter_context(run_lock.hold_here(folder.uri, run))
-        if not embedded or folder.uri.startswith("gs:"):
+        if not embedded or folder.uri.startswith("gs:") or sys.platform != "linux":
             held.enter_context(keep(folder, run, attempt, note))
         yield
 

@@ -64,7 +64,7 @@ def hold(uri: str, run: str, patience_seconds: float = PATIENCE_SECONDS) -> Iter
 
 @contextmanager
 def hold_here(uri: str, run: str) -> Iterator[None]:
-    """Be the only driver of a run on this machine. Elsewhere than on Linux nothing holds another one back.
+    """Be the only driver of a run on this machine, if it is a Linux one; elsewhere `run_beat` alone tells of another.
 
     Args:
         uri: address of the run's folder.

@@ -6,8 +6,11 @@ import base64
 import http.client
 import json
 import secrets
+import ssl
+import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from workloads.doctor import dashboard, listeners
@@ -48,6 +51,8 @@ def ray_listeners(place: Subject) -> str:
     """Check that no Ray of this machine can be reached from others."""
     if API_SERVER_VARIABLE in place.variables:
         raise NotHere("in a pod Ray listens on the pod's address; the NetworkPolicy says who reaches it")
+    if sys.platform != "linux":
+        raise NotHere("only Linux says in /proc who listens where")
     exposed = [text for text, loopback in listeners.of(listeners.ray_processes()) if not loopback]
     if exposed:
         raise PlaceError(
@@ -109,7 +114,7 @@ def wandb(place: Subject) -> str:
     )
     offline = "Training goes on without: metrics are recorded offline, and sent later with `wandb sync`."
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS, context=_trust()) as response:
             viewer = (json.load(response).get("data") or {}).get("viewer")
     except urllib.error.HTTPError as error:
         if error.code not in (401, 403):
@@ -122,6 +127,17 @@ def wandb(place: Subject) -> str:
             f"{server} refuses the key from {key.source}", "Store a valid one with `make secret STACK=...`."
         )
     return f"{server} accepts the key from {key.source}"
+
+
+def _trust() -> ssl.SSLContext:
+    """The system's certificate authorities, and those that W&B's own client trusts: a Python from python.org has none
+    on a Mac until its `Install Certificates.command` was run."""
+    context = ssl.create_default_context()
+    with suppress(ImportError):
+        import certifi
+
+        context.load_verify_locations(certifi.where())
+    return context
 
 
 def _tried(address: str, token: str, without: int) -> str:

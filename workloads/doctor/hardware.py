@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -76,6 +77,8 @@ def gib(place: Subject) -> str:
 
 def shared_memory(place: Subject) -> str:
     """Check that /dev/shm is large enough."""
+    if sys.platform != "linux":
+        raise NotHere(f"only Linux has {SHARED_MEMORY}")
     size = shutil.disk_usage(SHARED_MEMORY).total if Path(SHARED_MEMORY).exists() else 0
     least = _LEAST_SHM_BYTES[place.gpus > 0]
     if size < least:

@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from importlib import import_module, metadata
 from pathlib import Path
@@ -88,7 +89,7 @@ def cuda(place: Subject) -> str:
     """Check that driver, CUDA and NCCL fit the torch that is installed."""
     _version("torch")
     wanted = _requirement("torch", _NCCL)
-    if wanted is None:
+    if wanted is None or sys.platform != "linux":  # macOS's torch lists what Linux's needs, too
         if place.gpus:
             raise PlaceError("this torch is built for CPUs, and the node has GPUs", MAKE_IMAGE)
         raise NotHere("this torch is built for CPUs")

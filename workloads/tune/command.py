@@ -23,7 +23,7 @@ from workloads.convnext.images import location
 from workloads.convnext.run import preview, train
 from workloads.dry_run import Settings
 from workloads.environment import SUBMITTED_VARIABLE
-from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, WorkloadError, WorkloadFailedError
+from workloads.errors import EXIT_INTERRUPTED, EXIT_OK, PlaceError, WorkloadError, WorkloadFailedError
 from workloads.reporting import credentials, progress
 from workloads.reporting.tracking import WandbMode, check_key
 from workloads.storage.folders import check_writable
@@ -116,6 +116,11 @@ def run_tune(args: argparse.Namespace) -> int:
         progress.note(f"trials and results: {search.folder.uri}")
         verdict: WorkloadError | None = None
         if ledger.left:
+            if sys.platform != "linux":  # prctl(2) and proc(5), in `child` and `processes`
+                raise PlaceError(
+                    "a search wants Linux, where its trials end with it whatever ends it; this is another system.",
+                    f"Run it as a job: `python -m workloads submit --stack STACK -- {search.plan.kind} ...`.",
+                )
             check_key(args.wandb, args.wandb_key_file, place.wandb_secret)
             with suppress(KeyboardInterrupt):  # the second one; what has ended is in the ledger, the rest is unfinished
                 verdict = _search(args, place, search, ledger)

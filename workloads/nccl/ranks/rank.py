@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -373,6 +374,8 @@ class Rank:
         if self._device.type == "cuda":
             # torch keeps what a smaller size has freed, and takes from it first.
             return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
+        if sys.platform != "linux":  # which alone says in /proc what is free: half of all is a guess
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024
 
