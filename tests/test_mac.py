@@ -5,15 +5,21 @@ A Python on Linux stands in for it, without what only Linux has; the packages' o
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.support.processes import python, usual_variables
+from tests.support.stub_kubectl import OUTPUTS
 from tests.support.waiting import eventually
 from workloads.cluster import run_beat
+from workloads.cluster.stack import DeployedStack
 from workloads.errors import UsageError
+from workloads.jobs.dashboard import Dashboard
 from workloads.storage.folders import locate
 
 MAC = """
@@ -74,3 +80,11 @@ def test_on_a_mac_two_commands_never_train_one_run(tmp_path: Path, monkeypatch: 
             run_beat.alone(folder, "a", "second", print, embedded=True),
         ):
             pass
+
+
+def test_on_a_mac_a_port_forward_that_ends_by_itself_as_a_command_does_is_no_failure() -> None:
+    dashboard = Dashboard(DeployedStack(environment=OUTPUTS, token="", kubectl=("kubectl",)))
+    dashboard._child = subprocess.Popen(["sleep", "0.5"])
+    with mock.patch.object(os, "killpg", side_effect=PermissionError(1, "Operation not permitted")) as asked:
+        dashboard.close()
+    assert asked.called and dashboard._child is None

@@ -103,19 +103,18 @@ class Dashboard:
         """End the port-forward, if one was started."""
         self._address = ""
         if self._child is not None and self._child.poll() is None:
-            os.killpg(self._child.pid, signal.SIGTERM)
+            _signal_group(self._child.pid, signal.SIGTERM)
             try:
                 self._child.wait(5)
             except subprocess.TimeoutExpired:
-                os.killpg(self._child.pid, signal.SIGKILL)
+                _signal_group(self._child.pid, signal.SIGKILL)
                 self._child.wait()
         self._child = None
 
     def hang_up(self, number: int, frame: FrameType | None) -> None:
         """End the port-forward on SIGHUP, as a closed terminal sends it, and die of it as without a handler."""
         if self._child is not None and self._child.returncode is None:
-            with suppress(ProcessLookupError):  # it ended just now
-                os.killpg(self._child.pid, signal.SIGTERM)
+            _signal_group(self._child.pid, signal.SIGTERM)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
@@ -190,6 +189,12 @@ def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
         dashboard.close()
         if ends_us:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _signal_group(group: int, number: int) -> None:
+    # One that ended just now; macOS then says that it is not permitted (killpg1 in XNU's bsd/kern/kern_sig.c).
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 def _never_through_a_proxy() -> None:
