@@ -119,10 +119,12 @@ lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
 
 # Nothing is downloaded but the packages' metadata, so hashes are there but not compared: pip does that while it builds.
 # The base image's glibc is newer than 2.28, which is of 2018.
-image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole, and has wheels for the image's Python
+image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole; there are wheels for its Python, and for a Mac
 	@$(BIN)/uv pip install --dry-run --quiet --target $(VENV)/image-check --python-version $(IMAGE_PYTHON) \
 	    --python-platform x86_64-manylinux_2_28 --only-binary :all: --require-hashes \
 	    -r requirements-workloads.txt -r workloads/image/requirements-index.txt
+	@MACOSX_DEPLOYMENT_TARGET=14.0 $(BIN)/uv pip install --dry-run --quiet --target $(VENV)/image-check --python-version $(IMAGE_PYTHON) \
+	    --python-platform aarch64-apple-darwin --only-binary :all: --require-hashes -r requirements-dev.txt
 
 plan: $(CLOUD_STAMP)  ## what a stack file means, without any cloud: settings to destroy order (STACK=dev)
 	@$(PY) -m oasis_stack plan --stack $(STACK); $(OR_UNREAD)
