@@ -126,7 +126,7 @@ class GcpProvider(Provider):
             if given:
                 kept = {*found.body, gcp_diff.DEFAULTS} if taken_over else given
                 known = {key: value for key, value in plain(given).items() if key in kept}
-                inputs = gcp_diff.drifted(known, found.body)
+                inputs = gcp_diff.drifted(known, found.body, row_of(token).seen)
                 inputs = {key: Secret(value) if holds_secret(given[key]) else value for key, value in inputs.items()}
             else:  # an import: everything that can be given, and that the provider reads back
                 outputs = {key: value for key, value in outputs.items() if key not in _UNREAD}

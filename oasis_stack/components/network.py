@@ -82,9 +82,15 @@ class Network(pulumi.ComponentResource):
             # Nodes have no public address: this is how they reach Google's APIs without the NAT.
             private_ip_google_access=True,
             opts=pulumi.ResourceOptions.merge(
-                # The provider would change them in place, and Google refuses that while a cluster is in them.
                 self._subnet_options(),
-                pulumi.ResourceOptions(replace_on_changes=["secondaryIpRanges"]),
+                pulumi.ResourceOptions(
+                    # The provider would change them in place, and Google refuses that while a cluster is in them. These
+                    # two alone: a range that was added for more pods must not cost the cluster.
+                    replace_on_changes=[f"secondaryIpRanges[{index}]" for index in range(2)],
+                    # GKE reserves the ranges that it uses, with its first nodes, and the provider would take that back
+                    # (terraform-google-modules/terraform-google-network pull request 693).
+                    ignore_changes=[f"secondaryIpRanges[{index}].reservedInternalRange" for index in range(2)],
+                ),
             ),
         )
         way_out = self._way_out(name, args, vpc)

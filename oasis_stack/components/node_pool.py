@@ -99,6 +99,10 @@ class GpuNodePool(pulumi.ComponentResource):
                     # GKE adds its own; an update would try in vain to take them away, every time (pulumi/pulumi-gcp
                     # issue 398), and the provider does not ignore single keys (v9.35, tried).
                     "nodeConfig.labels",
+                    # They come with the machine type, and Google's own toolkit ignores what the API says of them, as
+                    # that was seen to change: a difference would mean another pool (GoogleCloudPlatform/cluster-toolkit
+                    # pull requests 2968 and 3450).
+                    "nodeConfig.ephemeralStorageLocalSsdConfig",
                     *([] if rules.surge_upgrades else ["upgradeSettings"]),
                 ],
             ),

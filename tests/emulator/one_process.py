@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -315,7 +316,7 @@ class OneProcess(mocks.Mocks):
         options = self._declared.get(*key)
         wanted = dict(inputs)
         for path in options.ignore_changes:
-            _restore(wanted, held.inputs, path.split("."))
+            _restore(wanted, held.inputs, re.findall(r"[^.\[\]]+", path))
         provider = self._provider(key[0])
         found = provider.diff(held, wanted)
         if not found.detailedDiff:
@@ -429,9 +430,14 @@ def _restore(wanted: dict[str, Any], before: Mapping[str, Any], path: list[str])
     """Put back, at a path, what was given before."""
     name, *rest = path
     if rest:
-        if isinstance(below := before.get(name), Mapping):
+        below = before.get(name)
+        if isinstance(below, Mapping):
             wanted[name] = dict(wanted.get(name) or {})
             _restore(wanted[name], below, rest)
+        elif isinstance(below, list):
+            wanted[name] = copy.deepcopy(wanted[name])
+            for one, other in list(zip(wanted[name], below, strict=False))[int(rest[0]) :][:1]:
+                _restore(one, other, rest[1:])
     elif name in before:
         wanted[name] = before[name]
     else:

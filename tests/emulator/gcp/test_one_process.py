@@ -200,8 +200,12 @@ def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing
     before = kinds(google)
     firewall = next(held for (_, name), held in google.held.items() if name == "network-internal")
     bucket = google.held["gcp:storage/bucket:Bucket", "data"]
-    pool = google.held["gcp:container/nodePool:NodePool", "gpu-spot"]
+    pool, other = (google.held["gcp:container/nodePool:NodePool", f"gpu-{mode}"] for mode in ("spot", "flex-start"))
+    nodes = google.held["gcp:compute/subnetwork:Subnetwork", "network-nodes"]
+    more = {"rangeName": "more-pods", "ipCidrRange": "10.80.0.0/16"}
     google.provider.delete(pool)
+    google.cloud.update(records.POOL_KIND, other.id, _count_disks_anew)
+    google.cloud.update("compute/subnetwork", nodes.id, lambda body: body["secondaryIpRanges"].append(more))
     google.provider.update(firewall, {**firewall.inputs, "sourceRanges": ["0.0.0.0/0"]})
     google.provider.update(bucket, {**bucket.inputs, "publicAccessPrevention": "inherited"})
 
@@ -211,10 +215,15 @@ def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing
     assert {(step.op, step.name) for step in google.steps} == {
         ("create", "gpu-spot"),
         ("update", "network-internal"),
+        ("update", "network-nodes"),  # which Google refuses while pods are in the range; the cluster stays
         ("update", "data"),
     }
     assert kinds(google) == before
     assert google.again(deployment) == {}
+
+
+def _count_disks_anew(body: dict[str, Any]) -> None:
+    body["config"]["ephemeralStorageLocalSsdConfig"]["localSsdCount"] = 4
 
 
 def test_ray_s_pods_find_nodes_in_their_own_pools_alone_and_other_pods_on_the_system_nodes(

@@ -29,7 +29,7 @@ def test_other_secondary_ranges_have_other_names_and_replace_the_subnet_with_the
     full: Deployment,
 ) -> None:
     subnet, cluster = full.get(SUBNET, "network-nodes"), full.only("gcp:container/cluster:Cluster")
-    assert subnet.replace_on_changes == {"secondaryIpRanges"}
+    assert subnet.replace_on_changes == {"secondaryIpRanges[0]", "secondaryIpRanges[1]"}
     ranges = {item["rangeName"]: item["ipCidrRange"] for item in subnet.inputs["secondaryIpRanges"]}
     used = cluster.inputs["ipAllocationPolicy"]
     assert ranges == {

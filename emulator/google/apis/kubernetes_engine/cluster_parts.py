@@ -25,6 +25,7 @@ def make(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
     for name in _firewalls(cluster):
         firewall = {"name": last(name), "network": network, "direction": "INGRESS", "priority": 1000}
         cloud.put(_FIREWALL, name, firewall, [Use(kind="compute/network", name=network)])
+    _reserve_ranges(cloud, cluster, body)
     if block := body.get("privateClusterConfig", {}).get("masterIpv4CidrBlock"):
         _make_private_endpoint(cloud, cluster, network, block)
     if pool := body.get("workloadIdentityConfig", {}).get("workloadPool"):
@@ -36,6 +37,23 @@ def let_go(cloud: Cloud, cluster: str) -> None:
     for kind, name in [*((_FIREWALL, name) for name in _firewalls(cluster)), *_private_endpoint(cluster).items()]:
         if cloud.find(kind, name):
             cloud.expire(kind, name, operations.LATE_SECONDS)
+
+
+def _reserve_ranges(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
+    """Note in the subnet which internal ranges hold those of the pods and the Services, as was seen of a cluster with
+    nodes (terraform-google-modules/terraform-google-network pull request 693)."""
+    policy = body.get("ipAllocationPolicy", {})
+    used = {policy.get(f"{part}SecondaryRangeName") for part in ("cluster", "services")} - {None}
+    if not used:
+        return
+    place = f"networkconnectivity.googleapis.com/projects/{cluster.split('/')[1]}/locations/global/internalRanges"
+
+    def reserve(subnet: dict[str, Any]) -> None:
+        for one in subnet["secondaryIpRanges"]:
+            if one["rangeName"] in used:
+                one["reservedInternalRange"] = f"{place}/gke-{last(cluster)}-{one['rangeName']}"
+
+    cloud.update(_SUBNETWORK, body["networkConfig"]["subnetwork"], reserve)
 
 
 def _make_private_endpoint(cloud: Cloud, cluster: str, network: str, block: str) -> None:
