@@ -127,7 +127,9 @@ class GcpProvider(Provider):
                 kept = {*found.body, gcp_diff.DEFAULTS} if taken_over else given
                 known = {key: value for key, value in plain(given).items() if key in kept}
                 inputs = gcp_diff.drifted(known, found.body, row_of(token).seen)
-                inputs = {key: Secret(value) if holds_secret(given[key]) else value for key, value in inputs.items()}
+                inputs = {
+                    key: Secret(value) if holds_secret(given.get(key)) else value for key, value in inputs.items()
+                }
             else:  # an import: everything that can be given, and that the provider reads back
                 outputs = {key: value for key, value in outputs.items() if key not in _UNREAD}
                 inputs = {key: outputs[key] for key in gcp_types.inputs_of(token) if key in outputs}

@@ -87,9 +87,13 @@ class Network(pulumi.ComponentResource):
                     # The provider would change them in place, and Google refuses that while a cluster is in them. These
                     # two alone: a range that was added for more pods must not cost the cluster.
                     replace_on_changes=[f"secondaryIpRanges[{index}]" for index in range(2)],
-                    # GKE reserves the ranges that it uses, with its first nodes, and the provider would take that back
-                    # (terraform-google-modules/terraform-google-network pull request 693).
-                    ignore_changes=[f"secondaryIpRanges[{index}].reservedInternalRange" for index in range(2)],
+                    # GKE was seen to reserve the ranges that it uses (terraform-google-modules/terraform-google-network
+                    # pull request 693); the provider would take that back, and of the nodes' own range make the subnet
+                    # anew.
+                    ignore_changes=[
+                        "reservedInternalRange",
+                        *(f"secondaryIpRanges[{index}].reservedInternalRange" for index in range(2)),
+                    ],
                 ),
             ),
         )

@@ -40,8 +40,8 @@ def let_go(cloud: Cloud, cluster: str) -> None:
 
 
 def _reserve_ranges(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
-    """Note in the subnet which internal ranges hold those of the pods and the Services, as was seen of a cluster with
-    nodes (terraform-google-modules/terraform-google-network pull request 693)."""
+    """Note in the subnet which internal ranges hold its own and those of the pods and the Services: of the latter two
+    that was seen (terraform-google-modules/terraform-google-network pull request 693)."""
     policy = body.get("ipAllocationPolicy", {})
     used = {policy.get(f"{part}SecondaryRangeName") for part in ("cluster", "services")} - {None}
     if not used:
@@ -49,6 +49,7 @@ def _reserve_ranges(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None
     place = f"networkconnectivity.googleapis.com/projects/{cluster.split('/')[1]}/locations/global/internalRanges"
 
     def reserve(subnet: dict[str, Any]) -> None:
+        subnet["reservedInternalRange"] = f"{place}/gke-{last(cluster)}"
         for one in subnet["secondaryIpRanges"]:
             if one["rangeName"] in used:
                 one["reservedInternalRange"] = f"{place}/gke-{last(cluster)}-{one['rangeName']}"
