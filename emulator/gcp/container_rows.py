@@ -82,6 +82,7 @@ _NODE_POOL = ResourceType(
     )
     | _NODE_CONFIG,
     defaults=paths("initialNodeCount maxPodsPerNode nodeCount nodeLocations version"),
+    seen=paths("nodeConfig.advancedMachineFeatures nodeConfig.ephemeralStorageLocalSsdConfig queuedProvisioning"),
 )
 
 

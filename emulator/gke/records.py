@@ -1,7 +1,8 @@
 """What GKE writes into pools by itself, so that a refresh finds there what nobody asked for.
 
 Counts and labels of a pool: hashicorp/terraform-provider-google 2026-08-21, container_node_pool.html.markdown (what it
-says of `initial_node_count` and a resized pool), and `node_shapes`.
+says of `initial_node_count` and a resized pool), and `node_shapes`. Parts that are there, empty, though nobody asked:
+terraform-google-modules/terraform-google-kubernetes-engine issues 2304 and 2465, which saw them of some pools.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ POOL_KIND = "container/nodePool"
 
 Body = dict[str, Any]
 
+_EMPTY: Body = {"advancedMachineFeatures": {}, "ephemeralStorageLocalSsdConfig": {}}
+
 
 def record_pool(cloud: Cloud, pool: Pool, counts: Mapping[str, int]) -> None:
     """Record a pool's number of nodes by zone, and the labels and taints that GKE adds to those asked for."""
@@ -28,7 +31,8 @@ def record_pool(cloud: Cloud, pool: Pool, counts: Mapping[str, int]) -> None:
         if pool.scales:  # of another one the number is its user's
             body["initialNodeCount"] = -(-sum(sizes.values()) // len(sizes))
         config = body["config"]
-        body["config"] = {**config, "labels": {**labels, **config.get("labels", {})}, "taints": taints}
+        body["config"] = {**_EMPTY, **config, "labels": {**labels, **config.get("labels", {})}, "taints": taints}
+        body.setdefault("queuedProvisioning", {})
 
     changed = {**pool.body}
     change(changed)

@@ -16,7 +16,7 @@ import pulumi_kubernetes as kubernetes
 
 from oasis_stack.components import control_plane
 from oasis_stack.components.control_plane import ControlPlane
-from oasis_stack.components.node_config import CPU_NODES, SYSTEM_NODES, ClusterNetwork, node_config
+from oasis_stack.components.node_config import CPU_NODES, IGNORED, SYSTEM_NODES, ClusterNetwork, node_config
 from oasis_stack.facts import names
 from oasis_stack.facts.machine import PoolSize
 from oasis_stack.facts.site import Site
@@ -238,7 +238,6 @@ class Cluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 custom_timeouts=TIMEOUTS,
-                # GKE counts anew when it scales, and another count here would mean another pool.
-                ignore_changes=["initialNodeCount", "nodeCount"],
+                ignore_changes=list(IGNORED),
             ),
         )

@@ -81,21 +81,7 @@ class Network(pulumi.ComponentResource):
             ],
             # Nodes have no public address: this is how they reach Google's APIs without the NAT.
             private_ip_google_access=True,
-            opts=pulumi.ResourceOptions.merge(
-                self._subnet_options(),
-                pulumi.ResourceOptions(
-                    # The provider would change them in place, and Google refuses that while a cluster is in them. These
-                    # two alone: a range that was added for more pods must not cost the cluster.
-                    replace_on_changes=[f"secondaryIpRanges[{index}]" for index in range(2)],
-                    # GKE was seen to reserve the ranges that it uses (terraform-google-modules/terraform-google-network
-                    # pull request 693); the provider would take that back, and of the nodes' own range make the subnet
-                    # anew.
-                    ignore_changes=[
-                        "reservedInternalRange",
-                        *(f"secondaryIpRanges[{index}].reservedInternalRange" for index in range(2)),
-                    ],
-                ),
-            ),
+            opts=self._nodes_options(),
         )
         way_out = self._way_out(name, args, vpc)
         rules = self._firewall(name, args, vpc)
@@ -139,6 +125,18 @@ class Network(pulumi.ComponentResource):
     def _subnet_options(self) -> pulumi.ResourceOptions:
         # A replaced subnet has the same addresses as its successor: both at once overlap, and Google refuses.
         return pulumi.ResourceOptions(parent=self, custom_timeouts=TIMEOUTS, delete_before_replace=True)
+
+    def _nodes_options(self) -> pulumi.ResourceOptions:
+        ranges = [f"secondaryIpRanges[{index}]" for index in range(2)]
+        own = pulumi.ResourceOptions(
+            # The provider would change them in place, and Google refuses that while a cluster is in them. These two
+            # alone: a range that was added for more pods must not cost the cluster.
+            replace_on_changes=ranges,
+            # GKE was seen to reserve the ranges that it uses (terraform-google-modules/terraform-google-network pull
+            # request 693). The provider would take that back, and for the nodes' own range make the subnet anew.
+            ignore_changes=["reservedInternalRange", *(f"{one}.reservedInternalRange" for one in ranges)],
+        )
+        return pulumi.ResourceOptions.merge(self._subnet_options(), own)
 
     def _proxy_subnet(self, name: str, args: NetworkArgs, vpc: gcp.compute.Network) -> list[pulumi.Resource]:
         if args.proxied_port is None:

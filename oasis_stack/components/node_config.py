@@ -22,6 +22,21 @@ CPU_NODES: gcp.container.NodePoolNodeConfigArgsDict = {
 """Label and taint of the nodes of CPU workers: only pods that name the taint come there, so an idle pool can shrink."""
 
 
+IGNORED = (
+    # Counted anew by GKE whenever it scales.
+    "initialNodeCount",
+    "nodeCount",
+    # GKE's API was seen to show these, empty, of pools that never asked for them (terraform-google-modules/
+    # terraform-google-kubernetes-engine issues 2304 and 2465), and disks that come with the machine type by another
+    # count (GoogleCloudPlatform/cluster-toolkit pull requests 2968 and 3450).
+    "nodeConfig.advancedMachineFeatures",
+    "nodeConfig.ephemeralStorageLocalSsdConfig",
+    "queuedProvisioning",
+)
+"""Arguments of a pool whose difference from what GKE says would make another pool in its place, and which none of ours
+ever changes while it is the same pool."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterNetwork:
     """The first interface of every node, and the addresses of pods and Services."""

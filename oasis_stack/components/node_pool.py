@@ -15,7 +15,7 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
-from oasis_stack.components.node_config import AdditionalNetwork, node_config
+from oasis_stack.components.node_config import IGNORED, AdditionalNetwork, node_config
 from oasis_stack.facts.capacity_rules import CapacityEntry, PoolRules, pool_rules
 from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.site import Site
@@ -93,16 +93,10 @@ class GpuNodePool(pulumi.ComponentResource):
                 # Another class, which is in labels and taints, means another pool, as labels are ignored.
                 replace_on_changes=["nodeConfig.taints"],
                 ignore_changes=[
-                    # Counted anew by GKE whenever it scales; a difference in the first would mean another pool.
-                    "initialNodeCount",
-                    "nodeCount",
+                    *IGNORED,
                     # GKE adds its own; an update would try in vain to take them away, every time (pulumi/pulumi-gcp
                     # issue 398), and the provider does not ignore single keys (v9.35, tried).
                     "nodeConfig.labels",
-                    # They come with the machine type, and Google's own toolkit ignores what the API says of them, as
-                    # that was seen to change: a difference would mean another pool (GoogleCloudPlatform/cluster-toolkit
-                    # pull requests 2968 and 3450).
-                    "nodeConfig.ephemeralStorageLocalSsdConfig",
                     *([] if rules.surge_upgrades else ["upgradeSettings"]),
                 ],
             ),

@@ -267,6 +267,8 @@ class NodePool(_OfGke):
             "nodeConfig": node_config.read(answer["config"], given.get("nodeConfig", {})),
             "operation": "",
         }
+        if "queuedProvisioning" in answer:
+            more["queuedProvisioning"] = {"enabled": False, **answer["queuedProvisioning"]}
         if not answer.get("autoscaling", {}).get("enabled"):
             result.pop("autoscaling", None)
         return node_config.with_zeros({**result, **more}, given)

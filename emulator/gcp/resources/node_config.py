@@ -7,6 +7,12 @@ from typing import Any
 
 from emulator.gcp.resources.google_client import Body
 
+_ZEROS: dict[str, Body] = {
+    "advancedMachineFeatures": {"enableNestedVirtualization": False, "threadsPerCore": 0},
+    "ephemeralStorageLocalSsdConfig": {"dataCacheCount": 0, "localSsdCount": 0},
+}
+"""Parts that are read whole, also where the answer has them empty."""
+
 _READ_ONLY_PORT = "insecureKubeletReadonlyPortEnabled"
 
 
@@ -51,6 +57,7 @@ def read(answer: Mapping[str, Any], given: Mapping[str, Any]) -> Body:
         result["kubeletConfig"] = {**answer["kubeletConfig"], **read_port(answer["kubeletConfig"])}
     if variant := answer.get("loggingConfig", {}).get("variantConfig", {}).get("variant"):
         result["loggingVariant"] = variant
+    result |= {key: {**zeros, **answer[key]} for key, zeros in _ZEROS.items() if key in answer}
     ours = {taint["key"] for taint in given.get("taints", [])}
     result["effectiveTaints"] = answer.get("taints", [])
     result["taints"] = [taint for taint in answer.get("taints", []) if taint["key"] in ours]
