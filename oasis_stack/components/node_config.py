@@ -32,6 +32,9 @@ IGNORED = (
     "nodeConfig.advancedMachineFeatures",
     "nodeConfig.ephemeralStorageLocalSsdConfig",
     "queuedProvisioning",
+    # GKE has added keys of its own (terraform-google-modules/terraform-google-kubernetes-engine pull request 114,
+    # mozilla/terraform-modules pull request 477).
+    "nodeConfig.metadata",
 )
 """Arguments of a pool whose difference from what GKE says would make another pool in its place, and which none of ours
 ever changes while it is the same pool."""

@@ -204,7 +204,7 @@ def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing
     nodes = google.held["gcp:compute/subnetwork:Subnetwork", "network-nodes"]
     more = {"rangeName": "more-pods", "ipCidrRange": "10.80.0.0/16"}
     google.provider.delete(pool)
-    google.cloud.update(records.POOL_KIND, other.id, _count_disks_anew)
+    google.cloud.update(records.POOL_KIND, other.id, _rewrite_as_google_may)
     google.cloud.update("compute/subnetwork", nodes.id, lambda body: body["secondaryIpRanges"].append(more))
     google.provider.update(firewall, {**firewall.inputs, "sourceRanges": ["0.0.0.0/0"]})
     google.provider.update(bucket, {**bucket.inputs, "publicAccessPrevention": "inherited"})
@@ -222,8 +222,9 @@ def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing
     assert google.again(deployment) == {}
 
 
-def _count_disks_anew(body: dict[str, Any]) -> None:
-    body["config"]["ephemeralStorageLocalSsdConfig"]["localSsdCount"] = 4
+def _rewrite_as_google_may(pool: dict[str, Any]) -> None:
+    pool["config"]["ephemeralStorageLocalSsdConfig"]["localSsdCount"] = 4
+    pool["config"]["metadata"]["added"] = "by GKE"
 
 
 def test_ray_s_pods_find_nodes_in_their_own_pools_alone_and_other_pods_on_the_system_nodes(
