@@ -168,9 +168,11 @@ class Cluster(pulumi.ComponentResource):
                 delete_before_replace=True,
                 # The provider's own refusal comes in the middle of a destroy, when the workloads are gone already.
                 protect=args.deletion_protection,
-                # Of that first pool. Once it is gone the provider reads another pool's nodes here; compared with what
-                # was asked for, any difference would mean a new cluster.
-                ignore_changes=["initialNodeCount", "nodeConfig"],
+                # The first two are of that first pool. Once it is gone the provider reads another pool's nodes here;
+                # compared with what was asked for, any difference would mean a new cluster. So would a range that GKE
+                # no more tells where the control plane has no IP endpoint, as it may: no public cluster has both, and
+                # with another range the nodes' subnet is another one, and the cluster with it.
+                ignore_changes=["initialNodeCount", "nodeConfig", "privateClusterConfig.masterIpv4CidrBlock"],
             ),
         )
 

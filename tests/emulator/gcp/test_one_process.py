@@ -202,9 +202,11 @@ def test_what_is_changed_or_deleted_behind_the_stacks_back_is_put_right(standing
     bucket = google.held["gcp:storage/bucket:Bucket", "data"]
     pool, other = (google.held["gcp:container/nodePool:NodePool", f"gpu-{mode}"] for mode in ("spot", "flex-start"))
     nodes = google.held["gcp:compute/subnetwork:Subnetwork", "network-nodes"]
+    cluster = google.held["gcp:container/cluster:Cluster", "cluster"]
     more = {"rangeName": "more-pods", "ipCidrRange": "10.80.0.0/16"}
     google.provider.delete(pool)
     google.cloud.update(records.POOL_KIND, other.id, _rewrite_as_google_may)
+    google.cloud.update("container/cluster", cluster.id, lambda body: body.pop("privateClusterConfig"))
     google.cloud.update("compute/subnetwork", nodes.id, lambda body: body["secondaryIpRanges"].append(more))
     google.provider.update(firewall, {**firewall.inputs, "sourceRanges": ["0.0.0.0/0"]})
     google.provider.update(bucket, {**bucket.inputs, "publicAccessPrevention": "inherited"})
