@@ -168,10 +168,10 @@ class Cluster(pulumi.ComponentResource):
                 delete_before_replace=True,
                 # The provider's own refusal comes in the middle of a destroy, when the workloads are gone already.
                 protect=args.deletion_protection,
-                # The first two are of that first pool. Once it is gone the provider reads another pool's nodes here;
-                # compared with what was asked for, any difference would mean a new cluster. So would a range that GKE
-                # no more tells where the control plane has no IP endpoint, as it may: no public cluster has both, and
-                # with another range the nodes' subnet is another one, and the cluster with it.
+                # The first two are of that first pool: once it is gone the provider reads another pool's nodes here,
+                # and any difference from what was asked for would mean a new cluster. So would the control plane's
+                # range, should GKE leave it out beside a DNS endpoint alone (no public cluster has both); another range
+                # makes another subnet for the nodes, and with it another cluster.
                 ignore_changes=["initialNodeCount", "nodeConfig", "privateClusterConfig.masterIpv4CidrBlock"],
             ),
         )
