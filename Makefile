@@ -38,9 +38,8 @@ endef
 # environment: its Python is the base one, into which nothing may be installed. What has none of make's own files is
 # somebody else's; of what is deleted, the one that says so is left.
 define environment
-set -o pipefail; exec 9<Makefile; lock='import fcntl; fcntl.flock(9, fcntl.LOCK_EX'; \
-	if ! $(PYTHON) -c "$$lock | fcntl.LOCK_NB)" 2>/dev/null; then \
-	    echo "another make installs into $(VENV): waiting for it"; $(PYTHON) -c "$$lock)"; fi; \
+set -o pipefail; exec 9<Makefile; lock() { $(PYTHON) -c "import fcntl; fcntl.flock(9, fcntl.LOCK_EX | $$1)" 2>/dev/null; }; \
+	if ! lock fcntl.LOCK_NB; then echo "another make installs into $(VENV): waiting for it"; lock 0; fi; \
 	if test $@ -nt $<; then exit 0; fi; \
 	if test -e $(VENV) && ! rmdir $(VENV) 2>/dev/null && ! compgen -G '$(VENV)/.install*' >/dev/null; then \
 	    echo "$(VENV) was not made by make, which changes no other one: move it away or delete it, then run this again" >&2; exit 1; fi; \

@@ -33,7 +33,7 @@ linux = {
 }
 for module, names in linux.items():
     for name in names.split():
-        delattr(module, name)
+        vars(module).pop(name, None)
 
 def hidden(event, arguments):
     if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith(("/proc", "/sys/", "/dev/shm")):
@@ -84,7 +84,12 @@ def test_on_a_mac_two_commands_never_train_one_run(tmp_path: Path, monkeypatch: 
 
 def test_on_a_mac_a_port_forward_that_ends_by_itself_as_a_command_does_is_no_failure() -> None:
     dashboard = Dashboard(DeployedStack(environment=OUTPUTS, token="", kubectl=("kubectl",)))
-    dashboard._child = subprocess.Popen(["sleep", "0.5"])
-    with mock.patch.object(os, "killpg", side_effect=PermissionError(1, "Operation not permitted")) as asked:
+    child = dashboard._child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+
+    def killpg(*_: int) -> None:
+        child.communicate()  # closes its input, and waits for its end
+        raise PermissionError(1, "Operation not permitted")
+
+    with mock.patch.object(os, "killpg", side_effect=killpg) as asked:
         dashboard.close()
     assert asked.called and dashboard._child is None

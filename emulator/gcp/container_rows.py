@@ -82,7 +82,9 @@ _NODE_POOL = ResourceType(
     )
     | _NODE_CONFIG,
     defaults=paths("initialNodeCount maxPodsPerNode nodeCount nodeLocations version"),
-    seen=paths("nodeConfig.advancedMachineFeatures nodeConfig.ephemeralStorageLocalSsdConfig queuedProvisioning"),
+    not_computed=paths(
+        "nodeConfig.advancedMachineFeatures nodeConfig.ephemeralStorageLocalSsdConfig queuedProvisioning"
+    ),
 )
 
 

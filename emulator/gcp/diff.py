@@ -50,19 +50,19 @@ def changes(row: ResourceType, old: Mapping[str, Any], new: Mapping[str, Any]) -
 
 
 def drifted(
-    inputs: Mapping[str, Any], body: Mapping[str, Any], seen: frozenset[str] = frozenset(), above: str = ""
+    inputs: Mapping[str, Any], body: Mapping[str, Any], not_computed: frozenset[str] = frozenset(), above: str = ""
 ) -> dict[str, Any]:
-    """The inputs as the object has them now: those once given and those `seen`, with the values that the body holds."""
-    result: dict[str, Any] = {key: now for key, now in body.items() if f"{above}{key}" in seen}
+    """The inputs as the object has them now: those once given and the `not_computed`, with the body's values."""
+    result: dict[str, Any] = {key: now for key, now in body.items() if f"{above}{key}" in not_computed}
     for key, given in inputs.items():
         now = body.get(key)
         if key == DEFAULTS:
             result[key] = given
         elif isinstance(given, Mapping) and isinstance(now, Mapping) and key not in _FREE_FORM:
-            result[key] = drifted(given, now, seen, f"{above}{key}.")
+            result[key] = drifted(given, now, not_computed, f"{above}{key}.")
         elif isinstance(given, list) and isinstance(now, list) and len(given) == len(now):
             result[key] = [
-                drifted(one, other, seen, f"{above}{key}.")
+                drifted(one, other, not_computed, f"{above}{key}.")
                 if isinstance(one, Mapping) and isinstance(other, Mapping)
                 else other
                 for one, other in zip(given, now, strict=True)

@@ -71,7 +71,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
         # A range can grow in place, and nothing else.
         replaces_if={"ipCidrRange": lambda old, new: new == UNKNOWN or not _grew(old, new)},
         defaults=paths("allowSubnetCidrRoutesOverlap privateIpGoogleAccess privateIpv6GoogleAccess purpose stackType"),
-        seen=paths("reservedInternalRange secondaryIpRanges.reservedInternalRange"),
+        not_computed=paths("reservedInternalRange secondaryIpRanges.reservedInternalRange"),
     ),
     "gcp:compute/router:Router": ResourceType(
         # Terraform Google provider: google_compute_router

@@ -126,7 +126,7 @@ class GcpProvider(Provider):
             if given:
                 kept = {*found.body, gcp_diff.DEFAULTS} if taken_over else given
                 known = {key: value for key, value in plain(given).items() if key in kept}
-                inputs = gcp_diff.drifted(known, found.body, row_of(token).seen)
+                inputs = gcp_diff.drifted(known, found.body, row_of(token).not_computed)
                 inputs = {
                     key: Secret(value) if holds_secret(given.get(key)) else value for key, value in inputs.items()
                 }

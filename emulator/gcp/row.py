@@ -25,7 +25,7 @@ class ResourceType:
     """Wire paths whose change replaces the object for some (old, new)."""
     defaults: frozenset[str] = frozenset()
     """Wire paths of inputs that Google fills when they are left out."""
-    seen: frozenset[str] = frozenset()
+    not_computed: frozenset[str] = frozenset()
     """Wire paths of inputs that Terraform's schema has as optional and not as computed: what Google puts there although
     nobody asked is a difference after a refresh."""
     hidden: frozenset[str] = frozenset()

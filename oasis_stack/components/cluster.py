@@ -16,7 +16,7 @@ import pulumi_kubernetes as kubernetes
 
 from oasis_stack.components import control_plane
 from oasis_stack.components.control_plane import ControlPlane
-from oasis_stack.components.node_config import CPU_NODES, IGNORED, SYSTEM_NODES, ClusterNetwork, node_config
+from oasis_stack.components.node_config import CPU_NODES, POOL_IGNORES, SYSTEM_NODES, ClusterNetwork, node_config
 from oasis_stack.facts import names
 from oasis_stack.facts.machine import PoolSize
 from oasis_stack.facts.site import Site
@@ -168,10 +168,10 @@ class Cluster(pulumi.ComponentResource):
                 delete_before_replace=True,
                 # The provider's own refusal comes in the middle of a destroy, when the workloads are gone already.
                 protect=args.deletion_protection,
-                # The first two are of that first pool: once it is gone the provider reads another pool's nodes here,
-                # and any difference from what was asked for would mean a new cluster. So would the control plane's
-                # range, should GKE leave it out beside a DNS endpoint alone (no public cluster has both); another range
-                # makes another subnet for the nodes, and with it another cluster.
+                # The first two belong to that first pool: once it is gone, the provider reads another pool's nodes, and
+                # any difference would replace the cluster. So would a missing range of the control plane. Whether GKE
+                # leaves it out of a cluster without an IP endpoint is a guess: no published configuration shows it.
+                # Another range of ours still replaces the cluster, as it replaces the nodes' subnet.
                 ignore_changes=["initialNodeCount", "nodeConfig", "privateClusterConfig.masterIpv4CidrBlock"],
             ),
         )
@@ -240,6 +240,6 @@ class Cluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 custom_timeouts=TIMEOUTS,
-                ignore_changes=list(IGNORED),
+                ignore_changes=list(POOL_IGNORES),
             ),
         )

@@ -22,7 +22,7 @@ CPU_NODES: gcp.container.NodePoolNodeConfigArgsDict = {
 """Label and taint of the nodes of CPU workers: only pods that name the taint come there, so an idle pool can shrink."""
 
 
-IGNORED = (
+POOL_IGNORES = (
     # Counted anew by GKE whenever it scales.
     "initialNodeCount",
     "nodeCount",
@@ -36,8 +36,8 @@ IGNORED = (
     # mozilla/terraform-modules pull request 477).
     "nodeConfig.metadata",
 )
-"""Arguments of a pool whose difference from what GKE says would make another pool in its place, and which none of ours
-ever changes while it is the same pool."""
+"""Arguments of a node pool in which GKE's values were seen to differ from ours. A difference would replace the pool, or
+resize it in the case of `nodeCount`; none of ours changes during a pool's life."""
 
 
 @dataclass(frozen=True, kw_only=True)

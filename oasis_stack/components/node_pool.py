@@ -15,7 +15,7 @@ from typing import ClassVar
 import pulumi
 import pulumi_gcp as gcp
 
-from oasis_stack.components.node_config import IGNORED, AdditionalNetwork, node_config
+from oasis_stack.components.node_config import POOL_IGNORES, AdditionalNetwork, node_config
 from oasis_stack.facts.capacity_rules import CapacityEntry, PoolRules, pool_rules
 from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.site import Site
@@ -93,7 +93,7 @@ class GpuNodePool(pulumi.ComponentResource):
                 # Another class, which is in labels and taints, means another pool, as labels are ignored.
                 replace_on_changes=["nodeConfig.taints"],
                 ignore_changes=[
-                    *IGNORED,
+                    *POOL_IGNORES,
                     # GKE adds its own; an update would try in vain to take them away, every time (pulumi/pulumi-gcp
                     # issue 398), and the provider does not ignore single keys (v9.35, tried).
                     "nodeConfig.labels",

@@ -336,7 +336,7 @@ from workloads.convnext.run.train import IMPORTS
 bench = kill_trials.Bench(Path(sys.argv[2]))
 kill_work.write_images(bench.data)
 with session.connect(place, imports=IMPORTS):
-    print(json.dumps(kill_trials.absent_rank(bench, "absent", 3.0, random.Random(0))))
+    print(json.dumps(kill_trials.absent_rank(bench, "absent", 10.0, random.Random(0))))
 """
 
 

@@ -13,7 +13,7 @@ from emulator import __main__ as command_line
 from emulator import build
 from emulator.build import PROGRAMS, Program
 from emulator.kubernetes import crds
-from emulator.machine.state import EmulatorError, State
+from emulator.machine.state import CHECKOUT, EmulatorError, State
 from emulator.programs import free_space, go_modules
 
 ETCD = PROGRAMS[0]
@@ -57,6 +57,7 @@ def test_every_program_is_pinned_by_its_own_module() -> None:
     assert f"k8s.io/kubernetes v{build.KUBERNETES_VERSION}" in (go_modules.TOOLS / "kubernetes" / "go.mod").read_text()
     pulumi = (go_modules.TOOLS / "pulumi" / "go.mod").read_text()
     assert f"github.com/pulumi/pulumi/pkg/v3 v{build.PULUMI_VERSION}" in pulumi
+    assert f'requiredPulumiVersion: ">={build.PULUMI_VERSION}"' in (CHECKOUT / "Pulumi.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 import re
 
 from oasis_stack.command_line.offline import Deployment
-from oasis_stack.components.node_config import IGNORED
+from oasis_stack.components.node_config import POOL_IGNORES
 from tests.support.program import deploy_stack
 from tests.support.setting_examples import KMS_KEY
 from tests.support.stacks import changed
@@ -77,7 +77,7 @@ def test_neither_the_short_lived_first_pool_nor_a_scaled_pool_can_ever_replace_a
     # One that ranges replace goes first: it holds them, and the control plane's /28, that its successor takes.
     assert cluster.delete_before_replace
     for name in ("cluster-system", "cluster-cpu"):
-        assert full.get(POOL, name).ignore_changes == set(IGNORED)
+        assert full.get(POOL, name).ignore_changes == set(POOL_IGNORES)
 
 
 def test_the_system_pool_is_always_on_and_the_cpu_pool_begins_with_nothing(full: Deployment) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oasis_stack.command_line.offline import Deployment
-from oasis_stack.components.node_config import IGNORED
+from oasis_stack.components.node_config import POOL_IGNORES
 from tests.support.program import at, deploy_stack
 from tests.support.setting_examples import EXAMPLES, GPU_GROUP, RAY
 from tests.support.stacks import changed
@@ -31,7 +31,7 @@ def test_a_pool_scales_from_no_nodes_and_keeps_what_gke_counts_and_labels(full: 
         # There is no spare capacity from which to add a node before one is taken away.
         assert pool.inputs["upgradeSettings"] == {"strategy": "SURGE", "maxSurge": 0, "maxUnavailable": 1}
     # A changed class must still reach label and taint: by a new pool, as the labels, to which GKE adds, are ignored.
-    assert pool.ignore_changes - {*IGNORED, "upgradeSettings"} == {"nodeConfig.labels"}
+    assert pool.ignore_changes - {*POOL_IGNORES, "upgradeSettings"} == {"nodeConfig.labels"}
     assert pool.replace_on_changes == {"nodeConfig.taints"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import pickle
 import time
 from pathlib import Path
@@ -112,19 +113,41 @@ def test_places_for_the_first_start_are_as_many_as_its_workers(
 
 
 def test_of_ranks_that_do_not_get_on_the_few_are_named_and_the_many_counted() -> None:
-    waiting = [
-        stall.Rank(number, "b", 40 + number, "in wait of torch, called by step (loop.py:7)") for number in (0, 1, 3)
-    ]
-    silent, reading = (
-        stall.Rank(2, "a", 42, None),
-        stall.Rank(4, "c", 44, "in read of fsspec, called by fetch (x.py:3)"),
-    )
+    line = "wait of torch, called by step (loop.py:7)"
+    waiting = [stall.Whereabouts(rank, "b", 40 + rank, 5, line) for rank in (0, 1, 3)]
+    reading = stall.Whereabouts(4, "c", 44, 5, "read of fsspec, called by fetch (x.py:3)")
 
-    assert stall.told(61.2, [*waiting, reading, silent]) == (
+    assert stall.told(61.2, [*waiting, reading, stall.Whereabouts(2, "a", 42)]) == (
         "no progress for 61 s: rank 4 (c, process 44) is in read of fsspec, called by fetch (x.py:3); "
         "rank 2 (a, process 42) gives no answer; 3 ranks are in wait of torch, called by step (loop.py:7)"
     )
-    assert (
-        stall.told(120, waiting)
-        == "no progress for 120 s: all 3 ranks are in wait of torch, called by step (loop.py:7)"
+    assert stall.told(120, waiting) == f"no progress for 120 s: all 3 ranks are in {line}"
+
+
+def test_a_run_is_told_of_once_its_ranks_stand_still_and_not_while_they_move_without_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, moves = 0.0, 0
+    monkeypatch.setattr(stall.time, "monotonic", lambda: now)
+    monkeypatch.setattr("ray.wait", lambda questions, **_: (questions, []))
+    monkeypatch.setattr("ray.get", lambda answer: answer)
+    rank = SimpleNamespace(
+        distributed_context=SimpleNamespace(world_rank=0),
+        metadata=SimpleNamespace(hostname="a", pid=7),
+        execute_async=lambda _: (moves, "here"),
     )
+    times: list[float] = []
+    watch = stall.StallWatch([rank], 60, lambda text: times.append(now))
+    while now < 1500:
+        now += 0.25
+        moves = int(min(now, 300))
+        watch.look([SimpleNamespace(training_report=None, running=True)])
+    assert 350 < times[0] < 400  # what was seen before it may be half a minute old
+    assert 420 < times[1] < 460
+    assert all(200 < later - earlier < 300 for earlier, later in itertools.pairwise(times[3:]))
+    assert len(times) > 5
+    watch.look([SimpleNamespace(training_report={}, running=False)])
+    times.clear()
+    now += 59
+    watch.look([SimpleNamespace(training_report=None, running=True)])
+    assert times == []

@@ -19,7 +19,7 @@ from workloads.checkpoints.store import CheckpointStore, Saved
 from workloads.checkpoints.writer import PASSING, Snapshot, Writer
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.learning.loop import Position, Record, Training
-from workloads.convnext.run import end_of_node
+from workloads.convnext.run import end_of_node, stall
 from workloads.convnext.run.end_of_node import Notice
 from workloads.errors import BudgetError
 from workloads.reporting.cost import Budget
@@ -140,6 +140,7 @@ class Reporter:
         Raises:
             BudgetError: what the run may cost is spent, but for the time that the last save has just taken.
         """
+        stall.moved()
         if not self._leads:
             return
         self._settle(self._writer.wait(0))

@@ -1,7 +1,7 @@
-"""Where the ranks are, said while a run does not get on: which of them the others wait for.
+"""Where the ranks are, told while a run does not get on: which of them the others wait for.
 
 When the time of a collective is over, the ranks that waited fail, and the one that kept them waiting is not among them.
-What is here runs in Ray Train's controller (ray 2.60, train/v2), but for `place`, and imports no torch.
+The watch runs in Ray Train's controller (ray 2.60, train/v2), and this module imports no torch.
 """
 
 from __future__ import annotations
@@ -21,114 +21,135 @@ from ray.exceptions import RayError
 from workloads.reporting.progress import counted
 
 SHARE = 0.1
-"""Of the time after which a collective is given up: a run without a report for so long is looked at."""
+"""Of the time after which a collective is given up: ranks that have not moved for so long are told of."""
 
 ANSWER_SECONDS = 5.0
 """How long the ranks may take to say where they are."""
 
 NAMED = 2
-"""Most ranks at one place that are named, with host and process; more are counted."""
+"""Most ranks at one line that are named, with host and process; more are counted."""
+
+_moves = 0
+"""In each worker: steps and parts of evaluations that it has done."""
+
+
+def moved() -> None:
+    """Note that the rank in this process has got on."""
+    global _moves
+    _moves += 1
 
 
 @dataclass(frozen=True)
-class Rank:
-    """One rank of a run that does not get on."""
+class Whereabouts:
+    """Where one rank is."""
 
-    number: int
+    rank: int
     host: str
     process: int
-    place: str | None
-    """As `place` has it; None where the process gave no answer."""
+    moves: int | None = None
+    """As `_moves` counts; None where the process gave no answer."""
+    line: str = ""
+    """Of its training thread: our own innermost line, and what it has called."""
 
 
 class StallWatch:
-    """Asks the ranks of one worker group where they are when no report has come for a while, and tells it."""
+    """Asks the ranks of one worker group where they are when no report comes, and tells it if none of them moves."""
 
-    def __init__(self, workers: Sequence[Any], seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, workers: Sequence[Any], seconds: float, tell: Callable[[str], None]) -> None:
         """Begin to watch.
 
         Args:
             workers: Ray Train's handles of the ranks.
-            seconds: how long without a report before they are asked; twice as long for each next time.
-            say: told one sentence.
+            seconds: how long no rank may move before that is told. It is told again after twice the time, and in the
+                end every fourfold `seconds`.
+            tell: called with one sentence.
         """
-        self._workers, self._seconds, self._say = workers, seconds, say
-        self._since = time.monotonic()
-        self._due = seconds
-        self._asked: list[Any] = []
-        self._until = 0.0
+        self._workers, self._seconds, self._tell = workers, seconds, tell
+        self._seen: list[Whereabouts] = []
+        self._questions: list[Any] = []
+        self._asked = 0.0
+        self._moved()
 
     def look(self, statuses: Iterable[Any]) -> None:
-        """Take note of a poll. It waits for nothing: what was asked is answered by a later one.
+        """Take note of a poll. It waits for nothing: what is asked at one poll is answered at a later one.
 
         Args:
             statuses: Ray Train's, of all ranks.
         """
         now = time.monotonic()
         if any(status.training_report or not status.running for status in statuses):
-            self._since, self._due, self._asked = now, self._seconds, []
-        elif not self._asked and now - self._since >= self._due:
-            self._asked = [worker.execute_async(place) for worker in self._workers]
-            self._until = now + ANSWER_SECONDS
-        elif self._asked:
-            answered, waiting = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)
-            if not waiting or now >= self._until:
-                places = {question: _answer(question) for question in answered}
-                ranks = [
-                    Rank(worker.distributed_context.world_rank, worker.metadata.hostname, worker.metadata.pid, found)
-                    for worker, found in zip(self._workers, map(places.get, self._asked), strict=True)
-                ]
-                self._say(told(now - self._since, ranks))
-                self._asked, self._due = [], 2 * (now - self._since)
+            self._moved()
+        elif self._questions:
+            answered, waiting = ray.wait(self._questions, num_returns=len(self._questions), timeout=0)
+            if not waiting or now - self._asked >= ANSWER_SECONDS:
+                self._judge(now, [question if question in answered else None for question in self._questions])
+        # Twice within `seconds`: ranks that moved between two answers get on, however seldom they report.
+        elif now - max(self._since, self._asked) >= self._seconds / 2:
+            self._questions, self._asked = [worker.execute_async(whereabouts) for worker in self._workers], now
+
+    def _moved(self) -> None:
+        self._since = time.monotonic()
+        self._due = self._seconds
+        self._questions = []
+
+    def _judge(self, now: float, questions: list[Any]) -> None:
+        before, self._questions = {one.rank: one.moves for one in self._seen}, []
+        self._seen = [_seen(worker, question) for worker, question in zip(self._workers, questions, strict=True)]
+        if any(one.moves is not None and one.moves != before.get(one.rank) for one in self._seen):
+            self._moved()
+        elif (quiet := now - self._since) >= self._due:
+            self._tell(told(quiet, self._seen))
+            self._due = quiet + min(quiet, 4 * self._seconds)
 
 
-def _answer(question: Any) -> str | None:
+def _seen(worker: Any, question: Any) -> Whereabouts:
+    known = worker.distributed_context.world_rank, worker.metadata.hostname, worker.metadata.pid
     try:
-        return ray.get(question)
+        return Whereabouts(*known) if question is None else Whereabouts(*known, *ray.get(question))
     except RayError:  # a rank that is lost, which Ray Train sees by itself
-        return None
+        return Whereabouts(*known)
 
 
-def told(seconds: float, ranks: Sequence[Rank]) -> str:
-    """Where the ranks are, in one sentence; those that are few at their place first.
+def told(seconds: float, ranks: Sequence[Whereabouts]) -> str:
+    """One sentence about ranks that do not move; those that are few at their line come first.
 
     Args:
-        seconds: since the last report.
+        seconds: since one of them moved.
         ranks: all of them.
     """
-    places: dict[str | None, list[Rank]] = {}
-    for rank in ranks:
-        places.setdefault(rank.place, []).append(rank)
+    together: dict[str, list[Whereabouts]] = {}
+    for one in ranks:
+        together.setdefault(one.line, []).append(one)
     parts = []
-    for where, those in sorted(places.items(), key=lambda item: len(item[1])):
-        one = len(those) == 1
-        if len(those) <= NAMED:
-            who = " and ".join(f"rank {rank.number} ({rank.host}, process {rank.process})" for rank in those)
+    for line, group in sorted(together.items(), key=lambda item: len(item[1])):
+        one = len(group) == 1
+        if len(group) <= NAMED:
+            who = " and ".join(f"rank {member.rank} ({member.host}, process {member.process})" for member in group)
         else:
-            who = counted(len(those), "rank") if len(places) > 1 else f"all {len(those)} ranks"
-        does = f"{'is' if one else 'are'} {where}" if where else f"{'gives' if one else 'give'} no answer"
+            who = counted(len(group), "rank") if len(together) > 1 else f"all {len(group)} ranks"
+        does = f"{'is' if one else 'are'} in {line}" if line else f"{'gives' if one else 'give'} no answer"
         parts.append(f"{who} {does}")
     return f"no progress for {seconds:.0f} s: {'; '.join(parts)}"
 
 
-def place() -> str:
-    """Where the training in this process is: our own innermost line, and what it has called."""
+def whereabouts() -> tuple[int, str]:
+    """How often the rank in this process has moved, and the line that its training is at."""
     frames = sys._current_frames()
     for thread in threading.enumerate():
         # Ray Train's name of it (thread_runner.py).
         if thread.name.startswith("TrainingThread") and thread.ident in frames:
-            return _place(frames[thread.ident])
-    return "not training"
+            return _moves, _line(frames[thread.ident])
+    return _moves, "no training"
 
 
-def _place(innermost: FrameType) -> str:
+def _line(innermost: FrameType) -> str:
     stack = [frame for frame, _ in traceback.walk_stack(innermost)]
     ours = next((frame for frame in stack if _package(frame) == "workloads"), innermost)
     file = ours.f_code.co_filename
-    where = f"{ours.f_code.co_name} ({file[max(file.rfind('/workloads/') + 1, 0) :]}:{ours.f_lineno})"
+    here = f"{ours.f_code.co_name} ({file[max(file.rfind('/workloads/') + 1, 0) :]}:{ours.f_lineno})"
     if ours is innermost:
-        return f"in {where}"
-    return f"in {innermost.f_code.co_name} of {_package(innermost)}, called by {where}"
+        return here
+    return f"{innermost.f_code.co_name} of {_package(innermost)}, called by {here}"
 
 
 def _package(frame: FrameType) -> str:
