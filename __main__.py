@@ -11,14 +11,14 @@ from oasis_stack.pod_specs.network_policy import DASHBOARD_PORT
 from oasis_stack.settings import settings
 
 READ, WRITE, SEE = (f"roles/storage.{role}" for role in ("objectViewer", "objectUser", "bucketViewer"))
-# To look at a bucket and at the names in it. To mount a folder, gcsfuse must be allowed to list the whole bucket, up to
-# version 3.11.2 at least (GoogleCloudPlatform/gcsfuse pull request 4980): without, no pod of a team starts.
+# Lets a principal see a bucket and the names in it. gcsfuse, up to at least version 3.11.2, mounts a folder only if it
+# may list the whole bucket (GoogleCloudPlatform/gcsfuse pull request 4980): without this role no team's pod starts.
 LIST = "roles/storage.legacyBucketReader"
 
 stack = settings.load()
 site, addresses, gke, ray = stack.site, stack.address_plan(), stack.cluster, stack.ray
 
-# The parts that a stack may go without; one that is off is None here and below, and asks for none of Google's APIs.
+# The optional parts of a stack; a part that is off is None here and below, and needs none of Google's APIs.
 gpu, build, wandb, login = stack.gpu, stack.build, stack.wandb, stack.registry.docker_hub
 fabric = gpu if gpu and gpu.machine.rdma_nics else None
 ladder = gpu if gpu and gpu.class_entries else None
@@ -122,7 +122,7 @@ cluster = oasis.Cluster(
     ),
     cloud,
 )
-# Flex-start is refused where no pool is always on yet: GPU pools come after the others, and go before them.
+# GKE refuses flex-start while no pool is always on: GPU pools are made after the other pools and deleted before them.
 after_cluster = pulumi.ResourceOptions(depends_on=[services, cluster])
 gpu_pools = (
     {
@@ -147,7 +147,7 @@ gpu_pools = (
 )
 
 inside = pulumi.ResourceOptions(providers=[cluster.provider])
-# Device networks: on destroy each goes before the nodes whose NICs it names.
+# Device networks: on destroy each is deleted before the nodes whose NICs it names.
 after_pools = pulumi.ResourceOptions(providers=[cluster.provider], depends_on=[*gpu_pools.values()])
 operator = oasis.KubeRay(
     "kuberay", oasis.KubeRayArgs(repository=ray.operator_repository, kubeconfig=cluster.kubeconfig), inside
@@ -242,7 +242,7 @@ pods = oasis.RayPods(
     data_bucket=data.bucket_name,
     runs_bucket=runs.bucket_name,
 )
-# A team's pods use the data, and a folder of the runs bucket, which its members use too.
+# A team's pods use the data bucket and a folder of the runs bucket; its members use that folder too.
 team_identities = [
     oasis.WorkloadIdentity(
         f"identity-{team.name}",
@@ -299,7 +299,8 @@ oasis.RayCluster(
         load_balancer=load_balancer,
         kubeconfig=cluster.kubeconfig,
     ),
-    # Pods need their grants, GPU pods nodes; on destroy these and the operators outlive users' Ray objects and jobs.
+    # Pods need their grants, and GPU pods need nodes; on destroy both outlive users' Ray objects and jobs, as do the
+    # operators.
     pulumi.ResourceOptions(
         providers=[cluster.provider],
         depends_on=[operator, identity, *teams, *gpu_pools.values(), *filter(None, (gpu_class, devices, queue))],

@@ -1,1 +1,1 @@
-"""A stack file's settings: read, checked, and given as frozen dataclasses."""
+"""The settings of a stack file: reads them, checks them and returns them as frozen dataclasses."""

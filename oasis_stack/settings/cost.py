@@ -1,4 +1,4 @@
-"""What a stack costs by the hour, from list prices, and whether that is more than it may."""
+"""The hourly cost of a stack, from list prices, and the check against its limit."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from oasis_stack.facts.problem import Problem
 from oasis_stack.settings.schema import Settings
 
 OLDEST_DAYS = 90
-"""Older prices of nodes judge no stack: Google changes them a few times a year."""
+"""Node prices older than this are not used to judge a stack: Google changes them a few times a year."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostItem:
-    """Something that is paid for by the hour, with its least and greatest count."""
+    """An item billed by the hour, with its minimum and maximum count."""
 
     name: str
     least: int
     most: int
     price: Price | None
-    """Of one; None where no source was found."""
+    """Price of one item; None if no source was found."""
     region: str
-    """Where it runs."""
+    """Region that the item runs in."""
 
     @property
     def is_sure(self) -> bool:
-        """True if the price is known where it runs; those of other regions are near, and may be a fifth less."""
+        """True if the price is of the item's own region; those of other regions are close, and may be a fifth lower."""
         return self.price is not None and self.price.region in ("", self.region)
 
     def usd(self, count: int) -> float:
-        """USD an hour of so many; 0 where no price is known."""
+        """USD an hour for `count` items; 0 if no price is known."""
         return count * self.price.usd if self.price else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HourlyCost:
-    """Of everything in a stack that is paid for by the hour; disks, storage, builds, logs and traffic come on top."""
+    """Cost of all that a stack pays for by the hour; disks, storage, builds, logs and traffic come on top."""
 
     items: tuple[CostItem, ...]
 
     @property
     def at_rest(self) -> float:
-        """USD an hour while nothing runs, what is reserved included."""
+        """USD an hour while nothing runs, including reserved nodes."""
         return sum(item.usd(item.least) for item in self.items)
 
     @property
@@ -58,17 +58,17 @@ class HourlyCost:
 
     @property
     def unknown(self) -> list[str]:
-        """Names of what no price was found for, and no sum holds."""
+        """Names of the items without a known price, which no sum includes."""
         return [item.name for item in self.items if item.price is None]
 
     @property
     def is_sure_at_rest(self) -> bool:
-        """True if every price of `at_rest` is known where the stack is."""
+        """True if every price in `at_rest` is of the stack's own region."""
         return all(item.is_sure for item in self.items if item.least)
 
     @property
     def is_sure(self) -> bool:
-        """True if every price is."""
+        """True if every price is of the stack's own region."""
         return all(item.is_sure for item in self.items)
 
     @property
@@ -79,7 +79,7 @@ class HourlyCost:
 
 
 def hourly_cost(settings: Settings) -> HourlyCost:
-    """What a stack costs by the hour."""
+    """The hourly cost of a stack."""
     fees = [prices.CONTROL_PLANE, prices.NAT, *([prices.LOAD_BALANCER] if settings.ray.balanced else [])]
     region = settings.region
     always = [CostItem(name=name, least=1, most=1, price=prices.fee(name), region=region) for name in fees]
@@ -92,8 +92,8 @@ def hourly_cost(settings: Settings) -> HourlyCost:
 
 
 def node_hours(settings: Settings, *, queued: bool) -> list[float | None]:
-    """USD of an hour of each kind of node that the queue buys, or the rest of the ladder; None where it is not known
-    of the stack's region."""
+    """USD an hour of each kind of node that the queue (if `queued`) or the rest of the ladder buys; None if its price
+    in the stack's region is not known."""
     if (gpu := settings.gpu) is None:
         return []
     entries = [entry for entry in gpu.capacity if (entry.mode == "queued") == queued]
@@ -102,14 +102,14 @@ def node_hours(settings: Settings, *, queued: bool) -> list[float | None]:
 
 
 def rung(machine: Machine, entry: CapacityEntry, region: str) -> CostItem:
-    """The nodes of one way to get GPUs."""
-    reserved = entry.max_nodes if entry.mode == "reservation" else 0  # paid for whether it is used or not
+    """The nodes of one ladder entry as a cost item."""
+    reserved = entry.max_nodes if entry.mode == "reservation" else 0  # billed whether used or not
     price = prices.gpu_node(machine, entry.mode, region)
     return CostItem(name=entry.pool_name, least=reserved, most=entry.max_nodes, price=price, region=region)
 
 
 def problems(settings: Settings, today: date) -> Iterator[Problem]:
-    """Why a stack with a limit may not be made: it costs more, or nobody knows whether it does."""
+    """Reasons to refuse a stack that has a limit: it could cost more, or its cost is not known."""
     limit = settings.cost.max_hourly_usd
     if limit is None:
         return

@@ -1,4 +1,4 @@
-"""Quotas of Compute Engine that a stack's nodes take at most."""
+"""The Compute Engine quotas that a stack's nodes can use at most."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from oasis_stack.settings.schema import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """One quota, by the names that Google has for it, and what the stack needs of it."""
+    """One quota, by Google's names for it, and how much of it the stack needs."""
 
     quota: str
-    """Id in the Cloud Quotas API, which knows all of them."""
+    """Id in the Cloud Quotas API, which knows every quota."""
     metric: str
-    """Name in Compute Engine's own API; empty where it does not list it."""
+    """Name in Compute Engine's own API; empty if that API does not list the quota."""
     dimensions: Mapping[str, str] = field(default_factory=dict)
-    """Beside the region."""
+    """Dimensions other than the region."""
     region: str
-    """Empty for the whole project."""
+    """Region of the quota; empty for one of the whole project."""
     most: int
-    """What the stack asks for at most."""
+    """The most that the stack asks for."""
     what: str
-    """What of the stack asks for it."""
+    """The part of the stack that asks for it."""
 
     @property
     def called(self) -> str:
-        """Its name, as the page in the console has it, with its dimensions."""
+        """Its name as the console shows it, with its dimensions."""
         return ", ".join([self.quota, *(f"{key}={value}" for key, value in self.dimensions.items())])
 
 
 def of_nodes(settings: Settings) -> list[Quota]:
-    """Quotas of all nodes: of GPUs, boot disks and vCPUs.
+    """Quotas of all nodes: GPUs, boot disks and vCPUs.
 
     Names in the Cloud Quotas API: GoogleCloudPlatform/gcpdiag (project quotas), and the words in which Compute Engine
     refuses a disk, `limit name = SSD-TOTAL-GB-per-project-region`. Balanced disks count as SSD.
@@ -71,8 +71,8 @@ def of_nodes(settings: Settings) -> list[Quota]:
 
 
 def by_family(settings: Settings) -> dict[str, int]:
-    """What else GPU nodes take at most, by the metric of the Cloud Quotas API. Each has one limit for a family of
-    machines; what A3 Ultra's is called there, no public source says."""
+    """The other quotas that GPU nodes use, and how much at most, by metric of the Cloud Quotas API. Each has one limit
+    per machine family; no public source says what A3 Ultra's is called there."""
     gpu = settings.gpu
     if gpu is None:
         return {}
@@ -87,15 +87,15 @@ _DISKS = {"pd-balanced": "SSD_TOTAL_GB", "hyperdisk-balanced": "HDB_TOTAL_GB"}
 """Metric of each kind of boot disk."""
 
 _CPUS = {"e2": "CPUS", "n2": "N2_CPUS", "n2d": "N2D_CPUS"}
-"""Metric of each family's vCPUs in a region, for lack of which GKE refuses nodes: `Insufficient regional quota to
-satisfy request: resource "CPUS"` (discovery document of Compute Engine v1, `Quota.metric`). It has an E2_CPUS too, of
-which machines of E2 were seen to take nothing; that they count as CPUS is by the page "Allocation quotas" (Compute
+"""Metric of each family's vCPUs in a region. GKE refuses nodes when it runs out: `Insufficient regional quota to
+satisfy request: resource "CPUS"` (discovery document of Compute Engine v1, `Quota.metric`). An E2_CPUS metric exists
+too, but E2 machines were seen to use none of it; they count as CPUS according to the page "Allocation quotas" (Compute
 Engine documentation, 2026), as others quote it."""
 
 
 _WITH_A_QUOTA = frozenset({"nvidia-l4"})
 """GPUs whose reserved and on-demand nodes have a quota of their own (discovery document of Compute Engine v1,
-`Quota.metric`, where H100 and newer have none)."""
+`Quota.metric`; H100 and newer have none there)."""
 
 
 def of_gpus(settings: Settings) -> list[Quota]:
@@ -124,13 +124,13 @@ def _model(machine: Machine) -> str:
 
 
 def _preemptible(machine: Machine, region: str, nodes: int) -> Quota:
-    """Of nodes that can be taken back, to which flex-start belongs ("About flex-start provisioning mode")."""
+    """Quota of preemptible nodes, which include flex-start ("About flex-start provisioning mode")."""
     return _of_model(machine, region, nodes, "PREEMPTIBLE_", "flex-start, queued and Spot")
 
 
 def _of_own(machine: Machine, region: str, nodes: int) -> Quota:
-    """Of reserved nodes and those on demand. What newer models share Compute Engine's own API does not list: a
-    project's list of quotas of 2026-05-20 and four public tools that read both."""
+    """Quota of reserved and on-demand nodes. Compute Engine's own API does not list the quota that newer models share
+    (sources: a project's list of quotas of 2026-05-20, and four public tools that read both APIs)."""
     what = "reservation and on-demand"
     if machine.accelerator in _WITH_A_QUOTA:
         return _of_model(machine, region, nodes, "", what)
@@ -150,5 +150,5 @@ def _of_model(machine: Machine, region: str, nodes: int, prefix: str, what: str)
 
 
 def _regional(metric: str) -> str:
-    """Id in the Cloud Quotas API of what Compute Engine lists for a region."""
+    """Id in the Cloud Quotas API of a regional metric of Compute Engine."""
     return f"{metric.replace('_', '-')}-per-project-region"

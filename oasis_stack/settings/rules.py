@@ -1,6 +1,6 @@
-"""Rules that concern several settings at once, or more than the form of one.
+"""Rules about several settings at once, or about more than the form of one.
 
-A rule is left out where a setting it reads is already refused, so that one mistake is reported once.
+A rule is skipped if a setting that it reads has already been refused, so that each mistake is reported once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ WIDEST_AUTHORIZED_PREFIX = 8
 
 DOCKER_BRIDGE = ipaddress.IPv4Network("172.17.0.0/16")
 """First of Docker's built-in address pools, and so its default bridge (moby/moby, daemon/libnetwork/ipamutils): a
-machine with Docker cannot reach what has these addresses elsewhere."""
+machine with Docker cannot reach other hosts at these addresses."""
 
 MAX_EXCLUSION = timedelta(days=180)
-"""Longest maintenance exclusion with an end, by our own choice: an upgrade is due twice a year. GKE takes one of this
-scope up to the end of the minor version's support (GoogleCloudPlatform/cluster-toolkit pull request 4986)."""
+"""Longest maintenance exclusion with an end. This is our own choice: an upgrade is due twice a year. GKE accepts an
+exclusion of this scope up to the end of the minor version's support (GoogleCloudPlatform/cluster-toolkit pull request
+4986)."""
 
 LEAST_VERSION = (1, 33)
-"""First Kubernetes whose policies may compare maps by two-variable comprehensions, as `admission_policy` does
+"""First Kubernetes version whose policies can compare maps by two-variable comprehensions, as `admission_policy` does
 (Kubernetes documentation, "Common Expression Language in Kubernetes"); newer than the first GKE with flex-start nodes,
 1.32.2-gke.1652000 (Google Kubernetes Engine documentation, "About flex-start provisioning mode")."""
 
 
 def problems(settings: Settings, wandb_api_key: object, refused: set[str]) -> Iterator[Problem]:
-    """Everything wrong with settings whose forms were read, but for the keys in `refused`."""
+    """Everything wrong with settings that were read, except for the keys in `refused`."""
     for keys, rule in _RULES:
         if not any(_concerns(key, bad) for key in keys for bad in refused):
             for problem in rule(settings):
@@ -250,7 +251,7 @@ def _teams(settings: Settings) -> Iterator[Problem]:
 
 
 def _shared_nodes(settings: Settings, nodes: int) -> Iterator[Problem]:
-    """What belongs to teams exists: nodes of the queue, and a place for a head with each."""
+    """Checks that the queue has the nodes that belong to teams, and a place for a head with each."""
     shares = ", ".join(f"{team.name} {team.gpu_nodes}" for team in settings.teams)
     if sum(team.gpu_nodes for team in settings.teams) > nodes:
         yield Problem(
@@ -324,7 +325,7 @@ def _dashboard(settings: Settings) -> Iterator[Problem]:
 
 
 def _image(settings: Settings) -> Iterator[Problem]:
-    # Ray's own images, and those that `make image` builds, begin their tag with the version of Ray in them.
+    # The tags of Ray's own images, and of those that `make image` builds, begin with the version of Ray inside.
     inside = re.search(r"(?:rayproject/ray-ml|/ray):(\d+\.\d+\.\d+)\b", settings.ray.image)
     if inside is not None and inside[1] != settings.ray.version:
         yield Problem(
@@ -378,8 +379,8 @@ def _labels(settings: Settings) -> Iterator[Problem]:
 
 
 def _emptied(settings: Settings) -> Iterator[Problem]:
-    # An import has no `forceDestroy`, and nothing sets it while the bucket is adopted; without it the provider deletes
-    # no bucket that holds something (hashicorp/terraform-provider-google 2026-08-21, resource_storage_bucket.go).
+    # An import has no `forceDestroy`, and nothing sets it while the bucket is adopted; without it the provider does not
+    # delete a bucket with objects in it (hashicorp/terraform-provider-google 2026-08-21, resource_storage_bucket.go).
     for key, bucket in (("data", settings.data), ("runs", settings.runs)):
         if bucket.adopt and not bucket.keep:
             yield Problem(
@@ -431,4 +432,4 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Settings], Iterable[Problem]]], .
     (("cost.billing_account", "cost.monthly_usd"), _budget),
     (("labels",), _labels),
 )
-"""Each rule with the settings it reads."""
+"""Each rule, with the settings that it reads."""

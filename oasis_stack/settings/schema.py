@@ -1,7 +1,7 @@
 """Every setting of a stack, its default and its limits. Defaults live only here.
 
-`Settings` at the end is a whole stack; its sections stand above it, in its order. How they are read is in `settings`,
-what several of them must fulfil together in `rules`.
+`Settings`, at the end, is a whole stack; its sections are above it, in the same order. `settings` reads them, and
+`rules` checks what several of them must satisfy together.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Matching:
 
 @dataclass(frozen=True)
 class Sized:
-    """A name that ends with a size: `e2-standard-8` is of the family `e2-standard`."""
+    """A name that ends in a size: `e2-standard-8` belongs to the family `e2-standard`."""
 
     families: Mapping[str, Sequence[int]]
-    """The sizes of each."""
+    """The sizes of each family."""
 
     def __str__(self) -> str:
         return f"a machine type of {', '.join(self.families)}: {', '.join(self._names(next(iter(self.families))))} ..."
@@ -66,7 +66,7 @@ class Sized:
         return isinstance(value, str) and value in self._names(value.rpartition("-")[0])
 
     def allowed(self, value: object) -> str:
-        """The names of the value's own family; the families where it is of none."""
+        """The names in the value's own family; all families if it belongs to none."""
         names = self._names(str(value).rpartition("-")[0])
         return f"one of {', '.join(names)}" if names else str(self)
 
@@ -76,7 +76,7 @@ class Sized:
 
 @dataclass(frozen=True)
 class ItemDefaults:
-    """Defaults for the fields of a list's items whose class has none of its own."""
+    """Defaults for the fields of list items whose class has no defaults of its own."""
 
     values: Mapping[str, object]
 
@@ -90,37 +90,37 @@ _NAME = "1 to 16 of a-z, 0-9 and -, a letter first, no - at the end, not beginni
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """The three blocks that every range is cut from. Changing one of an existing stack replaces its cluster."""
+    """The three blocks that every range is cut from. Changing a block of an existing stack replaces its cluster."""
 
     primary_block: _Block = "10.64.0.0/16"
     """Nodes, Services, load balancer proxies, build workers, control plane."""
     pods_block: _Block = "10.96.0.0/14"
     """Pods: a /24 per node."""
     device_block: _Block = "10.128.0.0/15"
-    """Second gVNIC and the RDMA NICs of the GPU nodes, a sixteenth each."""
+    """Second gVNIC and the RDMA NICs of the GPU nodes, one sixteenth each."""
     proxy_only: bool = False
-    """Whether the VPC gets a proxy-only subnet, which an Ingress of class `gce-internal` of your own would need."""
+    """Whether the VPC gets a proxy-only subnet; an Ingress of class `gce-internal` of your own would need one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuthorizedNetwork:
-    """A network from which the IP endpoint of the control plane answers."""
+    """A network that may reach the IP endpoint of the control plane."""
 
     name: Annotated[str, Matching(r"[^\x00-\x1f]{1,50}", "text of 1 to 50 characters")]
-    """What the network is, for people."""
+    """Description of the network, for people."""
     cidr: Annotated[str, Matching(r"[0-9a-fA-F.:]+/[0-9]+", "a network such as 203.0.113.0/24")]
     """Its addresses as seen from the internet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceExclusion:
-    """A time in which GKE upgrades neither minor versions nor nodes. Fixed, so that an `up` never moves it."""
+    """A period in which GKE upgrades neither minor versions nor nodes. Its dates are fixed: an `up` never moves it."""
 
     start: _Time
     """First moment."""
     end: _Time | None = None
-    """Last moment, at most 180 days after the first; one that has passed protects nothing. Without it the exclusion
-    lasts until the support of the cluster's version ends."""
+    """Last moment, at most 180 days after the first; once it has passed, nothing is protected. Without it the exclusion
+    lasts until support for the cluster's version ends."""
 
     @property
     def period(self) -> tuple[str, str | None]:
@@ -147,9 +147,9 @@ class CpuPool(PoolSize):
     machine_type: _NodeMachine = "e2-standard-8"
     """One CPU worker takes one node."""
     min_nodes: Annotated[int, Between(0, 100)] = 0
-    """Nodes that are kept ready, and paid for, whether anything runs or not."""
+    """Nodes that are kept ready, and paid for, whether or not anything runs."""
     max_nodes: Annotated[int, Between(0, 1000)] = 4
-    """Limit of the autoscaler; 0 builds no such pool, and then `ray.cpu_workers_max` must be 0."""
+    """Limit of the autoscaler; with 0 the pool is not made, and `ray.cpu_workers_max` must be 0 as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +164,15 @@ class ClusterSettings:
     """Lowest control plane version. Below 1.34 the latest GPU driver is too old for a CUDA 13 image; the
     admission policies of the Ray namespace need 1.33."""
     endpoint: Literal["dns", "ip"] = "dns"
-    """How the control plane is reached: `dns` by a Google name and IAM alone; `ip` from authorised networks alone."""
+    """How to reach the control plane: `dns`, only by a Google name and IAM; `ip`, only from authorised networks."""
     authorized_networks: tuple[AuthorizedNetwork, ...] = ()
-    """With endpoint `ip`: who may connect. Never the whole internet."""
+    """With endpoint `ip`: the networks that may connect. Never the whole internet."""
     maintenance_exclusion: MaintenanceExclusion | None = None
-    """Without it, an upgrade may drain a node under a training run."""
+    """Without an exclusion, an upgrade may drain a node during a training run."""
     system_pool: SystemPool = field(default_factory=SystemPool)
     cpu_pool: CpuPool = field(default_factory=CpuPool)
     deletion_protection: bool = False
-    """Whether Pulumi refuses to delete the cluster; a destroy deletes nothing until this is false and applied."""
+    """Whether Pulumi refuses to delete the cluster; a destroy deletes nothing until false is set here and applied."""
     secrets_encryption_key: (
         Annotated[
             str,
@@ -189,8 +189,8 @@ class ClusterSettings:
         ]
         | None
     ) = None
-    """Google group that has, as members, the groups of people that Kubernetes is to know; a team's `group:` members are
-    nobody without it. Once named it can be changed, not removed."""
+    """Google group whose member groups Kubernetes recognises; without it a team's `group:` members have no access. Once
+    set, it can be changed but not removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,26 +200,26 @@ class GpuSettings:
     machine_type: Annotated[str, Matching("|".join(map(str, MACHINES)), f"one of {', '.join(MACHINES)}")] = (
         "a3-ultragpu-8g"
     )
-    """What a GPU node is; `machine.py` has the facts of each."""
+    """Machine type of a GPU node; `machine.py` has the facts of each type."""
     capacity: Annotated[
         tuple[CapacityEntry, ...],
         ItemDefaults({"max_run_duration_hours": None, "reservation": None, "compact_placement": False}),
     ]
-    """The ladder, tried from the top. Each entry is a pool of its own that rests at 0 nodes. A queued one is apart from
-    the others: it serves the jobs of the queue, and only them."""
+    """The ladder, tried from the top. Each entry is a node pool of its own that rests at 0 nodes. A queued entry is
+    separate from the others: it serves only the jobs of the queue."""
     consolidation_delay_minutes: Annotated[int, Between(1, 1440)] = 15
-    """How long an empty GPU node stays: too short gives scarce capacity back between jobs, too long pays for none."""
+    """How long an empty GPU node stays: too short gives up scarce capacity between jobs, too long costs idle time."""
     driver_version: Literal["LATEST", "DEFAULT"] = "LATEST"
-    """NVIDIA driver that GKE installs with a node: the newest of the node's GKE version, or the one that Google
-    recommends for it, which moves less. torch with CUDA 13 needs R580 or newer, and no public source says that DEFAULT
-    is that new: compare with `python -m workloads doctor` on a node."""
+    """NVIDIA driver that GKE installs on a node: the newest for the node's GKE version, or the one that Google
+    recommends for it, which changes less often. torch with CUDA 13 needs R580 or newer, and no public source says that
+    DEFAULT is that new: compare with `python -m workloads doctor` on a node."""
     compute_class: _Label = ""
-    """ComputeClass that GPU pods select. Default: the GPU's short name, as `h200` or `l4`."""
+    """ComputeClass that GPU pods select. Default: the GPU's short name, such as `h200` or `l4`."""
     queue_chart: Annotated[
         str, Matching(r"(oci|https?)://\S+", "the address of a Helm chart, as oci://registry.k8s.io/kueue/charts/kueue")
     ] = "oci://registry.k8s.io/kueue/charts/kueue"
-    """Where Kueue's chart comes from, which a queued entry needs: where its project publishes it (kubernetes-sigs/kueue
-    v0.19.2, charts/kueue/README.md), or a mirror of that."""
+    """Source of Kueue's chart, which a queued entry needs: the project's own registry (kubernetes-sigs/kueue v0.19.2,
+    charts/kueue/README.md), or a mirror of it."""
 
     @property
     def machine(self) -> Machine:
@@ -228,27 +228,27 @@ class GpuSettings:
 
     @property
     def has_spot(self) -> bool:
-        """True if a rung is Spot, where a pod has 15 seconds to leave."""
+        """True if one rung is Spot, which gives a pod 15 seconds to stop."""
         return any(entry.mode == "spot" for entry in self.capacity)
 
     @property
     def class_entries(self) -> tuple[CapacityEntry, ...]:
-        """Rungs of the ComputeClass, which grow by the pod: all but the queued one."""
+        """Rungs of the ComputeClass, which scale up pod by pod: all but the queued one."""
         return tuple(entry for entry in self.capacity if entry.mode != "queued")
 
     @property
     def queue(self) -> CapacityEntry | None:
-        """The rung whose nodes come by the job; None without one."""
+        """The rung whose nodes are provisioned per job; None without one."""
         return next((entry for entry in self.capacity if entry.mode == "queued"), None)
 
     @property
     def max_run_seconds(self) -> int | None:
-        """Shortest life of the flex-start rungs' nodes; None where no rung of the ComputeClass has an end."""
+        """Shortest lifetime of nodes on the flex-start rungs; None if no rung of the ComputeClass has a limit."""
         return min((entry.max_run_seconds for entry in self.class_entries if entry.max_run_seconds), default=None)
 
     @property
     def class_nodes(self) -> int:
-        """Most nodes of the ComputeClass's rungs together."""
+        """Maximum number of nodes on all rungs of the ComputeClass together."""
         return sum(entry.max_nodes for entry in self.class_entries)
 
     @property
@@ -264,11 +264,11 @@ class HeadSettings:
     cpus: Annotated[int, Between(1, 127)] = 4
     """vCPUs."""
     memory_gb: Annotated[int, Between(4, 1023)] = 16
-    """Memory in GiB; a head that runs out of it takes the whole cluster's jobs with it."""
+    """Memory in GiB; if the head runs out of it, all jobs of the cluster die with it."""
 
     @property
     def size(self) -> PodSize:
-        """Both together."""
+        """CPUs and memory together."""
         return PodSize(cpus=self.cpus, memory_gib=self.memory_gb)
 
 
@@ -300,7 +300,7 @@ class RaySettings:
     ] = "oasis"
     """Name of the RayCluster object and of the Secret with its token."""
     version: Annotated[str, Matching(r"\d+\.\d+\.\d+", "a Ray version such as 2.60.0")] = "2.60.0"
-    """Ray inside the image; another number here than there, and KubeRay starts Ray with options it does not know."""
+    """Version of Ray in the image; if the two differ, KubeRay starts Ray with options that it does not know."""
     image: Annotated[
         str,
         Matching(
@@ -308,29 +308,29 @@ class RaySettings:
             "an image with a tag or a digest; `make image` writes one",
         ),
     ] = ""
-    """Container image of every Ray pod; without a registry's name it comes from Docker Hub, by the stack's mirror.
-    Default: Ray's stock image of `version`, which runs what needs only Ray."""
+    """Container image of every Ray pod; without a registry's name it comes from Docker Hub, through the stack's mirror.
+    Default: Ray's stock image of `version`, which runs code that needs only Ray."""
     operator_repository: Annotated[str, Matching(r"https?://\S+", "the address of a Helm repository")] = (
         "https://ray-project.github.io/kuberay-helm/"
     )
-    """Where the KubeRay operator's chart comes from: where its project publishes it (ray-project/kuberay,
-    helm-chart/kuberay-operator/README.md), or a mirror of that."""
+    """Source of the KubeRay operator's chart: the project's own repository (ray-project/kuberay,
+    helm-chart/kuberay-operator/README.md), or a mirror of it."""
     idle_timeout_seconds: Annotated[int, Between(30, 86400)] = 600
-    """How long a worker without work stays."""
+    """How long an idle worker stays."""
     dashboard_access: Literal["port-forward", "internal-load-balancer"] = "port-forward"
-    """How the dashboard and the Jobs API are reached; never from the internet."""
+    """How to reach the dashboard and the Jobs API; never from the internet."""
     dashboard_port: Annotated[int, Between(1024, 65535)] = 8265
     """Port of `ray_dashboard_url`: on this machine for a port-forward, else the load balancer's."""
     dashboard_client_ranges: tuple[_Block, ...] = ()
-    """With an internal load balancer: private networks whose machines may use it."""
+    """With an internal load balancer: the private networks that may use it."""
     cpu_workers_max: Annotated[int, Between(0, 1000)] = 4
-    """Most CPU workers; 0 builds no such group."""
+    """Maximum number of CPU workers; with 0 there is no such group."""
     cpu_worker: CpuWorkerSettings = field(default_factory=CpuWorkerSettings)
     head: HeadSettings = field(default_factory=HeadSettings)
 
     @property
     def balanced(self) -> bool:
-        """True if an internal load balancer shows the dashboard."""
+        """True if an internal load balancer serves the dashboard."""
         return self.dashboard_access == "internal-load-balancer"
 
 
@@ -348,11 +348,11 @@ class TeamSettings:
     ]
     """Also the Kubernetes namespace, made and deleted with the stack."""
     gpu_nodes: Annotated[int, Between(1, 1000)]
-    """Nodes of the queue that are theirs: lent to others while they do not need them, and taken back when they do."""
+    """Nodes of the queue that the team owns: lent to others while it does not need them, taken back when it does."""
     max_gpu_nodes: Annotated[int, Between(1, 1000)] | None = None
-    """Most nodes that they may have at once, borrowed ones included. Default: all of the queue's."""
+    """Maximum number of nodes that the team may have at once, including borrowed ones. Default: all of the queue's."""
     priority: Annotated[int, Between(-1000, 1000)] = 0
-    """Who borrows first, and from whom: a team that must borrow takes what teams of lower priority have borrowed."""
+    """Who borrows first, and from whom: a team that must borrow takes nodes that lower-priority teams have borrowed."""
     members: tuple[
         Annotated[
             str,
@@ -364,7 +364,7 @@ class TeamSettings:
         ...,
     ] = ()
     """Google identities that may submit, see and stop the team's jobs, and use its folder of the runs bucket. GKE
-    knows only groups that are in `cluster.security_group`."""
+    recognises only groups that are members of `cluster.security_group`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,18 +372,18 @@ class BucketSettings(BucketRetention):
     """One bucket."""
 
     keep: bool = True
-    """Whether `pulumi destroy` leaves it. If false, everything in it is deleted with the stack."""
+    """Whether `pulumi destroy` keeps the bucket. If false, everything in it is deleted with the stack."""
     adopt: bool = False
-    """Set true once, when an earlier stack kept the bucket: `up` takes it over instead of making one. Only with
+    """Set to true once, when an earlier stack kept the bucket: `up` takes it over instead of making one. Only with
     `keep`."""
     soft_delete_days: Annotated[int, Between(0, 90)] = 7
-    """How long a deleted object can be restored, and is paid for: 7 to 90 days, or 0 for not at all."""
+    """How long a deleted object can be restored, and is billed: 7 to 90 days, or 0 for not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DockerHubSettings:
-    """A login at Docker Hub, which refuses (429) what comes without one from an address that has fetched enough, and
-    many share one."""
+    """A Docker Hub login. Without one, Docker Hub refuses requests (429) from an address that has fetched enough, and
+    many share an address."""
 
     username: Annotated[str, Matching(r"[a-z0-9]{4,30}", "a Docker ID, 4 to 30 of a-z and 0-9")]
     """Docker ID."""
@@ -402,15 +402,15 @@ class RegistrySettings(RepositoryRetention):
     """The repositories of images and Python packages."""
 
     keep: bool = True
-    """Whether `pulumi destroy` keeps the two local repositories. The others only hold copies and are always deleted."""
+    """Whether `pulumi destroy` keeps the two local repositories. The others hold only copies and are always deleted."""
     adopt: bool = False
     """As for a bucket."""
     keep_untagged_days: Annotated[int, Between(1, 365)] = 7
-    """Untagged images older than this are deleted. What `make image` builds keeps its tag, and goes after 180 days."""
+    """Untagged images older than this are deleted. Images from `make image` keep their tags and go after 180 days."""
     keep_versions: Annotated[int, Between(1, 100)] = 5
-    """The newest versions of each image and package that no policy deletes; nor does one delete the image in use."""
+    """How many of the newest versions of each image and package no policy deletes; the image in use is kept as well."""
     docker_hub: DockerHubSettings | None = None
-    """Login with which public images are fetched; without one, what Docker Hub gives to everybody."""
+    """Login for fetching public images; without one, Docker Hub's limits for anonymous users apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +418,7 @@ class BuildSettings:
     """A Cloud Build private worker pool for the image."""
 
     machine_type: Annotated[str, Sized(BUILD_MACHINES)] = "e2-highmem-8"
-    """What a build runs on; paid only while one does."""
+    """Machine that a build runs on; billed only while a build runs."""
     disk_gb: Annotated[int, Between(100, 4000)] = 200
     """Disk of a build in GB: base image, layers and cache together."""
     peered: bool = False
@@ -430,18 +430,18 @@ class WandbSettings(Retention):
     """The secret that holds the Weights & Biases key. `make secret` gives it a value."""
 
     keep: bool = False
-    """Whether `pulumi destroy` leaves the secret and its versions."""
+    """Whether `pulumi destroy` keeps the secret and its versions."""
     adopt: bool = False
     """As for a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostSettings:
-    """What the stack may cost."""
+    """Limits on the stack's cost."""
 
     max_hourly_usd: Annotated[int, Between(1, 1_000_000)] | None = None
-    """Most USD an hour, by list prices, that the stack could cost with every pool at its `max_nodes`: one that could
-    cost more is neither previewed nor made. No limit by default."""
+    """Maximum USD an hour, by list prices, that the stack may cost with every pool at its `max_nodes`: a stack that
+    could cost more is neither previewed nor made. No limit by default."""
     billing_account: (
         Annotated[
             str,
@@ -451,16 +451,16 @@ class CostSettings:
         ]
         | None
     ) = None
-    """Account that pays for the project, in USD: it gets a budget that watches this project alone. No budget by
-    default; legal only with `monthly_usd`."""
+    """Billing account of the project, in USD: it gets a budget that watches this project alone. No budget by default;
+    allowed only with `monthly_usd`."""
     monthly_usd: Annotated[int, Between(1, 100_000_000)] | None = None
-    """The budget's amount for a calendar month. Google mails the account's administrators and users when half of it,
-    90 % and all of it is spent, and when all of it is forecast to be. It stops nothing."""
+    """The budget's amount for a calendar month. Google emails the account's administrators and users when half of it,
+    90 % and all of it is spent, and when all of it is forecast to be spent. The budget stops nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A whole stack. Plain values, but for the one secret."""
+    """A whole stack. All values are plain, except the one secret."""
 
     project: Annotated[
         str, Matching(names.PROJECT_PATTERN, "a project id: 6 to 30 of a-z, 0-9 and -, a letter first and no - last")
@@ -473,16 +473,16 @@ class Settings:
     name: Annotated[str, Matching(names.NAME_PATTERN, _NAME)] = "oasis"
     """First part of every name that must be found again; two stacks of one project need two. A change replaces."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Labels of everything that can carry some, for the bill."""
+    """Labels on everything that can carry them, for the bill."""
     state_backend: Annotated[str, Matching(r"(gs|file)://.+", "an address such as gs://bucket")] = ""
     """Where Pulumi keeps this stack's state; written by `make init`, read by the make targets, not by the program."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     gpu: GpuSettings | None = None
-    """Leave it out for a stack without GPUs."""
+    """Omit this section for a stack without GPUs."""
     ray: RaySettings = field(default_factory=RaySettings)
     teams: tuple[TeamSettings, ...] = ()
-    """Teams that share the queue, each with a namespace of its own; it takes a queued entry. None by default."""
+    """Teams that share the queue, each with a namespace of its own; this needs a queued entry. None by default."""
     data: BucketSettings = field(default_factory=BucketSettings)
     """Bucket of the training data."""
     runs: BucketSettings = field(default_factory=BucketSettings)
@@ -490,26 +490,26 @@ class Settings:
     registry: RegistrySettings = field(default_factory=RegistrySettings)
     cost: CostSettings = field(default_factory=CostSettings)
     build: BuildSettings | None = None
-    """`{}` takes its defaults; leave it out to build images with a local Docker or Podman only."""
+    """`{}` takes the defaults; omit it to build images only with a local Docker or Podman."""
     wandb: WandbSettings | None = None
-    """`{}` takes its defaults; leave it out for a stack without Weights & Biases."""
+    """`{}` takes the defaults; omit it for a stack without Weights & Biases."""
     wandb_api_key: pulumi.Output[str] | None = None
-    """Optional first value of the secret, encrypted in the stack file; `make secret` needs no copy there."""
+    """Optional first value of the secret, encrypted in the stack file; `make secret` works without a copy there."""
 
     @property
     def site(self) -> Site:
-        """The place where the stack stands."""
+        """The location of the stack."""
         return Site(project=self.project, region=self.region, zone=self.zone, prefix=self.name, labels=self.labels)
 
     @property
     def queued_heads(self) -> int:
-        """Heads of queued jobs that the system pool holds beside the standing cluster's own."""
+        """Number of heads of queued jobs that fit in the system pool beside the standing cluster's own."""
         pool = self.cluster.system_pool
         return pod_size.heads_on(general_purpose(pool.machine_type), pool.max_nodes, self.ray.head.size) - 1
 
     @property
     def queue_shares(self) -> dict[str, QueueShare]:
-        """Parts of the queue by their ClusterQueue: the teams', and what they leave; empty without a queue."""
+        """Shares of the queue by ClusterQueue: those of the teams, and the rest; empty without a queue."""
         queue = self.gpu.queue if self.gpu else None
         if queue is None:
             return {}

@@ -1,8 +1,8 @@
 """Reads a stack's settings: `load` for the program, `parse` for the command line, both by the same rules.
 
-`load` takes Pulumi's configuration, `parse` what the stack file holds. A mapping is read into the dataclasses of
-`schema` by their own annotations. A field that is wrong gets its default or an empty stand-in, so that reading goes on
-and every problem is found at once: the result is used only if there is none.
+`load` takes Pulumi's configuration, `parse` the content of the stack file. A mapping is read into the dataclasses of
+`schema` by their own annotations. A wrong field gets its default or an empty placeholder, so that reading continues and
+every problem is found at once: the result is used only if there are no problems.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def load() -> Settings:
     """Settings of the stack that Pulumi runs.
 
     Raises:
-        pulumi.RunError: with what `parse` or the table of prices has wrong. Pulumi shows its text alone, without a
-            traceback.
+        pulumi.RunError: what `parse` finds wrong, or an error in the table of prices. Pulumi shows only its text,
+            without a traceback.
     """
     config: dict[str, Any] = runtime_config.get_config_env() | runtime_config.CONFIG.get()
     secret_keys = set(runtime_config.get_config_secret_keys_env())
@@ -46,16 +46,16 @@ def load() -> Settings:
     if key in config and (key in secret_keys or runtime_config.is_config_secret(key)):
         values["wandb_api_key"] = pulumi.Output.secret(config[key])
     try:
-        prices.known()  # which the outputs need
+        prices.known()  # the outputs need them
         return parse(values, datetime.now(UTC).date())
     except (SettingsError, PriceTableError) as error:
         raise pulumi.RunError(str(error)) from None
 
 
 def from_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Settings' keys from namespaced ones: Pulumi's, where a section is JSON text, or a stack file's with mappings.
+    """Plain keys from namespaced ones: Pulumi's, with sections as JSON text, or a stack file's, with mappings.
 
-    Other providers' namespaces are not ours to judge; only `gcp:project` is taken from them.
+    Namespaces of other providers are not checked; only `gcp:project` is taken from them.
     """
     values: dict[str, object] = {}
     for key, value in config.items():
@@ -77,9 +77,9 @@ def _decoded(value: object) -> object:
 
 
 def _dated(value: object) -> object:
-    """A value with each unquoted date inside it as a quoted one.
+    """A value in which each unquoted date becomes a quoted one.
 
-    Pulumi gives it in the form of Go's time.String (pulumi/sdk, go/common/resource/config/object.go).
+    Pulumi gives such a date in the form of Go's time.String (pulumi/sdk, go/common/resource/config/object.go).
     """
     if isinstance(value, Mapping):
         return {key: _dated(below) for key, below in value.items()}
@@ -92,13 +92,13 @@ def _dated(value: object) -> object:
 
 
 def parse(values: Mapping[str, object], today: date | None = None) -> Settings:
-    """Settings from keys without namespace, nested sections as mappings.
+    """Settings from keys without a namespace, with nested sections as mappings.
 
     Args:
         values: `wandb_api_key` must be an Output or the stack file's encrypted form `{secure: ...}`, which is left
             unread.
-        today: the day on which the stack is to be made or changed, for which its price must be known where it has a
-            limit. None for what costs nothing, as to destroy it.
+        today: the day on which the stack is to be made or changed; if the stack has a limit, its price must be known
+            for that day. None for actions that cost nothing, such as destroying it.
 
     Raises:
         SettingsError: everything that is wrong, at once.
@@ -119,7 +119,7 @@ def parse(values: Mapping[str, object], today: date | None = None) -> Settings:
 
 
 class _Reader:
-    """Reads sections; `problems` grows as it does, and `meant`: absent keys that stand under a misspelt name."""
+    """Reads sections. It collects `problems`, and in `meant` the absent keys that are there under a misspelt name."""
 
     def __init__(self, root: type) -> None:
         self.problems: list[Problem] = []
@@ -184,7 +184,7 @@ class _Reader:
         near = near or [known for known in self._known if known.rsplit(".", 1)[-1] == last]
         section = plain.rpartition(".")[0]
         siblings = [known for known in self._known if known.rpartition(".")[0] == section]
-        # What is known stands at index 0; what is said is about the entry that was written.
+        # Known keys have index 0; the message names the entry that was written.
         here = key.rpartition(".")[0]
         if section:
             near, siblings = ([name.replace(section, here, 1) for name in names] for names in (near, siblings))
@@ -197,7 +197,7 @@ class _Reader:
 
 
 def known_keys(cls: type, key: str = "") -> Iterator[str]:
-    """Every key below a dataclass, sections included; items of a list stand at index 0."""
+    """Every key below a dataclass, including sections; items of a list have index 0."""
     hints = get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cast(Any, cls)):
         hint, _ = _unwrap(hints[field.name])
@@ -220,7 +220,7 @@ def _default(field: dataclasses.Field[Any], more: Mapping[str, object]) -> objec
 
 
 def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    # `Annotated[X, constraint] | None` and `Annotated[X | None, constraint]` are both X with its constraints.
+    # `Annotated[X, constraint] | None` and `Annotated[X | None, constraint]` both mean X with its constraints.
     constraints: tuple[Any, ...] = ()
     while True:
         if get_origin(hint) is Annotated:
