@@ -1,4 +1,4 @@
-"""Every component with its arguments: what the wiring diagram, or a program of your own, builds a stack from."""
+"""All components and their arguments: the parts from which the wiring diagram, or your own program, builds a stack."""
 
 from oasis_stack.components.artifact_registry import ArtifactRegistry, ArtifactRegistryArgs, DockerHub
 from oasis_stack.components.bucket import Bucket, BucketArgs

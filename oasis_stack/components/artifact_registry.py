@@ -1,8 +1,9 @@
-"""Six repositories: for images and for Python packages each a local one, a mirror of the public index, and both as one.
+"""Six Artifact Registry repositories: for images and for Python packages, each a local one, a mirror and both as one.
 
-The virtual ones ask the local one first, so that nobody can put a public package in the place of a private one. Local
-ones hold what was made here and may be kept; the others hold copies, and go. Replaced when changed: id, location,
-format, mode, upstream (hashicorp/terraform-provider-google 2026-08-21, resource_artifact_registry_repository.go).
+A virtual repository asks the local one first, so that nobody can substitute a public package for a private one. Local
+repositories hold what was made here and may be kept; the others hold copies and are deleted. Replaced when changed: id,
+location, format, mode, upstream (hashicorp/terraform-provider-google 2026-08-21,
+resource_artifact_registry_repository.go).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ MADE_HERE_DAYS = 180
 """Age at which an image or a package that was made here is deleted, unless it is one of the newest or in use."""
 
 COPY_DAYS = 30
-"""Age at which a copy of something public is deleted, unless it is one of the newest; who asks again gets a new one."""
+"""Age at which a copy of a public artifact is deleted, unless it is one of the newest; the next request copies anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DockerHub:
-    """A login at Docker Hub."""
+    """A Docker Hub login."""
 
     username: str
     """Docker ID."""
@@ -48,18 +49,18 @@ class ArtifactRegistryArgs:
     site: Site
     """Where the stack stands."""
     project_number: pulumi.Input[str]
-    """Number by which Google knows the project: part of its service agent's address."""
+    """Project number: part of the service agent's address."""
     retention: RepositoryRetention
     """What becomes of the two local repositories and of what is in them."""
     docker_hub: DockerHub | None
-    """Login for public images; None, and Docker Hub refuses with 429 once the shared address has fetched enough."""
+    """Login for public images; with None, Docker Hub refuses with 429 once the shared address has fetched enough."""
     in_use: str
-    """Image of the Ray pods, which is kept whatever its age; another one than they have, and theirs may go."""
+    """Image of the Ray pods, kept whatever its age; if it is not the one they use, theirs may be deleted."""
 
 
 class ArtifactRegistry(pulumi.ComponentResource):
-    """Registers six Artifact Registry repositories: Docker and Python, each local, remote and virtual; with a login at
-    Docker Hub also Artifact Registry's service agent and its use of the secret."""
+    """Registers six Artifact Registry repositories: Docker and Python, each local, remote and virtual. With a Docker
+    Hub login it also registers Artifact Registry's service agent and its access to the secret."""
 
     APIS: ClassVar[tuple[str, ...]] = ("artifactregistry.googleapis.com",)
 
@@ -174,7 +175,7 @@ class ArtifactRegistry(pulumi.ComponentResource):
             member=pulumi.Output.format(
                 "serviceAccount:service-{0}@gcp-sa-artifactregistry.iam.gserviceaccount.com", args.project_number
             ),
-            # Another stack of the project may have the same grant of this agent; see `control_plane.key_grant`.
+            # Another stack of the project may have the same grant for this agent; see `control_plane.key_grant`.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[agent], retain_on_delete=True),
         )
         return [grant]
@@ -210,8 +211,8 @@ def copies_policies(keep_versions: int) -> list[Policy]:
 def local_policies(format_: Format, retention: RepositoryRetention) -> list[Policy]:
     """Cleanup policies of a local repository: old versions are deleted, untagged images sooner.
 
-    What one policy keeps, no other deletes (Google Cloud documentation, "Cleanup policy overview"). The newest are
-    counted for each image and package; the layer cache of an image is one of its versions.
+    A version that one policy keeps is deleted by no other (Google Cloud documentation, "Cleanup policy overview"). The
+    newest are counted for each image and package; the layer cache of an image is one of its versions.
     """
     policies = [
         _newest(retention.keep_versions),

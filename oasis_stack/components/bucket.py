@@ -1,7 +1,7 @@
-"""A bucket that outlives its stack unless the stack says otherwise, and that a later `up` can take back.
+"""A bucket that outlives its stack unless the stack says otherwise, and that a later `up` can adopt.
 
 Replaced when changed: name, location, hierarchical namespace (hashicorp/terraform-provider-google 2026-08-21,
-resource_storage_bucket.go). A replacement with the same name fails on its predecessor instead of emptying it.
+resource_storage_bucket.go). A replacement with the same name fails while its predecessor exists, and does not empty it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class BucketArgs:
     site: Site
     """Where the stack stands."""
     retention: BucketRetention
-    """What becomes of the bucket and of deleted objects."""
+    """Retention of the bucket and of deleted objects."""
     hierarchical: bool
     """Hierarchical namespace: renaming a folder is one atomic step, which checkpoints rely on. Excludes versioning."""
     seen_by: Collection[str]
     """Principals who may look at the bucket itself, as a client does before it reads an object. Each has one grant,
-    however many teams it is in: Google knows a grant by bucket, role and member, and it goes with the first resource
-    that has it."""
+    however many teams it is in: Google identifies a grant by bucket, role and member, and removes it with the first
+    resource that has it."""
 
 
 class Bucket(pulumi.ComponentResource):
-    """Registers one Cloud Storage bucket, whose name ends in the component's."""
+    """Registers one Cloud Storage bucket, whose name ends in the component's name."""
 
     APIS: ClassVar[tuple[str, ...]] = ("storage.googleapis.com",)
 

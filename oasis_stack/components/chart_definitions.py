@@ -1,5 +1,5 @@
-"""The resource types of a Helm chart, brought to the chart's own version: Helm installs a `crds` folder once, and never
-upgrades it (Helm documentation, "Custom Resource Definitions"), so that new fields would silently be dropped.
+"""The resource types of a Helm chart, kept at the chart's own version: Helm installs a `crds` folder once and never
+upgrades it (Helm documentation, "Custom Resource Definitions"), so that new fields would be dropped silently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oasis_stack.live_state import KubernetesClient, RequestRefused, fetch, say,
 from oasis_stack.wait import Waiter, is_established, secret_kubeconfig
 
 TIMEOUT_MINUTES = 5
-"""For what comes from the internet and for an API server that is still settling."""
+"""Time limit for downloads from the internet, and for an API server that is still settling."""
 
 
 class _ChartDefinitions(Waiter):
@@ -56,11 +56,11 @@ def definitions(repository: str, chart: str, version: str) -> Iterator[dict[str,
 
     Raises:
         RequestRefused: the repository has no such chart, or not with the digest that its index names.
-        NotAnswering: it may answer later.
+        NotAnswering: the repository may answer later.
     """
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other one takes minutes for a megabyte
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the pure-Python loader takes minutes for a megabyte
     base = repository.rstrip("/") + "/"
     index = yaml.load(fetch(urljoin(base, "index.yaml")), loader)
     entries = [entry for entry in index["entries"].get(chart, ()) if entry["version"] == version]

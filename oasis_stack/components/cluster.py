@@ -25,13 +25,13 @@ TIMEOUTS = pulumi.CustomTimeouts(create="60m", update="90m", delete="60m")
 """An upgrade of a regional control plane alone takes up to an hour."""
 
 NODE_ROLES = {"": "roles/container.defaultNodeServiceAccount", "-streaming": "roles/serviceusage.serviceUsageConsumer"}
-"""The grants on the project, by what their logical names end in. Logs and metrics of nodes have no smaller resource to
-be granted on; image streaming asks an API of the project in its name, and without the second role pods that stream fail
-(GKE documentation, "Use Image streaming", requirements; terraform-google-modules/terraform-google-kubernetes-engine
-issue 2251)."""
+"""The grants on the project, by the suffix of their logical names. Logs and metrics of nodes have no smaller resource
+to be granted on; image streaming calls an API of the project in its name, and without the second role pods that stream
+fail (GKE documentation, "Use Image streaming", requirements;
+terraform-google-modules/terraform-google-kubernetes-engine issue 2251)."""
 
 PODS_PER_NODE = 110
-"""GKE's default, for which it takes a /24 of the pods' range per node; the address plan counts on it."""
+"""GKE's default, which takes a /24 of the pods' range per node; the address plan relies on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +41,19 @@ class ClusterArgs:
     site: Site
     """Where the stack stands."""
     project_number: pulumi.Input[str]
-    """Project number, in the name of GKE's own service agent."""
+    """Project number: part of the name of GKE's service agent."""
     network: ClusterNetwork
     """VPC and subnet of the nodes' first interface, and the ranges of pods and Services."""
     control_plane: ControlPlane
-    """How it is reached, and when GKE upgrades it."""
+    """How to reach the control plane, and when GKE upgrades it."""
     system_pool: PoolSize
-    """Nodes that are always on: GKE's own pods need them, and flex-start is refused without."""
+    """Nodes that are always on: GKE's own pods need them, and GKE refuses flex-start without them."""
     cpu_pool: PoolSize
     """Nodes for Ray's CPU workers alone."""
     readable_repositories: Mapping[str, pulumi.Input[str]]
-    """Artifact Registry repositories of the region that nodes pull images from, by a short name."""
+    """Artifact Registry repositories in the region that nodes pull images from, by a short name."""
     deletion_protection: bool
-    """Whether the cluster is protected: a destroy fails before it deletes anything, until this is false and applied."""
+    """Whether the cluster is protected: a destroy fails before it deletes anything, until false is set and applied."""
 
 
 class Cluster(pulumi.ComponentResource):
@@ -93,14 +93,14 @@ class Cluster(pulumi.ComponentResource):
         self.provider = kubernetes.Provider(
             name,
             kubeconfig=self.kubeconfig,
-            # The cluster is who it is: another way to reach it must not replace everything inside.
+            # The cluster's identity: a different way to reach it must not replace everything inside.
             cluster_identifier=cluster.id,
-            # An `up` may end between making an object and noting it; the next one would be refused (pulumi-kubernetes
-            # 4.34, `upsertExistingObjects`).
+            # An `up` may end after it creates an object and before it records it; the next `up` would be refused
+            # (pulumi-kubernetes 4.34, `upsertExistingObjects`).
             upsert_existing_objects=True,
-            # Changed in place: a replaced ConfigMap is gone for a moment, in which no pod that names it starts.
+            # Changed in place: a replaced ConfigMap is gone for a moment, and no pod that names it starts then.
             enable_config_map_mutable=True,
-            # What runs in the cluster needs nodes to start on, and its controllers need them to end it.
+            # Workloads need nodes to start on, and their controllers need nodes to end them.
             opts=pulumi.ResourceOptions(parent=self, depends_on=pools),
         )
         self.register_outputs(
@@ -128,7 +128,7 @@ class Cluster(pulumi.ComponentResource):
                 "services_secondary_range_name": args.network.services_range_name,
             },
             default_max_pods_per_node=PODS_PER_NODE,
-            # Both at creation or never: nodes with further networks need them.
+            # Nodes with further networks need both, which can be set only at creation.
             datapath_provider="ADVANCED_DATAPATH",
             enable_multi_networking=True,
             private_cluster_config=control_plane.private_cluster(args.control_plane),
@@ -138,7 +138,7 @@ class Cluster(pulumi.ComponentResource):
             enable_shielded_nodes=True,
             database_encryption=control_plane.secrets_encryption(args.control_plane.secrets_encryption_key),
             authenticator_groups_config=control_plane.groups(args.control_plane.security_group),
-            # Said outright: with Cloud DNS, a default that may come, name servers are no pods (`network_policy`).
+            # Explicit: with Cloud DNS, which may become the default, name servers are not pods (`network_policy`).
             dns_config={"cluster_dns": "KUBE_DNS"},
             addons_config={"gcs_fuse_csi_driver_config": {"enabled": True}},
             logging_config={"enable_components": ["SYSTEM_COMPONENTS", "WORKLOADS"]},
@@ -151,22 +151,22 @@ class Cluster(pulumi.ComponentResource):
             release_channel={"channel": args.control_plane.release_channel},
             min_master_version=args.control_plane.minimum_version,
             maintenance_policy=control_plane.maintenance(args.control_plane.maintenance_exclusion),
-            # For pools that GKE would make by itself; ours say so themselves.
+            # For pools that GKE would create by itself; our own pools set it themselves.
             node_pool_defaults={"node_config_defaults": {"insecure_kubelet_readonly_port_enabled": "FALSE"}},
             resource_labels=dict(args.site.labels),
             deletion_protection=args.deletion_protection,
-            # GKE makes no cluster without a pool, and the one it makes cannot be changed without a new cluster.
+            # GKE creates no cluster without a pool, and the pool it creates cannot be changed without a new cluster.
             remove_default_node_pool=True,
             initial_node_count=1,
             node_config=node_config(account.email, {}),
             opts=pulumi.ResourceOptions(
                 parent=self,
-                # No value says so, but a node without these roles writes no logs and pulls no image.
+                # No argument shows this dependency, but a node without these roles writes no logs and pulls no image.
                 depends_on=grants,
                 custom_timeouts=TIMEOUTS,
-                # A successor has the same /28 for its control plane, which two clusters of a network cannot share.
+                # A replacement has the same /28 for its control plane, which two clusters in a network cannot share.
                 delete_before_replace=True,
-                # The provider's own refusal comes in the middle of a destroy, when the workloads are gone already.
+                # The provider's own refusal comes in the middle of a destroy, when the workloads are already gone.
                 protect=args.deletion_protection,
                 # The first two belong to that first pool: once it is gone, the provider reads another pool's nodes, and
                 # any difference would replace the cluster. So would a missing range of the control plane. Whether GKE

@@ -1,4 +1,4 @@
-"""Settings of the control plane that take a thought, the grant that one of them needs, and the way to reach it."""
+"""Control plane settings that need an explanation, the grant that one of them needs, and the way to reach it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAINTENANCE_START = "03:00"
 
 @dataclass(frozen=True, kw_only=True)
 class EncryptionKey:
-    """A Cloud KMS key of the user's."""
+    """A Cloud KMS key that belongs to the user."""
 
     APIS: ClassVar[tuple[str, ...]] = ("cloudkms.googleapis.com",)
 
@@ -35,41 +35,41 @@ class ControlPlane:
     address_range: str
     """A /28 of its own for the private endpoint."""
     endpoint: Endpoint
-    """`dns`: reached by a Google name, guarded by IAM. `ip`: by a public address, from authorised networks alone."""
+    """`dns`: reached by a Google name, guarded by IAM. `ip`: by a public address, only from authorised networks."""
     authorized_networks: Mapping[str, str]
-    """With `ip`, the networks that may connect: CIDR to what it is. Empty, and nobody outside the VPC can."""
+    """With `ip`, the networks that may connect: CIDR to description. If empty, nobody outside the VPC can."""
     release_channel: str
     """How early GKE upgrades."""
     minimum_version: str
-    """Lowest version; too low a one lacks what the GPU pools ask for, and their creation is refused."""
+    """Lowest version; if it is too low it lacks what the GPU pools ask for, and GKE refuses to create them."""
     maintenance_exclusion: tuple[str, str | None] | None
-    """First and last moment, as RFC 3339 in UTC, in which GKE upgrades neither minor versions nor nodes; no last one:
-    until the support of the cluster's version ends."""
+    """First and last moment, as RFC 3339 in UTC, of the period in which GKE upgrades neither minor versions nor nodes;
+    without a last one, until support for the cluster's version ends."""
     secrets_encryption_key: EncryptionKey | None
     """Cloud KMS key for Kubernetes Secrets; None: Google's own encryption."""
     security_group: str | None
-    """Google group whose member groups Kubernetes knows; None: it knows none."""
+    """Google group whose member groups Kubernetes recognises; None: it recognises none."""
 
 
 def authorized(plane: ControlPlane) -> gcp.container.ClusterMasterAuthorizedNetworksConfigArgsDict | None:
-    """Networks that may reach the control plane's public address; nothing to restrict where that address is off."""
+    """Networks that may reach the control plane's public address; None if that address is off."""
     if plane.endpoint == "dns":
         return None
     blocks: list[gcp.container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgsDict] = [
         {"cidr_block": block, "display_name": label} for block, label in plane.authorized_networks.items()
     ]
-    # Otherwise every virtual machine of Google Cloud, whoever rents it, could connect.
+    # Otherwise every virtual machine on Google Cloud, whoever rents it, could connect.
     return {"cidr_blocks": blocks, "gcp_public_cidrs_access_enabled": False}
 
 
 def private_cluster(plane: ControlPlane) -> gcp.container.ClusterPrivateClusterConfigArgsDict:
-    """Nodes without public addresses, and the control plane's own range in their network."""
+    """Private nodes, and the control plane's own range in their network."""
     private: gcp.container.ClusterPrivateClusterConfigArgsDict = {
         "enable_private_nodes": True,
         "master_ipv4_cidr_block": plane.address_range,
     }
     if plane.endpoint == "ip":
-        # Said only there: with its IP endpoints off GKE answers true, and every plan would show a difference
+        # Set only here: with IP endpoints off GKE answers true, and every plan would show a difference
         # (hashicorp/terraform-provider-google issue 27901).
         private["enable_private_endpoint"] = False
     return private
@@ -81,8 +81,8 @@ def secrets_encryption(key: EncryptionKey | None) -> gcp.container.ClusterDataba
 
 
 def groups(security_group: str | None) -> gcp.container.ClusterAuthenticatorGroupsConfigArgsDict | None:
-    """Where GKE looks for the groups that Kubernetes is asked about. Without an argument the provider leaves it as it
-    is (hashicorp/terraform-provider-google, resource_container_cluster.go: optional and computed)."""
+    """The Google group in which GKE looks up groups for Kubernetes. Without the argument the provider leaves the value
+    as it is (hashicorp/terraform-provider-google, resource_container_cluster.go: optional and computed)."""
     return None if security_group is None else {"security_group": security_group}
 
 
@@ -97,8 +97,8 @@ def endpoints(endpoint: Endpoint) -> gcp.container.ClusterControlPlaneEndpointsC
 def key_grant(
     parent: pulumi.Resource, name: str, project: str, project_number: pulumi.Input[str], key: EncryptionKey
 ) -> wait.GrantInEffect:
-    """Registers GKE's service agent, its use of the key for Kubernetes Secrets, and a wait until that is in effect."""
-    # In a project that has had no cluster yet the agent does not exist, and Google refuses grants to nobody.
+    """Registers GKE's service agent, its grant on the key for Kubernetes Secrets, and a wait until it is in effect."""
+    # In a project that has had no cluster yet the agent does not exist, and Google refuses a grant to a missing member.
     agent = gcp.projects.ServiceIdentity(
         f"{name}-agent",
         project=project,
@@ -109,13 +109,14 @@ def key_grant(
         f"{name}-secrets",
         crypto_key_id=key.name,
         role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
-        # Not the identity's own output, which is empty where Google's answer names no account
+        # Not the identity's own output, which is empty if Google's answer names no account
         # (GoogleCloudPlatform/magic-modules pull request 6192).
         member=pulumi.Output.format(
             "serviceAccount:service-{0}@container-engine-robot.iam.gserviceaccount.com", project_number
         ),
-        # The agent is the project's: another cluster of it may have the same grant, and would lose it, and with it its
-        # Secrets (hashicorp/terraform-provider-google, tpgiamresource/resource_iam_member.go: the member is removed).
+        # The agent belongs to the project: another cluster there may have the same grant. It would lose the grant, and
+        # with it its Secrets (hashicorp/terraform-provider-google, tpgiamresource/resource_iam_member.go: the member is
+        # removed).
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[agent], retain_on_delete=True),
     )
     return wait.GrantInEffect(
@@ -128,7 +129,7 @@ def key_grant(
 
 
 def maintenance(exclusion: tuple[str, str | None] | None) -> gcp.container.ClusterMaintenancePolicyArgsDict:
-    """When GKE may upgrade: never nodes or minor versions during the exclusion, security patches of the control plane
+    """When GKE may upgrade: nodes and minor versions never during the exclusion, security patches of the control plane
     always."""
     policy: gcp.container.ClusterMaintenancePolicyArgsDict = {
         "daily_maintenance_window": {"start_time": MAINTENANCE_START}
@@ -141,7 +142,7 @@ def maintenance(exclusion: tuple[str, str | None] | None) -> gcp.container.Clust
             "exclusion_options": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
         }
         if end is None:
-            # As Google's own A3 Ultra cluster has it (cluster-toolkit, examples/gke-a3-ultragpu).
+            # As in Google's own A3 Ultra cluster (cluster-toolkit, examples/gke-a3-ultragpu).
             window["exclusion_options"] = {
                 "scope": "NO_MINOR_OR_NODE_UPGRADES",
                 "end_time_behavior": "UNTIL_END_OF_SUPPORT",
@@ -156,7 +157,7 @@ def server(cluster: gcp.container.Cluster, endpoint: Endpoint) -> pulumi.Output[
     """Address of the Kubernetes API."""
     if endpoint == "ip":
         return pulumi.Output.format("https://{0}", cluster.endpoint)
-    # After the id, which a preview of a new cluster does not know: it lacks the name too, but does not say so.
+    # Applied after the id, which is unknown in a preview of a new cluster: the name is missing then, but not unknown.
     return cluster.id.apply(lambda _: cluster.control_plane_endpoints_config).apply(_dns_server)
 
 
@@ -167,16 +168,16 @@ def _dns_server(endpoints: gcp.container.outputs.ClusterControlPlaneEndpointsCon
 
 
 def kubeconfig(cluster_name: str, server: str, certificate: str | None) -> str:
-    """Kubeconfig as JSON, which every reader of YAML reads.
+    """Kubeconfig as JSON, which every YAML parser reads.
 
-    `certificate` is the cluster's own authority, base64; None where the server's certificate is publicly trusted, as
+    `certificate` is the cluster's own CA certificate, base64; None if the server's certificate is publicly trusted, as
     for the DNS endpoint.
     """
     trust = {} if certificate is None else {"certificate-authority-data": certificate}
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "command": "gke-gcloud-auth-plugin",
-        # The login of the provider and of the waits, not gcloud's other one, which expires apart from it.
+        # The login that the provider and the waits use, not gcloud's own, which expires separately.
         "args": ["--use_application_default_credentials"],
         "installHint": "Install it with `gcloud components install gke-gcloud-auth-plugin`.",
         "provideClusterInfo": True,

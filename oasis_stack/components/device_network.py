@@ -23,7 +23,7 @@ SERVED_MINUTES = 20
 """GKE installs these two with multi-networking, while the cluster is made."""
 
 DELETE_TIMEOUT = "20m"
-"""A Network goes once no pod uses it, a parameter set once no Network does."""
+"""A Network is deleted once no pod uses it, a parameter set once no Network does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,10 @@ class DeviceNetworksArgs:
     """Arguments of the device networks."""
 
     nics: Sequence[AdditionalNetwork]
-    """Networks of the further NICs in interface order: the gVNIC, then RDMA NIC 0, 1, ...; two swapped, and NCCL joins
-    rails that do not meet."""
+    """Networks of the further NICs in interface order: the gVNIC, then RDMA NIC 0, 1, ...; if two are swapped, NCCL
+    pairs rails that are not connected."""
     kubeconfig: pulumi.Input[str]
-    """Kubeconfig of the cluster, as JSON, through which the arrival of the two kinds is watched."""
+    """Kubeconfig of the cluster, as JSON, used to wait for the two kinds."""
 
 
 class DeviceNetworks(pulumi.ComponentResource):
@@ -71,7 +71,7 @@ class DeviceNetworks(pulumi.ComponentResource):
             )
 
         parameters = made("GKENetworkParamSet", parameter_set_spec(nic, device_mode), served)
-        # The set's finalizer holds it until no Network refers to it: so the Network is made last and goes first.
+        # A finalizer holds the set until no Network refers to it, so the Network is made last and deleted first.
         network = made("Network", network_spec(name), parameters)
         return network.urn.apply(lambda _: name)
 

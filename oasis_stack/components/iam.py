@@ -1,6 +1,6 @@
-"""Which Kubernetes service account may use which cloud resource, through Workload Identity Federation for GKE.
+"""Grants on cloud resources for Kubernetes service accounts, through Workload Identity Federation for GKE.
 
-Grants are single members on single resources: never on the project, and never a whole binding, which would take away
+Each grant is for one member on one resource: never on the project, and never a whole binding, which would take away
 everyone else's grant of that role.
 """
 
@@ -30,11 +30,11 @@ class BucketGrant:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderGrant:
-    """Roles on one folder of a bucket, which is made for it: on all objects whose names begin with its path (Cloud
-    Storage documentation, "Managed folders")."""
+    """Roles on one folder of a bucket: on all objects whose names begin with its path (Cloud Storage documentation,
+    "Managed folders"). The folder is created for the grant."""
 
     bucket: pulumi.Input[str]
-    """Bucket name; one without uniform bucket-level access has no such folders."""
+    """Bucket name; a bucket without uniform bucket-level access has no managed folders."""
     folder: str
     """Path of the folder, without a slash at either end."""
     roles: tuple[str, ...]
@@ -50,9 +50,9 @@ class WorkloadIdentityArgs:
     site: Site
     """Where the stack stands."""
     project_number: pulumi.Input[str]
-    """Project number. The id in its place makes a principal that nobody is, and every grant is in vain."""
+    """Project number. With the project id instead, the principal matches nobody, and no grant has any effect."""
     cluster_name: pulumi.Input[str]
-    """Cluster whose creation makes the identity pool; grants before that are refused."""
+    """Cluster whose creation makes the identity pool; Google refuses grants before that."""
     namespace: str
     """Kubernetes namespace of the service account."""
     service_account: str
@@ -64,7 +64,7 @@ class WorkloadIdentityArgs:
     secrets: Mapping[str, pulumi.Input[str]]
     """Secrets whose values it may read, as `projects/<p>/secrets/<s>`, by a short name."""
     repositories: Mapping[str, pulumi.Input[str]]
-    """Repositories of the region that it may read, by a short name."""
+    """Repositories in the region that it may read, by a short name."""
 
 
 class WorkloadIdentity(pulumi.ComponentResource):
@@ -114,14 +114,14 @@ class WorkloadIdentity(pulumi.ComponentResource):
         self.register_outputs({"principal": self.principal})
 
     def _grant_folder(self, name: str, grant: FolderGrant) -> None:
-        # It needs no folder above it, and a grant on it holds for files and folders below it in Cloud Storage FUSE, too
+        # It needs no parent folder, and a grant on it also covers files and folders below it in Cloud Storage FUSE
         # (GoogleCloudPlatform/gcsfuse, tools/integration_tests/managed_folders, which run in hierarchical buckets).
         child = pulumi.ResourceOptions(parent=self)
         folder = gcp.storage.ManagedFolder(
             f"{name}-folder",
             bucket=grant.bucket,
             name=f"{grant.folder}/",
-            # Without objects it could go by itself; with them they stay, and the grants alone go with it.
+            # An empty folder could be deleted without this; if it holds objects they stay, and only its grants go.
             force_destroy=True,
             opts=child,
         )

@@ -1,6 +1,6 @@
-"""Where `make image` builds: a private pool of Cloud Build workers, an account with the least roles, a source bucket.
+"""The place where `make image` builds: a private Cloud Build worker pool, a least-privilege account, a source bucket.
 
-Unpeered by default: builds need the internet and Artifact Registry, no machine of the stack. Peering adds service
+Unpeered by default: builds need the internet and Artifact Registry, but no machine of the stack. Peering adds service
 networking, whose removal Google delays. Replaced when changed: network of the pool (hashicorp/terraform-provider-google
 2026-08-21, resource_cloudbuild_worker_pool.go); machine type and disk in place.
 """
@@ -26,21 +26,21 @@ RELEASE_MINUTES = 30
 """A deleted worker pool keeps its place in the peered network for a while (terraform-provider-google issue 16275)."""
 
 SOURCE_DAYS = 30
-"""Sources and logs of builds, for looking at a failure; the image is what lasts."""
+"""Age at which sources and logs of builds are deleted; they serve to look into a failure, and only the image lasts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peering:
-    """The primary VPC, for builds that must reach something in it."""
+    """Peering with the primary VPC, for builds that must reach something in it."""
 
     APIS: ClassVar[tuple[str, ...]] = (SERVICE_NETWORKING,)
 
     network_id: pulumi.Input[str]
     """VPC as `projects/<p>/global/networks/<n>`."""
     project_number: pulumi.Input[str]
-    """Cloud Build wants the network's path with the project's number in it."""
+    """Project number: Cloud Build wants it in the network's path."""
     address_range: str
-    """Range that Google's own network takes for the workers, as CIDR, disjoint from everything in the VPC."""
+    """Range that Google's own network uses for the workers, as CIDR, disjoint from everything in the VPC."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,13 @@ class ImageBuildArgs:
     site: Site
     """Where the stack stands."""
     machine_type: str
-    """Machine of a build."""
+    """Machine type of a build."""
     disk_gb: int
     """Disk of a build in GB; a CUDA image, its layers and its cache need more than 100."""
     peering: Peering | None
-    """None builds outside the VPC."""
+    """Peering with the VPC; with None, builds run outside it."""
     image_repository_id: pulumi.Input[str]
-    """Repository that images are pushed to, and where the layer cache lives."""
+    """Repository that images are pushed to and that holds the layer cache."""
     readable_repositories: Mapping[str, pulumi.Input[str]]
     """Repositories that builds pull base images and packages from, by a short name."""
 
@@ -100,7 +100,7 @@ class ImageBuild(pulumi.ComponentResource):
             soft_delete_policy={"retention_duration_seconds": 0},
             lifecycle_rules=[{"action": {"type": "Delete"}, "condition": {"age": SOURCE_DAYS}}],
             labels=dict(args.site.labels),
-            # Copies of sources and logs: nothing that a destroy could lose.
+            # Copies of sources and logs: a destroy loses nothing.
             force_destroy=True,
             opts=child,
         )
@@ -124,7 +124,7 @@ class ImageBuild(pulumi.ComponentResource):
         )
 
     def _connection(self, name: str, args: ImageBuildArgs) -> list[pulumi.Resource]:
-        """Service networking for a peered pool, and the wait that on destroy stands between the pool and it."""
+        """Service networking for a peered pool, and the wait that on destroy comes between the two."""
         peering = args.peering
         if peering is None:
             return []
@@ -146,7 +146,7 @@ class ImageBuild(pulumi.ComponentResource):
             network=peering.network_id,
             service=SERVICE_NETWORKING,
             reserved_peering_ranges=[reserved.name],
-            # If Google's side still holds on to a pool that is gone, the peering alone goes, so that the VPC can.
+            # If Google's side still holds a deleted pool, only the peering is removed, so that the VPC can be deleted.
             deletion_policy="REMOVE_PEERING",
             opts=slow,
         )
@@ -193,7 +193,7 @@ class ImageBuild(pulumi.ComponentResource):
 
 
 def network_config(peering: Peering | None) -> gcp.cloudbuild.WorkerPoolNetworkConfigArgsDict | None:
-    """The VPC that workers are peered with, by the project's number as Cloud Build demands."""
+    """The VPC that workers are peered with, by project number, as Cloud Build requires."""
     if peering is None:
         return None
     network = pulumi.Output.all(peering.project_number, peering.network_id).apply(

@@ -24,7 +24,7 @@ class KubeRayArgs:
     repository: str
     """Address of the Helm repository that has the chart."""
     kubeconfig: pulumi.Input[str]
-    """Kubeconfig of the cluster, as JSON, by which the chart's resource types are brought to its version."""
+    """Kubeconfig of the cluster, as JSON, used to update the chart's resource types to its version."""
 
 
 class KubeRay(pulumi.ComponentResource):
@@ -51,7 +51,7 @@ class KubeRay(pulumi.ComponentResource):
             values=chart_values(),
             atomic=True,
             timeout=TIMEOUT_SECONDS,
-            # The operator ends where a type that it watches is not served.
+            # The operator exits if a type that it watches is not served.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[definitions]),
         )
         self.release_name = release.name.apply(str)
@@ -59,7 +59,7 @@ class KubeRay(pulumi.ComponentResource):
 
 
 def chart_values() -> dict[str, Any]:
-    """Values of the chart, where they are not its defaults."""
+    """Chart values that differ from the defaults."""
     return {
         "image": {"repository": "quay.io/kuberay/operator", "tag": f"v{names.KUBERAY_VERSION}"},
         # The chart's 512Mi is for a handful of objects; an operator that runs out of memory stops every scale-up.

@@ -1,7 +1,7 @@
 """The primary VPC: first interface of every node, pods, Services, and the only way out to the internet.
 
 Replaced when changed: region, a subnet whose range moves or shrinks, and the nodes' subnet with its secondary ranges,
-each time with the cluster in it; a range that grows, MTU and firewalls in place
+which replaces the cluster in it as well; a range that grows, MTU and firewalls in place
 (hashicorp/terraform-provider-google 2026-08-21, resource_compute_network.go, ..._subnetwork.go).
 """
 
@@ -22,7 +22,7 @@ from oasis_stack.facts.site import Site
 from oasis_stack.wait import NetworkFree
 
 TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
-"""Google releases addresses and rules some time after their users are gone, beyond the provider's own limits."""
+"""Google releases addresses and rules some time after their users are gone, later than the provider's own timeouts."""
 
 CLEANUP_MINUTES = 30
 """GKE's asynchronous cleanup was seen to take 10 minutes and more (decisionbox-io/decisionbox-platform, PR 87)."""
@@ -35,11 +35,11 @@ class NetworkArgs:
     site: Site
     """Where the stack stands."""
     addresses: AddressPlan
-    """Ranges of the nodes, the pods, the Services and the proxies. When that of the nodes is full, or the pods have no
-    /24 left for one, no node comes up any more."""
+    """Ranges of the nodes, the pods, the Services and the proxies. Once the nodes' range is full, or the pods' range
+    has no /24 left, no further node comes up."""
     proxied_port: int | None
-    """TCP port of the pods that proxies of an internal application load balancer reach; another one here than there,
-    and the load balancer answers 502. None: no such proxies, and no subnet for them."""
+    """TCP port of the pods that proxies of an internal application load balancer reach; if it is not the pods' port,
+    the load balancer answers 502. None: no such proxies, and no subnet for them."""
     control_plane_ports: Sequence[int]
     """Further TCP ports of nodes and pods at which the control plane calls webhooks and APIs in the cluster: GKE itself
     opens 443 and 10250 alone (Google Cloud documentation, "Automatically created firewall rules")."""
@@ -79,15 +79,15 @@ class Network(pulumi.ComponentResource):
                 {"range_name": pods, "ip_cidr_range": args.addresses.pods},
                 {"range_name": services, "ip_cidr_range": args.addresses.services},
             ],
-            # Nodes have no public address: this is how they reach Google's APIs without the NAT.
+            # Nodes have no public address; this lets them reach Google's APIs without the NAT.
             private_ip_google_access=True,
             opts=self._nodes_options(),
         )
         way_out = self._way_out(name, args, vpc)
         rules = self._firewall(name, args, vpc)
         subnets = [nodes, *self._proxy_subnet(name, args, vpc)]
-        # The cluster takes the network's id through this waiter, so that on destroy it goes first, then the wait, then
-        # everything here: a network that GKE's rules still use cannot be deleted.
+        # The cluster takes the network's id from this waiter, so that a destroy deletes the cluster, then waits, then
+        # deletes everything here: a network that GKE's rules still use cannot be deleted.
         free = NetworkFree(
             name,
             args.site.project,
@@ -129,11 +129,11 @@ class Network(pulumi.ComponentResource):
     def _nodes_options(self) -> pulumi.ResourceOptions:
         ranges = [f"secondaryIpRanges[{index}]" for index in range(2)]
         own = pulumi.ResourceOptions(
-            # The provider would change them in place, and Google refuses that while a cluster is in them. These two
-            # alone: a range that was added for more pods must not cost the cluster.
+            # The provider would change them in place, which Google refuses while a cluster uses them. Only these two: a
+            # range that was added for more pods must not replace the cluster.
             replace_on_changes=ranges,
             # GKE was seen to reserve the ranges that it uses (terraform-google-modules/terraform-google-network pull
-            # request 693). The provider would take that back, and for the nodes' own range make the subnet anew.
+            # request 693). The provider would undo that, and for the nodes' own range replace the subnet.
             ignore_changes=["reservedInternalRange", *(f"{one}.reservedInternalRange" for one in ranges)],
         )
         return pulumi.ResourceOptions.merge(self._subnet_options(), own)
@@ -165,7 +165,7 @@ class Network(pulumi.ComponentResource):
             router=router.name,
             nat_ip_allocate_option="AUTO_ONLY",
             source_subnetwork_ip_ranges_to_nat="ALL_SUBNETWORKS_ALL_IP_RANGES",
-            # A node that pulls packages with hundreds of processes runs out of the 64 ports of the static kind.
+            # A node that pulls packages with hundreds of processes runs out of the 64 ports of static allocation.
             enable_dynamic_port_allocation=True,
             enable_endpoint_independent_mapping=False,
             log_config={"enable": True, "filter": "ERRORS_ONLY"},
@@ -174,7 +174,7 @@ class Network(pulumi.ComponentResource):
         return [router, nat]
 
     def _firewall(self, name: str, args: NetworkArgs, vpc: gcp.compute.Network) -> list[pulumi.Resource]:
-        """Traffic from the stack's own ranges alone; the VPC's implied rule denies everything else from outside."""
+        """Firewall rules for the stack's own ranges; the VPC's implied rule denies all other incoming traffic."""
 
         def allow(role: str, sources: list[str], ports: list[tuple[str, list[str]]]) -> pulumi.Resource:
             return gcp.compute.Firewall(
@@ -199,8 +199,8 @@ class Network(pulumi.ComponentResource):
 
 
 def range_name(role: str, block: str) -> str:
-    """Name of a secondary range, which tells its addresses apart: a cluster is replaced for another name, and only so
-    does a plan show that other addresses mean another cluster."""
+    """Name of a secondary range, different for different addresses: a new name replaces the cluster, and only so does a
+    plan show that new addresses mean a new cluster."""
     return f"{role}-{hashlib.sha256(block.encode()).hexdigest()[:7]}"
 
 
@@ -233,7 +233,7 @@ class InternalAddress(pulumi.ComponentResource):
             labels=dict(args.site.labels),
             opts=pulumi.ResourceOptions(
                 parent=self,
-                # It is released some time after the load balancer is gone.
+                # Google releases it some time after the load balancer is gone.
                 custom_timeouts=pulumi.CustomTimeouts(create="20m", update="20m", delete="20m"),
             ),
         )

@@ -1,5 +1,5 @@
-"""The settings that all nodes share, those that set the system pool and the CPU pool apart, and the networks of both:
-where a node's first interface is attached, and its further NICs."""
+"""The settings that all nodes share, the labels and taint of the system and CPU pools, and the networks of a node: that
+of its first interface, and those of its further NICs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ CPU_NODES: gcp.container.NodePoolNodeConfigArgsDict = {
     "labels": names.CPU_POOL_LABELS,
     "taints": [{"key": key, "value": value, "effect": "NO_SCHEDULE"} for key, value in names.CPU_POOL_LABELS.items()],
 }
-"""Label and taint of the nodes of CPU workers: only pods that name the taint come there, so an idle pool can shrink."""
+"""Label and taint of CPU worker nodes: only pods that tolerate the taint run there, so that an idle pool can shrink."""
 
 
 POOL_IGNORES = (
-    # Counted anew by GKE whenever it scales.
+    # GKE updates it whenever it scales.
     "initialNodeCount",
     "nodeCount",
-    # GKE's API was seen to show these, empty, of pools that never asked for them (terraform-google-modules/
-    # terraform-google-kubernetes-engine issues 2304 and 2465), and disks that come with the machine type by another
-    # count (GoogleCloudPlatform/cluster-toolkit pull requests 2968 and 3450).
+    # GKE's API was seen to return these, empty, for pools that never asked for them (terraform-google-modules/
+    # terraform-google-kubernetes-engine issues 2304 and 2465), and to return a different count of the disks that come
+    # with the machine type (GoogleCloudPlatform/cluster-toolkit pull requests 2968 and 3450).
     "nodeConfig.advancedMachineFeatures",
     "nodeConfig.ephemeralStorageLocalSsdConfig",
     "queuedProvisioning",
@@ -59,7 +59,7 @@ class AdditionalNetwork:
     """The VPC and subnet of one further NIC."""
 
     network: pulumi.Input[str]
-    """VPC name; the cluster's own VPC is refused for a device."""
+    """VPC name; GKE refuses the cluster's own VPC for a device."""
     subnetwork: pulumi.Input[str]
     """Subnet name, in the cluster's region; one subnet serves one parameter set only."""
 
@@ -67,12 +67,12 @@ class AdditionalNetwork:
 def node_config(
     account: pulumi.Input[str], resource_labels: Mapping[str, str], disk_type: str = "pd-balanced"
 ) -> gcp.container.NodePoolNodeConfigArgsDict:
-    """Settings of any node, those of the first pool included, which lives a minute.
+    """Settings of any node, including those of the first pool, which lives for a minute.
 
     Args:
         account: email of the account that the nodes run as.
         resource_labels: labels of the machines and their disks, for the bill.
-        disk_type: of the boot disk.
+        disk_type: type of the boot disk.
     """
     return {
         "disk_type": disk_type,
@@ -87,11 +87,11 @@ def node_config(
         "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": True},
         "kubelet_config": {
             "insecure_kubelet_readonly_port_enabled": "FALSE",
-            # Else the kernel ends all of a container with the process that took too much memory, Ray's own among them
-            # (kubernetes/kubernetes pull request 126096, ray-project/kuberay issue 3897).
+            # Otherwise, when one process takes too much memory, the kernel ends every process of its container, Ray's
+            # own included (kubernetes/kubernetes pull request 126096, ray-project/kuberay issue 3897).
             "single_process_oom_kill": True,
         },
         "metadata": {"disable-legacy-endpoints": "true"},
-        # Never none: the provider cannot take the last one away (hashicorp/terraform-provider-google issue 15848).
+        # Never empty: the provider cannot remove the last label (hashicorp/terraform-provider-google issue 15848).
         "resource_labels": {"managed-by": "oasis", **resource_labels},
     }

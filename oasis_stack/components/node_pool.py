@@ -1,9 +1,9 @@
-"""GPU nodes in one provisioning mode: a pool that rests at no nodes and grows when a pod selects its compute class, or,
-a queued one, when the nodes that a job asked for can be had together.
+"""GPU nodes in one provisioning mode: a pool that rests at zero nodes and grows when a pod selects its compute class. A
+queued pool grows when all nodes that a job asked for are available together.
 
 Replaced when changed: networks, GPUs, local SSDs, mode, run duration, reservation, placement, node account
 (hashicorp/terraform-provider-google 2026-08-21, resource_container_node_pool.go and node_config.go, ForceNew); machine
-type, boot disk, limits, labels and taints in place. A pool at rest has no node to lose by either.
+type, boot disk, limits, labels and taints in place. A pool at rest loses no node either way.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from oasis_stack.facts.machine import Machine
 from oasis_stack.facts.site import Site
 
 TIMEOUTS = pulumi.CustomTimeouts(create="30m", update="60m", delete="60m")
-"""A deletion first drains whatever runs, up to an hour."""
+"""A deletion first drains the nodes, for up to an hour."""
 
 COMPUTE_CLASS_KEY = "cloud.google.com/compute-class"
 """Label and taint by which a pool joins a class (Google Cloud documentation, "About custom compute classes")."""
 
 UPGRADES: gcp.container.NodePoolUpgradeSettingsArgsDict = {"strategy": "SURGE", "max_surge": 0, "max_unavailable": 1}
-"""One node at a time, and none added: there is no spare capacity to add one from."""
+"""One node at a time, without a surge node: there is no spare capacity for one."""
 
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 
@@ -43,11 +43,11 @@ class GpuNodePoolArgs:
     machine: Machine
     """Hardware of a node."""
     entry: CapacityEntry
-    """Way of getting nodes, and how many; `capacity_rules.problems` must have found nothing wrong with it."""
+    """Provisioning mode and number of nodes; `capacity_rules.problems` must have found nothing wrong with it."""
     driver_version: str
-    """NVIDIA driver that GKE installs, LATEST or DEFAULT; too old for the image's CUDA, and no job starts."""
+    """NVIDIA driver that GKE installs, LATEST or DEFAULT; if it is too old for the image's CUDA, no job starts."""
     compute_class: str
-    """Class that the pool belongs to, unless it is queued; pods that select another one never come here."""
+    """Class that the pool belongs to, unless it is queued; pods that select another class never run here."""
     node_service_account: pulumi.Input[str]
     """Email of the account the nodes run as; its grants must exist before the first node."""
     nics: Sequence[AdditionalNetwork]
@@ -74,7 +74,7 @@ class GpuNodePool(pulumi.ComponentResource):
             cluster=args.cluster_name,
             location=args.site.region,
             node_locations=[args.site.zone],
-            # Never a node at `up`: if it cannot be had it leaves a broken pool behind, and if it can, it is paid for.
+            # No node at `up`: if none is available the pool is left broken, and if one is, it is paid for.
             initial_node_count=0,
             autoscaling={
                 "total_min_node_count": 0,
@@ -90,12 +90,12 @@ class GpuNodePool(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 custom_timeouts=TIMEOUTS,
-                # Another class, which is in labels and taints, means another pool, as labels are ignored.
+                # A new class, in labels and taints, must replace the pool, because changes of labels are ignored.
                 replace_on_changes=["nodeConfig.taints"],
                 ignore_changes=[
                     *POOL_IGNORES,
-                    # GKE adds its own; an update would try in vain to take them away, every time (pulumi/pulumi-gcp
-                    # issue 398), and the provider does not ignore single keys (v9.35, tried).
+                    # GKE adds its own; every update would try in vain to remove them (pulumi/pulumi-gcp issue 398),
+                    # and the provider cannot ignore single keys (v9.35, tried).
                     "nodeConfig.labels",
                     *([] if rules.surge_upgrades else ["upgradeSettings"]),
                 ],
@@ -106,7 +106,7 @@ class GpuNodePool(pulumi.ComponentResource):
 
 
 def gpu_node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.NodePoolNodeConfigArgsDict:
-    """A GPU node. GKE taints it `nvidia.com/gpu` by itself; a Spot taint would add nothing to the class's own."""
+    """Settings of a GPU node. GKE adds the taint `nvidia.com/gpu`; a Spot taint would add nothing to the class's."""
     machine = args.machine
     config: gcp.container.NodePoolNodeConfigArgsDict = {
         **node_config(args.node_service_account, args.site.labels, machine.boot_disk_type),
@@ -116,7 +116,7 @@ def gpu_node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.No
             {
                 "type": machine.accelerator,
                 "count": machine.gpus,
-                # Installed with the node, so that no driver DaemonSet has to win a race against the first pod.
+                # GKE installs it with the node, so that no driver DaemonSet races the first pod.
                 "gpu_driver_installation_config": {"gpu_driver_version": args.driver_version},
             }
         ],
@@ -125,7 +125,7 @@ def gpu_node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.No
     }
     # A queued pool is in no class, which would grow it pod by pod; GKE taints it `cloud.google.com/gke-queued`.
     if not rules.queued:
-        # The label lets the class find the pool; the taint keeps every pod that did not ask for a GPU away.
+        # The label lets the class find the pool; the taint keeps away pods that did not ask for a GPU.
         config["labels"] = {COMPUTE_CLASS_KEY: args.compute_class}
         config["taints"] = [{"key": COMPUTE_CLASS_KEY, "value": args.compute_class, "effect": "NO_SCHEDULE"}]
     if rules.flex_start:
@@ -136,7 +136,7 @@ def gpu_node_config(args: GpuNodePoolArgs, rules: PoolRules) -> gcp.container.No
 
 
 def network_config(nics: Sequence[AdditionalNetwork]) -> gcp.container.NodePoolNetworkConfigArgsDict:
-    """Private nodes, and their further NICs in the order given: the order is the interface's number."""
+    """Private nodes, and their further NICs in the given order, which numbers the interfaces."""
     config: gcp.container.NodePoolNetworkConfigArgsDict = {"enable_private_nodes": True}
     if nics:
         config["additional_node_network_configs"] = [

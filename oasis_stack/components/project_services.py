@@ -1,7 +1,7 @@
-"""What concerns the project as a whole: the Google APIs that the stack calls, and a budget that watches what it spends.
+"""Project-wide resources: the Google APIs that the stack calls, and a budget that watches its spending.
 
-The APIs are switched on in an order that works in an empty project, and stay on when the stack goes: something else in
-the project may use them, and switching one off deletes its objects. A budget goes with the stack.
+The APIs are enabled in an order that works in an empty project, and stay enabled when the stack is destroyed: something
+else in the project may use them, and disabling an API deletes its objects. A budget is deleted with the stack.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FIRST = ("cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com")
 2026-08-21, resource_google_project_service.go: Read)."""
 
 ALERTS = ((0.5, "CURRENT_SPEND"), (0.9, "CURRENT_SPEND"), (1.0, "CURRENT_SPEND"), (1.0, "FORECASTED_SPEND"))
-"""Parts of a budget's amount at which Google sends mail, once they are spent; of the whole amount also once it is
-forecast to be, while there is time to do something."""
+"""Shares of a budget's amount at which Google sends email once they are spent; for the whole amount also once it is
+forecast to be spent, while there is still time to act."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,15 @@ class ProjectServicesArgs:
     """Arguments of the APIs to enable."""
 
     site: Site
-    """Where the stack stands, for good. The project must exist and have a billing account, or Compute Engine's API is
-    refused."""
+    """Location of the stack, for good. The project must exist and have a billing account, or Google refuses to enable
+    Compute Engine's API."""
     apis: Iterable[str]
     """API names such as `compute.googleapis.com`: the union of what the components of the stack declare."""
 
 
 class ProjectServices(pulumi.ComponentResource):
-    """Registers the stack's place, one enabled service per API, the two that the others need first, and waits until
-    they answer."""
+    """Registers the stack's place, one enabled service per API, with the two that the others need first, and waits
+    until they answer."""
 
     APIS: ClassVar[tuple[str, ...]] = FIRST
 
@@ -50,7 +50,7 @@ class ProjectServices(pulumi.ComponentResource):
     def __init__(self, name: str, args: ProjectServicesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:ProjectServices", name, None, opts)
         project = args.site.project
-        # All else comes after the APIs, so nothing has been done yet where this is another place.
+        # Everything else comes after the APIs, so nothing has been done yet if the place has changed.
         place = wait.Place(name, project, args.site.region, args.site.zone, pulumi.ResourceOptions(parent=self))
 
         def enable(api: str, after: list[pulumi.Resource]) -> pulumi.Resource:
@@ -62,7 +62,7 @@ class ProjectServices(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self, depends_on=after),
             )
 
-        # Enabled is not answering: an API refuses calls as disabled for a while, and the provider gives up at once.
+        # An enabled API does not answer at once: it refuses calls as disabled for a while, and the provider gives up.
         def answering(role: str, apis: list[str], enabled: list[pulumi.Resource]) -> pulumi.Resource:
             return wait.ApisAnswer(
                 role,
@@ -75,7 +75,7 @@ class ProjectServices(pulumi.ComponentResource):
         first = [answering(f"{name}-first", list(FIRST), [enable(api, [place]) for api in FIRST])]
         others = sorted(set(args.apis) - set(FIRST))
         answering(name, others, [enable(api, first) for api in others])
-        # No value of a service is in this question, but an empty project cannot answer it before.
+        # This call uses no value of a service, but it fails in an empty project before the services are enabled.
         answer = gcp.organizations.get_project_output(
             project_id=project, opts=pulumi.InvokeOutputOptions(parent=self, depends_on=first)
         )
@@ -90,7 +90,7 @@ class BudgetArgs:
     site: Site
     """Where the stack stands."""
     project_number: pulumi.Input[str]
-    """Number of the project that it watches: Google gives back that, whatever was sent."""
+    """Number of the project that it watches: Google returns the number, whatever was sent."""
     billing_account: str
     """ID of the Cloud Billing account that pays for the project."""
     monthly_usd: int
@@ -106,15 +106,15 @@ class Budget(pulumi.ComponentResource):
     def __init__(self, name: str, args: BudgetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("oasis:index:Budget", name, None, opts)
         project, given = args.site.project, pulumi.Config("gcp")
-        # A budget is in no project, so that a user's credentials, which are of none either, must say whose quota a call
-        # of its API takes, or Google answers 403 (Terraform Google provider, google_billing_budget, "Warning"). Not
-        # the whole stack's provider: its first calls turn on the APIs that whoever says so needs on in the project.
+        # A budget belongs to no project, and neither do a user's credentials: they must name the project whose quota a
+        # call uses, or Google answers 403 (Terraform Google provider, google_billing_budget, "Warning"). The whole
+        # stack's provider cannot name one: its first calls enable the APIs that a named project must already have.
         quota = gcp.Provider(
             f"{name}-quota",
             project=project,
             billing_project=project,
             user_project_override=True,
-            # What the stack file says to Google's provider, a provider of the program's does not read by itself.
+            # A provider that the program makes does not read the stack file's settings of Google's provider by itself.
             access_token=given.get_secret("accessToken"),
             credentials=given.get_secret("credentials"),
             impersonate_service_account=given.get("impersonateServiceAccount"),
@@ -129,7 +129,7 @@ class Budget(pulumi.ComponentResource):
                 "projects": [pulumi.Output.concat("projects/", args.project_number)],
                 "calendar_period": "MONTH",
             },
-            # Without its currency an amount is one of the account's own, whatever that is; Google refuses another.
+            # Without a currency the amount is in the account's own, whatever that is; Google refuses any other.
             amount={"specified_amount": {"currency_code": "USD", "units": str(args.monthly_usd)}},
             threshold_rules=[{"threshold_percent": part, "spend_basis": basis} for part, basis in ALERTS],
             opts=pulumi.ResourceOptions(parent=self, provider=quota),

@@ -1,8 +1,9 @@
-"""Jobs whose nodes must come together: Kueue, and the queue by which it asks GKE for a queued pool's nodes.
+"""Jobs whose nodes must be provisioned together: Kueue, and the queue through which it asks GKE for a queued pool's
+nodes.
 
-Kueue holds a job back, asks by a ProvisioningRequest for all of its GPU nodes at once, and lets it go once they are
+Kueue suspends a job, asks for all of its GPU nodes at once with a ProvisioningRequest, and starts the job once they are
 there. Its resource types are in the templates of its chart: Helm upgrades them, and an uninstall deletes every
-Workload. So queues are empty before Kueue goes: an uninstall with live Workloads hangs
+Workload. So queues are emptied before Kueue is removed: an uninstall with live Workloads hangs
 (GoogleCloudPlatform/cluster-toolkit issues 5091 and 5109).
 """
 
@@ -32,18 +33,18 @@ RELEASE = "kueue"
 REQUESTS = "provisioningrequests.autoscaling.x-k8s.io"
 
 SERVED_MINUTES = 90
-"""GKE's autoscaler installs the type as it does that of ComputeClasses ("minutes to about an hour": google/skills,
+"""GKE's autoscaler installs the type as it does the ComputeClass type ("minutes to about an hour": google/skills,
 gke-compute-classes, 2026-08)."""
 
 TIMEOUT_SECONDS = 900
 """How long Helm waits for Kueue: on a new cluster the system pool may have to grow first."""
 
 WEBHOOK_PORT, VISIBILITY_PORT = 9443, 8082
-"""Where Kueue answers (kubernetes-sigs/kueue v0.19.2, charts/kueue/templates/manager/manager.yaml)."""
+"""Ports of Kueue (kubernetes-sigs/kueue v0.19.2, charts/kueue/templates/manager/manager.yaml)."""
 
 CONTROL_PLANE_PORTS = (WEBHOOK_PORT, VISIBILITY_PORT)
-"""Those at which the control plane must reach it. Where it does not reach the second, no namespace is ever deleted, as
-nobody can say what is left in it."""
+"""Ports at which the control plane must reach Kueue. If it cannot reach the second, no namespace is ever deleted,
+because nobody can say what is left in it."""
 
 GPU = "nvidia.com/gpu"
 
@@ -59,15 +60,15 @@ class KueueArgs:
     chart: str
     """Address of the chart itself, `oci://...` or `https://...`."""
     namespaces: Sequence[str]
-    """Kubernetes namespaces whose jobs may be queued. Kueue is asked about those of no other, so that the rest of the
-    cluster works on while it is down; in these no RayJob or RayCluster changes then."""
+    """Kubernetes namespaces whose jobs may be queued. Kueue is not asked about other namespaces, so that the rest of
+    the cluster keeps working while Kueue is down; in these namespaces no RayJob or RayCluster can change then."""
     kubeconfig: pulumi.Input[str]
-    """Kubeconfig of the cluster, as JSON, through which the arrival of ProvisioningRequests is watched, and jobs are
-    looked for before Kueue leaves a namespace alone."""
+    """Kubeconfig of the cluster, as JSON, used to wait for the ProvisioningRequest type, and to look for jobs before
+    Kueue stops managing a namespace."""
 
 
 class Kueue(pulumi.ComponentResource):
-    """Registers the Helm release of Kueue, with its namespace, and the wait until the cluster knows its requests."""
+    """Registers Kueue's Helm release, its namespace, and a wait until the cluster knows ProvisioningRequests."""
 
     APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
 
@@ -78,7 +79,7 @@ class Kueue(pulumi.ComponentResource):
         served = wait.CustomResourcesServed(
             name, args.kubeconfig, [REQUESTS], SERVED_MINUTES, pulumi.ResourceOptions(parent=self)
         )
-        # A team that is taken away while it has jobs is refused before Kueue is told to leave them alone.
+        # Removing a team that has jobs is refused before Kueue is told to stop managing its namespace.
         namespaces = wait.QueuedNamespaces(name, args.kubeconfig, args.namespaces, pulumi.ResourceOptions(parent=self))
         release = kubernetes.helm.v3.Release(
             name,
@@ -90,8 +91,8 @@ class Kueue(pulumi.ComponentResource):
             values=chart_values(args.namespaces),
             atomic=True,
             timeout=TIMEOUT_SECONDS,
-            # Kueue looks once, as it starts: without the type it never asks for nodes, and no queued job would run
-            # (kubernetes-sigs/kueue v0.19.2, cmd/kueue/main.go).
+            # Kueue looks for the type once, when it starts: without it Kueue never asks for nodes, and no queued job
+            # would run (kubernetes-sigs/kueue v0.19.2, cmd/kueue/main.go).
             opts=pulumi.ResourceOptions(parent=self, depends_on=[served, namespaces]),
         )
         gone_first = pulumi.ResourceOptions(parent=self, depends_on=[release])
@@ -101,14 +102,14 @@ class Kueue(pulumi.ComponentResource):
 
 
 def chart_values(namespaces: Sequence[str]) -> dict[str, Any]:
-    """Values of the chart, where they are not its defaults."""
+    """Chart values that differ from the defaults."""
     return {
         "controllerManager": {
             # Nodes that can vanish (Spot, flex-start) would take Kueue with them.
             "nodeSelector": dict(names.SYSTEM_POOL_LABELS),
-            # Less than the chart asks for, so that the heads of jobs find room beside it.
+            # Less than the chart's default request, so that the heads of jobs fit beside it.
             "manager": {
-                # In the chart's source the image is one of the project's staging registry, with a tag that moves.
+                # In the chart's source the image comes from the project's staging registry, with a tag that moves.
                 "image": {
                     "repository": "registry.k8s.io/kueue/kueue",
                     "tag": f"v{names.KUEUE_VERSION}",
@@ -134,24 +135,24 @@ def configuration(namespaces: Sequence[str]) -> dict[str, Any]:
         "internalCertManagement": {"enable": True},
         # As in the chart's values. With 50 and 100, five hundred jobs at once waited a minute for their requests.
         "clientConnection": {"qps": 300, "burst": 500},
-        # What does not name a queue, the long-lived RayCluster above all, runs as if there were no Kueue.
+        # Anything that names no queue, above all the long-lived RayCluster, runs as if there were no Kueue.
         "manageJobsWithoutQueueName": False,
         "managedJobsNamespaceSelector": _within(namespaces),
-        # A job of which some pods never become ready would keep its nodes, and the queue, for ever. A slow pull of its
-        # image ends it too. Kueue 0.19 does the same unasked and tries without end, so it is said here.
+        # A job with some pods that never become ready would hold its nodes, and the queue, for ever. A slow image pull
+        # ends a job too. Kueue 0.19 does this by default, and retries without end; hence the explicit setting.
         "waitForPodsReady": {
             "timeout": "30m",
             "blockAdmission": False,
             "requeuingStrategy": {"timestamp": "Eviction", "backoffLimitCount": 3},
         },
         "integrations": {"frameworks": ["batch/job", "ray.io/rayjob"]},
-        # Disk and NICs come with a node: a request for what no quota covers would keep a job from ever being admitted.
+        # Disk and NICs come with a node: a request for a resource without a quota would never be admitted.
         "resources": {"excludeResourcePrefixes": ["ephemeral-storage", "networking.gke.io"]},
     }
 
 
 def _within(namespaces: Sequence[str]) -> dict[str, Any]:
-    """Selector of namespaces by their names."""
+    """Selector of namespaces by name."""
     return {
         "matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": [*namespaces]}],
     }
@@ -162,20 +163,20 @@ class QueueArgs:
     """Arguments of the queue."""
 
     shares: Mapping[str, QueueShare]
-    """Shares by the name of their ClusterQueue; together they are the pool's nodes, and the heads that the system pool
-    holds beside what always runs there. With more heads GPU nodes wait for one."""
+    """Shares by the name of their ClusterQueue. Together they are the pool's nodes, and the heads that fit in the
+    system pool beside what always runs there. With more heads, GPU nodes would wait for a head."""
     pool_name: pulumi.Input[str]
-    """GKE node pool with queued provisioning; another one, and requests are never met."""
+    """GKE node pool with queued provisioning; with any other pool, requests are never fulfilled."""
     machine: Machine
-    """What a node of that pool is."""
+    """Machine of a node in that pool."""
     entry: CapacityEntry
-    """How many nodes that pool may have, and for how long; the pool's own, or requests are refused by GKE."""
+    """How many nodes that pool may have, and for how long; must be the pool's own entry, or GKE refuses requests."""
     head: PodSize
-    """Size of the head of a queued Ray job; of a larger one, fewer fit than are let go."""
+    """Size of the head of a queued Ray job; if heads are larger, fewer fit than are admitted."""
 
 
 class Queue(pulumi.ComponentResource):
-    """Registers Kueue's ClusterQueues with their two kinds of nodes and, of several, the priority of each; and the
+    """Registers Kueue's ClusterQueues with their two kinds of nodes, the priority of each if there are several, and the
     check that asks GKE for GPU nodes."""
 
     APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
@@ -190,7 +191,7 @@ class Queue(pulumi.ComponentResource):
         ]
         requests = self._object("ProvisioningRequestConfig", names.QUEUED_PROVISIONING, requests_spec(args.entry))
         check = self._object("AdmissionCheck", names.QUEUED_PROVISIONING, CHECK_SPEC, requests)
-        # Outputs of the objects, not constants: what names a queue is made after it and goes before it.
+        # Outputs of the objects, not constants: users of a queue are made after it and deleted before it.
         self.cluster_queues = {
             found: self._queue(args, found, share, *flavors, check).urn.apply(lambda _, found=found: found)
             for found, share in args.shares.items()
@@ -200,7 +201,7 @@ class Queue(pulumi.ComponentResource):
     def _queue(self, args: QueueArgs, name: str, share: QueueShare, *after: pulumi.Resource) -> pulumi.Resource:
         queue = self._object("ClusterQueue", name, cluster_queue_spec(args, share), *after)
         if share.priority is not None:
-            # The package's class for such objects knows those with a spec alone.
+            # The package's class for custom objects supports only those with a spec.
             pulumi.CustomResource(
                 f"kubernetes:{API_VERSION}:WorkloadPriorityClass",
                 name,
@@ -226,10 +227,10 @@ class Queue(pulumi.ComponentResource):
 
 
 def queued_flavor_spec(pool_name: pulumi.Input[str]) -> dict[str, Any]:
-    """The GPU nodes: those of one pool, by the label that GKE gives them.
+    """The GPU nodes of one pool, by the label that GKE gives them.
 
-    The taints must be tolerated by a pod itself. With tolerations in their place, which Kueue adds to any pod, the head
-    of a job came to GPU nodes as soon as the system nodes were full (tried with Kueue 0.19.2).
+    Each pod must itself tolerate the taints. With tolerations here instead, which Kueue adds to any pod, the head of a
+    job was placed on GPU nodes as soon as the system nodes were full (tried with Kueue 0.19.2).
     """
     return {
         "nodeLabels": {"cloud.google.com/gke-nodepool": pool_name},
@@ -238,14 +239,14 @@ def queued_flavor_spec(pool_name: pulumi.Input[str]) -> dict[str, Any]:
 
 
 def requests_spec(entry: CapacityEntry) -> dict[str, Any]:
-    """How GKE is asked: for the pods that want GPUs alone, in one set, as it takes no more sets in a request."""
+    """How Kueue asks GKE: only for the pods that want GPUs, in one pod set, because GKE accepts one set per request."""
     return {
         "provisioningClassName": "queued-provisioning.gke.io",
         "managedResources": [GPU],
-        # Nowhere else: with an annotation of the job beside it Kueue asked anew without end (tried with 0.19.2).
+        # Only here: with an annotation on the job as well, Kueue made new requests without end (tried with 0.19.2).
         "parameters": {"maxRunDurationSeconds": str(entry.max_run_seconds)},
         "retryStrategy": {"backoffLimitCount": 10, "backoffBaseSeconds": 60, "backoffMaxSeconds": 1800},
-        # Ties a job's pods to the nodes that were made for it (Google Cloud documentation, as above).
+        # Binds a job's pods to the nodes that were made for it (Google Cloud documentation, as above).
         "podSetUpdates": {
             "nodeSelector": [
                 {
@@ -264,10 +265,10 @@ CHECK_SPEC: dict[str, Any] = {
 
 
 def cluster_queue_spec(args: QueueArgs, share: QueueShare) -> dict[str, Any]:
-    """What the jobs of a namespace may have at once. Heads find their quota on system nodes first; GPUs there are none.
+    """What the jobs of a namespace may use at once. Heads find quota on system nodes first; these have no GPUs.
 
-    With other namespaces beside it: what it does not use is lent. It takes its own back from whoever borrowed it, and
-    what it must borrow itself from those of lower priority that have borrowed, too.
+    With other namespaces beside it, a namespace lends what it does not use. It takes its own share back from whoever
+    borrowed it, and if it must borrow, it takes nodes back from borrowers of lower priority too.
     """
     node, shared = whole_node_pod(args.machine), len(args.shares) > 1
     borrowed = share.most_nodes - share.nodes if shared else None
@@ -297,7 +298,7 @@ def cluster_queue_spec(args: QueueArgs, share: QueueShare) -> dict[str, Any]:
 
 
 def _quotas(pod: PodSize, pods: int, gpus: int, borrowed: int | None = None) -> list[dict[str, str]]:
-    """Quotas for so many pods of that size with so many GPUs each, and for so many more that are borrowed at most."""
+    """Quotas for `pods` pods of this size with `gpus` GPUs each, and for at most `borrowed` more that are borrowed."""
 
     def amounts(pods: int) -> dict[str, str]:
         return {"cpu": str(pod.cpus * pods), "memory": f"{pod.memory_gib * pods}Gi", GPU: str(gpus * pods)}

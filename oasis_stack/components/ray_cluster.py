@@ -1,6 +1,6 @@
-"""The long-lived RayCluster, its namespace, who may reach it, and what jobs learn about the stack.
+"""The long-lived RayCluster, its namespace, access to it, and the facts about the stack that jobs see.
 
-The autoscaler's role, the head's Service and the token's Secret are KubeRay's work, and go with the RayCluster.
+KubeRay makes the autoscaler's role, the head's Service and the token's Secret, and deletes them with the RayCluster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InternalLoadBalancer:
     port: int
     """TCP port."""
     client_ranges: Sequence[str]
-    """Ranges that may use it; nobody else gets through."""
+    """Ranges that may use it; all other traffic is blocked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,21 +43,21 @@ class RayClusterArgs:
     environment: Mapping[str, pulumi.Input[str]]
     """Every field of `workloads.environment.ClusterEnvironment`; pods do not start while one is missing."""
     pods: RayPods
-    """What its pods are."""
+    """Specification of its pods."""
     cluster_queue: pulumi.Input[str] | None
     """Kueue's ClusterQueue for jobs of the namespace, which outlives them; None: no queue is made there."""
     control_plane_ranges: Sequence[str]
-    """Range of the control plane's private endpoint; another one, and the autoscaler cannot scale."""
+    """Range of the control plane's private endpoint; if it is wrong, the autoscaler cannot scale."""
     load_balancer: InternalLoadBalancer | None
-    """Way to the dashboard; None: reached by port-forward only."""
+    """Load balancer for the dashboard; None: reached by port-forward only."""
     kubeconfig: pulumi.Input[str]
     """Kubeconfig of the cluster, as JSON, for the removal of users' workloads on destroy."""
 
 
 class RayCluster(pulumi.ComponentResource):
     """Registers the RayCluster with namespace, service account, ConfigMap, NetworkPolicies, admission policies and
-    disruption budget, where asked for the dashboard's internal load balancer and a queue for jobs, and the removal of
-    all workloads on destroy."""
+    disruption budget; if asked for, the dashboard's internal load balancer and a queue for jobs; and the removal of all
+    workloads on destroy."""
 
     APIS: ClassVar[tuple[str, ...]] = ("container.googleapis.com",)
 
@@ -81,9 +81,9 @@ class RayCluster(pulumi.ComponentResource):
         namespace = ours.namespace_itself()
         within = self.ray_namespace = namespace.metadata.apply(lambda metadata: str(metadata.name))
         found = ours.surroundings(within)
-        # Another team's jobs keep the queue, too: without Kueue they would neither run nor end.
+        # Another team's jobs keep the queue too: without Kueue they would neither run nor end.
         found += ours.queue(within, args.kubeconfig, found, only="")
-        # Users' workloads go after our RayCluster, while the operator, this namespace and all it holds still live.
+        # Users' workloads are removed after our RayCluster, while the operator, this namespace and its content exist.
         workloads_gone = wait.WorkloadsGone(
             name,
             args.kubeconfig,
@@ -116,14 +116,14 @@ class RayCluster(pulumi.ComponentResource):
 
 LOAD_BALANCER = {
     "networking.gke.io/load-balancer-type": "Internal",
-    # Its address is known beforehand; a wait would be for the head's image. Its removal is waited for elsewhere.
+    # Its address is known beforehand; a wait would be for the head's image. Another resource waits for its removal.
     "pulumi.com/skipAwait": "true",
 }
 """Annotations of the dashboard's Service; without the first it would be public."""
 
 
 def _load_balancer_spec(balancer: InternalLoadBalancer, cluster_name: str) -> kubernetes.core.v1.ServiceSpecArgs:
-    """Spec of the Service that shows the dashboard at an internal address, to the given ranges alone."""
+    """Spec of the Service that serves the dashboard at an internal address, only to the given ranges."""
     port = kubernetes.core.v1.ServicePortArgs(
         name="dashboard", port=balancer.port, target_port=network_policy.DASHBOARD_PORT
     )

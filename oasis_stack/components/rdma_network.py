@@ -18,7 +18,7 @@ from oasis_stack.facts.machine import RDMA_MTU
 from oasis_stack.facts.site import Site
 
 TIMEOUTS = pulumi.CustomTimeouts(create="20m", update="20m", delete="30m")
-"""A NIC's address is released some time after its node is gone, beyond the provider's own limit."""
+"""A NIC's address is released some time after its node is gone, later than the provider's own timeout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class RdmaNetworkArgs:
     """Arguments of the gVNIC VPC and the RDMA VPC."""
 
     site: Site
-    """Where the stack stands; a node of another zone cannot attach a NIC to the RDMA VPC."""
+    """Location of the stack; a node in another zone cannot attach a NIC to the RDMA VPC."""
     addresses: AddressPlan
     """Ranges of the second gVNIC and of each RDMA NIC, in NIC order: subnet `i` carries NIC `i` of every node, and
     NCCL's rings rely on it."""

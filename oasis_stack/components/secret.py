@@ -29,9 +29,9 @@ class ApiKeySecretArgs:
     site: Site
     """Where the stack stands."""
     retention: Retention
-    """What becomes of the secret and its values."""
+    """Retention of the secret and its values."""
     value: pulumi.Output[str] | None
-    """First value, secret; None leaves the secret empty, and a workload that reads it is told so."""
+    """First value, secret; None leaves the secret empty, and a workload that reads it gets a message that says so."""
 
 
 class ApiKeySecret(pulumi.ComponentResource):
@@ -58,7 +58,8 @@ class ApiKeySecret(pulumi.ComponentResource):
                 f"{name}-value",
                 secret=secret.id,
                 secret_data_wo=args.value,
-                # The provider cannot see a write-only value change; this number, of the value alone, tells it.
+                # The provider cannot see a change of a write-only value; this number, which follows from the value
+                # alone, shows it.
                 secret_data_wo_version=args.value.apply(value_version),
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=retention.keep),
             )
@@ -67,5 +68,5 @@ class ApiKeySecret(pulumi.ComponentResource):
 
 
 def value_version(value: str) -> str:
-    """A number that changes with the value and does not tell it: 31 bits of its hash."""
+    """A number that changes with the value and does not reveal it: 31 bits of its hash."""
     return str(int.from_bytes(hashlib.sha256(value.encode()).digest()[:4], "big") >> 1)

@@ -1,7 +1,7 @@
 """A team: people who share the stack's queue with others, each job on a Ray cluster of its own in the team's namespace.
 
-A job is the unit of isolation: its cluster has a token of its own, and goes with it. What the team may use of the queue
-is in its ClusterQueue (`queue`), what its pods may use of Google Cloud in the grants of their account (`iam`).
+A job is the unit of isolation: its cluster has its own token, and is deleted with the job. The team's ClusterQueue
+(`queue`) sets its share of the queue; the grants of its account (`iam`) set what its pods may use of Google Cloud.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CONTROLLERS = (
     f"system:serviceaccount:{names.KUEUE_NAMESPACE}:kueue-controller-manager",
     "system:serviceaccount:kube-system:generic-garbage-collector",
 )
-"""Accounts that make or change jobs of others (ray-operator v1.6.2, helm-chart/kuberay-operator/values.yaml;
+"""Accounts that create or change jobs of others (ray-operator v1.6.2, helm-chart/kuberay-operator/values.yaml;
 kubernetes-sigs/kueue v0.19.2, charts/kueue/templates/manager/manager.yaml; Kubernetes documentation, "Using RBAC
-Authorization", controller roles). A garbage collector that may not take a finalizer off keeps what owns the job."""
+Authorization", controller roles). If the garbage collector may not remove a finalizer, the job's owner stays."""
 
 _ALL = ("get", "list", "watch", "create", "update", "patch", "delete")
 _READ = ("get", "list", "watch")
@@ -36,7 +36,7 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("ray.io", ("rayclusters",), _READ),
     ("kueue.x-k8s.io", ("localqueues", "workloads"), _READ),
     ("", ("configmaps", "events", "pods", "pods/log", "services"), _READ),
-    # A way to the dashboard of a job's cluster, whose token is in a Secret that KubeRay names when it makes it.
+    # Access to the dashboard of a job's cluster, whose token is in a Secret that KubeRay names when it creates it.
     ("", ("pods/portforward",), ("get", "create")),
     ("", ("secrets",), ("get",)),
 )
@@ -48,17 +48,17 @@ class TeamArgs:
     """Arguments of a team."""
 
     namespace: str
-    """Kubernetes namespace, made here, and name of the team's priority; nobody else's pods reach those in it."""
+    """Kubernetes namespace, made here, and name of the team's priority; pods elsewhere cannot reach the pods in it."""
     environment: Mapping[str, pulumi.Input[str]]
     """Every field of `workloads.environment.ClusterEnvironment`; pods do not start while one is missing."""
     ray_cluster: Mapping[str, Any]
-    """Spec of a RayCluster, which those of the team's jobs are made like."""
+    """Spec of a RayCluster: the template for those of the team's jobs."""
     cluster_queue: pulumi.Input[str]
-    """The team's ClusterQueue; another one, and it has another's nodes."""
+    """The team's ClusterQueue; with another team's queue, it would get that team's nodes."""
     members: Sequence[str]
-    """Google identities, `user:`, `group:` or `serviceAccount:` and an address, that may use the namespace."""
+    """Google identities that may use the namespace: `user:`, `group:` or `serviceAccount:` and an address."""
     kubeconfig: pulumi.Input[str]
-    """Kubeconfig of the cluster, as JSON, by which an `up` that removes the team looks for its jobs."""
+    """Kubeconfig of the cluster, as JSON, with which an `up` that removes the team looks for its jobs."""
 
 
 class Team(pulumi.ComponentResource):
@@ -120,14 +120,15 @@ class Team(pulumi.ComponentResource):
                     opts=pulumi.ResourceOptions(parent=self, depends_on=[*found, role]),
                 )
             ]
-        # Members can end their jobs for as long as these keep the team.
+        # Members can end their jobs for as long as the jobs keep the team from being removed.
         list(ours.queue(within, args.kubeconfig, held, args.namespace))
         self.register_outputs({"team_namespace": self.team_namespace})
 
 
 def _subject(member: str) -> kubernetes.rbac.v1.SubjectArgs:
-    """A Google identity as GKE knows it (Google Kubernetes Engine documentation, "Authorize actions in clusters using
-    role-based access control", "Configure Google Groups for RBAC"): by its address, service accounts as users."""
+    """A Google identity as GKE knows it: by its address, service accounts as users (Google Kubernetes Engine
+    documentation, "Authorize actions in clusters using role-based access control", "Configure Google Groups for
+    RBAC")."""
     kind, _, address = member.partition(":")
     group = "Group" if kind == "group" else "User"
     return kubernetes.rbac.v1.SubjectArgs(api_group="rbac.authorization.k8s.io", kind=group, name=address)
