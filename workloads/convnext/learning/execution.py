@@ -1,6 +1,6 @@
-"""How a model is executed: arithmetic precision, determinism, compilation, and the end of memory.
+"""Execution of a model: arithmetic precision, determinism, compilation, and out-of-memory errors.
 
-None of it changes what is computed beyond rounding, and the weights have the same names however it is set.
+None of these settings changes the result beyond rounding, and the weights keep the same names under all of them.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from workloads.errors import UsageError, WorkloadFailedError, first_line
 from workloads.reporting.progress import counted
 
 COMPILED_SHAPES = 64
-"""Versions of one Python function that torch.compile may keep; ConvNeXt's modules need nine, its default is eight."""
+"""Versions of one Python function that torch.compile may keep: ConvNeXt's modules need nine, the default is eight."""
 
 
 def configure(config: TrainConfig, device: torch.device) -> list[str]:
-    """Set torch's switches, which are the process's, as the configuration wants them.
+    """Set torch's switches, which apply to the whole process, as the configuration asks.
 
     Returns:
-        What the user should know about a wish that this device cannot fulfil.
+        Notes for the user on settings that this device cannot provide.
     """
     torch.use_deterministic_algorithms(config.deterministic)
     if device.type != "cuda":
         return [f"precision {config.precision} is for GPUs; CPUs compute in fp32"] if config.precision != "fp32" else []
     torch.cuda.set_device(device)
     if config.deterministic:
-        # cuBLAS reads it when it is first used; without it, torch refuses matrix products in this mode.
+        # cuBLAS reads this variable on first use; without it, torch refuses matrix products in this mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     exact = config.precision == "fp32"
-    # Both: by default torch multiplies matrices in fp32 and convolves in TF32. The products by torch's older function,
-    # which sets the newer switch too: where that alone is set, `get_float32_matmul_precision` raises, and before
-    # torch 2.15 Inductor's max-autotune asks it.
+    # Set both: by default torch multiplies matrices in fp32 and convolves in TF32. Matrix products use torch's older
+    # function, which sets the newer switch too: if only that is set, `get_float32_matmul_precision` raises, and before
+    # torch 2.15 Inductor's max-autotune calls it.
     torch.set_float32_matmul_precision("highest" if exact else "high")
-    # The convolutions' own switch, once set, is not moved by that of all of cuDNN.
-    cudnn: Any = torch.backends.cudnn  # whose `conv` has no declared type
+    # The convolutions' own switch, once set, ignores the switch of all of cuDNN.
+    cudnn: Any = torch.backends.cudnn  # `conv` in it has no declared type
     cudnn.fp32_precision = cudnn.conv.fp32_precision = "ieee" if exact else "tf32"
     cudnn.benchmark = not config.deterministic
     return []
 
 
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[object]:
-    """bf16 where the configuration asks for it and the device has it; no scaler, as bf16 has fp32's range."""
+    """bf16 if the configuration asks for it and the device has it; no scaler, because bf16 has fp32's range."""
     wanted = config.precision == "bf16" and device.type == "cuda"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
 
 
 def kernels(config: TrainConfig, device: torch.device, images: int, kept: Choice | None) -> tuple[Choice, list[str]]:
-    """The implementation of each depthwise convolution: as the run has it, or chosen now.
+    """The implementation of each depthwise convolution: the run's earlier choice, or one made now.
 
     Args:
-        config: what is computed.
-        device: where; a CPU has torch's alone.
-        images: of one pass.
-        kept: the run's, None if it has none yet.
+        config: configuration of the training.
+        device: device to compute on; a CPU has only torch's.
+        images: images in one pass.
+        kept: the run's choice, None if it has none yet.
 
     Returns:
-        The choice, and what the user should know of it.
+        The choice, and what the user should know about it.
 
     Raises:
-        UsageError: ours, with which the run was trained so far, cannot be used here.
+        UsageError: our kernels, with which the run was trained so far, cannot be used here.
     """
     if device.type != "cuda" or config.kernels == "torch":
         return {}, []
@@ -92,18 +92,19 @@ def executable(
     *,
     fallback: bool = True,
 ) -> tuple[nn.Module, StochasticDepth | None, list[str]]:
-    """The model on its device, compiled if that is wanted, and possible on every rank: they run it in the same way.
+    """The model on its device, compiled if that is wanted and possible on every rank, so that all run it the same way.
 
-    Compiled block by block: equal blocks share their code, and a block's gradients are there when its backward pass is,
-    so that DDP reduces them while the earlier blocks' are computed. From a whole they would all come at the end.
+    It is compiled block by block: equal blocks share their code, and a block's gradients are ready when its backward
+    pass ends, so that DDP reduces them while those of earlier blocks are computed. A model compiled as a whole would
+    deliver them all at the end.
 
     Args:
         config: what to build.
-        classes: number of them.
-        device: where.
-        images: of one pass, for which the code is made.
-        chosen: the implementation of each depthwise convolution; torch's if it is not there.
-        fallback: run eager what cannot be compiled everywhere, and say so, rather than fail.
+        classes: number of classes.
+        device: device to run on.
+        images: images in one pass, for which the code is compiled.
+        chosen: the implementation of each depthwise convolution; torch's if not listed.
+        fallback: run eagerly what cannot be compiled on every rank, and say so, rather than fail.
 
     Returns:
         The model, its stochastic depth (None without), and what the user should know.
@@ -121,7 +122,7 @@ def executable(
         _rehearse(model, depth, config, device, images)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever the compiler cannot do, eager can
+    except Exception as error:  # eager mode can run whatever the compiler cannot
         reason = f"{type(error).__name__}: {first_line(error)[:200]}"
     problem = _uncompiled(gathered(reason))
     if problem and fallback:
@@ -134,7 +135,7 @@ def executable(
 
 
 def _uncompiled(reasons: list[str]) -> str:
-    """What keeps the model from being compiled on some rank, from the reason each has; empty where none has one."""
+    """Why the model cannot be compiled on some ranks, from the reason of each rank; empty if none has one."""
     failed = [rank for rank, reason in enumerate(reasons) if reason]
     if not failed:
         return ""
@@ -162,7 +163,7 @@ def _compile(model: nn.Module) -> None:
     for part in [*model.get_submodule("features").children(), model.get_submodule("classifier")]:
         blocks = [block for block in part.children() if isinstance(block, Block)]
         for unit in blocks or [part]:
-            # In place, so that the names of the weights stay what they are.
+            # In place, so that the weights keep their names.
             unit.compile(fullgraph=True, dynamic=False)
 
 
@@ -174,7 +175,7 @@ def eager(config: TrainConfig) -> AbstractContextManager[object]:
 def _rehearse(
     model: nn.Module, depth: StochasticDepth | None, config: TrainConfig, device: torch.device, images: int
 ) -> None:
-    # The backward pass is compiled when it first runs, so a pass forward alone would not show what fails.
+    # The backward pass is compiled when it first runs, so a forward pass alone would not show a failure there.
     if depth:
         depth.draw(torch.zeros(images, dtype=torch.int64, device=device), 0)
     shape = (images, 3, config.image_size, config.image_size)
@@ -186,10 +187,10 @@ def _rehearse(
 
 @contextmanager
 def within_memory(config: TrainConfig, world_size: int, accumulate: int) -> Iterator[None]:
-    """Say in one sentence that a batch does not fit, where torch would say how many bytes it could not get.
+    """Report in one sentence that a batch does not fit; torch would report how many bytes it could not allocate.
 
     Raises:
-        UsageError: the device's, or the machine's, memory is too small.
+        UsageError: the memory of the device, or of the machine, is too small.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """Floating-point operations per training image, counted from the model's shapes, and the share of a GPU's peak in use.
 
-torch's FlopCounterMode takes a depthwise convolution's backward for that of a dense one: three times too much here.
+torch's FlopCounterMode counts a depthwise convolution's backward pass as a dense one: three times too much here.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class Macs:
     """Multiply-accumulates of one image's forward pass; a multiply-accumulate is two operations."""
 
     matrix: int
-    """Of linear layers and dense convolutions: what tensor cores do."""
+    """Those of linear layers and dense convolutions, which tensor cores compute."""
     depthwise: int
-    """Of the depthwise 7 x 7 convolutions, which no tensor core helps with."""
+    """Those of the depthwise 7 x 7 convolutions, which tensor cores do not speed up."""
     stem: int
-    """Of the first convolution, counted in `matrix` too; its input needs no gradient."""
+    """Those of the first convolution, also counted in `matrix`; its input needs no gradient."""
 
     @property
     def forward(self) -> int:
-        """All of them."""
+        """Multiply-accumulates in total."""
         return self.matrix + self.depthwise
 
 
@@ -55,7 +55,7 @@ def training_flops(model: Model, image_size: int, classes: int) -> int:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most operations per second that a GPU is sold as capable of, without structured sparsity."""
+    """A GPU's advertised peak of operations per second, without structured sparsity."""
 
     tflops: dict[Precision, float]
     """By precision, in 10^12 operations per second."""
@@ -73,17 +73,17 @@ PEAKS: dict[str, Peak] = {
 
 
 def peak(device: torch.device, precision: Precision) -> float | None:
-    """The device's peak at that precision, in 10^12 operations per second; None where none is published here."""
+    """The device's peak at this precision, in 10^12 operations per second; None if none is listed here."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return PEAKS[name].tflops[precision] if name in PEAKS else None
 
 
 def utilisation(images_per_second: float, flops: int, peak_tflops: float) -> float:
-    """Model FLOPs utilisation (MFU, arXiv 2204.02311, appendix B): the share of the peak that the model's own work is.
+    """Model FLOPs utilisation (MFU, arXiv 2204.02311, appendix B): the share of the peak that the model's work uses.
 
     Args:
-        images_per_second: of one GPU.
-        flops: of one image, as `training_flops` counts them.
-        peak_tflops: of that GPU, in 10^12 per second.
+        images_per_second: throughput of one GPU.
+        flops: operations of one image, as `training_flops` counts them.
+        peak_tflops: peak of that GPU, in 10^12 per second.
     """
     return images_per_second * flops / (peak_tflops * 1e12)

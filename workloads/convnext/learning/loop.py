@@ -29,30 +29,30 @@ from workloads.errors import WorkloadFailedError
 Record = dict[str, Any]
 
 _FINAL_LEARNING_RATE = 0.01
-"""Where the cosine ends, as a share of the peak."""
+"""Learning rate at the end of the cosine, as a share of the peak."""
 
 
 @dataclass
 class Position:
-    """Progress of a run, counted in images, so that it keeps its meaning when batch or worker count changes."""
+    """Progress of a run, counted in images, so that it stays valid when batch size or worker count changes."""
 
     step: int = 0
     """Optimiser steps done."""
     epoch: int = 0
-    """Epochs finished, evaluation included."""
+    """Epochs finished, including evaluation."""
     consumed: int = 0
-    """Images of the current epoch already learnt from."""
+    """Images of the current epoch that were already used for training."""
 
 
 class Observer(Protocol):
     """The surroundings of the loop: where records go and when checkpoints are due."""
 
     def record(self, record: Record) -> None:
-        """Take one record. Called on every rank, with equal values but for times."""
+        """Take one record. Called on every rank, with values that are equal except for times."""
         ...
 
     def after_step(self, training: Training) -> None:
-        """Called on every rank when a step is complete, an epoch's last one with its evaluation: the moment to save."""
+        """Called on every rank after each complete step (an epoch's last one with its evaluation): the time to save."""
         ...
 
 
@@ -74,15 +74,15 @@ class Training:
 
         Args:
             config: what to compute.
-            train: images to learn from.
+            train: images to train on.
             val: images to evaluate on.
             device: where this rank computes.
-            workers: for how many ranks the batch was chosen; 0 for as many as there are.
-            kernels: the run's own choice of them; None where it has not chosen yet.
-            eager_fallback: run eager what cannot be compiled, and note it. What measures compiled code must not.
+            workers: number of ranks for which the batch was chosen; 0 for as many as there are.
+            kernels: the run's own choice of kernels; None if it has not chosen yet.
+            eager_fallback: run eagerly what cannot be compiled, and note it. Must be off to measure compiled code.
 
         Raises:
-            UsageError: the model does not fit the device's memory, or the run's kernels cannot be used there.
+            UsageError: the model does not fit in the device's memory, or the run's kernels cannot be used there.
             WorkloadFailedError: without `eager_fallback`, the model cannot be compiled.
         """
         self.config = config
@@ -92,7 +92,7 @@ class Training:
         distributed = dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if distributed else 0
         self.world_size = dist.get_world_size() if distributed else 1
-        # What fits the workers that the run was made for fits fewer of them, in more parts.
+        # A batch that fits the workers that the run was made for also fits fewer of them, in more parts.
         self._accumulate = config.accumulate * -(-max(workers, self.world_size) // self.world_size)
         self._notes = execution.configure(config, device)
         with execution.within_memory(config, *self._parts):
@@ -135,7 +135,7 @@ class Training:
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs, as `torch.load(weights_only=True)` reads it: the live tensors, not copies.
 
-        No random generator is in it: whatever is random follows from the seed, the position and the image.
+        It holds no random generator: everything random follows from the seed, the position and the image.
         """
         return {
             "model": self.model.state_dict(),
@@ -146,10 +146,10 @@ class Training:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """`state`, copied to the CPU's memory: to be written while training, or the evaluation, goes on.
+        """`state`, copied to CPU memory, to be written while training or evaluation continues.
 
         Raises:
-            WorkloadFailedError: the weights are no longer numbers, which a checkpoint would keep in place of good ones.
+            WorkloadFailedError: weights are NaN or infinite; a checkpoint of them would replace good ones.
         """
         with self._ema.beside() if self._ema else nullcontext():
             if not torch.stack([weights.isfinite().all() for weights in self.model.parameters()]).all():
@@ -163,9 +163,9 @@ class Training:
         )
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken."""
+        """Continue from where `state` was taken."""
         self.model.load_state_dict(state["model"])
-        # The one setting of the optimiser that a run may change and no step sets: the checkpoint has the one of before.
+        # The one optimiser setting that a run may change and no step sets: the checkpoint has the previous value.
         decays = [group["weight_decay"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
@@ -173,23 +173,23 @@ class Training:
         if self._ema:
             self._ema.load(state["ema"])
         self.position = Position(**state["position"])
-        # An older release's checkpoint has none: what its epoch had learnt before it is not in the epoch's record.
+        # A checkpoint of an older release has no tally: the record of its epoch lacks the images before the checkpoint.
         self._meter = Meter(self._device, Tally(**state.get("tally", {})))
 
     def run(self, observer: Observer, evaluating: Callable[[Training], None] = lambda training: None) -> Record:
         """Train to the last epoch.
 
         Args:
-            observer: told of all that happens.
+            observer: told of all events.
             evaluating: called on every rank before the evaluation that ends an epoch and after each of its batches: the
-                moment to save what cannot wait for `after_step`.
+                time to save what cannot wait for `after_step`.
 
         Returns:
             The last evaluation's record.
 
         Raises:
             WorkloadFailedError: the loss is no longer a number.
-            UsageError: the batch does not fit the device's memory.
+            UsageError: the batch does not fit in the device's memory.
         """
         for note in self._notes:
             observer.record({"event": "note", "text": note, "step": self.position.step, "epoch": self.position.epoch})
@@ -201,7 +201,7 @@ class Training:
         return last
 
     def _learn_rest(self, observer: Observer) -> None:
-        """Learn from the images of the epoch that are left, if any are."""
+        """Train on the remaining images of the epoch, if there are any."""
         config, position, meter = self.config, self.position, self._meter
         self._parallel.train()
         visit = order(len(self._train), config.seed, position.epoch)[position.consumed :]
@@ -233,7 +233,7 @@ class Training:
         return record
 
     def _learn(self, batch: Batch, meter: Meter, complete: bool) -> None:
-        """Add one slot's gradients to those that are there; the last slot of a step reduces them over ranks."""
+        """Add one slot's gradients to the accumulated ones; the last slot of a step reduces them over ranks."""
         slot, epoch = batch.slot, self.position.epoch
         indices = slot.indices.to(self._device, non_blocking=True)
         weights = slot.weights.to(self._device, non_blocking=True)
@@ -244,7 +244,7 @@ class Training:
             with execution.autocast(self.config, self._device):
                 logits = self._parallel(pixels)
             losses = functional.cross_entropy(logits.float(), targets, reduction="none")
-            # DDP averages gradients over ranks, which hold unequal numbers of images in an uneven batch: weigh by sum.
+            # DDP averages gradients over ranks, which have unequal numbers of images in an uneven batch: weight by sum.
             ((losses * weights).sum() * (self.world_size / slot.total)).backward()
         meter.add(losses.detach(), logits.detach().argmax(1) == targets.argmax(1), weights)
 

@@ -1,6 +1,6 @@
 """Loss, accuracy and throughput: sums that stay on the device until they are read, and are exact over ranks.
 
-On a GPU, time lost to waiting for data is what the GPU itself was idle for; the host waits without losing any.
+On a GPU, the time lost waiting for data is the time for which the GPU itself was idle; the host waits without loss.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ STEPS_AHEAD = 2
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over images of all ranks, and the ranks' mean seconds: equal on every rank, so all may decide by them.
+    """Sums over the images of all ranks, and the ranks' mean seconds: equal on every rank, so all may decide by them.
 
-    But for the times of one that was not read, see `Meter.so_far`.
+    The times of a tally that was not read are the exception, see `Meter.so_far`.
     """
 
     losses: float = 0.0
@@ -36,19 +36,19 @@ class Tally:
 
     @property
     def accuracy(self) -> float:
-        """Share of the images that were classified correctly; 0 for none."""
+        """Share of the images classified correctly; 0 for none."""
         return self.hits / max(self.images, 1)
 
 
 class Meter:
-    """Sums since the last reading, and since it was made. They stay on the device; only reading waits for it."""
+    """Sums since the last reading, and since the meter was made. They stay on the device; only reading waits for it."""
 
     def __init__(self, device: torch.device, before: Tally | None = None) -> None:
         """Begin to count.
 
         Args:
             device: where the sums are.
-            before: what an earlier attempt counted already.
+            before: the count of an earlier attempt.
         """
         before = before or Tally()
         self._device = device
@@ -62,32 +62,32 @@ class Meter:
         return torch.zeros(3, dtype=torch.float64, device=self._device)
 
     def begin(self) -> None:
-        """The first batch is asked for: time counts from here."""
+        """The first batch is requested: time counts from here."""
         self._clock = _DeviceClock(self._device) if self._device.type == "cuda" else _HostClock()
         self._since = time.perf_counter()
 
     def waiting(self) -> None:
-        """The next batch is asked for."""
+        """The next batch is requested."""
         self._clock.waiting()
 
     def arrived(self) -> None:
-        """It is here, and is about to be computed on."""
+        """The batch has arrived, and its computation is about to start."""
         self._clock.arrived()
 
     def add(self, losses: Tensor, hits: Tensor, weights: Tensor) -> None:
         """Count one batch.
 
         Args:
-            losses: of each image, [N].
+            losses: loss of each image, [N].
             hits: whether each was classified correctly, [N].
             weights: 1, or 0 for padding, [N].
         """
         self._mine += torch.stack([losses * weights, hits * weights, weights]).sum(1, dtype=torch.float64)
 
     def gather(self) -> None:
-        """Sum over the ranks what was added on each, without waiting for it on a GPU. Collective.
+        """Sum over the ranks what each has added, without waiting for it on a GPU. Collective.
 
-        At each step, so that any one rank can say at a checkpoint what all of them have counted.
+        Called at each step, so that any one rank can say at a checkpoint what all of them have counted.
         """
         if dist.is_initialized():
             dist.all_reduce(self._mine)
@@ -109,13 +109,13 @@ class Meter:
         return Tally(losses, hits, images, seconds / ranks, waited / ranks)
 
     def so_far(self) -> Tally:
-        """All that was gathered, `before` included, with the times as of the last reading."""
+        """Everything gathered, including `before`, with the times as of the last reading."""
         losses, hits, images = self._whole.tolist()
         return Tally(losses, hits, images, self._seconds, self._waited)
 
 
 class _HostClock:
-    """Clock for a host that computes: it waits for a batch from asking for it to having it."""
+    """Clock for a host that computes: its wait for a batch lasts from the request to the arrival."""
 
     def __init__(self) -> None:
         self._asked = time.perf_counter()
@@ -133,7 +133,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Clock for a GPU: it waits from the end of what was queued to the beginning of the next batch's work."""
+    """Clock for a GPU: its wait lasts from the end of the queued work to the start of the next batch's work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,7 +1,7 @@
-"""torchvision's ConvNeXt in five sizes, not pretrained and laid out channels last; stochastic depth; averaged weights.
+"""torchvision's ConvNeXt in five sizes, not pretrained, in channels-last layout; stochastic depth; averaged weights.
 
-Stochastic depth is drawn per image, as everything random is, so that the number of ranks changes nothing. What a block
-adds to is kept in the precision of its products: in bf16, half the bytes of what autocast would make of it.
+Stochastic depth is drawn per image, like everything random, so that the number of ranks changes nothing. The residual
+that a block adds to is kept in the precision of its products: in bf16, half the bytes that autocast would use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Block(CNBlock):
     """torchvision's block, with layer scale, stochastic depth and residual in one pass over memory instead of three."""
 
     keep: Tensor | None = None
-    """What `StochasticDepth` drew for this block, [N, 1, 1, 1]: 0 for an image that skips it."""
+    """Draw of `StochasticDepth` for this block, [N, 1, 1, 1]: 0 for an image that skips it."""
 
     def forward(self, input: Tensor) -> Tensor:
         scale = self.layer_scale
@@ -36,7 +36,7 @@ class Block(CNBlock):
 
 
 class Depthwise(nn.Conv2d):
-    """A block's convolution, by torch or, where `choice` says so, by our kernel."""
+    """A block's convolution, by torch or, if `choice` says so, by our kernel."""
 
     ours = False
 
@@ -49,7 +49,8 @@ class Depthwise(nn.Conv2d):
 
 
 class Patches(nn.Conv2d):
-    """The stem and what is between stages: a convolution whose stride is its kernel, on a GPU as a matrix product."""
+    """The stem and the downsampling between stages: a convolution whose stride equals its kernel size, on a GPU as a
+    matrix product."""
 
     def forward(self, input: Tensor) -> Tensor:
         return self.multiplied(input) if input.is_cuda else super().forward(input)
@@ -66,16 +67,16 @@ class Patches(nn.Conv2d):
 
 
 class StochasticDepth:
-    """Random skipping of blocks (arXiv 1603.09382): the last block the most often, the first never."""
+    """Random skipping of blocks (arXiv 1603.09382): the last block most often, the first never."""
 
     def __init__(self, model: nn.Module, rate: float, seed: int, device: torch.device) -> None:
-        """Take hold of the model's blocks.
+        """Attach to the model's blocks.
 
         Args:
             model: as `build` returns it.
             rate: share of the images that skip the last block.
-            seed: of the run.
-            device: the model's.
+            seed: seed of the run.
+            device: the model's device.
         """
         self._blocks = [module for module in model.modules() if isinstance(module, Block)]
         self._seed = seed
@@ -84,7 +85,7 @@ class StochasticDepth:
         self._rates = torch.linspace(0, rate, count, device=device).unsqueeze(1)
 
     def draw(self, indices: Tensor, epoch: int) -> None:
-        """Decide for the images that the next pass sees: `indices` are theirs, int64 [N], on the model's device."""
+        """Draw for the images of the next pass, given their `indices`, int64 [N], on the model's device."""
         stream = _DEPTH_STREAM + epoch * len(self._blocks)
         draws = chance(indices, self._seed, 0, self._numbers + stream)
         keep = (draws >= self._rates * 2**31) / (1 - self._rates)
@@ -100,7 +101,7 @@ def build(variant: Model, classes: int, seed: int) -> nn.Module:
     """A freshly initialised model, the same for the same seed on every rank.
 
     It maps float images [N, 3, H, W] to logits [N, classes]. The weights are channels last *before* DDP wraps them:
-    otherwise the depthwise convolutions' gradients have other strides than DDP's buckets and DDP warns at each of them.
+    otherwise the strides of the depthwise convolutions' gradients differ from DDP's buckets, and DDP warns at each.
     """
     channels, depths = STAGES[variant]
     stages = [
@@ -118,7 +119,7 @@ def build(variant: Model, classes: int, seed: int) -> nn.Module:
 
 
 def _replaced(convolution: nn.Conv2d) -> nn.Module:
-    # torchvision leaves no room for another class; the parameters, and so their names and values, stay.
+    # torchvision has no option for another class; the parameters stay, and with them their names and values.
     kind = Depthwise if convolution.groups > 1 else Patches
     extents = convolution.in_channels, convolution.out_channels, convolution.kernel_size
     rest = {name: getattr(convolution, name) for name in ("stride", "padding", "groups")}
@@ -133,7 +134,7 @@ def depthwise_shapes(variant: Model, image_size: int) -> list[tuple[int, int]]:
 
 
 def use_ours(model: nn.Module, channels: Collection[int]) -> None:
-    """Compute the depthwise convolutions of that many channels by our kernel, and the others by torch."""
+    """Compute depthwise convolutions with these numbers of channels by our kernel, and the others by torch."""
     for module in model.modules():
         if isinstance(module, Depthwise):
             module.ours = module.in_channels in channels
@@ -147,16 +148,16 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
-    # A layer scale is [C, 1, 1]: three dimensions, one of them real.
+    # A layer scale is [C, 1, 1]: three dimensions, only one of them larger than 1.
     return sum(extent > 1 for extent in parameter.shape) > 1
 
 
 class AveragedWeights:
-    """Exponential moving average of the weights; evaluated in their place."""
+    """Exponential moving average of the weights, used in their place for evaluation."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._decay = decay
-        # The same storage as the parameters', so that an update need not collect them again.
+        # They share storage with the parameters, so that an update need not collect them again.
         self._current = [parameter.detach() for parameter in model.parameters()]
         self._weights = [weight.clone() for weight in self._current]
         self._swapped = False
@@ -165,12 +166,12 @@ class AveragedWeights:
     def update(self, step: int) -> None:
         """Move towards the model's weights; faster at first, when the average is still the initial weights."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        # One fused launch for all weights rather than one for each.
+        # One fused launch for all weights rather than one each.
         get_ema_multi_avg_fn(decay)(self._weights, self._current, 1)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model with the averaged weights, for as long as the context lasts."""
+        """The model with the averaged weights, within the context."""
         self._swap()
         try:
             yield
@@ -179,7 +180,7 @@ class AveragedWeights:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """The model with the weights that are trained, also within `in_place`, for as long as the context lasts."""
+        """The model with the trained weights, even inside `in_place`, within the context."""
         swapped = self._swapped
         if swapped:
             self._swap()

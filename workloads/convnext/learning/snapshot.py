@@ -1,4 +1,4 @@
-"""Copies of a training state that later steps do not change: what checkpoints are written from during training."""
+"""Copies of a training state that later steps do not change, from which checkpoints are written during training."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def copied(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The state with every tensor copied to the CPU's memory; strides are kept.
+    """The state with every tensor copied to CPU memory; strides are kept.
 
-    From a GPU the copies go through pinned memory and are waited for once, all together. torch's allocator keeps the
-    pinned blocks of a snapshot that is no longer needed for the next one, so that only the first has to pin them.
+    From a GPU the copies go through pinned memory, with one wait for all of them. torch's allocator keeps the pinned
+    blocks of a snapshot that is no longer needed for the next one, so that only the first has to pin them.
     """
     whole = _copied(state)
     if device.type == "cuda":

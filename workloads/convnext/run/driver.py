@@ -1,6 +1,6 @@
-"""The driver of a run: capacity before anything starts, Ray Train's settings, and what its end means.
+"""The driver of a run: it waits for capacity, sets up Ray Train, and judges how the run ended.
 
-It imports no torch but for a check of the fabric, and neither do the processes that it starts beside the workers.
+It imports torch only for a check of the fabric; the processes that it starts beside the workers never import it.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from workloads.reporting.history import Record
 from workloads.storage import folders as storage
 
 RESIZE_SECONDS = 60.0
-"""How often an elastic run looks whether it could grow."""
+"""How often an elastic run checks whether it can grow."""
 
 START_SECONDS = 60.0
-"""How long Ray Train's own wait for places may take; they were free when it began, see `Scaling`."""
+"""Longest wait of Ray Train itself for places; they were free when the wait began, see `Scaling`."""
 
 SETTINGS = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints every line twice (Ray 2.60)
-    # A report waits for the controller's next poll, and a failure is seen at one.
+    # A report waits for the controller's next poll, and the controller sees a failure only when it polls.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
-    # `notice` sees a drain sooner, and saves; what Ray Train sees moves the workers off the node.
+    # `notice` sees a drain sooner, and saves; Ray Train's own check moves the workers off the node.
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
 }
-"""What Ray Train reads in the driver and hands to controller and workers, unless the environment says otherwise."""
+"""Variables that Ray Train reads in the driver and passes to controller and workers; the environment overrides them."""
 
 
 def fit(run: Run, work: Callable[[dict[str, Any]], Record] = work) -> Record:
-    """Run to the end, over worker failures, drained nodes and changes of size.
+    """Run to the end, through worker failures, drained nodes and changes of size.
 
-    It may be called in any process that is connected to Ray, in a thread, and inside a Tune trainable: the process's
-    environment is as before when it returns, and SIGINT is its business in the main thread alone.
+    It may be called in any process that is connected to Ray, in a thread, and inside a Tune trainable: it restores the
+    process's environment before it returns, and handles SIGINT only in the main thread.
 
     Args:
         run: what to train and with what.
-        work: what each worker runs, importable by name on the nodes; it is given `config` and `run`.
+        work: the function that each worker runs, importable by name on the nodes; it is given `config` and `run`.
 
     Returns:
         The summary that rank 0 returned.
 
     Raises:
         WorkloadError: a worker's verdict, no capacity, a bad fabric, or too many failures.
-        KeyboardInterrupt: Ctrl-C; the workers have been ended, and Ray takes a moment to be rid of them.
+        KeyboardInterrupt: Ctrl-C; the workers have been ended, and Ray takes a moment to clean them up.
     """
     with run_lock.hold(run.folder.uri, run.name):
         _await_capacity(run)
@@ -79,7 +79,7 @@ def fit(run: Run, work: Callable[[dict[str, Any]], Record] = work) -> Record:
 
 
 def _tidy(snapshots: storage.Folder) -> None:
-    """Remove what Ray Train keeps beside the checkpoints; that it stays is not how the run ended."""
+    """Remove the files that Ray Train keeps beside the checkpoints; if they stay, the run's result is the same."""
     try:
         snapshots.remove()
     except WorkloadError as error:
@@ -123,7 +123,7 @@ def _trainer(run: Run, work: Callable[[dict[str, Any]], Record]) -> Trainer:
         backend_config=ProcessGroup(timeout_seconds=run.collective_timeout, data=run.config.data),
         scaling_config=scaling,
         run_config=RunConfig(
-            # A new name for each attempt: Ray's own snapshot is then never one that a kill has torn.
+            # A new name for each attempt: Ray never reads a snapshot of its own that a kill has torn.
             name=run.attempt,
             storage_path=run.folder.child("ray").path,
             storage_filesystem=run.folder.filesystem,
@@ -138,7 +138,7 @@ def _trainer(run: Run, work: Callable[[dict[str, Any]], Record]) -> Trainer:
 
 
 def _await_capacity(run: Run) -> None:
-    """Wait for the workers' places before anything is started; the idle timeout keeps nodes until Ray Train comes."""
+    """Wait for the workers' places before anything starts; the idle timeout keeps nodes until Ray Train takes them."""
     if not run.gpus_per_node:
         with capacity.hold([run.bundle] * run.least_workers, run.timeout, progress.note, run.strategy):
             return
@@ -151,16 +151,16 @@ def _await_capacity(run: Run) -> None:
 
 
 def _check_fabric(run: Run, promise: ClusterEnvironment) -> None:
-    """Train on no fabric that is not what the stack promised.
+    """Refuse to train on a fabric that is not what the stack promised.
 
     Raises:
-        FabricError: it is not.
+        FabricError: it is not what the stack promised.
     """
-    # It needs torch, which the driver itself does without.
+    # This module needs torch; the driver itself does not.
     from workloads.nccl import gate
 
     kept = ("fabric", run.attempt)
-    # All GPUs of a node that the run can grow to use: an elastic start on a few would leave NICs unused, and unjudged.
+    # All GPUs of a node that the run can grow to use: an elastic start on a few would leave NICs unused and unchecked.
     gpus = min(run.workers, run.gpus_per_node)
     question = gate.Question(
         promise=promise,

@@ -1,7 +1,7 @@
-"""What is known about the end of the nodes that a run is on: Ray's drain of one, and the end of its run duration.
+"""Advance notice of the end of a run's nodes: Ray's drain of a node, and the end of a node's run duration.
 
 Ray drains a node whose `ray start` gets SIGTERM, which is how a pod learns of a preemption; the drain has a deadline.
-Ray Train would tell each rank too, but in a collective of all ranks at every question, and later.
+Ray Train could tell each rank too, but later, and each query is a collective of all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workloads.cluster import autoscaler
 from workloads.environment import MAX_RUN_VARIABLE
 
 POLL_SECONDS = 0.5
-"""Between looks at Ray's drains. Spot leaves 15 seconds in all; a look takes about a millisecond."""
+"""Interval between checks of Ray's drains. Spot gives 15 seconds in all; a check takes about a millisecond."""
 
 _asked = threading.Event()
 _answered = threading.Event()
@@ -25,11 +25,11 @@ _answered = threading.Event()
 def run_until(variables: Mapping[str, str] = os.environ, uptime: Path = Path("/proc/uptime")) -> float | None:
     """End of this node's run duration, unix time; None without a limit.
 
-    Reckoned from the kernel's start, which is some seconds after the machine's: far less than the margin that a
-    checkpoint before the deadline has. A pod sees the uptime of its node (proc(5): it is not part of a namespace).
+    Counted from the start of the kernel, some seconds after that of the machine: far less than the margin of a
+    checkpoint before the deadline. A pod sees the uptime of its node (proc(5): it is not part of a namespace).
 
     Args:
-        variables: of the environment.
+        variables: environment variables.
         uptime: file whose first number is the seconds since the node's start.
     """
     try:
@@ -40,13 +40,13 @@ def run_until(variables: Mapping[str, str] = os.environ, uptime: Path = Path("/p
 
 
 class Notice:
-    """Watches, in a thread of the rank that saves, whether a node of the run is about to go."""
+    """Watches, in a thread of the rank that saves, whether a node of the run is about to end."""
 
     def __init__(self, nodes: Collection[str]) -> None:
         """Start watching.
 
         Args:
-            nodes: Ray's ids of all nodes that the run is on.
+            nodes: Ray's ids of all nodes of the run.
         """
         self._nodes = frozenset(nodes)
         self._deadline: float | None = None
@@ -55,7 +55,7 @@ class Notice:
 
     @property
     def deadline(self) -> float | None:
-        """Unix time at which the first of the nodes goes, infinite if nobody named one; None as long as all stay."""
+        """Unix time at which the first of the nodes ends, infinite if it has no known time; None while all stay."""
         return self._deadline
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def ask() -> None:
 
 
 def asked() -> bool:
-    """True if the controller asked and was not answered yet."""
+    """True if the controller has asked and has no answer yet."""
     return _asked.is_set()
 
 
@@ -87,5 +87,5 @@ def answer(*, saved: bool) -> None:
 
 
 def answered() -> bool:
-    """True if what the controller asked for is done."""
+    """True if the save that the controller asked for is done."""
     return _answered.is_set()

@@ -1,4 +1,4 @@
-"""`train --dry-run`: what a training run would use, and where each value comes from."""
+"""`train --dry-run`: the values that a training run would use, and the source of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> Settings:
     """The settings that `train` would use.
 
     Args:
-        args: of `train`.
-        run: what the arguments and the place make.
+        args: arguments of `train`.
+        run: the run that the arguments and the place define.
         place: where Ray is.
     """
     recipe = f"recipe {run.config.recipe}"
@@ -29,7 +29,7 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> Settings:
         if name != "recipe"
     }
     gpus = place.environment and place.environment.gpus_per_node
-    # A relative folder is one of the process that trains.
+    # A relative folder is relative to the process that trains.
     results = Path(args.results) / run.name if place.told_by else run.results
     return {
         "run": (run.name, "recipe and time"),
@@ -49,12 +49,12 @@ def of_run(args: argparse.Namespace, run: Run, place: Place) -> Settings:
 
 
 def _variables(place: Place) -> Mapping[str, str]:
-    """Those that commands have there, as far as they are known here."""
+    """Environment variables that commands have there, as far as they are known here."""
     return {} if place.told_by else os.environ
 
 
 def _data_place(data: str, place: Place) -> tuple[str, str]:
-    # Google's storage library, which no other command's `--dry-run` needs.
+    # This imports Google's storage library, which no other command's `--dry-run` needs.
     from workloads.convnext.images import location
 
     if data == location.SYNTHETIC or "://" in data or data.startswith("/"):

@@ -1,4 +1,4 @@
-"""What Ray Train is told to run on each worker: a name that the driver can say without importing torch.
+"""The function that Ray Train runs on each worker, which the driver can name without importing torch.
 
 A worker's process imports this module too, and nothing of the driver's.
 """

@@ -1,4 +1,4 @@
-"""What a training run leaves behind: a table, JSON lines and a plot, the same on disk and in the runs bucket."""
+"""The results of a training run: a table, JSON lines and a plot, the same on disk and in the runs bucket."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from workloads.storage.folders import Folder
 from workloads.storage.results import keep
 
 WANDB = "wandb"
-"""Folder of the results with W&B's own files."""
+"""Folder, within the results, of W&B's own files."""
 
 
 def publish(folder: Folder, results: Path, summary: Record) -> tuple[str, str]:
     """Write table, plot, JSON lines and summary.
 
     Args:
-        folder: of the run, with its history.
+        folder: folder of the run, with its history.
         results: local folder for the same files.
-        summary: of the run.
+        summary: summary of the run.
 
     Returns:
         The training curve in numbers, and the folder of the results in the runs bucket.
 
     Raises:
-        PlaceError: a place does not take them; what the bucket took is there.
+        PlaceError: a place does not accept them; files that the bucket accepted remain there.
     """
-    # Not above: it loads matplotlib, for which every restarted worker would wait, and only the end of a run draws.
+    # Not at the top: it loads matplotlib, which every restarted worker would wait for, and only the end of a run plots.
     from workloads.reporting import curve
 
     records = history(folder)
@@ -40,7 +40,7 @@ def publish(folder: Folder, results: Path, summary: Record) -> tuple[str, str]:
         "summary.json": (json.dumps(summary, indent=1, sort_keys=True) + "\n").encode(),
     }
     kept = folder.child("results")
-    # Recorded offline, W&B's part is a file too, and the head that has it may be gone when somebody syncs it.
+    # In offline mode W&B's record is a file too, and the head that has it may be gone when somebody syncs it.
     for file in results.glob(f"{WANDB}/wandb/offline-run-*/*.wandb"):
         kept.child(WANDB, file.parent.name).write(file.name, file.read_bytes())
     keep(files, kept, results)

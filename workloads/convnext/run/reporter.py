@@ -1,7 +1,7 @@
-"""Between the loop and what surrounds it: records to the controller, checkpoints to storage, notices from Ray.
+"""The link between the loop and its surroundings: records to the controller, checkpoints to storage, notices from Ray.
 
-Only rank 0 saves: under DDP all ranks hold the same state. The loop waits for a save only where there is no later one:
-at the end, at a notice, and where the controller asks for it.
+Only rank 0 saves: under DDP all ranks hold the same state. The loop waits for a save only if there may be no later one:
+at the end, at a notice, and when the controller asks for a save.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from workloads.reporting.history import Segments
 from workloads.storage.folders import Folder
 
 REPORT_SECONDS = 10.0
-"""Longest time between reports within an epoch. Ray Train's is a barrier, and may wait for the controller's poll."""
+"""Longest time between reports within an epoch. Ray Train's report is a barrier, which may wait for the next poll."""
 
 LAST_PACE = 10
-"""While a node that was given notice still runs, a save is begun each time that so many could have been written."""
+"""While a node with notice still runs, a save begins each time that this many saves could have been written."""
 
 
 @dataclass
@@ -41,11 +41,11 @@ class _Save:
     reason: str
     began: float
     blocked: float
-    """Seconds that training stood still to copy the state."""
+    """Seconds for which training stopped to copy the state."""
 
 
 class Reporter:
-    """Receiver of the loop's records on every rank; on rank 0 it also saves."""
+    """Receives the loop's records on every rank; on rank 0 it also saves."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Reporter:
 
         Args:
             config: how often to save.
-            store: where to.
-            folder: of the run, for its history.
+            store: where to save.
+            folder: folder of the run, for its history.
             leads: whether this is rank 0.
-            send: carries records to the controller; every rank calls it equally often, all but rank 0 with none.
+            send: sends records to the controller; every rank calls it equally often, all but rank 0 with none.
         """
         self._config, self._store = config, store
         self._leads, self._send = leads, send
-        self._pending: deque[Record] = deque()  # also the writer's thread adds to it
+        self._pending: deque[Record] = deque()  # the writer's thread adds to it too
         self._segments = Segments(folder, time.time_ns())
         self._writer = Writer(store, self.say)
         self._schedule = Schedule(config.checkpoint_seconds, config.failure_hours, None)
@@ -76,7 +76,7 @@ class Reporter:
         self._save: _Save | None = None
         self._saved: Position | None = None
         self._measured = False
-        self._since = self._took = 0.0  # when its state was taken, and seconds from there to COMMIT
+        self._since = self._took = 0.0  # when its state was taken, and seconds from then to COMMIT
         self._unreported = 0.0
         self._since_first: tuple[float, float] | None = None  # time and epoch of the first record
 
@@ -87,13 +87,13 @@ class Reporter:
         budget: Budget | None = None,
         saved: Position | None = None,
     ) -> None:
-        """The run begins, or goes on.
+        """Begin or resume the run.
 
         Args:
-            until: when the run duration of the first of its nodes ends, unix time; None where none has an end.
+            until: when the run duration of the first of its nodes ends, unix time; None if no node has an end.
             watched: rank 0's watch over its nodes.
-            budget: what it may cost; None without a limit.
-            saved: where it goes on from a checkpoint, which is not saved once more.
+            budget: cost limit; None without one.
+            saved: position of the checkpoint that the run resumes from, which is not saved again.
         """
         self._budget, self._saved = budget, replace(saved) if saved else None
         self._schedule = Schedule(self._config.checkpoint_seconds, self._config.failure_hours, until)
@@ -104,7 +104,7 @@ class Reporter:
         self._tell({"event": "note", "text": message})
 
     def record(self, record: Record) -> None:
-        """Collect; report at an epoch's end and every ten seconds, by the record's own clock that all ranks share."""
+        """Collect; report at an epoch's end and every ten seconds, by the record's own clock, which all ranks share."""
         timed = {**record, "time": time.time(), "eta_seconds": self._remaining(record["epoch"])}
         self._tell(timed)
         self._unreported += record["seconds"] if record["event"] == "step" else 0.0
@@ -112,22 +112,22 @@ class Reporter:
             self.flush()
 
     def keep(self, record: Record) -> None:
-        """Collect a record that belongs to the run's history, and is reported with the next ones."""
+        """Collect a record for the run's history, which is reported with the next ones."""
         self._tell({**record, "time": time.time()})
 
     def flush(self) -> None:
-        """Report what was collected. Every rank calls it equally often."""
+        """Report the collected records. Every rank calls this equally often."""
         self._send([self._pending.popleft() for _ in range(len(self._pending))])
         self._unreported = 0.0
 
     def finish(self) -> None:
-        """The run is complete: store and report what was told after the last checkpoint."""
+        """Complete the run: store and report the records since the last checkpoint."""
         if self._leads:
             self._segments.close()()
         self.flush()
 
     def after_step(self, training: Training) -> None:
-        """Save if it is time to."""
+        """Save if a save is due."""
         if self._leads and training.position.epoch >= self._config.epochs:
             self._settle(self._writer.wait(0))
             self._save_now(training, "end")
@@ -135,10 +135,10 @@ class Reporter:
             self.save_if_due(training)
 
     def save_if_due(self, training: Training) -> None:
-        """Save if it is time to, also where a step's evaluation has not ended.
+        """Save if a save is due, even if a step's evaluation has not ended.
 
         Raises:
-            BudgetError: what the run may cost is spent, but for the time that the last save has just taken.
+            BudgetError: the run's budget is spent, except for the time that the last save has just taken.
         """
         stall.moved()
         if not self._leads:
@@ -151,11 +151,11 @@ class Reporter:
         elif (deadline := self._notice.deadline if self._notice else None) is not None:
             self._before(deadline, training)
         elif self._schedule.due(time.time()) or not self._measured:
-            # The first one is due at once: what a save costs here must be known for the others to be early enough.
+            # The first save is due at once: later saves start early enough only if the cost of one is known.
             self._begin(training, "deadline" if self._schedule.last_call(time.time()) else "interval")
 
     def _stop(self, training: Training, budget: Budget) -> None:
-        """Save, and end the run before it costs more."""
+        """Save, and end the run before it costs more than its budget."""
         step, kept = training.position.step, "its checkpoint is saved"
         try:
             self._save_now(training, "budget")
@@ -163,21 +163,21 @@ class Reporter:
             kept = f"an older checkpoint is kept, since this step's was not saved: {error.problem}"
         self.keep({"event": "budget", "step": step, "usd": budget.usd})
         with suppress(*PASSING):
-            self._segments.close()()  # or the same command would not know that all is spent
+            self._segments.close()()  # otherwise the same command would not know that the budget is spent
         raise BudgetError(
             f"the run has cost the {budget.usd:,.2f} USD of --max-usd, at step {step}; {kept}",
             "The same command with a higher --max-usd goes on from there.",
         )
 
     def _tell(self, record: Record) -> None:
-        if not self._leads:  # the others would keep every record to the end
+        if not self._leads:  # the other ranks would keep every record to the end
             return
         self._pending.append(record)
         if "step" in record and record["event"] != "saving":  # which only says where the run is
             self._segments.add(record)
 
     def _before(self, deadline: float, training: Training) -> None:
-        """A node goes at `deadline`: save at once, and then more often than usual, so that little is redone."""
+        """Save at once, and then more often than usual, so that little is redone: a node ends at `deadline`."""
         now = time.time()
         if self._noticed != deadline:
             self._noticed = deadline
@@ -208,7 +208,7 @@ class Reporter:
             self._store.tidy(saved.name)
 
     def _try_now(self, training: Training, reason: str) -> bool:
-        """Save at once if storage lets us; where it does not, there is an older checkpoint, and others will come."""
+        """Save at once if storage allows it; if not, there is an older checkpoint, and later ones will follow."""
         try:
             self._save_now(training, reason)
         except PASSING as error:
@@ -221,7 +221,7 @@ class Reporter:
         return Snapshot(state, training.position.step, training.identity, facts, before)
 
     def _settle(self, saved: Saved | None) -> None:
-        """Take note of the end of the save in flight."""
+        """Record the end of the save in flight."""
         if saved is not None and self._save is not None:
             self._committed(saved, self._save)
         if not self._writer.busy:
@@ -243,7 +243,7 @@ class Reporter:
         }
 
     def _remaining(self, epoch: float) -> float | None:
-        """Seconds left at the pace since the first record, since what comes before that is no pace; None until then."""
+        """Seconds left at the pace since the first record; the time before it tells no pace. None until then."""
         if self._since_first is None:
             self._since_first = (time.monotonic(), epoch)
         since, first = self._since_first

@@ -1,4 +1,4 @@
-"""How a run stands, by its folder alone: what can be said of it before Ray and the workers are started."""
+"""The state of a run, read from its folder alone, before Ray and the workers start."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from workloads.storage.folders import Folder
 
 
 def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -> Record | None:
-    """The summary of a run that has nothing left to do; None where the workers have work, or must look.
+    """The summary of a run that has nothing left to do; None if the workers have work, or must check.
 
     Args:
-        folder: of the run; it may not exist.
+        folder: folder of the run; it may not exist.
         config: what the run is to compute.
-        note: told what of that the run was not trained with so far.
+        note: told which settings differ from those that the run was trained with so far.
 
     Raises:
-        OtherSchemaError: another version of the program wrote the newest checkpoint that reads.
-        UsageError: the run's checkpoints are another run's. What the data decides of that, the workers compare.
+        OtherSchemaError: another version of the program wrote the newest readable checkpoint.
+        UsageError: the checkpoints belong to another run. The workers compare whatever depends on the data.
         PlaceError: the storage does not answer.
         AuthError: it may not be read.
     """
@@ -34,7 +34,7 @@ def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -
         except manifest.OtherSchemaError:
             raise
         except DataIntegrityError:
-            continue  # the workers say so, and pass it over too
+            continue  # the workers report it, and skip it too
         manifest.refuse_stranger(found, config.identity, checkpoints.uri)
         complete = found["facts"].get("epoch", 0) >= config.epochs
         summary = _summary(folder, name, found) if complete else None
@@ -46,7 +46,7 @@ def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -
 
 
 def _changed(before: dict[str, Any], config: TrainConfig) -> str:
-    """Fields whose value is another one than a checkpoint's, with both values; the recipe's name computes nothing."""
+    """Fields whose value differs from a checkpoint's, with both values; the recipe's name affects no computation."""
     now = config.to_dict()
     names = [name for name in now if name != "recipe" and now[name] != before.get(name, now[name])]
     return "; ".join(f"{name} {now[name]}, was {before[name]} until now" for name in names)
@@ -56,11 +56,11 @@ def prospect(folder: Folder) -> str:
     """The effect of the same command on a run that was interrupted.
 
     Args:
-        folder: of the run; it may not exist.
+        folder: folder of the run; it may not exist.
     """
     try:
         found = manifest.committed(folder.child("checkpoints").files())
-    except WorkloadError:  # the storage does not answer, which is no reason to end otherwise
+    except WorkloadError:  # the storage does not answer, which must not change how the command ends
         return "continues from the newest checkpoint, if there is one"
     if not found:
         return "begins anew: there is no checkpoint yet"
@@ -68,7 +68,7 @@ def prospect(folder: Folder) -> str:
 
 
 def _summary(folder: Folder, name: str, found: dict[str, Any]) -> Record | None:
-    """The summary at the run's end, unless that was at another checkpoint, or the checkpoint does not verify."""
+    """The summary at the run's end, unless the run ended at another checkpoint, or the checkpoint does not verify."""
     try:
         manifest.verify(folder.child("checkpoints", name))
         summary = json.loads(folder.child("results").read("summary.json"))

@@ -1,6 +1,6 @@
 """The command `train`: from arguments to a run, and from its records to a table, a plot and JSON lines.
 
-A run is its name. Whatever was killed, the same command with the same `--run` goes on from the newest valid checkpoint.
+A run is its name. Whatever was killed, the same command with the same `--run` resumes from the newest valid checkpoint.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from workloads.storage.folders import check_writable, locate
 from workloads.storage.results import check_results
 
 TUNED_FIELDS = ("data", "model", "epochs", "batch_size", "learning_rate", "seed")
-"""Fields of the configuration that have a flag of their name; the others are the recipe's business."""
+"""Configuration fields that have a flag of the same name; the recipe sets the others."""
 
 CPU_WORKERS = 2
-"""Workers where there are no GPUs: the least that shows that the distributed code works."""
+"""Workers if there are no GPUs: the fewest that show that the distributed code works."""
 
 IMPORTS = ("workloads.convnext.run.worker", "workloads.convnext.run.trainer")
-"""What each node imports once for all processes of a run: what ranks need, and what Ray Train's own ones do."""
+"""Modules that each node imports once for all processes of a run: those that ranks need, and Ray Train's processes."""
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def run_train(args: argparse.Namespace) -> int:
     """Train as the arguments say; returns the exit code.
 
     Raises:
-        WorkloadError: with the exit code that fits.
+        WorkloadError: with the matching exit code.
         EnvironmentContractError: the cluster's variables are incomplete.
     """
     place = session.prepare(args.address)
@@ -134,9 +134,9 @@ def _train(run: Run, place: session.Place, args: argparse.Namespace) -> int:
     progress.note(f"run {run.name}: ConvNeXt {run.config.model} on {run.config.data}, {run.team}")
     progress.note(f"checkpoints and results: {run.folder.uri}")
     try:
-        # From here on the key is in `wandb`; processes of an embedded Ray would inherit this one's environment.
+        # From here on `wandb` has the key; processes of an embedded Ray would inherit this process's environment.
         with credentials.hidden(), session.connect(place, cpus=run.workers, imports=IMPORTS), _following(run, wandb):
-            # Imports Ray, which `prepare` had to come before.
+            # This imports Ray, and `prepare` had to come before that.
             from workloads.convnext.run import driver
 
             summary = driver.fit(run)
@@ -149,13 +149,13 @@ def _train(run: Run, place: session.Place, args: argparse.Namespace) -> int:
 
 
 def explain_train(args: argparse.Namespace, place: session.Place) -> int:
-    """Print what `train` would use in a place; returns the exit code.
+    """Print the values that `train` would use in a place; returns the exit code.
 
     Raises:
         WorkloadError: as `plan`, `location.check_batch` and `standing.finished`.
     """
     run = plan(args, place)
-    if not place.told_by:  # a client does not see the data
+    if not place.told_by:  # a client cannot see the data
         location.check_batch(run.config.data, run.config.batch_size, here=place.embedded)
     if place.embedded and not args.json:
         _refuse_spent(run)
@@ -179,7 +179,7 @@ def check_train(args: argparse.Namespace) -> TrainConfig:
 
 
 def plan(args: argparse.Namespace, place: session.Place) -> Run:
-    """The run that the arguments and the place make.
+    """The run that the arguments and the place define.
 
     Raises:
         UsageError: a value that no run can have.
@@ -213,7 +213,7 @@ def _check_budget(run: Run) -> None:
     """Refuse a budget that cannot be kept.
 
     Raises:
-        UsageError: it is no amount, or nobody has said what a node costs.
+        UsageError: it is not an amount, or the price of a node is not known.
     """
     if run.max_usd is None:
         return
@@ -228,10 +228,10 @@ def _check_budget(run: Run) -> None:
 
 
 def _refuse_spent(run: Run) -> None:
-    """Start nothing where the run's budget is spent.
+    """Refuse to start if the run's budget is spent.
 
     Raises:
-        BudgetError: it is.
+        BudgetError: it is spent.
     """
     if run.max_usd is None:
         return
@@ -247,7 +247,7 @@ def _promise(given: bool | None, cluster: ClusterEnvironment | None, nodes: int)
     """The stack whose promise is to be checked, or None for no check.
 
     Raises:
-        InfeasibleError: the check was asked for where nothing was promised.
+        InfeasibleError: the check was asked for, but the stack promises nothing.
     """
     promised = cluster is not None and cluster.rdma_nics > 0
     if given and not promised:
@@ -296,6 +296,6 @@ def _conclude(run: Run, summary: Record) -> None:
     }
     table, uri = report.publish(run.folder, run.results, facts)
     progress.note(f"\n{table}\n")
-    if SUBMITTED_VARIABLE not in os.environ:  # in a job that folder is the job's own; whoever submitted has a copy
+    if SUBMITTED_VARIABLE not in os.environ:  # in a job that folder is the job's own; whoever submitted it has a copy
         progress.note(f"table, plot and JSON lines: {run.results}")
     progress.emit({"event": "summary", **facts, "results_uri": uri})

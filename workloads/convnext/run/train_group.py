@@ -1,6 +1,6 @@
-"""Ray Train's process group, met as `process_group` has it: Ray's own listens on every interface.
+"""Ray Train's process group, set up by `process_group`: Ray's own set-up listens on every interface.
 
-The controller imports this, and so it imports no torch, which would cost that process half a gigabyte.
+The controller imports this module, so the module imports no torch, which would cost that process half a gigabyte.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from workloads.cluster import process_group
 from workloads.errors import first_line
 
 LATE_SECONDS = 3.0
-"""How much later than the first the other ranks may see that they wait in vain."""
+"""How much later than the first rank the others may notice that they wait in vain."""
 
 LEAVE_SECONDS = 3.0
-"""How long the ranks of a finished run may take to leave; nothing is lost by not waiting longer."""
+"""How long the ranks of a finished run may take to leave; nothing is lost if the wait ends then."""
 
 LIST_SECONDS = 1800.0
-"""Longest listing of the data on a mount: of a million images it takes minutes, and where the mount hangs, for ever."""
+"""Longest listing of data on a mount: a million images take minutes, and a mount that hangs takes for ever."""
 
 START_SECONDS = 60.0
 """How much longer than the collective timeout a meeting may take: each rank imports torch first."""
 
 began: list[float] = []
-"""In each worker: when its group began to prepare the data and to meet, unix time. Its node is paid for meanwhile."""
+"""In each worker: when its group began to prepare the data and to meet, unix time. The node is billed meanwhile."""
 
 _listeners: list[socket.socket] = []
-"""In the worker that is rank 0: its listener, from when it is opened until the ranks meet."""
+"""In rank 0's worker: its listener, from when it is opened until the ranks meet."""
 
 
 @dataclass
@@ -44,9 +44,9 @@ class ProcessGroup(BackendConfig):
     """A torch process group over all workers; gloo or NCCL follows from the device."""
 
     timeout_seconds: float
-    """Of the meeting, and of every collective after it."""
+    """Timeout of the meeting, and of every collective after it."""
     data: str
-    """The `--data` value; each worker copies and lists it before they meet."""
+    """The `--data` value; each worker copies and lists the data before they meet."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -58,7 +58,7 @@ class _MeetOnOneAddress(Backend):
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        # Before they meet: a rank that has its data may wait for another's longer than for a collective.
+        # Before they meet: a rank that has its data may wait longer for another rank's data than for a collective.
         limit = None if backend_config.data.startswith("gs://") else LIST_SECONDS  # a copy takes as long as it must
         preparing = worker_group.execute_async(_prepare, backend_config.data)
         try:
@@ -77,7 +77,7 @@ class _MeetOnOneAddress(Backend):
                 )
                 for rank in range(ranks)
             ]
-            # NCCL itself waits without end for a rank whose GPU hangs (torch 2.15, blocking communicators).
+            # NCCL itself waits for ever for a rank whose GPU hangs (torch 2.15, blocking communicators).
             ray.get(joining, timeout=backend_config.timeout_seconds + START_SECONDS)
         except GetTimeoutError:
             raise WorkerGroupStartupFailedError(
@@ -85,8 +85,8 @@ class _MeetOnOneAddress(Backend):
                 f"{_silent(worker_group, joining)}"
             ) from None
         except RayTaskError as error:
-            # To Ray an error of the controller, which it never retries: but ranks whose peer is lost just then find a
-            # closed connection, as often before Ray knows of the loss as after it.
+            # Ray would take this for an error of the controller, which it never retries. But ranks whose peer is lost
+            # just then find a closed connection, as often before Ray knows of the loss as after it.
             raise WorkerGroupStartupFailedError(
                 f"the ranks did not meet: {first_line(error.cause)}{_silent(worker_group, joining)}"
             ) from error
@@ -100,7 +100,7 @@ class _MeetOnOneAddress(Backend):
 
 
 def _silent(worker_group: Any, questions: list[Any]) -> str:
-    """The ranks without an answer where others have one, as the end of a message: those that the others waited for."""
+    """The ranks that gave no answer while others did, as the end of a message: those that the others waited for."""
     late = ray.wait(questions, num_returns=len(questions), timeout=LATE_SECONDS)[1] if questions else []
     names = [str(worker.metadata.hostname) for worker in worker_group.get_workers()]
     who = [f"rank {rank} on {names[rank]}" for rank, question in enumerate(questions) if question in late]
@@ -109,7 +109,7 @@ def _silent(worker_group: Any, questions: list[Any]) -> str:
 
 def _prepare(data: str) -> None:
     began[:] = [time.time()]
-    # What fails here fails again in the worker's own work, from where its verdict reaches the controller.
+    # A failure here recurs in the worker's own work, and from there its verdict reaches the controller.
     with contextlib.suppress(Exception):
         from workloads.convnext.images.data import prepare
 

@@ -1,7 +1,7 @@
-"""Ray Train as a run needs it: capacity with a verdict, retries as long as there is progress, a clean Ctrl-C.
+"""Ray Train for a run: a verdict on capacity, retries as long as there is progress, a clean Ctrl-C.
 
-What is here runs in Ray Train's controller (ray 2.60, train/v2), beside the driver, and imports no torch, which would
-cost that process half a gigabyte.
+This code runs in Ray Train's controller (ray 2.60, train/v2), beside the driver, and imports no torch, which would cost
+that process half a gigabyte.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ from workloads.reporting.progress import counted
 from workloads.storage.folders import Folder
 
 ABORT_SECONDS = 10.0
-"""How long the controller may take to end its workers at Ctrl-C before it is killed, and they with it."""
+"""How long the controller may take to end its workers at Ctrl-C before it is killed together with them."""
 
 AGAIN_SECONDS = 2.0
-"""Longest time between two polls: the same loss, told again later, is another group's."""
+"""Longest time between two polls: the same loss, reported again later, belongs to another group."""
 
 CAUSE_CHARACTERS = 300
-"""Most of what is said of a lost rank, in whole words."""
+"""Maximum length of the message about a lost rank, in whole words."""
 
 FAILURES = 3
-"""Failures in a row without progress between them that a run survives: one more is no accident."""
+"""Failures in a row, without progress between them, that a run survives: one more is no accident."""
 
 GROW_SECONDS = 2.0
-"""How long places for further workers, which should be free, are asked for before that is left for later."""
+"""How long a run requests places for further workers, which should be free, before it tries again later."""
 
 STARTS = 3
 """Starts in a row that may fail: places that were free when counted and taken when asked for."""
 
 SAVE_SECONDS = 60.0
-"""How long a checkpoint before a change of size is waited for."""
+"""Longest wait for the checkpoint before a change of size."""
 
 
 class RunCallback(UserCallback):
-    """Writes the journal, lost workers included, and ends a run that no retry can save."""
+    """Writes the journal, including lost workers, and ends a run that no retry can save."""
 
     def __init__(self, journal: Path) -> None:
         self._journal = Journal(journal)
@@ -84,7 +84,7 @@ class RunCallback(UserCallback):
         self._told = ("", -math.inf)
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
-        """Append what rank 0 reported."""
+        """Append rank 0's report."""
         records = metrics[0]["records"]
         self._trained |= any(record["event"] in ("step", "epoch") for record in records)
         self._journal.append(records)
@@ -92,12 +92,12 @@ class RunCallback(UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Let a worker's own verdict stand.
 
-        Ray Train retries every failure of a worker and none of its controller: raised here, the verdict is final. What
-        the place or a permission lacks ends a run that has trained nothing; later it may pass, as a lost worker does
-        and a lost process at any time.
+        Ray Train retries every failure of a worker and no failure of its controller: raised here, the verdict is final.
+        A fault of the place or a missing permission ends a run that has trained nothing. Later it may be temporary and
+        is retried, as a lost worker is, and as a lost process is at any time.
 
         Raises:
-            WorkloadError: the one that a worker raised.
+            WorkloadError: the error that a worker raised.
         """
         for exception in worker_exceptions.values():
             verdict = find_verdict(exception)
@@ -107,7 +107,8 @@ class RunCallback(UserCallback):
         lost = "; ".join(f"lost rank {rank} ({_cause(error)})" for rank, error in sorted(worker_exceptions.items()))
         advice = faults.advice("\n".join(map(str, worker_exceptions.values())))
         text = " ".join(filter(None, [f"{lost}; going on from the newest checkpoint", advice and f"({advice})"]))
-        # One on a drained node is told of at each poll, until those that wait for it give up or the deadline passes.
+        # A rank on a drained node is reported at each poll, until those that wait for it give up or the deadline
+        # passes.
         before, self._told = self._told, (text, time.monotonic())
         if text != before[0] or self._told[1] - before[1] > AGAIN_SECONDS:
             self._journal.append([{"event": "note", "text": text}])
@@ -123,7 +124,7 @@ def _cause(error: Exception) -> str:
 
 
 def find_verdict(error: BaseException, depth: int = 8) -> WorkloadError | None:
-    """The WorkloadError inside the layers that Ray wraps round a worker's exception, or None."""
+    """The WorkloadError inside the layers that Ray wraps around a worker's exception, or None."""
     if isinstance(error, WorkloadError):
         return error
     if depth == 0:
@@ -142,7 +143,7 @@ _running: list[Any] = []
 
 
 class Groups(WorkerGroupCallback):
-    """Keeps what `Scaling` needs to end a lost group, from the moment that it has places, and tells of each group."""
+    """Keeps what `Scaling` needs to end a lost group, from the moment it has places, and announces each group."""
 
     def __init__(self, journal: Path, stall_seconds: float) -> None:
         self._journal = Journal(journal)
@@ -150,14 +151,14 @@ class Groups(WorkerGroupCallback):
         self._watch: StallWatch | None = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Remember the group, and say what it does before its first step."""
+        """Remember the group, and announce what it does before its first step."""
         _running[:] = [worker_group.get_worker_group_state()]
         text = f"{counted(len(worker_group), 'worker')} started; reading the data and the newest checkpoint"
         self._journal.append([{"event": "note", "text": text, "waits": True}])
         self._watch = StallWatch(worker_group.get_workers(), self._stall_seconds, self._say)
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
-        """Look whether the group gets on."""
+        """Check whether the group makes progress."""
         if self._watch is not None:
             self._watch.look(worker_group_status.worker_statuses.values())
 
@@ -173,7 +174,7 @@ class _Growth:
     worker: Any
     """Ray Train's handle of rank 0."""
     answer: Any
-    """Of the last question whether the checkpoint is there."""
+    """Answer to the last question whether the checkpoint is there."""
     until: float
 
 
@@ -181,7 +182,7 @@ class Scaling(ElasticScalingPolicy):
     """The number of workers, fixed or elastic.
 
     Ray's own policies wait for places silently, the elastic one for ever; this one shows the wait and ends it with a
-    verdict. It grows a running group only where the places are really free, and only after a checkpoint.
+    verdict. It grows a running group only if the places are really free, and only after a checkpoint.
     """
 
     def __init__(self, config: ScalingConfig, run: Run) -> None:
@@ -194,12 +195,12 @@ class Scaling(ElasticScalingPolicy):
         """Wait for places.
 
         Raises:
-            WorkloadError: there are none, or were none in time, or before the nodes that stayed had cost the run's
-                budget; Ray Train does not retry it.
+            WorkloadError: there are none, or there were none in time, or the nodes that stayed used up the run's budget
+                first; Ray Train does not retry it.
         """
         self._growth = None
         self._maybe_send_resource_request()
-        # Ray Train ends the lost group only after this decision; until then its survivors hold the places it is about.
+        # Ray Train ends the lost group only after this decision; until then its survivors hold the places in question.
         while _running:
             _running.pop().shutdown()
         run = self._run
@@ -219,7 +220,7 @@ class Scaling(ElasticScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> ScalingDecision:
-        """Grow where there is room. Shrinking is not decided but suffered, when workers are lost."""
+        """Grow if there is room. A group shrinks only when workers are lost, never by decision."""
         self._maybe_send_resource_request()
         if not self.scaling_config.elasticity_enabled:
             return NoopDecision()
@@ -241,7 +242,7 @@ class Scaling(ElasticScalingPolicy):
         ready, _ = ray.wait([growth.answer], timeout=0)
         try:
             saved = bool(ready) and ray.get(growth.answer)
-        except RayActorError:  # rank 0 is lost, which the next poll shows
+        except RayActorError:  # rank 0 is lost; the next poll shows it
             self._growth = None
             return NoopDecision()
         if saved:
@@ -255,7 +256,7 @@ class Scaling(ElasticScalingPolicy):
         return NoopDecision()
 
     def _seconds_paid(self) -> float:
-        """How long the run's own nodes, which are paid for while others are waited for, can be within its budget."""
+        """How long the budget covers the run's own nodes, which are billed while the run waits for others."""
         run, kind = self._run, "GPU" if self._run.gpus_per_node else "CPU"
         nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get(kind)}
         joined = autoscaler.joined(nodes) if run.own_nodes and run.max_usd else None
@@ -263,7 +264,7 @@ class Scaling(ElasticScalingPolicy):
             return math.inf
         try:
             earlier = cost.stays(run.folder)
-        except WorkloadError:  # out of reach; the workers ask again as they start
+        except WorkloadError:  # out of reach; the workers ask again when they start
             return math.inf
         began = cost.paid_since(joined, earlier)
         stay = {"began": began, "nodes": len(nodes), "node_hour_usd": run.node_hour_usd}
@@ -275,9 +276,10 @@ class Scaling(ElasticScalingPolicy):
 
 
 class Retries(DefaultFailurePolicy):
-    """Lets a run fail as often as it gets on: what counts are failures in a row without a checkpoint that is further.
+    """Lets a run fail as long as it makes progress: it counts failures in a row without a checkpoint further on.
 
-    By more than the one step after which every start saves: a run that fails right after it would restart for ever.
+    Further by more than the one step after which every start saves: a run that fails right after that step would
+    restart for ever.
     """
 
     def __init__(self, checkpoints: Folder, journal: Path) -> None:
@@ -286,7 +288,7 @@ class Retries(DefaultFailurePolicy):
         self._reached = 0
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        """Decide whether to go on."""
+        """Decide whether to continue."""
         before, self._reached = self._reached, self._step_committed()
         if self._reached > before + 1:
             self._worker_group_failures = self._controller_failures = 0
@@ -297,7 +299,7 @@ class Retries(DefaultFailurePolicy):
         return decision
 
     def _is_retryable_error(self, training_failed_error: Any) -> bool:
-        # To Ray Train a worker that is lost just as it is given its work is an error of the controller's own.
+        # Ray Train treats the loss of a worker that is just being given its work as an error of the controller.
         lost = isinstance(getattr(training_failed_error, "controller_failure", None), RayActorError)
         return lost or super()._is_retryable_error(training_failed_error)
 
@@ -309,14 +311,14 @@ class Retries(DefaultFailurePolicy):
 
 
 class Trainer(DataParallelTrainer):
-    """Ray Train's trainer with the two policies above; what it does not say of a run is Ray's default."""
+    """Ray Train's trainer with the two policies above; everything else is Ray's default."""
 
     def __init__(self, *args: Any, scaling: Scaling, retries: Retries, groups: Groups, **given: Any) -> None:
         super().__init__(*args, **given)
         self._scaling, self._retries, self._groups = scaling, retries, groups
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
-        # The one for Ray's datasets starts a process for each group of workers, and there are none.
+        # The callback for Ray's datasets starts a process for each worker group, and there are no datasets.
         needed = [one for one in super()._create_default_callbacks() if not isinstance(one, DatasetsCallback)]
         return [self._groups, *needed]
 
@@ -327,14 +329,14 @@ class Trainer(DataParallelTrainer):
 
     def _register_sigint_handler(self, controller: Any) -> None:
         def interrupt(number: int, frame: Any) -> None:
-            # Ray's own handler waits for a controller that may itself be waiting, and leaves with 0. Another Ctrl-C
-            # would cut this short, and leave Ray's processes to end by themselves.
+            # Ray's own handler waits for a controller that may itself be waiting, and exits with 0. Another Ctrl-C
+            # would interrupt this, and leave Ray's processes to end by themselves.
             interruption.ignore()
-            with suppress(BrokenPipeError):  # in `train | tee`, `tee` has heard the Ctrl-C too, and is gone
+            with suppress(BrokenPipeError):  # in `train | tee`, `tee` received the Ctrl-C too, and is gone
                 progress.note(f"ending the workers, which takes {ABORT_SECONDS:.0f} s at most")
             try:
                 ray.get(controller.abort.remote(), timeout=ABORT_SECONDS)
-            except RayActorError:  # how the controller ends itself
+            except RayActorError:  # the controller ends itself this way
                 pass
             except GetTimeoutError:
                 ray.kill(controller)

@@ -1,6 +1,7 @@
-"""What each Ray Train worker does: find the data, resume, train, report. Imported on the nodes, by reference.
+"""The work of each Ray Train worker: find the data, resume, train, report. Imported on the nodes, by reference.
 
-A WorkloadError raised here ends the run at once (see `trainer.RunCallback`); anything else is a lost worker, retried.
+A WorkloadError raised here ends the run at once (see `trainer.RunCallback`); any other error is a lost worker, which is
+retried.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def work(job: dict[str, Any]) -> Record:
     """Train to the end; the `train_loop_per_worker`.
 
     Args:
-        job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, how many the run
-            is made for, where there may be fewer; `attempt`, the name of the driver's; `node_hour_usd`, the price of an
-            hour of one of its nodes, and `max_usd`, what the run may cost, each None where nobody has said it;
-            `own_nodes`, True where they came for this run alone.
+        job: `config`, a TrainConfig as plain data; `run`, the address of the run's folder; `workers`, the number that
+            the run is made for, although there may be fewer; `attempt`, the name of the driver's attempt;
+            `node_hour_usd`, the hourly price of one of its nodes, and `max_usd`, the cost limit of the run, each None
+            if not given; `own_nodes`, True if the nodes came for this run alone.
 
     Returns:
         The summary of the run.
@@ -63,11 +64,11 @@ def work(job: dict[str, Any]) -> Record:
     store = CheckpointStore(folder.child("checkpoints"), config.keep_checkpoints)
     reporter = Reporter(config, store, folder, training.rank == 0, _send)
     places = gathered((ray.get_runtime_context().get_node_id(), end_of_node.run_until()))
-    nodes = {node for node, _ in places}  # Ray's ids of them
-    # Before this start's own records: they count from its beginning.
+    nodes = {node for node, _ in places}  # Ray's node ids
+    # Before the records of this start, which count from its beginning.
     stay, spent = _stay(job, folder, nodes, began, training.rank)
     resumed = _resume(training, store, reporter, {"attempt": job.get("attempt", ""), **stay})
-    reporter.flush()  # where the run goes on is told at once, not with the first records
+    reporter.flush()  # report at once where the run resumes, not with the first records
     watched = Notice(nodes) if training.rank == 0 else None
     until = min((end for _, end in places if end is not None), default=None)
     reporter.start(until, watched, cost.Budget.of(job.get("max_usd"), spent, stay), resumed and training.position)
@@ -97,10 +98,10 @@ def _splits(config: TrainConfig, device: torch.device) -> tuple[Source, Source]:
 
 
 def check_same_data(train: Source, val: Source) -> None:
-    """Refuse data that the nodes do not see alike: ranks that take other steps wait for each other in vain. Collective.
+    """Refuse data that nodes see differently: ranks that take different steps wait for each other in vain. Collective.
 
-    A GPU worker's mount keeps what it knows of a file for its pod's life (`data_options` in
-    `oasis_stack.pod_specs.mounts`), and the run's other pods may be younger than a change of it.
+    A GPU worker's mount caches a file's metadata for the life of its pod (`data_options` in
+    `oasis_stack.pod_specs.mounts`), and other pods of the run may have started after the file changed.
 
     Raises:
         DataIntegrityError: names two nodes, and what each sees.
@@ -119,16 +120,16 @@ def check_same_data(train: Source, val: Source) -> None:
 
 
 def _stay(job: dict[str, Any], folder: Folder, nodes: Collection[str], began: float, rank: int) -> tuple[Record, float]:
-    """What the run's history is to have of the cost of this start, and, on rank 0, the USD of those before it.
+    """The record of this start's cost for the run's history, and, on rank 0, the USD spent by the starts before it.
 
-    Nodes of the run's own are paid for since Ray came up there, or since an earlier start on them ended.
+    A run's own nodes are billed to it from when Ray came up there, or from when an earlier start on them ended.
 
     Args:
-        job: as `work` has it.
-        folder: of the run.
-        nodes: Ray's ids of those that it is on.
-        began: when this rank's work began, unix time; that of its group did before.
-        rank: this one.
+        job: the argument of `work`.
+        folder: folder of the run.
+        nodes: Ray's ids of the run's nodes.
+        began: when this rank's work began, unix time; its group began before that.
+        rank: this rank.
     """
     stay = {"began": min([began, *train_group.began]), "nodes": len(nodes), "node_hour_usd": job.get("node_hour_usd")}
     if rank or not (job.get("max_usd") or job.get("own_nodes")):
@@ -141,7 +142,7 @@ def _stay(job: dict[str, Any], folder: Folder, nodes: Collection[str], began: fl
 
 
 def _kernels(folder: Folder) -> Choice | None:
-    """The run's choice of kernels; torch's for a run that is older than the choice, None for a new one."""
+    """The run's choice of kernels; torch's for a run from before the choice existed, None for a new run."""
     try:
         found = json.loads(folder.read(KERNELS))
     except FileNotFoundError:
@@ -150,7 +151,7 @@ def _kernels(folder: Folder) -> Choice | None:
 
 
 def _keep_kernels(folder: Folder, chosen: Choice) -> None:
-    # Nothing was chosen where torch's are all there is, which is also what a folder without the file means.
+    # Nothing was chosen if torch's kernels are the only ones; a folder without the file means the same.
     if chosen:
         content = json.dumps([[*shape, implementation] for shape, implementation in chosen.items()])
         folder.write(KERNELS, content.encode())
@@ -161,10 +162,10 @@ def _send(records: list[Record]) -> None:
 
 
 def _resume(training: Training, store: CheckpointStore, reporter: Reporter, facts: Record) -> Checkpoint | None:
-    """Load the newest checkpoint that every rank can read. Rank 0 chooses; the others take it, or say why not.
+    """Load the newest checkpoint that every rank can read. Rank 0 chooses; the others accept it, or say why not.
 
     Args:
-        facts: what the run's history is to have of this start.
+        facts: the record of this start for the run's history.
     """
     checkpoint = agree(store, training.identity, training.rank, training.world_size, reporter.say)
     if training.rank == 0:
@@ -190,18 +191,18 @@ def _resume(training: Training, store: CheckpointStore, reporter: Reporter, fact
 def agree(
     store: CheckpointStore, identity: dict[str, Any], rank: int, world_size: int, say: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest checkpoint that verifies on every rank, each of which calls this; None where the run has none.
+    """The newest checkpoint that verifies on every rank; None if the run has none. Every rank calls this.
 
     Args:
         store: the run's checkpoints, as this rank sees them.
-        identity: of the run.
-        rank: this one.
-        world_size: all of them, in torch's process group if they are several.
-        say: on rank 0, told of each checkpoint that was passed over, and why.
+        identity: identity of the run.
+        rank: this rank.
+        world_size: number of ranks, in torch's process group if there are several.
+        say: on rank 0, told of each checkpoint that was skipped, and why.
 
     Raises:
-        UsageError: the checkpoints are another run's.
-        DataIntegrityError: there are committed checkpoints, and none verifies everywhere.
+        UsageError: the checkpoints belong to another run.
+        DataIntegrityError: there are committed checkpoints, but none verifies on every rank.
     """
     refused: set[str] = set()
     while True:
