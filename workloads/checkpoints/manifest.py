@@ -1,7 +1,7 @@
-"""What makes a folder a checkpoint: a MANIFEST with sizes and hashes of its files, and COMMIT, written last.
+"""The format of a checkpoint: a folder with a MANIFEST of its files' sizes and hashes, and COMMIT, written last.
 
-Needs no torch, so that any place can say which checkpoints are whole. There is no mutable pointer to the newest one:
-names are never used twice, so a stale view can hide a checkpoint but never mix two.
+This module needs no torch, so that any place can tell which checkpoints are complete. There is no mutable pointer to
+the newest one: names are never reused, so a stale view can hide a checkpoint but never mix two.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ COMMIT = "COMMIT"
 
 
 class OtherSchemaError(DataIntegrityError):
-    """A checkpoint that another version of this program wrote. Nothing says that it is damaged, so that a run does not
-    go on over it."""
+    """A checkpoint that another version of this program wrote. It may be undamaged, so a run does not skip it."""
 
 
 _NAME = re.compile(r"[0-9]{9}-[0-9a-f]{15}")
 
 
 def new_name(step: int) -> str:
-    """A name for one attempt at a checkpoint: sorted by step and time, and never used by another attempt."""
-    # During an evaluation the step stays the same, and what is saved later is further on.
+    """A name for one attempt at a checkpoint: sortable by step and time, and never used by another attempt."""
+    # During an evaluation the step stays the same, and a later save is further on.
     return f"{step:09d}-{time.time_ns() // 1_000_000:011x}{secrets.token_hex(2)}"
 
 
 def is_name(name: str) -> bool:
-    """True if it is the name of an attempt; anything else in the folder is somebody else's and left alone."""
+    """True if this is the name of an attempt; anything else in the folder is somebody else's and is left alone."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -57,7 +56,7 @@ def commit(folder: Folder, manifest: Mapping[str, Any]) -> None:
     """Declare a folder whose files are complete to be a checkpoint.
 
     Args:
-        folder: of this attempt.
+        folder: folder of this attempt.
         manifest: `step`, `identity`, `facts`, and `files`, each with `bytes` and `sha256`.
     """
     text = json.dumps({"schema": SCHEMA, **manifest}, indent=1, sort_keys=True).encode()
@@ -69,7 +68,7 @@ def read(folder: Folder) -> dict[str, Any]:
     """The manifest that was committed.
 
     Raises:
-        DataIntegrityError: it is not whole.
+        DataIntegrityError: it is incomplete.
         OtherSchemaError: another version of this program wrote it.
     """
     try:
@@ -88,15 +87,15 @@ def read(folder: Folder) -> dict[str, Any]:
 
 
 def refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: str) -> None:
-    """Refuse a checkpoint that is another run's.
+    """Refuse a checkpoint that belongs to another run.
 
     Args:
-        found: its manifest.
-        identity: of the run, or as much of it as is known.
-        uri: of the run's checkpoints, for the message.
+        found: the checkpoint's manifest.
+        identity: identity of the run, or as much of it as is known.
+        uri: address of the run's checkpoints, for the message.
 
     Raises:
-        UsageError: something of the identity differs.
+        UsageError: part of the identity differs.
     """
     theirs = found["identity"]
     differing = [key for key in identity if theirs.get(key) != identity[key]]
@@ -113,7 +112,7 @@ def refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: 
 
 
 def _shown(value: object, other: object) -> str:
-    """A value for a message; of a list only what differs, as there may be thousands of classes."""
+    """A value for a message; for a list only the difference, because there may be thousands of classes."""
     if not isinstance(value, list) or not isinstance(other, list):
         return repr(value)
     known = set(other)
@@ -159,7 +158,7 @@ def check(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> Non
 
 
 def stands(folder: Folder) -> bool:
-    """True if it is committed at this moment: a reader that finds damage asks, since `discard` may have been at it."""
+    """True if it is committed at this moment: a reader that finds damage asks, since `discard` may be the cause."""
     try:
         folder.read(COMMIT)
     except FileNotFoundError:
@@ -168,16 +167,16 @@ def stands(folder: Folder) -> bool:
 
 
 def withdraw(folder: Folder) -> None:
-    """Stop it from counting as a checkpoint, in one step; its files stay."""
+    """Make it stop counting as a checkpoint, in one step; its files stay."""
     folder.delete(COMMIT)
 
 
 def discard(folder: Folder) -> None:
-    """Delete it, COMMIT first: a deletion that is cut short leaves an orphan and not a damaged checkpoint."""
+    """Delete it, COMMIT first: an interrupted deletion leaves an orphan and not a damaged checkpoint."""
     withdraw(folder)
     folder.remove()
 
 
 def damage(problem: str) -> DataIntegrityError:
-    """The error for a checkpoint that is not what was committed."""
+    """The error for a checkpoint that differs from what was committed."""
     return DataIntegrityError(problem, "It is not used.")

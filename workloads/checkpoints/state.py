@@ -1,4 +1,4 @@
-"""A training state as files: its tensors in shards of equal size, written and hashed side by side, and its structure.
+"""A training state as files: its tensors in shards of equal size, written and hashed in parallel, and its structure.
 
 Each file is a `torch.save`, loaded with `weights_only=True`: a checkpoint is data, and runs no code when it is loaded.
 """
@@ -21,20 +21,20 @@ from workloads.errors import WorkloadError, first_line
 from workloads.storage.folders import Folder, Sink, in_parallel
 
 STRUCTURE = "structure.pt"
-"""The state with an empty tensor in each tensor's place; the n-th of them stands for tensor n of the shards."""
+"""The state with an empty tensor in place of each tensor; the n-th of them stands for tensor n of the shards."""
 
 SHARD_BYTES = 64 << 20
-"""Size of a shard: large enough that its latency does not count, small enough that a gigabyte makes many streams."""
+"""Size of a shard: large enough that latency does not matter, small enough that a gigabyte makes many streams."""
 
 Files = dict[str, dict[str, Any]]
 
 
 class CutError(WorkloadError):
-    """A save was given up for a newer one."""
+    """A save was abandoned for a newer one."""
 
 
 class _Hashed:
-    """A file for torch.save: passes on, counts and hashes, and remembers the error that torch hides."""
+    """A file for torch.save: passes data on, counts and hashes it, and remembers the error that torch hides."""
 
     def __init__(self, sink: Sink, cut: threading.Event) -> None:
         self._sink, self._cut, self.bytes, self.sha256 = sink, cut, 0, hashlib.sha256()
@@ -52,19 +52,19 @@ class _Hashed:
         return len(content)
 
     def take_error(self) -> OSError | CutError | None:
-        """The error, no longer known here: the frames in its traceback know this object."""
+        """The error, whose reference here is dropped: the frames in its traceback refer to this object."""
         error, self._error = self._error, None
         return error
 
     def flush(self) -> None:
-        """Nothing is held back here; torch.save asks for it."""
+        """Nothing is buffered here; torch.save requires the method."""
 
 
 def write(folder: Folder, state: Mapping[str, Any], cut: threading.Event) -> Files:
     """Write a state's files.
 
     Args:
-        folder: of this attempt at a checkpoint.
+        folder: folder of this attempt at a checkpoint.
         cut: once it is set, no more is written.
         state: tensors and plain data in dicts, lists and tuples. A tensor that is part of a larger storage comes back
             with a storage of its own.
@@ -73,7 +73,7 @@ def write(folder: Folder, state: Mapping[str, Any], cut: threading.Event) -> Fil
         Bytes and SHA-256 of each file, for the manifest.
 
     Raises:
-        CutError: it was cut.
+        CutError: the save was cut.
     """
     tensors: list[Tensor] = []
     place = torch.empty(0)
@@ -118,7 +118,7 @@ def read(folder: Folder, files: Mapping[str, Mapping[str, Any]]) -> dict[str, An
 
 
 def balance(sizes: Sequence[int], target: int) -> list[list[int]]:
-    """Share tensors out over shards of nearly equal size: the largest first, each to the shard that has least.
+    """Distribute tensors over shards of nearly equal size: the largest first, each to the shard with the least.
 
     R. L. Graham, "Bounds on multiprocessing timing anomalies", SIAM Journal on Applied Mathematics 17(2), 1969.
 
@@ -127,7 +127,7 @@ def balance(sizes: Sequence[int], target: int) -> list[list[int]]:
         target: bytes that a shard should not exceed by much.
 
     Returns:
-        The tensors' indices of each shard; every index once.
+        The tensor indices of each shard; every index occurs once.
     """
     shards: list[list[int]] = [[] for _ in range(max(1, -(-sum(sizes) // target)))]
     loads = [0] * len(shards)
@@ -145,12 +145,12 @@ def _write_one(
     with folder.create(name) as sink:
         stream, failure = _Hashed(sink, cut), None
         try:
-            torch.save(content(), cast(IO[bytes], stream))  # it asks for `write` and `flush` alone
+            torch.save(content(), cast(IO[bytes], stream))  # it uses only `write` and `flush`
         except (RuntimeError, OSError, CutError) as error:
-            # torch ends its archive even so, and fails again, on the length of what is there.
+            # torch finishes its archive even so, and fails again, on the length of what was written.
             failure = stream.take_error() or error
         if failure is not None:
-            # Without the second failure, whose frames know the first: in a circle they would keep the state's copy.
+            # Drop the second failure, whose frames refer to the first: a cycle would keep the state's copy alive.
             failure.__context__ = None
             try:
                 raise failure.with_traceback(None)
@@ -165,13 +165,13 @@ def _go_on(cut: threading.Event) -> None:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The tensor in a storage of its size: torch.save writes whole storages."""
+    """The tensor in a storage of its own size: torch.save writes whole storages."""
     tensor = tensor.detach()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _replaced(value: Any, leaf: Callable[[Tensor], Any]) -> Any:
-    """A copy of nested containers with every tensor replaced, in the order in which they stand."""
+    """A copy of nested containers with every tensor replaced, in order."""
     if isinstance(value, Tensor):
         return leaf(value)
     if isinstance(value, tuple):

@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill at any instant: shards, then a manifest of their hashes, then COMMIT (`manifest`).
 
 Ray Train is told of metrics but not of checkpoints: its own bookkeeping lags the newest upload by a poll and refuses to
-start when its snapshot is torn. What is here is the one truth; a restart reads it, and takes the newest that verifies.
+start when its snapshot is torn. This store is the one source of truth: a restart takes the newest one that verifies.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from workloads.storage.folders import Folder
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read back, with every hash as it was written."""
+    """A checkpoint that was read back, with every hash as written."""
 
     name: str
     """Its folder: step, then a random attempt, so that two attempts at one step never share an object."""
     manifest: dict[str, Any]
-    """What it is: step, identity, facts, files."""
+    """Its description: step, identity, facts, files."""
     state: dict[str, Any]
     """The training state, on the CPU."""
 
@@ -51,7 +51,7 @@ class CheckpointStore:
     """The checkpoints of one run, in one folder. One writer at a time; readers may come at any instant."""
 
     def __init__(self, folder: Folder, keep: int) -> None:
-        """Name the place; nothing is read or written yet.
+        """Set the place; nothing is read or written yet.
 
         Args:
             folder: where the run's checkpoints are.
@@ -59,10 +59,10 @@ class CheckpointStore:
         """
         self._folder = folder
         self._keep = keep
-        self._good: set[str] = set()  # read back by this process, every hash as written
+        self._good: set[str] = set()  # checkpoints that this process read back, every hash as written
 
     def save(self, state: Mapping[str, Any], step: int, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> Saved:
-        """Write one checkpoint, read it back, and remove those it makes superfluous: `write`, then `tidy`."""
+        """Write one checkpoint, read it back, and remove those that it makes obsolete: `write`, then `tidy`."""
         saved = self.write(state, step, identity, facts, threading.Event())
         self.tidy(saved.name)
         return saved
@@ -80,16 +80,16 @@ class CheckpointStore:
         Args:
             state: what to save; tensors and plain data.
             step: optimiser steps done; newer means larger.
-            identity: what a run must have in common with it to load it.
-            facts: anything worth knowing about how it came about.
-            cut: another thread sets it to have this save given up; one that is written whole is committed even so.
+            identity: what a run must have in common with the checkpoint to load it.
+            facts: anything worth knowing about its origin.
+            cut: another thread sets it to abandon this save; one that is written whole is committed even so.
 
         Returns:
             Its name and size.
 
         Raises:
             CutError: it was cut; as below.
-            PlaceError: the storage does not take it; what was written of it is gone, or an orphan.
+            PlaceError: the storage does not accept it; the part that was written is removed, or an orphan.
             AuthError: the storage refuses it.
         """
         began = time.monotonic()
@@ -108,11 +108,11 @@ class CheckpointStore:
     def tidy(self, name: str) -> None:
         """Read back what was written, then remove the checkpoints that are older than the `keep` newest good ones.
 
-        Nothing is removed on the word of COMMIT alone: should storage return other bytes than it was given, save after
+        Nothing is removed because of COMMIT alone: even if storage returns other bytes than it was given, save after
         save, the last checkpoint that loads stays.
 
         Args:
-            name: of the checkpoint that `write` just made.
+            name: name of the checkpoint that `write` just made.
 
         Raises:
             DataIntegrityError: it does not read back as it was written; it is removed, and nothing else is.
@@ -128,7 +128,7 @@ class CheckpointStore:
             ) from error
         kept = 0
         for older in reversed(self.committed()):
-            # The new one may not be the newest: one that another rank could not read is kept, see `collect`.
+            # The new checkpoint may not be the newest: one that another rank could not read is kept, see `collect`.
             if kept >= self._keep and older != name:
                 manifest.discard(self._folder.child(older))
             elif self._is_good(older):
@@ -137,20 +137,20 @@ class CheckpointStore:
     def newest(
         self, identity: Mapping[str, Any], say: Callable[[str], None], without: Collection[str] = ()
     ) -> Checkpoint | None:
-        """The newest checkpoint that verifies, or None where the run has none.
+        """The newest checkpoint that verifies, or None if the run has none.
 
         Args:
-            identity: of the run that wants to load it.
-            say: told of each checkpoint that was passed over, and why.
+            identity: identity of the run that wants to load it.
+            say: told of each checkpoint that was skipped, and why.
             without: names of checkpoints that another reader could not load.
 
         Raises:
             UsageError: the run's checkpoints belong to another model or other data.
-            DataIntegrityError: there are committed checkpoints, and none verifies, or the newest that may be loaded is
-                of another schema.
+            DataIntegrityError: there are committed checkpoints, but none verifies, or the newest that may be loaded has
+                another schema.
         """
         tried = set(without)
-        # Listed again when all failed: a writer may have replaced every checkpoint of the first list meanwhile.
+        # List again if all failed: a writer may have replaced every checkpoint of the first list meanwhile.
         while names := [name for name in self.committed() if name not in tried]:
             for name in reversed(names):
                 try:
@@ -183,16 +183,16 @@ class CheckpointStore:
         return checkpoint
 
     def committed(self) -> list[str]:
-        """Names of the committed checkpoints, oldest first; not verified."""
+        """Names of the committed checkpoints, oldest first, without verification."""
         return manifest.committed(self._folder.files())
 
     def collect(self) -> list[str]:
-        """Remove what killed attempts left unfinished. Call it when no one writes.
+        """Remove what killed attempts left unfinished. Call it when nobody writes.
 
-        What is committed and did not verify stays until enough newer ones are good: it may be good, and badly read.
+        A committed checkpoint that did not verify stays until enough newer ones are good: only the reading may be bad.
 
         Returns:
-            The names removed.
+            The removed names.
         """
         whole = set(self.committed())
         orphans = [name for name in self._folder.names() if manifest.is_name(name) and name not in whole]
@@ -214,7 +214,7 @@ class CheckpointStore:
 
 
 def _try_to(clean_up: Callable[[], None]) -> None:
-    """Clean up after a failure, which is the one to tell: what stays is an orphan, collected later."""
+    """Clean up after a failure, which is the one to report: anything left is an orphan, collected later."""
     try:
         clean_up()
     except WorkloadError:

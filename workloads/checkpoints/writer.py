@@ -1,7 +1,7 @@
-"""Saves in the background, one at a time: the step loop hands over a copy of the state and goes on.
+"""Background saves, one at a time: the step loop hands over a copy of the state and continues.
 
-Storage that fails for a while costs checkpoints, not the run: a failed save is said and the next one tries again, until
-PATIENCE of them have failed in a row.
+Storage that fails for a while costs checkpoints, not the run: a failed save is reported and the next one tries again,
+until PATIENCE of them have failed in a row.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from workloads.checkpoints.store import CheckpointStore, Saved
 from workloads.errors import AuthError, DataIntegrityError, PlaceError
 
 PATIENCE = 5
-"""Saves that may fail in a row before the failure is the run's."""
+"""Number of saves that must fail in a row to fail the run."""
 
 HANG_SECONDS = 600.0
-"""A save that takes longer hangs, as a dead mount makes it: it counts as failed, and the next one goes its own way."""
+"""A save that takes longer hangs, as on a dead mount: it counts as failed, and the next one does not wait for it."""
 
 PASSING = (PlaceError, AuthError, DataIntegrityError)
-"""What may pass: storage out of reach, a token that is being renewed, bytes that did not arrive whole."""
+"""Errors that may be temporary: storage out of reach, a token that is being renewed, bytes that arrived incomplete."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Snapshot:
     identity: Mapping[str, Any]
     """What a run must have in common with the checkpoint to load it."""
     facts: Mapping[str, Any]
-    """Anything worth knowing about how it came about."""
+    """Anything worth knowing about its origin."""
     before: Callable[[], None]
-    """Called before the shards are written, in the thread that does, for what must be stored by the time of COMMIT;
-    where it raises, the save has failed."""
+    """Called before the shards are written, in the same thread, for anything that must be stored before COMMIT; if it
+    raises, the save has failed."""
 
     def write(self, store: CheckpointStore, cut: threading.Event) -> Saved:
         """Save it, unless it is cut; returns at COMMIT. Raises as `CheckpointStore.write` does."""
@@ -55,16 +55,16 @@ class _Flight:
 
     thread: threading.Thread = field(default_factory=threading.Thread)
     cut: threading.Event = field(default_factory=threading.Event)
-    """Set when it is to be given up."""
+    """Set to abandon the save."""
     saved: Saved | None = None
     began: float = field(default_factory=time.monotonic)
     told: bool = False
-    """Whether the caller knows what was saved."""
+    """Whether the caller has been told what was saved."""
     error: BaseException | None = None
 
     @property
     def seconds_left(self) -> float:
-        """Until it counts as hanging; 0 from then on."""
+        """Seconds until it counts as hanging; 0 from then on."""
         return max(0.0, self.began + HANG_SECONDS - time.monotonic())
 
     @property
@@ -87,7 +87,7 @@ class _Flight:
 class Writer:
     """The background writer of one store, for one thread that trains.
 
-    A process that exits does not wait: what is in flight then is left without COMMIT, and the next attempt collects it.
+    A process that exits does not wait: a save in flight is left without COMMIT, and the next attempt collects it.
     """
 
     def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
@@ -95,26 +95,26 @@ class Writer:
 
         Args:
             store: where to save.
-            say: told, in the caller's thread, of every save that failed and of what could not be tidied up.
+            say: told, in the caller's thread, of every failed save and of anything that could not be tidied up.
         """
         self._store, self._say = store, say
-        self._flights: list[_Flight] = []  # a save, and the tidying up after an urgent one beside it
+        self._flights: list[_Flight] = []  # a save, and beside it the clean-up after an urgent one
         self._urgent = False
         self._failures = 0
 
     @property
     def busy(self) -> bool:
-        """True if a save is in flight, so that taking a copy of the state for another would be in vain."""
+        """True if a save is in flight, so that it would be pointless to copy the state for another."""
         return any(flight.under_way for flight in self._flights)
 
     def start(self, snapshot: Snapshot) -> bool:
         """Begin to save in the background, unless a save is in flight; nothing is queued.
 
         Returns:
-            Whether it was begun. What the save before came to, where `wait` was not asked, is no longer told.
+            Whether it began. The result of the previous save, if `wait` has not returned it, is lost.
 
         Raises:
-            WorkloadError: the save before failed, and was one too many; see `wait`.
+            WorkloadError: the previous save failed, and was one too many; see `wait`.
         """
         if self.busy:
             return False
@@ -136,7 +136,7 @@ class Writer:
             seconds: longest wait; 0 only looks, None waits to the end, or until it counts as hanging.
 
         Returns:
-            What was saved, told once; None if it is still in flight, if none was, or if it failed and may.
+            What was saved, reported once; None if it is still in flight, if there was none, or if it failed and that is tolerated.
 
         Raises:
             WorkloadError: it failed, as `PATIENCE` in a row have. Any other exception is raised at once.
@@ -157,11 +157,11 @@ class Writer:
     def save_now(self, take: Callable[[], Snapshot]) -> Saved:
         """Save in the foreground, for the last state of a run or of a node, in up to PATIENCE attempts.
 
-        A save in flight is given up, and no tidying up is waited for: a node with seconds to live has none to spare.
-        What that leaves to do goes on in the background, and `wait` waits for it.
+        A save in flight is abandoned, and no clean-up is waited for: a node with seconds to live has none to spare. The
+        clean-up continues in the background, and `wait` waits for it.
 
         Args:
-            take: copies the state; called once no more is written of the save in flight, which would slow it down.
+            take: copies the state; called once the save in flight, which would slow it down, no longer writes.
 
         Returns:
             What was saved, at its COMMIT.
@@ -169,7 +169,7 @@ class Writer:
         Raises:
             WorkloadError: the last of the failures.
         """
-        self._urgent = True  # a save in flight that ends now leaves the tidying up to this one
+        self._urgent = True  # a save in flight that ends now leaves the clean-up to this one
         try:
             for flight in self._flights:
                 flight.cut.set()
@@ -192,7 +192,7 @@ class Writer:
                 self._say(f"saving step {snapshot.step} failed and is tried again at once: {error.problem}")
 
     def _judge(self, flight: _Flight) -> Saved | None:
-        error, flight.error = flight.error, None  # whose frames know the flight, and a copy of the state
+        error, flight.error = flight.error, None  # its frames refer to the flight and to a copy of the state
         if flight.thread.is_alive():
             error = PlaceError(
                 f"a save has not ended within {HANG_SECONDS:.0f} s.",
