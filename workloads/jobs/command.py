@@ -1,7 +1,7 @@
-"""`python -m workloads jobs`, which lists a stack's jobs, shows their logs, stops them and attaches to them again; and
-`python -m workloads status`, one screen of what a stack's Ray has and what runs on it.
+"""`python -m workloads jobs`, which lists, stops and reattaches to a stack's jobs and shows their logs; and
+`python -m workloads status`, one screen with the nodes of a stack's Ray and the jobs on it.
 
-A job is on the stack's own cluster, or a RayJob with a cluster of its own; its id says which, as no two are alike.
+A job is on the stack's own cluster, or a RayJob with a cluster of its own; its id tells which, because ids are unique.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobRow:
     """Likewise; 0 while it has not ended."""
     exit_code: int | None
     cluster: str
-    """Of a job with a cluster of its own; else empty."""
+    """Cluster of a job that has its own; otherwise empty."""
     command: str
 
 
@@ -95,7 +95,7 @@ def run_status(args: argparse.Namespace) -> int:
         print()
         show(rows(deployed, None)[:_RECENT])
         return EXIT_OK
-    _show_paid(deployed)  # first: they are paid for whether Ray answers or not
+    _show_paid(deployed)  # first: they are billed whether or not Ray answers
     with reach(deployed) as dashboard:
         print(head_line(deployed, dashboard.address()))
         print()
@@ -134,7 +134,7 @@ def _show_paid(deployed: DeployedStack) -> None:
 
 def rows(deployed: DeployedStack, jobs: Jobs | None) -> list[JobRow]:
     """Every job of a stack, newest first: those on its cluster, if it has one, and those with their own."""
-    # Drivers that connected by hand are no jobs of this kind.
+    # Drivers that connected by hand are not jobs of this kind.
     known = jobs.listed() if jobs else []
     submitted = [job for job in known if job.submission_id]
     found = [*map(_shared_row, submitted), *map(_own_row, ray_job.listed(deployed))]
@@ -147,7 +147,7 @@ def show(found: Sequence[JobRow]) -> None:
         print("no jobs yet; `python -m workloads submit -- COMMAND` starts one")
         return
     whole = [Column(name, no_wrap=True) for name in ("JOB", "STATUS", "STARTED", "FOR", "EXIT")]
-    table = tables.plain(*whole, "CLUSTER", "COMMAND")  # these two give way where the terminal is narrow
+    table = tables.plain(*whole, "CLUSTER", "COMMAND")  # these two are shortened if the terminal is narrow
     for row in found:
         table.add_row(
             row.name,
@@ -168,7 +168,7 @@ def duration(seconds: float) -> str:
 
 
 def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argparse.Namespace) -> int:
-    """Print the log so far; of an ended job whose cluster is gone, what KubeRay kept of it."""
+    """Print the log so far; for an ended job whose cluster is gone, what KubeRay kept of it."""
     if alone and not alone.job and not alone.over:
         why = queue.look(deployed, alone).text if alone.queue else pending.describe(deployed, alone.cluster)
         print(f"{name} has not begun: {why}", file=sys.stderr)
@@ -185,21 +185,21 @@ def _logs(deployed: DeployedStack, name: str, alone: Status | None, args: argpar
 
 
 def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
-    """Stop a job if it runs, and have a cluster of its own removed, also where its Ray does not know the job any more.
+    """Stop a job if it runs, and have its own cluster removed, even if its Ray no longer knows the job.
 
     Args:
         deployed: the stack.
-        name: of the job.
+        name: name of the job.
         alone: KubeRay's report on its RayJob; None for a job on the stack's own cluster.
 
     Raises:
-        PlaceError: Ray is out of reach, and the job goes on; or its own cluster could not be removed.
+        PlaceError: Ray is out of reach, and the job continues; or its own cluster could not be removed.
         WorkloadError: it has not stopped.
     """
     if alone is None:
         _stop_in_ray(deployed, name)
         return
-    # KubeRay calls a queued job running before it has submitted it.
+    # KubeRay reports a queued job as running before it has submitted it.
     if alone.held or (alone.queue and not alone.job) or alone.phase != "Running":
         if alone.over:
             print(f"{name} had ended already")
@@ -210,10 +210,10 @@ def stop(deployed: DeployedStack, name: str, alone: Status | None) -> None:
     try:
         own = OwnCluster(deployed.of_cluster(alone.cluster), deployed, name)
         _stop_in_ray(own.stack, name, young=True)
-    except UsageError as error:  # its head was lost and started anew
+    except UsageError as error:  # its head was lost and restarted
         print(error.problem, file=sys.stderr)
         ray_job.delete(deployed, name)
-    except PlaceError as error:  # perhaps the fault is only on our way to it: nothing is ended without a checkpoint
+    except PlaceError as error:  # perhaps only our connection is at fault: nothing is ended without a checkpoint
         removal = f"To end it without a last checkpoint: `{ray_job.deletion(deployed, name)}`."
         raise PlaceError(error.problem, f"{error.remedy} {removal}".lstrip()) from error
     else:
@@ -274,12 +274,12 @@ def _attach_in_queue(deployed: DeployedStack, name: str, args: argparse.Namespac
 def _ray_job(deployed: DeployedStack, name: str) -> Status | None:
     try:
         return ray_job.find(deployed, name)
-    except (AuthError, PlaceError):  # who may not see RayJobs has none
+    except (AuthError, PlaceError):  # a user who may not see RayJobs has none
         return None
 
 
 def head_line(deployed: DeployedStack, address: str) -> str:
-    """Name of this cluster, its limit of growth, and the address of its dashboard now."""
+    """Name of this cluster, its maximum size, and the current address of its dashboard."""
     environment = deployed.environment
     grows = f"up to {environment.cpu_workers_max} CPU workers"
     if environment.gpu_max_nodes:
@@ -291,7 +291,7 @@ def node_rows(data: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Role, address, state and use of each node, the head first.
 
     Args:
-        data: what the dashboard says at `/nodes?view=summary`.
+        data: the dashboard's answer at `/nodes?view=summary`.
     """
     rows = []
     for node in data["summary"]:
@@ -351,9 +351,10 @@ def _seconds(moment: str) -> float:
 
 
 def _use(lines: str) -> str:
-    """Ray's lines of `used/total RESOURCE` in one, without the object store, which is part of the memory.
+    """Ray's lines of `used/total RESOURCE` in one line, without the object store, which is part of the memory.
 
-    The head's resource for drivers is told as the jobs that hold some: its total is made up, and no limit that is met.
+    The head's resource for drivers is shown as the number of jobs that hold some: its total is an invented number, not
+    a limit that is ever reached.
     """
     told = []
     for line in lines.splitlines():
@@ -371,4 +372,4 @@ ACTIONS: dict[str, tuple[str, Callable[[DeployedStack, str, Status | None, argpa
     "stop": ("stop a job and wait until it has ended", _stop),
     "attach": ("follow a job and return its exit code; Ctrl-C leaves it running", _attach),
 }
-"""The help of each action, and its function, given the job's name and KubeRay's report on its RayJob, if any."""
+"""The help of each action, and its function, which takes the job's name and KubeRay's report on its RayJob, if any."""

@@ -1,6 +1,6 @@
-"""The way to a stack's Jobs API: its URL where that answers, else a port-forward of our own on 127.0.0.1.
+"""The connection to a stack's Jobs API: its URL if that answers, otherwise a port-forward of our own on 127.0.0.1.
 
-A port-forward ends when its pod or the connection does, so it is renewed on demand: whoever follows a job asks for the
+A port-forward ends with its pod or its connection, so it is renewed on demand: code that follows a job asks for the
 address again after each failure.
 """
 
@@ -31,11 +31,11 @@ READY_SECONDS = 30.0
 _ANSWER_SECONDS = 30
 
 MOST_ROWS = 10_000
-"""Of an answer of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)."""
+"""Maximum rows in an answer of Ray's state API (ray 2.60, util/state/common.py, RAY_MAX_LIMIT_FROM_API_SERVER)."""
 
 
 class Dashboard:
-    """A stack's Ray dashboard; `address` is where it answers now."""
+    """A stack's Ray dashboard; `address` is its current address."""
 
     def __init__(self, stack: DeployedStack) -> None:
         self.stack = stack
@@ -44,11 +44,11 @@ class Dashboard:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every request. Said outright, as Ray's client would send a token it finds at home instead."""
+        """Headers of every request. Explicit, because Ray's client would otherwise send a token it finds at home."""
         return {"Authorization": f"Bearer {self.stack.token}"}
 
     def address(self) -> str:
-        """Address of the dashboard, with a port-forward started or renewed if it takes one.
+        """Address of the dashboard; starts or renews a port-forward if one is needed.
 
         Raises:
             PlaceError: it does not answer.
@@ -62,7 +62,7 @@ class Dashboard:
         if status == 200:
             self._address = environment.ray_dashboard_url
         elif environment.ray_dashboard_command:
-            # Nothing there, or somebody else's Ray on the same port of this machine.
+            # Nothing answers, or somebody else's Ray does on the same port of this machine.
             self._address = self._forward(environment.ray_dashboard_command)
         elif status in (401, 403):
             raise _refused(environment.ray_dashboard_url)
@@ -94,7 +94,7 @@ class Dashboard:
             ) from error
 
     def nodes(self) -> list[Supply]:
-        """The nodes that are up, with all they have, free or not."""
+        """The nodes that are up, with all their resources, free or not."""
         found = self.get(f"/api/v0/nodes?limit={MOST_ROWS}")["data"]["result"]["result"]
         alive = [node for node in found if node["state"] == "ALIVE"]
         return [Supply(name=f"node {one['node_ip']}", resources=one["resources_total"], count=1) for one in alive]
@@ -112,14 +112,14 @@ class Dashboard:
         self._child = None
 
     def hang_up(self, number: int, frame: FrameType | None) -> None:
-        """End the port-forward on SIGHUP, as a closed terminal sends it, and die of it as without a handler."""
+        """End the port-forward on SIGHUP, which a closed terminal sends, and then die of it as without a handler."""
         if self._child is not None and self._child.returncode is None:
             _signal_group(self._child.pid, signal.SIGTERM)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
     def _answers(self, address: str) -> int:
-        """HTTP status of a request that needs the token; 0 where nothing answers."""
+        """HTTP status of a request that needs the token; 0 if nothing answers."""
         try:
             return requests.get(f"{address}/api/version", headers=self.headers, timeout=10).status_code
         except requests.RequestException:
@@ -128,10 +128,10 @@ class Dashboard:
     def _forward(self, command: str) -> str:
         port = _free_port()
         arguments, address = _port_forward(command, self.stack.kubectl, port), f"http://127.0.0.1:{port}"
-        # No pipe, which somebody would have to read for as long as the way is used.
+        # Not a pipe, which somebody would have to read for as long as the port-forward is used.
         with tempfile.TemporaryFile("w+") as complaints:
-            # A session of its own: Ctrl-C is ours to handle, and stopping the job still needs the way to it. So a
-            # closed terminal does not end it either: `hang_up` does.
+            # In a session of its own: we handle Ctrl-C, and still need the port-forward to stop the job. A closed
+            # terminal does not end it either: `hang_up` does.
             self._child = child = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
@@ -163,11 +163,11 @@ class Dashboard:
 
 @contextmanager
 def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
-    """The way to a stack's dashboard for the length of the block.
+    """The connection to a stack's dashboard for the duration of the block.
 
     Args:
-        stack: whose.
-        young: it may have been made a moment ago and not answer yet, so whoever asks asks again.
+        stack: the stack.
+        young: the cluster may be new and not answer yet, so that the caller asks again.
 
     Raises:
         PlaceError: it does not answer, and is not young.
@@ -175,7 +175,7 @@ def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
     """
     _never_through_a_proxy()
     dashboard = Dashboard(stack)
-    # Under `nohup` SIGHUP is ignored, and only the main thread may say otherwise.
+    # Under `nohup` SIGHUP is ignored, and only the main thread may change that.
     ends_us = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
     )
@@ -192,13 +192,13 @@ def reach(stack: DeployedStack, *, young: bool = False) -> Iterator[Dashboard]:
 
 
 def _signal_group(group: int, number: int) -> None:
-    # One that ended just now; macOS then says that it is not permitted (killpg1 in XNU's bsd/kern/kern_sig.c).
+    # It may have ended just now; macOS then reports "not permitted" (killpg1 in XNU's bsd/kern/kern_sig.c).
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def _never_through_a_proxy() -> None:
-    """A proxy of the environment, which requests obeys, cannot reach this machine's loopback."""
+    """Bypass the environment's proxy, which requests obeys: it cannot reach this machine's loopback."""
     for name in ("NO_PROXY", "no_proxy"):
         exempt = os.environ.get(name, "")
         if exempt != "*" and "127.0.0.1" not in exempt.split(","):
@@ -206,7 +206,7 @@ def _never_through_a_proxy() -> None:
 
 
 def _port_forward(command: str, kubectl: tuple[str, ...], port: int) -> list[str]:
-    """The stack's own command with another local port, on loopback alone."""
+    """The stack's own command with another local port, only on loopback."""
     words = shlex.split(command)
     if words[:1] != ["kubectl"] or "port-forward" not in words or not words[-1].rpartition(":")[2].isdigit():
         raise PlaceError(

@@ -1,7 +1,7 @@
-"""`submit --queue`: a job of a fixed size that Kueue holds until all its nodes come together.
+"""`submit --queue`: a job of a fixed size that Kueue holds until all its nodes are available together.
 
-What can be known to fail is refused before the job is in the queue: its turn may come hours later, with nobody there,
-and a job that Ray refuses then would keep its nodes.
+A job that is known to fail is refused before it enters the queue: its turn may come hours later, with nobody there, and
+a job that Ray refuses then would keep its nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workloads.jobs.follow import Follower, again, detached, tell
 from workloads.jobs.job import Job
 from workloads.reporting.progress import counted
 
-_BENCH_NODES = 2  # what `bench` takes without --nodes
+_BENCH_NODES = 2  # default of `bench` without --nodes
 
 
 def add_queue_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +42,10 @@ def add_queue_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_arguments(args: argparse.Namespace) -> None:
-    """Refuse what contradicts itself, whatever the stack.
+    """Refuse arguments that contradict each other, whatever the stack.
 
     Raises:
-        UsageError: so it does.
+        UsageError: they do.
     """
     if args.nodes is not None and not args.queue:
         raise UsageError(
@@ -75,10 +75,10 @@ def refuse_arguments(args: argparse.Namespace) -> None:
 
 
 def named(command: list[str]) -> list[str]:
-    """A command with a name of its run, if it is one that has a run: by it goes on what KubeRay submits again.
+    """The command with a name for its run, if it has a run: with it, a job that KubeRay submits again resumes the run.
 
     Args:
-        command: as it was given; a name of its own has the last word.
+        command: as it was given; its own run name takes precedence.
     """
     if command[0] not in ("train", "tune", "sweep") or _value(command, "--run"):
         return command
@@ -90,7 +90,7 @@ def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environmen
 
     Args:
         command: as it was given.
-        nodes: GPU nodes that are asked for.
+        nodes: number of GPU nodes requested.
         ours: whether the command is one of this package.
         environment: the stack's outputs.
 
@@ -117,7 +117,7 @@ def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environmen
 
 
 def _most(team: str) -> str:
-    """The setting that says how many nodes jobs may have together."""
+    """The setting that limits how many nodes jobs may have together."""
     return f"max_gpu_nodes of {team} in oasis:teams" if team else "max_nodes in the queued entry of oasis:gpu.capacity"
 
 
@@ -127,9 +127,9 @@ def run(
     """Put a job into the queue, wait there, follow it, and return its exit code.
 
     Args:
-        args: of the command.
+        args: arguments of the command.
         given: the job.
-        nodes: GPU nodes, all of which it gets at once.
+        nodes: number of GPU nodes, which it gets all at once.
         deployed: the stack, whose queue can take it.
         interrupted: what Ctrl-C does once it runs.
     """
@@ -150,7 +150,7 @@ def run(
 
 
 def _addressed(job: Job, deployed: DeployedStack) -> dict[str, Any]:
-    """The runtime environment with the address of what is packed, as Ray's own schema has it."""
+    """The runtime environment with the address of the packed folder, in the form of Ray's own schema."""
     environment = {key: value for key, value in job.runtime_env.items() if key != "excludes"}
     if _folder(job) is not None:
         environment["working_dir"] = f"{queue.folder(deployed, job.name)}/{queue.WORKING_DIR}"
@@ -168,13 +168,13 @@ def _addressed(job: Job, deployed: DeployedStack) -> dict[str, Any]:
 
 
 def _folder(job: Job) -> Path | None:
-    """The working directory, where it is a folder of this machine."""
+    """The working directory, if it is a folder on this machine."""
     given = job.runtime_env.get("working_dir")
     return Path(given) if isinstance(given, str) and "://" not in given and Path(given).is_dir() else None
 
 
 def _put(given: Job, job: Job, deployed: DeployedStack) -> None:
-    """Put the working directory where Ray fetches it when the job begins."""
+    """Upload the working directory to where Ray fetches it when the job begins."""
     folder = _folder(given)
     if folder is None:
         return
@@ -188,7 +188,7 @@ def _create(deployed: DeployedStack, name: str, body: dict[str, Any]) -> None:
     try:
         deployed.ask("create", "--filename", "-", given=json.dumps(body))
     except WorkloadError:
-        # It may be there though the answer was lost; nobody would know of it.
+        # The upload may have succeeded although the answer was lost; nobody would know of it.
         with contextlib.suppress(WorkloadError):
             if ray_job.find(deployed, name) is None or ray_job.remove(deployed, name):
                 queue.tidy(deployed, ray_job.status_of(body))
@@ -234,7 +234,7 @@ def _check_nodes(asked: str, nodes: int) -> None:
 
 
 def _value(command: Sequence[str], flag: str) -> str:
-    """The value of an option among a command's words; empty without it."""
+    """The value of an option in a command; empty without it."""
     for at, word in enumerate(command):
         if word == flag and at + 1 < len(command):
             return command[at + 1]

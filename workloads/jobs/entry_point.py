@@ -1,7 +1,7 @@
-"""What a job's entry point takes, and whether any node of the cluster could ever give it.
+"""The resources of a job's entry point, and whether any node of the cluster could ever provide them.
 
-Without a wish it is a place on the head, by the head's custom resource `driver`: the head has no CPUs to ask for, and
-asking for some would add a node for the driver alone, a GPU node even.
+By default it takes a slot on the head, through the head's custom resource `driver`: the head has no CPUs to request,
+and a request for CPUs would add a node, even a GPU node, for the driver alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from workloads.errors import InfeasibleError, UsageError
 
 DRIVER_RESOURCES = {"driver": 0.01}
-"""What an entry point without a wish takes: a hundredth of what the head has one of per slot."""
+"""Default request of an entry point: a hundredth of the resource of which the head has one per slot."""
 
 _BUILT_IN = ("CPU", "GPU", "memory")
-"""Resources that Ray wants to be asked for by their own parameters, not by name."""
+"""Resources that Ray takes as parameters of their own, not by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Demand:
     """By Ray's names: CPU, GPU, memory (bytes), and custom resources."""
 
     def parameters(self) -> dict[str, Any]:
-        """The same, as `JobSubmissionClient.submit_job` takes it."""
+        """The same as parameters of `JobSubmissionClient.submit_job`."""
         wanted = self.amounts
         own = {name: amount for name, amount in wanted.items() if name not in _BUILT_IN}
         found: dict[str, Any] = {"entrypoint_resources": own} if own else {}
@@ -63,7 +63,7 @@ class Supply:
 
 
 def add_entry_point_arguments(group: Any) -> None:
-    """The arguments that say what the entry point takes; Ray's own names work too."""
+    """The arguments that set the entry point's resources; Ray's own names work too."""
     group.add_argument(
         "--num-cpus", "--entrypoint-num-cpus", type=float, metavar="N", help="CPUs for the command itself"
     )
@@ -82,10 +82,10 @@ def add_entry_point_arguments(group: Any) -> None:
 
 
 def read(args: argparse.Namespace) -> Demand:
-    """The arguments' demand.
+    """The demand that the arguments state.
 
     Raises:
-        UsageError: an amount is negative or no number, or one resource is asked for twice.
+        UsageError: an amount is negative or not a number, or one resource is requested twice.
     """
     amounts = _named(args.resources)
     for flag, name, amount in (
@@ -104,10 +104,10 @@ def read(args: argparse.Namespace) -> Demand:
 
 
 def refuse_impossible(demand: Demand, supplies: Iterable[Supply]) -> None:
-    """Refuse at once what Ray would leave pending for half an hour.
+    """Refuse at once a demand that Ray would leave pending for half an hour.
 
     Args:
-        demand: of the entry point.
+        demand: demand of the entry point.
         supplies: every node that is there or can be added.
 
     Raises:
@@ -125,12 +125,12 @@ def refuse_impossible(demand: Demand, supplies: Iterable[Supply]) -> None:
 
 
 def groups(spec: Mapping[str, Any]) -> list[Supply]:
-    """A RayCluster's resources by its object: the head, and each worker group at its most.
+    """A RayCluster's resources according to its object: the head, and each worker group at its maximum.
 
     Args:
-        spec: of the RayCluster.
+        spec: spec of the RayCluster.
     """
-    # Ray's own reading of a group, which is what its autoscaler will go by.
+    # Ray's own reading of a group, which its autoscaler uses as well.
     reader = importlib.import_module("ray.autoscaler._private.kuberay.autoscaling_config")
     kinds: dict[str, Any] = reader._generate_available_node_types_from_ray_cr_spec(spec)
     workers = {group["groupName"]: group for group in spec.get("workerGroupSpecs") or ()}
@@ -146,7 +146,7 @@ def groups(spec: Mapping[str, Any]) -> list[Supply]:
 
 
 def describe(resources: Mapping[str, float]) -> str:
-    """Amounts in words: `8 CPU, 64.0 GB memory`, without what Ray counts for its own use."""
+    """Amounts in words: `8 CPU, 64.0 GB memory`, without resources that Ray counts for its own use."""
     shown = {name: amount for name, amount in resources.items() if not name.startswith(("node:", "object_store"))}
     words = [
         f"{amount / 1e9:.1f} GB memory" if name == "memory" else f"{amount:g} {name}"

@@ -1,7 +1,7 @@
-"""Follows a job by asking, never by a stream: what a broken connection swallows is asked for again.
+"""Follows a job by polling, never by a stream: output that a broken connection loses is requested again.
 
 Ray's own command takes a broken log stream for the end of the job (ray-project/ray issues 51601, 57002). Here the job's
-status decides, and the log is read on from where the last complete line ended.
+status decides, and reading of the log continues from the end of the last complete line.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from workloads.jobs.entry_point import DRIVER_RESOURCES
 from workloads.reporting import progress
 
 PATIENCE_SECONDS = 180.0
-"""How long the dashboard may be out of reach before following ends; the job itself goes on."""
+"""How long the dashboard may be out of reach before following ends; the job itself continues."""
 
 STOP_SECONDS = 60.0
-"""How long a job may take to stop before we leave: twice what Ray gives it (RAY_JOB_STOP_WAIT_TIME_S) until SIGKILL."""
+"""How long a job may take to stop before we exit: twice Ray's wait (RAY_JOB_STOP_WAIT_TIME_S) before SIGKILL."""
 
 OURS = "python -m workloads"
-"""How the command of a job begins that is one of this package."""
+"""Start of the command of a job that runs a command of this package."""
 
 _END_WAITING = """
 import asyncio, sys
@@ -70,34 +70,34 @@ async def end(job):
 ray.init()
 asyncio.run(end(sys.argv[1]))
 """
-"""Ends a job that waits for its place, from within Ray, and with it what it asks of the autoscaler.
+"""Ends a job that waits for its place, from within Ray, and with it the job's request to the autoscaler.
 
-Ray stops a job by asking the actor that runs its command, which has not begun then, and deletes none that has not
-ended (ray 2.60, job_manager.py, `stop_job` and `delete_job`); nothing else of its HTTP API reaches an actor."""
+Ray stops a job by asking the actor that runs its command, which has not started yet, and does not delete a job that has
+not ended (ray 2.60, job_manager.py, `stop_job` and `delete_job`); nothing else in its HTTP API reaches an actor."""
 
 _START_TIMEOUT = "RAY_JOB_START_TIMEOUT_SECONDS"  # Ray names it in its verdict on a job that found no place in time
 _LEAST_PAUSE_SECONDS = 1.0
-_AWAY_SECONDS = 2.0  # a connection that is back within these needs no word about it
-_START_SECONDS = 3.0  # a job that has its place begins within these, and then a stop reaches it
+_AWAY_SECONDS = 2.0  # a connection that returns within this time is not reported
+_START_SECONDS = 3.0  # a job that has its place begins within this time, and then a stop reaches it
 _RECORD_SECONDS = 2.0  # Ray, which looks at a job every second until it has seen its end, writes a missing record anew
-_SILENCE_SECONDS = 10.0  # a job that starts within these needs no word about it; later, one as often
-_PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the rarer it is done
-_MOST_PAUSE_SECONDS = 30.0  # a fetch over a connection that was away for minutes is no reason for an hour's silence
-_LOG_SECONDS = 10.0  # a node that is there gives the log of an ended job within these
-_ANSWER_SECONDS = 30.0  # a dashboard that is there begins to answer within these
+_SILENCE_SECONDS = 10.0  # a job that starts within this time is not reported; later, one line per interval
+_PAUSE_PER_FETCH = 10.0  # a log is fetched whole, so the longer that takes, the less often it is done
+_MOST_PAUSE_SECONDS = 30.0  # a fetch over a connection that was lost for minutes must not cause an hour's silence
+_LOG_SECONDS = 10.0  # a node that is up returns the log of an ended job within this time
+_ANSWER_SECONDS = 30.0  # a dashboard that is up begins to answer within this time
 _LONG_ANSWER_SECONDS = 120.0  # or, given a package or asked for a log, once it has stored or read it whole
 
 Answer = TypeVar("Answer")
 
 
 class _Client(JobSubmissionClient):
-    """Ray's own client, which would wait for an answer without end: a port-forward whose connection to the cluster is
-    lost, as where a laptop slept, may go on to accept questions."""
+    """Ray's own client with a timeout; without one it would wait for ever: a port-forward that has lost its connection
+    to the cluster, for example because a laptop slept, may still accept requests."""
 
     def _do_request(self, method: str, endpoint: str, **given: Any) -> Any:
         whole = method == "PUT" or endpoint.endswith("/logs")
         longest = _LONG_ANSWER_SECONDS if whole else _ANSWER_SECONDS
-        # Of the answer alone: a working directory takes as long to send as it takes.
+        # Only for the answer: sending a working directory may take as long as it needs.
         return super()._do_request(method, endpoint, **given, timeout=(None, longest))
 
 
@@ -108,10 +108,10 @@ class Jobs:
         """Nothing is asked yet.
 
         Args:
-            dashboard: the way to it.
-            lost: asked when the connection breaks: whether it is in vain to try again.
+            dashboard: the connection to it.
+            lost: called when the connection breaks: whether it is pointless to try again.
         """
-        # That a job's files are packed, and under which names, is of no use to whoever submits it.
+        # Messages about the packing of a job's files, and their names, are of no use to the user.
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self.stack = dashboard.stack
@@ -121,15 +121,15 @@ class Jobs:
         self._until = math.inf
 
     def ask(self, question: Callable[[JobSubmissionClient], Answer]) -> Answer:
-        """Put a question to the Jobs API until it is answered.
+        """Repeat a question to the Jobs API until it is answered.
 
         Args:
             question: safe to repeat.
 
         Raises:
             PlaceError: the dashboard stayed out of reach.
-            AuthError: Ray does not know the token any more.
-            RuntimeError: another refusal of Ray's, with its HTTP status.
+            AuthError: Ray no longer accepts the token.
+            RuntimeError: any other refusal by Ray, with its HTTP status.
         """
         began = time.monotonic()
         deadline = min(began + PATIENCE_SECONDS, self._until)
@@ -137,7 +137,7 @@ class Jobs:
         while True:
             try:
                 return question(self._connected())
-            except AuthenticationError as error:  # to Ray no RuntimeError
+            except AuthenticationError as error:  # in Ray not a RuntimeError
                 raise refused(error) from error
             except (OSError, PlaceError) as error:  # requests' errors are OSErrors
                 self._client = None
@@ -153,11 +153,11 @@ class Jobs:
                 time.sleep(_LEAST_PAUSE_SECONDS)
 
     def stop(self, submission_id: str) -> bool:
-        """Have a job stopped, also one that waits for its place; from here on there are `STOP_SECONDS` for it and for
-        every answer about it.
+        """Have a job stopped, including one that waits for its place; from here on, it and every answer about it have
+        `STOP_SECONDS`.
 
         Returns:
-            False if Ray knows none of that id.
+            False if Ray knows no job with this id.
 
         Raises:
             PlaceError: the dashboard stayed out of reach.
@@ -187,12 +187,12 @@ class Jobs:
             "submission_id": name,
             "entrypoint_resources": DRIVER_RESOURCES,
         }
-        # Whether it was of use, the other job's status says.
+        # The other job's status tells whether it worked.
         with contextlib.suppress(RuntimeError):  # also if it was submitted, and the answer was lost
             self.ask(lambda client: client.submit_job(**wanted))
         with contextlib.suppress(RuntimeError, WorkloadError):
             self.until_stopped(name)
-            for _ in range(5):  # until Ray knows it no longer
+            for _ in range(5):  # until Ray no longer knows it
                 time.sleep(_RECORD_SECONDS)
                 self.ask(lambda client: client.delete_job(name))
 
@@ -209,10 +209,10 @@ class Jobs:
             raise refused(error) from error
 
     def until_stopped(self, submission_id: str) -> JobDetails:
-        """Wait until a job that was told to stop has.
+        """Wait until a job that was told to stop has stopped.
 
         Raises:
-            WorkloadFailedError: it has not within `STOP_SECONDS`.
+            WorkloadFailedError: it has not stopped within `STOP_SECONDS`.
         """
         while not (details := self.details(submission_id)).status.is_terminal():
             if self.given_up:
@@ -226,7 +226,7 @@ class Jobs:
 
     @property
     def given_up(self) -> bool:
-        """True if a job that was to stop has had its time."""
+        """True if the time of a job that was told to stop is over."""
         return time.monotonic() >= self._until
 
     def _connected(self) -> _Client:
@@ -238,7 +238,7 @@ class Jobs:
         """Ray's record of a job.
 
         Raises:
-            UsageError: it knows none of that id.
+            UsageError: Ray knows no job with this id.
             PlaceError: the dashboard stayed out of reach.
             AuthError, WorkloadFailedError: Ray refuses.
         """
@@ -253,14 +253,14 @@ class Jobs:
             raise refused(error) from error
 
     def log(self, submission_id: str) -> str | None:
-        """The whole log of a job's driver; empty while it has none, and None where its node does not give it."""
+        """The whole log of a job's driver; empty while it has none, and None if its node does not return it."""
         try:
             return self.ask(lambda client: _log(client, submission_id))
         except RuntimeError:  # the agent that has the file is not up yet, or busy, or its node is gone
             return None
 
     def whole_log(self, submission_id: str) -> str | None:
-        """The log of a job that has ended, as `log`; asked for again where its node does not give it at once."""
+        """The log of an ended job, as in `log`; requested again if its node does not return it at once."""
         deadline = time.monotonic() + _LOG_SECONDS
         while (log := self.log(submission_id)) is None and time.monotonic() < deadline:
             time.sleep(_LEAST_PAUSE_SECONDS)
@@ -274,16 +274,16 @@ class Follower:
     jobs: Jobs
     submission_id: str
     results_uri: str = ""
-    """Where the job said that its results are."""
+    """Address of the results, as the job reported it."""
     _shown: int = 0
     _waits: bool = False
 
     def run(self) -> JobDetails:
-        """Follow until the job has ended and all it wrote is shown, or until it has not stopped when told to."""
+        """Follow until the job has ended and all its output is shown, or it has not stopped in time when told to."""
         told = started = time.monotonic()
         said = ""
         while True:
-            # The status first: if it says that the job has ended, the log read after it is complete.
+            # Status first: if it says that the job has ended, a log read after that is complete.
             details = self.jobs.details(self.submission_id)
             began = time.monotonic()
             ended = details.status.is_terminal()
@@ -311,7 +311,7 @@ class Follower:
         if end <= self._shown:
             return
         for line in log[self._shown : end].splitlines(keepends=True):
-            self._shown += len(line)  # before it is shown: a Ctrl-C that comes meanwhile does not have it shown again
+            self._shown += len(line)  # before it is shown, so that a Ctrl-C meanwhile does not show it again
             record = progress.parse(line)
             self._waits = record is not None and str(record.get("text", "")).startswith(WAITING)
             if record is None:
@@ -322,13 +322,13 @@ class Follower:
 
 
 def installing(details: JobDetails) -> str:
-    """What Ray says nothing of while a job has not started: that it may be installing packages, or failing to.
+    """A message that Ray does not give while a job has not started: it may be installing packages, or failing to.
 
-    It tries three times, each as long as pip and its own retries take, before it gives the job the reason (ray 2.60,
-    `RUNTIME_ENV_RETRY_TIMES` in runtime_env_consts.py); each try's output is in a file as soon as it has ended.
+    Ray tries three times, each as long as pip and its own retries take, before it gives the job the reason (ray 2.60,
+    `RUNTIME_ENV_RETRY_TIMES` in runtime_env_consts.py); the output of each try is in a file as soon as the try ends.
 
     Args:
-        details: of the job.
+        details: Ray's record of the job.
     """
     kinds = [kind for kind in ("pip", "uv", "conda") if kind in (details.runtime_env or {})]
     if not kinds:
@@ -341,12 +341,12 @@ def installing(details: JobDetails) -> str:
 
 
 def missing_log(details: JobDetails, log: str | None, shown: int = 0) -> str:
-    """Why nothing more is shown of a job that ran; empty where all is, for Ray itself begins each log with a line.
+    """Why no more of a job's log is shown; empty if all of it is. Ray itself begins each log with a line.
 
     Args:
-        details: of the job.
-        log: its log, as it was read last.
-        shown: characters that are shown of what was read before.
+        details: Ray's record of the job.
+        log: its log, as last read.
+        shown: characters already shown of earlier reads.
     """
     if log or not details.driver_agent_http_address:
         return ""
@@ -363,7 +363,7 @@ def show_log(jobs: Jobs, submission_id: str) -> None:
     """
     details = jobs.details(submission_id)
     log = jobs.log(submission_id)
-    for line in io.StringIO(log or ""):  # at line ends alone: a progress bar's \r and the like stay as they are
+    for line in io.StringIO(log or ""):  # split only at line ends: a progress bar's \r and the like stay as they are
         print(progress.shown(line.removesuffix("\n")))
     if problem := missing_log(details, log):
         tell(problem)
@@ -375,19 +375,19 @@ def again(args: argparse.Namespace, name: str) -> str:
 
 
 def detached(args: argparse.Namespace, name: str) -> int:
-    """Leave a job that was just submitted: its name is what standard output gets."""
+    """Leave a job that was just submitted; only its name goes to standard output."""
     print(name)
     print(f"follow it with `{again(args, name)}`", file=sys.stderr)
     return EXIT_OK
 
 
 def tell(text: str) -> None:
-    """Say one sentence about the submission, beside what the job says: standard output is the job's."""
+    """Print one sentence about the submission apart from the job's output, which has standard output to itself."""
     progress.emit({"event": "note", "text": text}, sys.stderr)
 
 
 def add_results_argument(group: Any) -> None:
-    """The argument that says where results go."""
+    """The argument for the folder of results."""
     group.add_argument(
         "--results",
         type=Path,
@@ -398,14 +398,14 @@ def add_results_argument(group: Any) -> None:
 
 
 def fetch_results(follower: Follower, directory: Path) -> None:
-    """Copy the files that a job left to this machine, or say where they are.
+    """Copy a job's result files to this machine, or say where they are.
 
-    A job's log says where, and whoever writes into it could: so nothing comes from outside the stack's runs, and
-    nothing goes outside of the folder.
+    The address comes from the job's log, which anyone who writes to it could forge: so nothing is read from outside the
+    stack's runs, and nothing is written outside the folder.
 
     Args:
-        follower: of a job that has ended; nothing happens if it named no folder in a bucket.
-        directory: they are put into a folder of the run's name below it.
+        follower: follower of an ended job; nothing happens if the job named no folder in a bucket.
+        directory: parent of a folder with the run's name, which gets the files.
     """
     uri, runs = follower.results_uri, follower.jobs.stack.environment.runs_uri.rstrip("/")
     if not uri.startswith("gs://"):
@@ -430,7 +430,7 @@ def fetch_results(follower: Follower, directory: Path) -> None:
 
 
 def _run_name(uri: str) -> str:
-    """The run's name: the last part of the address, or the one before it where results have a folder of their own."""
+    """The run's name: the last part of the address, or the one before it if results have a folder of their own."""
     parts = uri.rstrip("/").split("/")
     return parts[-2] if parts[-1] == "results" else parts[-1]
 
@@ -439,7 +439,7 @@ def exit_code(details: JobDetails) -> int:
     """The driver's own exit code; a job that never ran its driver has failed, a stopped one was interrupted.
 
     Args:
-        details: of a job that has ended.
+        details: Ray's record of an ended job.
     """
     if details.status == JobStatus.SUCCEEDED:
         return EXIT_OK
@@ -457,7 +457,7 @@ def exit_code(details: JobDetails) -> int:
 
 
 def whose(entrypoint: str) -> str:
-    """Remark on the exit code of a job whose command is not ours, where 3 need not mean infeasible."""
+    """Remark on the exit code of a job whose command is not ours: there 3 need not mean infeasible."""
     ours = entrypoint.startswith(f"{OURS} ")
     return "" if ours else ", its command's own: not one of those that `python -m workloads --help` lists"
 
@@ -466,7 +466,7 @@ def _details(client: JobSubmissionClient, submission_id: str) -> JobDetails:
     try:
         return client.get_job_info(submission_id)
     except RuntimeError as error:
-        # A head that is too busy to look, or a proxy before it: no word on the job.
+        # The head is too busy, or a proxy in front of it answered: this says nothing about the job.
         if str(error).startswith("Request failed with status code 5"):
             raise ConnectionError(first_line(error)) from error
         raise
@@ -476,12 +476,12 @@ def _log(client: JobSubmissionClient, submission_id: str) -> str:
     try:
         return client.get_job_logs(submission_id)
     except requests.ReadTimeout as error:
-        client.get_version()  # fails too where it is the head that is out of reach
+        client.get_version()  # fails too if the head is out of reach
         raise RuntimeError("the node of the job's driver does not answer") from error
 
 
 def _is_unknown(error: RuntimeError) -> bool:
-    """Whether a refusal says that there is no such job; the number alone may be part of a job's name."""
+    """Whether a refusal says that there is no such job; the status number alone may be part of a job's name."""
     return "status code 404" in str(error)
 
 

@@ -1,6 +1,6 @@
-"""Whether a stack's GPU nodes are likely to come: `python -m oasis_stack forecast` says so, which reads the stack file.
+"""Forecast of a stack's GPU nodes, from `python -m oasis_stack forecast`, which reads the stack file.
 
-A program of its own, since the workloads run where neither the stack file nor Pulumi is. Standard library only.
+That is a separate program, because the workloads run without the stack file and Pulumi. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ SECONDS = 120
 
 
 def lines(stack: str, *words: str) -> list[str]:
-    """What is expected: a line for each rung, their proposed order, and what Google did not answer.
+    """The forecast: a line for each rung, their proposed order, and what Google did not answer.
 
     Args:
-        stack: whose file lies in this checkout.
-        words: further ones for the command.
+        stack: stack whose file is in this checkout.
+        words: further words for the command.
 
     Raises:
         UsageError: there is no such file, or a setting in it is wrong.
-        PlaceError: this place has no checkout, or not what the program needs.
+        PlaceError: this place has no checkout, or lacks what the program needs.
     """
     command = [sys.executable, "-m", "oasis_stack", "forecast", "--stack", stack, "--brief", *words]
     remedy = "Ask from the checkout, with its own Python: `make forecast` brings what it needs."

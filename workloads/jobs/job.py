@@ -1,4 +1,4 @@
-"""A job for Ray, however it gets there: over the Jobs API, or by KubeRay."""
+"""A job for Ray, whether submitted through the Jobs API or by KubeRay."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class Job:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What Ray keeps with it."""
+        """Metadata that Ray keeps with the job."""
         return {"oasis.command": self.name.rsplit("-", 3)[0]}

@@ -1,4 +1,4 @@
-"""The GPU nodes that a stack pays for now: since when, what an hour of them costs, and whose pods they hold."""
+"""The GPU nodes that a stack pays for now: since when, their hourly cost, and whose pods they hold."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class PaidNode:
 
     name: str
     since: float
-    """Unix time of its registration: it was paid for some minutes before."""
+    """Unix time of its registration: billing began some minutes before."""
     node_hour_usd: float | None
-    """The most that an hour of it costs at list price; None where that is not known."""
+    """Its maximum hourly cost at list price; None if it is not known."""
     holders: tuple[str, ...]
-    """Who has pods with GPUs on it: `namespace/RayCluster`, or the pod; none where it idles."""
+    """Owners of pods with GPUs on it: `namespace/RayCluster`, or the pod; none if it is idle."""
 
     def usd(self, now: float) -> float | None:
-        """What it has cost so far, at most."""
+        """Its maximum cost so far."""
         return None if self.node_hour_usd is None else self.node_hour_usd * (now - self.since) / HOUR
 
 
 def look(stack: DeployedStack) -> list[PaidNode]:
-    """All of them, oldest first.
+    """All paid nodes, oldest first.
 
     Raises:
         WorkloadError: kubectl fails, or may not show nodes or pods.
@@ -49,7 +49,7 @@ def look(stack: DeployedStack) -> list[PaidNode]:
 
 
 def head_line(nodes: list[PaidNode]) -> str:
-    """How many there are, and what an hour of all costs."""
+    """How many nodes there are, and their total hourly cost."""
     prices = [node.node_hour_usd for node in nodes]
     known = [price for price in prices if price is not None]
     idle = sum(not node.holders for node in nodes)
@@ -58,7 +58,7 @@ def head_line(nodes: list[PaidNode]) -> str:
 
 
 def gpus_of(pod: Body) -> int:
-    """How many GPUs a pod holds; none once it is over."""
+    """How many GPUs a pod holds; 0 once it has ended."""
     if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
     limits = [one.get("resources", {}).get("limits") or {} for one in pod["spec"].get("containers", ())]

@@ -1,7 +1,7 @@
-"""Why pods of a stack wait for a node: whether none could ever hold them, or there is none to be had now.
+"""Why pods of a stack wait for a node: whether no node could ever hold them, or none is available now.
 
-To Ray both look the same, a pod that does not come. Kubernetes' scheduler knows the nodes that are there; whether
-another one would help, GKE's autoscaler says in events on the pod: `NotTriggerScaleUp` and `TriggeredScaleUp`
+To Ray both look the same: a pod that does not come. Kubernetes' scheduler knows the existing nodes; GKE's autoscaler
+says whether another node would help, in events on the pod: `NotTriggerScaleUp` and `TriggeredScaleUp`
 (kubernetes/autoscaler, processors/status/eventing_scale_up_processor.go) and `FailedScaleUp` (GKE documentation,
 "Troubleshoot cluster autoscaler not scaling up").
 """
@@ -24,10 +24,10 @@ Verdict = Literal["never fits", "no capacity", "coming", "waiting"]
 _FAILED, _REFUSED, _TRIGGERED = "FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"
 
 NEW_HEAD = "`make restart STACK=...` brings a new head of the stack's own Ray, and ends the jobs there."
-"""What to do where an autoscaler has ended."""
+"""Advice if an autoscaler has ended."""
 
 _FULL = re.compile(r"in backoff after failed scale-up|max node group size reached|limit reached|resources? exceeded")
-"""Obstacles that pass by themselves. The others (`Insufficient memory`, a label, a taint) are the pod's own."""
+"""Temporary obstacles. The others (`Insufficient memory`, a label, a taint) are the pod's own."""
 
 _MEANING: dict[Verdict, tuple[str, str]] = {
     "never fits": (
@@ -55,7 +55,7 @@ class Wait:
 
 
 def look(stack: DeployedStack, pods: Iterable[Body] | None = None) -> list[Wait]:
-    """The waits of pods; none where they may not be seen.
+    """The waits of pods; none if the user may not see pods.
 
     Args:
         stack: whose kubectl is asked.
@@ -71,7 +71,7 @@ def look(stack: DeployedStack, pods: Iterable[Body] | None = None) -> list[Wait]
 
 
 def describe(stack: DeployedStack, cluster: str) -> str:
-    """States of a cluster's pods, with the reason of those that wait."""
+    """States of a cluster's pods, with the reason for each wait."""
     items = _pods(stack, cluster)
     if items is None:
         return "its pods cannot be seen"
@@ -87,9 +87,9 @@ def never_fit(stack: DeployedStack, cluster: str) -> bool:
 
 
 def ended_autoscalers(stack: DeployedStack) -> str:
-    """What is said of heads whose autoscaler has ended; empty if none has, or where pods may not be seen.
+    """Message about heads whose autoscaler has ended; empty if none has, or if the user may not see pods.
 
-    KubeRay starts it again in no case (ray-operator v1.6.2, raycluster_controller.go, `shouldDeletePod`).
+    KubeRay never restarts it (ray-operator v1.6.2, raycluster_controller.go, `shouldDeletePod`).
     """
     try:
         pods = stack.get("pods", "--selector", "ray.io/node-type=head")["items"]

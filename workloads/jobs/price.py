@@ -1,4 +1,4 @@
-"""What a job's GPU nodes cost, told before it is submitted: by the hour, and at most."""
+"""The cost of a job's GPU nodes, shown before it is submitted: hourly, and at most."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workloads.reporting.cost import HOUR
 from workloads.reporting.progress import counted
 
 TAKES_GPUS = ("train", "tune", "sweep", "bench")
-"""Commands of this package whose workers are on GPU nodes where a stack has some."""
+"""Commands of this package whose workers run on GPU nodes if the stack has some."""
 
 
 def of_queue(environment: ClusterEnvironment, nodes: int) -> str:
@@ -18,7 +18,7 @@ def of_queue(environment: ClusterEnvironment, nodes: int) -> str:
 
     Args:
         environment: the stack's outputs.
-        nodes: that it gets together.
+        nodes: number of nodes that it gets together.
     """
     price = environment.node_hour_usd(queued=True)
     if price is None:
@@ -33,12 +33,12 @@ def of_queue(environment: ClusterEnvironment, nodes: int) -> str:
 
 
 def of_ladder(environment: ClusterEnvironment, command: Sequence[str], demand: Demand) -> str:
-    """One sentence on a job that may have Ray add GPU nodes; empty where it will not.
+    """One sentence on a job that may make Ray add GPU nodes; empty if it will not.
 
     Args:
         environment: the stack's outputs.
         command: as it was given.
-        demand: what the command takes for itself.
+        demand: resources that the command itself takes.
     """
     if not environment.gpu_max_nodes or not takes_gpus(command, demand):
         return ""
@@ -53,7 +53,7 @@ def of_ladder(environment: ClusterEnvironment, command: Sequence[str], demand: D
 
 
 def takes_gpus(command: Sequence[str], demand: Demand) -> bool:
-    """Whether a job may have Ray add GPU nodes, where there are some."""
+    """Whether a job may make Ray add GPU nodes, if there are any."""
     return command[0] in TAKES_GPUS or bool(demand.amounts.get("GPU"))
 
 

@@ -1,8 +1,8 @@
-"""A job in Kueue's queue: why it waits, the wait itself, and the job followed from its begin to its end.
+"""A job in Kueue's queue: why it waits, the wait itself, and following the job from its start to its end.
 
 Kueue writes all it knows into the job's Workload (sigs.k8s.io/kueue v0.19.2, apis/kueue/v1beta2/workload_types.go): a
-condition QuotaReserved until it is the job's turn, an admission check with Google's words while nodes are asked for,
-Admitted once they are there, Evicted where they were taken back, and `active: false` where it gave the job up.
+condition QuotaReserved until it is the job's turn, an admission check with Google's message while nodes are requested,
+Admitted once they are there, Evicted if they were taken back, and `active: false` if Kueue gave up on the job.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from workloads.jobs.ray_job import OVER, OwnCluster, Status
 from workloads.reporting.progress import counted
 
 WORKLOADS = "workloads.kueue.x-k8s.io"
-"""Kueue's objects, one for each job that it was handed."""
+"""Kueue's objects, one for each job that it manages."""
 
 WORKING_DIR = "working_dir.zip"
 """The archive of a queued job's working directory, in the job's own folder of the runs bucket."""
 
 _POLL_SECONDS = 2.0
-_MOST_POLL_SECONDS = 10.0  # each look takes kubectl twice, so the longer the wait, the rarer it is
-_PROGRESS_SECONDS = 30.0  # a wait of hours needs no line more often, unless something changes
+_MOST_POLL_SECONDS = 10.0  # each poll calls kubectl twice, so the longer the wait, the less often it polls
+_PROGRESS_SECONDS = 30.0  # a wait of hours needs no more lines than this, unless something changes
 _STARTS_SECONDS = 10.0  # but one of seconds does
 _TOLD_SECONDS = 10.0  # a shorter wait need not be counted
 _NAMED = 3  # of the jobs ahead
@@ -49,7 +49,7 @@ _NAMED = 3  # of the jobs ahead
 _NO_QUEUE = re.compile(r"Queue \S+ doesn't exist")
 _NOT_GIVEN = "AdmissionCheck"
 _TOO_OFTEN = "maximum number of re-queuing retries"
-"""Kueue's reason of an eviction after a request that failed, and its words where pods were not ready too often
+"""Kueue's reason for an eviction after a failed request, and its message if pods were not ready too often
 (apis/kueue/v1beta2/workload_types.go; pkg/controller/core/workload_controller.go)."""
 _FREE = re.compile(r"insufficient unused quota for nvidia\.com/gpu in flavor \S+, (\d+) more needed")
 
@@ -58,19 +58,19 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Standing:
-    """How it stands with a job that has not begun."""
+    """Status of a job that has not begun."""
 
     state: Literal["waits", "admitted", "no queue", "given up", "not ready"]
     text: str
 
 
 def folder(stack: DeployedStack, name: str) -> str:
-    """Address of what is kept for a queued job: Ray fetches it when the job begins, hours later and maybe again."""
+    """Address of a queued job's files: Ray fetches them when the job begins, hours later and maybe again."""
     return f"{stack.environment.runs_uri.rstrip('/')}/.queued/{name}"
 
 
 def look(stack: DeployedStack, status: Status) -> Standing:
-    """How it stands with a job of the queue that has not begun.
+    """Status of a job of the queue that has not begun.
 
     Raises:
         PlaceError: Kubernetes does not answer.
@@ -91,14 +91,14 @@ def look(stack: DeployedStack, status: Status) -> Standing:
 
 
 def judge(workload: Body, everyone: Iterable[Body]) -> Standing:
-    """How it stands with a Workload.
+    """Status of a Workload.
 
     Args:
         workload: as the API server has it.
-        everyone: all of the namespace, for who is ahead.
+        everyone: all Workloads of the namespace, to tell which are ahead.
     """
     conditions, checks = _conditions(workload), workload.get("status", {}).get("admissionChecks") or ()
-    # A check is rejected once Google has given up a request, and also when it takes the nodes back (CapacityRevoked).
+    # A check is rejected once Google gives up on a request, and also when it takes the nodes back (CapacityRevoked).
     rejected = [check for check in checks if check["state"] == "Rejected"]
     evicted = conditions.get("Evicted", {})
     if rejected or workload["spec"].get("active") is False:
@@ -123,13 +123,13 @@ def judge(workload: Body, everyone: Iterable[Body]) -> Standing:
 
 
 def take_out(stack: DeployedStack, status: Status) -> None:
-    """Remove a queued job, and then what is kept for it, without which it would get its nodes and fail."""
+    """Remove a queued job, and only then its files, without which it would get its nodes and fail."""
     if ray_job.remove(stack, status.name):
         tidy(stack, status)
 
 
 def tidy(stack: DeployedStack, status: Status) -> None:
-    """Delete what is kept for a job that is over or removed: the working directory that `submit` put there for it."""
+    """Delete the files of a job that has ended or was removed: the working directory that `submit` uploaded for it."""
     address = folder(stack, status.name)
     if status.working_dir != f"{address}/{WORKING_DIR}":
         return
@@ -148,11 +148,11 @@ def through(
     again: str,
     interrupted: Callable[[Follower], int] | None = None,
 ) -> int:
-    """Wait in the queue, follow the job to its end, and do both again for as often as Kueue takes its nodes back.
+    """Wait in the queue, follow the job to its end, and repeat both each time Kueue takes its nodes back.
 
     Args:
-        stack: with the queue.
-        name: of the job.
+        stack: stack with the queue.
+        name: name of the job.
         results: folder that its results are copied below.
         again: command that attaches to the job.
         interrupted: what Ctrl-C does while the job runs, and the exit code then; without it, the interruption is
@@ -162,7 +162,7 @@ def through(
         The job's exit code.
 
     Raises:
-        CapacityError: Google does not give the nodes; the job is removed.
+        CapacityError: Google does not provide the nodes; the job is removed.
         PlaceError: there is no such queue, and the job is removed; or Kubernetes or Ray stayed out of reach, and it is
             left as it is.
         AuthError: Kubernetes or Ray refuses an answer; the job is left as it is.
@@ -263,7 +263,7 @@ def _follow(
                     raise
                 stopped = True
                 code = interrupted(follower)
-            except OSError:  # of our own output
+            except OSError:  # from our own output
                 print(left, file=sys.stderr)
                 raise
             else:
@@ -287,7 +287,7 @@ def _follow(
 
 
 def _put_back(stack: DeployedStack, status: Status) -> bool:
-    """True if Kueue has taken from a job the cluster that it had."""
+    """True if Kueue has taken a job's cluster away."""
     try:
         now = ray_job.find(stack, status.name)
     except WorkloadError:
@@ -296,14 +296,14 @@ def _put_back(stack: DeployedStack, status: Status) -> bool:
 
 
 def _asked(checks: Iterable[Body], nodes: str) -> str:
-    """What Google says to the request for all nodes at once."""
+    """Google's answer to the request for all nodes at once."""
     open_ones = [check for check in checks if check["state"] != "Ready"]
     said = "; ".join(message for check in open_ones if (message := str(check.get("message") or "")))
     return f"it is its turn: Google is asked for {nodes} at once{f': {said}' if said else ', and has not answered yet'}"
 
 
 def _turn(workload: Body, everyone: Iterable[Body]) -> str:
-    """What a job waits for whose turn it is not, and which jobs are ahead of it."""
+    """What a job waits for while it is not its turn, and which jobs are ahead of it."""
     reason = str(_conditions(workload).get("QuotaReserved", {}).get("message", ""))
     if free := _FREE.search(reason):
         reason = f"{counted(int(free[1]), 'more GPU')} must come free"
@@ -341,7 +341,7 @@ def owners(workload: Body, key: str) -> list[str]:
 
 
 def _nodes(workload: Body) -> int:
-    """Pods that take GPUs, each of which has a node to itself."""
+    """Number of pods that take GPUs, each of which has a node to itself."""
     return sum(
         int(pods.get("count", 1))
         for pods in workload["spec"].get("podSets") or ()

@@ -1,8 +1,8 @@
 """A stand-alone RayJob: a cluster like the stack's own, made for one job by KubeRay and removed with it.
 
 In KubeRay's InteractiveMode the command and its working directory come through the Jobs API, as on the stack's own
-cluster, so kubectl access is enough; from `begin` on KubeRay watches the job itself, whoever else is still there.
-A job for Kueue's queue may begin hours later, with nobody there: KubeRay submits that one itself, in its HTTPMode.
+cluster, so kubectl access is enough; from `begin` on KubeRay watches the job itself, even if everyone else has left.
+A job for Kueue's queue may begin hours later, with nobody there: KubeRay submits it itself, in its HTTPMode.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ NAME_LENGTH = 40
 v1.6.2, controllers/ray/utils/util.go, CheckName)."""
 
 KEPT_SECONDS = 600
-"""How long KubeRay keeps an ended job's cluster, and with it the log, for whoever lost the connection to it; who
-followed the job to its end has it removed at once."""
+"""How long KubeRay keeps an ended job's cluster, and with it the log, for a user who lost the connection; a user who
+follows the job to its end has it removed at once."""
 
 REMOVAL_SECONDS = 90.0
-"""How long the removal of a cluster is waited for: KubeRay looks every 3 s, and a head may take 30 s to end."""
+"""Longest wait for the removal of a cluster: KubeRay polls every 3 s, and a head may take 30 s to end."""
 
 ATTACH_SECONDS = 1800.0
-"""How long a RayJob that was not submitted yet is waited for by whoever attaches to it."""
+"""How long a user who attaches to a RayJob waits for it to be submitted."""
 
 OVER = ("Complete", "Failed", "ValidationFailed")
-"""KubeRay's words for a RayJob that does not change any more."""
+"""KubeRay's final states of a RayJob."""
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""By it Kueue knows which jobs are its own, and in which LocalQueue each waits."""
+"""Label that tells Kueue which jobs are its own, and in which LocalQueue each waits."""
 
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-"""By it Kueue knows how urgent a job is (kubernetes-sigs/kueue v0.19.2, pkg/controller/constants/constants.go)."""
+"""Label with a job's priority, for Kueue (kubernetes-sigs/kueue v0.19.2, pkg/controller/constants/constants.go)."""
 
 _COMPUTE_CLASS = "cloud.google.com/compute-class"
 _QUEUED_NODE = {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"}
-"""Taint of the nodes that GKE gives to a queued job alone, as a toleration."""
+"""Toleration of the taint on nodes that GKE provides for a queued job alone."""
 
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _LATE = "PreRunningDeadlineExceeded"
 _POLL_SECONDS = 1.0
 _PROGRESS_SECONDS = 10.0
-_GRACE_SECONDS = 30.0  # beyond its deadline, for an operator that is slow; one that is dead is not waited for
+_GRACE_SECONDS = 30.0  # beyond its deadline, for a slow operator; a dead one is not waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,22 +84,22 @@ class Status:
     name: str
     command: str
     phase: str
-    """Of the RayJob: Initializing, Waiting, Running, or one of `OVER`; empty before KubeRay has seen it."""
+    """Phase of the RayJob: Initializing, Waiting, Running, or one of `OVER`; empty before KubeRay has seen it."""
     job: str
-    """Of the Ray job, by Ray's words; empty before there is one."""
+    """Ray's status of the Ray job; empty before there is one."""
     cluster: str
     reason: str
     message: str
     began: str
     ended: str
-    """Times as Kubernetes writes them; empty where there is none yet."""
+    """Times as Kubernetes writes them; empty if there is none yet."""
     uid: str
     queue: str
-    """Kueue's LocalQueue that it was handed to; empty for one that Kueue leaves alone."""
+    """Kueue's LocalQueue that has the job; empty for a job that Kueue does not manage."""
     suspended: bool
-    """Whether it may not have a cluster now."""
+    """Whether it may not have a cluster at present."""
     working_dir: str
-    """Address from which Ray fetches the job's working directory, where KubeRay submits the job; else empty."""
+    """Address from which Ray fetches the job's working directory, if KubeRay submits the job; otherwise empty."""
 
     @property
     def held(self) -> bool:
@@ -108,12 +108,12 @@ class Status:
 
     @property
     def over(self) -> bool:
-        """True if it does not change any more."""
+        """True if its state is final."""
         return self.phase in OVER
 
     @property
     def exit_code(self) -> int:
-        """Of an ended job, as far as the object tells: Ray's message names the driver's own code."""
+        """Exit code of an ended job, as far as the object tells: Ray's message names the driver's own code."""
         if self.job == "SUCCEEDED":
             return EXIT_OK
         if self.job == "STOPPED":
@@ -123,13 +123,13 @@ class Status:
 
 
 def find(stack: DeployedStack, name: str) -> Status | None:
-    """A RayJob of the stack's namespace, or None."""
+    """A RayJob in the stack's namespace, or None."""
     body = stack.get("rayjob", name, "--ignore-not-found")
     return status_of(body) if body else None
 
 
 def listed(stack: DeployedStack) -> list[Status]:
-    """The RayJobs of the stack's namespace; none where they may not be listed."""
+    """The RayJobs in the stack's namespace; none if the user may not list them."""
     try:
         return [status_of(item) for item in stack.get("rayjobs")["items"]]
     except (AuthError, PlaceError):
@@ -137,7 +137,7 @@ def listed(stack: DeployedStack) -> list[Status]:
 
 
 def spec_of_cluster(stack: DeployedStack) -> dict[str, Any]:
-    """Spec of the stack's RayCluster, as the API server has it; for a team, what is kept for it.
+    """Spec of the stack's RayCluster, as the API server has it; for a team, the stored spec.
 
     Raises:
         PlaceError: there is none, or kubectl fails.
@@ -152,11 +152,11 @@ def manifest(name: str, namespace: str, command: str, spec: dict[str, Any], dead
     """The RayJob.
 
     Args:
-        name: of RayJob and job, at most `NAME_LENGTH` characters.
-        namespace: the stack's, where the service account, the ConfigMap and the network policies are.
-        command: what will be submitted, for whoever looks at the object.
-        spec: of the stack's RayCluster; image, mounts, account, token mode and eviction rules are taken from it.
-        deadline_seconds: until the job must have begun; the cluster goes if it has not.
+        name: name of the RayJob and the job, at most `NAME_LENGTH` characters.
+        namespace: the stack's, with the service account, the ConfigMap and the network policies.
+        command: the command that will be submitted, for anyone who looks at the object.
+        spec: spec of the stack's RayCluster, which provides image, mounts, account, token mode and eviction rules.
+        deadline_seconds: time within which the job must begin; otherwise the cluster is removed.
     """
     cluster = _another(spec)
     for group in cluster.get("workerGroupSpecs") or ():
@@ -181,10 +181,10 @@ def queued_manifest(job: Job, stack: DeployedStack, spec: dict[str, Any], nodes:
     """The RayJob of a fixed size that Kueue holds until all its nodes are there; KubeRay then submits the job itself.
 
     Args:
-        job: with a runtime environment that holds addresses alone, since nobody uploads anything.
-        stack: with the queue.
-        spec: of the stack's RayCluster, as for `manifest`.
-        nodes: GPU nodes, each with one worker.
+        job: job whose runtime environment holds only addresses, because nobody uploads anything.
+        stack: stack with the queue.
+        spec: spec of the stack's RayCluster, as for `manifest`.
+        nodes: number of GPU nodes, each with one worker.
 
     Raises:
         PlaceError: the stack's RayCluster has no GPU workers.
@@ -217,7 +217,7 @@ def queued_manifest(job: Job, stack: DeployedStack, spec: dict[str, Any], nodes:
 def _another(spec: dict[str, Any]) -> dict[str, Any]:
     """Spec of a cluster like the stack's."""
     cluster = deepcopy(spec)
-    # KubeRay refuses an upgrade strategy here; how many workers the stack's cluster happens to have is its own affair.
+    # KubeRay refuses an upgrade strategy here; the current number of workers of the stack's cluster does not matter.
     for key in ("upgradeStrategy", "suspend", "managedBy"):
         cluster.pop(key, None)
     for group in cluster.get("workerGroupSpecs") or ():
@@ -235,11 +235,11 @@ def _entrypoint_fields(job: Job) -> dict[str, Any]:
 
 
 def _fixed(spec: dict[str, Any], nodes: int, run_seconds: int) -> dict[str, Any]:
-    """Spec of a cluster like the stack's with so many GPU nodes, no other workers, and nothing that changes that."""
+    """Spec of a cluster like the stack's with `nodes` GPU nodes, no other workers, and nothing that changes that."""
     cluster = _another(spec)
     for key in ("enableInTreeAutoscaling", "autoscalerOptions"):
         cluster.pop(key, None)
-    # Google gives nodes to one set of equal pods, so there is one group.
+    # Google provides nodes for one set of equal pods, so there is one group.
     groups = [group for group in cluster.get("workerGroupSpecs") or () if _takes_gpus(group["template"]["spec"])]
     if not groups:
         raise PlaceError(
@@ -250,24 +250,24 @@ def _fixed(spec: dict[str, Any], nodes: int, run_seconds: int) -> dict[str, Any]
     group.pop("idleTimeoutSeconds", None)
     group.update(replicas=nodes, minReplicas=nodes, maxReplicas=nodes)
     pod = group["template"]["spec"]
-    # The class brings nodes for one pod at a time; these come with Kueue, whose flavour adds their pool's selector.
+    # The class provides nodes for one pod at a time; these come through Kueue, whose flavour adds the pool's selector.
     pod["nodeSelector"] = {
         key: value for key, value in (pod.get("nodeSelector") or {}).items() if key != _COMPUTE_CLASS
     }
     others = [one for one in pod.get("tolerations") or () if one.get("key") != _COMPUTE_CLASS]
     pod["tolerations"] = [*others, _QUEUED_NODE]
-    # Nor are they Spot nodes, whatever else the stack has.
+    # They are not Spot nodes either, whatever else the stack has.
     pod["terminationGracePeriodSeconds"] = GRACE_SECONDS
     _set(pod, {MAX_RUN_VARIABLE: run_seconds, DRAIN_VARIABLE: DRAIN_SECONDS})
     cluster["workerGroupSpecs"] = [group]
     for template in (cluster["headGroupSpec"]["template"], group["template"]):
-        _set(template["spec"], {variable("gpu_max_nodes"): nodes})  # of the job, whatever the stack's ladder has
+        _set(template["spec"], {variable("gpu_max_nodes"): nodes})  # those of the job, whatever the stack's ladder has
         _write_requests(template["spec"])
     return cluster
 
 
 def _set(pod: dict[str, Any], values: Mapping[str, int]) -> None:
-    """Give each container these variables."""
+    """Set these variables in each container."""
     for container in pod["containers"]:
         known = [one for one in container.get("env") or () if one["name"] not in values]
         container["env"] = [*known, *({"name": name, "value": str(value)} for name, value in values.items())]
@@ -278,7 +278,7 @@ def _takes_gpus(pod: dict[str, Any]) -> bool:
 
 
 def _write_requests(pod: dict[str, Any]) -> None:
-    """Give each container the requests that Kubernetes would give it for its limits: Kueue counts them before that."""
+    """Set each container's requests as Kubernetes would derive them from its limits: Kueue counts them before that."""
     for container in (*pod["containers"], *(pod.get("initContainers") or ())):
         resources = container.get("resources") or {}
         if limits := resources.get("limits"):
@@ -302,7 +302,7 @@ class OwnCluster:
         self.begun = True
 
     def may_have_begun(self) -> bool:
-        """Whether KubeRay may know of the job, which also holds where the answer to `begin` was lost or not awaited."""
+        """Whether KubeRay may know of the job, which is also so if the answer to `begin` was lost or not awaited."""
         self.begun = self.begun or _may_have_begun(self.parent, self.name)
         return self.begun
 
@@ -310,7 +310,7 @@ class OwnCluster:
         """Have the cluster of an ended job removed now, and wait until it is gone.
 
         Args:
-            interrupted: the job was told to stop; should it not have, the RayJob goes with cluster and job.
+            interrupted: the job was told to stop; if it has not, the RayJob is deleted with cluster and job.
         """
         try:
             patch(self.parent, self.name, {"ttlSecondsAfterFinished": 0})
@@ -327,7 +327,7 @@ class OwnCluster:
 
 @contextmanager
 def own_cluster(stack: DeployedStack, name: str, command: str, deadline_seconds: int) -> Iterator[OwnCluster]:
-    """Make a RayJob and wait until its cluster is up; it goes again if the job has not begun when the block fails.
+    """Create a RayJob and wait until its cluster is up; delete it if the job has not begun when the block fails.
 
     Raises:
         CapacityError: the cluster was not up in time.
@@ -352,10 +352,10 @@ def await_cluster(
     """Wait until a RayJob's cluster takes jobs.
 
     Args:
-        stack: whose cluster the job's is like.
-        name: of the RayJob.
+        stack: stack whose cluster is the model of the job's.
+        name: name of the RayJob.
         patience_seconds: longest wait.
-        phases: of the RayJob that end it.
+        phases: phases of the RayJob that end the wait.
 
     Raises:
         CapacityError: it does not within the time.
@@ -365,7 +365,7 @@ def await_cluster(
     while True:
         try:
             status = find(stack, name)
-        except PlaceError:  # the API server is being moved, or the connection broke
+        except PlaceError:  # the API server is moving, or the connection broke
             if time.monotonic() - began > patience_seconds + _GRACE_SECONDS:
                 raise
             time.sleep(_POLL_SECONDS)
@@ -393,7 +393,7 @@ def await_cluster(
 
 
 def failure(stack: DeployedStack, status: Status) -> WorkloadFailedError:
-    """Message on a RayJob that is over without its job having begun."""
+    """Message about a RayJob that ended before its job began."""
     return WorkloadFailedError(
         f"RayJob {status.name} failed: {status.reason} {status.message}".rstrip(),
         f"`{stack.command('describe', 'rayjob', status.name)}` may say more.",
@@ -401,7 +401,7 @@ def failure(stack: DeployedStack, status: Status) -> WorkloadFailedError:
 
 
 def ended_unseen(stack: DeployedStack, name: str) -> int | None:
-    """Exit code of a job whose cluster is out of reach, if KubeRay saw its end; None while it goes on."""
+    """Exit code of a job whose cluster is out of reach, if KubeRay saw its end; None while it continues."""
     status = find(stack, name)
     if status is None or not status.over:
         return None
@@ -410,7 +410,7 @@ def ended_unseen(stack: DeployedStack, name: str) -> int | None:
 
 
 def conclude(status: Status) -> int:
-    """Say with which exit code the driver of an ended job ended, if with one, and whose that is; returns it."""
+    """Report the exit code of an ended job's driver, if it has one, and whose it is; returns the code."""
     if status.job == "FAILED" and _EXIT_CODE.search(status.message):
         tell(f"job {status.name} ended with exit code {status.exit_code}{whose(status.command)}")
     return status.exit_code
@@ -436,19 +436,19 @@ def delete(stack: DeployedStack, name: str) -> None:
 
 
 def remove(stack: DeployedStack, name: str) -> bool:
-    """As `delete`, for a command that ends anyway: a failure is told, not raised. False if they may still be there."""
+    """Like `delete`, for a command that ends anyway: reports a failure, raises none. False if they may still exist."""
     try:
         delete(stack, name)
         return True
     except WorkloadError as error:
         tell(str(error))
-    except KeyboardInterrupt:  # which `delete` has told
+    except KeyboardInterrupt:  # `delete` has reported it
         pass
     return False
 
 
 def deletion(stack: DeployedStack, name: str) -> str:
-    """The command that removes a RayJob, with all that is its."""
+    """The command that removes a RayJob and everything that belongs to it."""
     return stack.command("delete", "rayjob", name, "--ignore-not-found")
 
 
@@ -458,7 +458,7 @@ def patch(stack: DeployedStack, name: str, spec: dict[str, Any]) -> None:
 
 
 def _may_have_begun(stack: DeployedStack, name: str) -> bool:
-    """True if the job may run by KubeRay's word, or if there is none."""
+    """True if the job may run according to KubeRay, or if KubeRay's word cannot be had."""
     try:
         return bool(stack.get("rayjob", name, "--ignore-not-found").get("spec", {}).get("jobId"))
     except WorkloadError as error:
@@ -479,7 +479,7 @@ def _until_gone(stack: DeployedStack) -> bool:
 
 
 def status_of(body: dict[str, Any]) -> Status:
-    """What a RayJob's object says."""
+    """The status in a RayJob object."""
     metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     return Status(
         name=metadata["name"],
@@ -501,5 +501,5 @@ def status_of(body: dict[str, Any]) -> Status:
 def _working_dir(runtime_env: str) -> str:
     try:
         return str((yaml.safe_load(runtime_env) or {}).get("working_dir") or "")
-    except (yaml.YAMLError, AttributeError):  # another program's RayJob, which KubeRay will refuse
+    except (yaml.YAMLError, AttributeError):  # a RayJob of another program, which KubeRay will refuse
         return ""

@@ -1,8 +1,8 @@
 """`python -m workloads submit`: runs any command as a job on a stack's Ray, shows it, and returns its exit code.
 
-A command of this package takes the package along, so that what runs is what is here. With `--ray-job` the job has a
-cluster of its own, made from the stack's and removed with it; with `--queue` one that begins when all its nodes have
-come together. The rest is the same.
+A command of this package takes the package along, so that the local code is what runs. With `--ray-job` the job has a
+cluster of its own, modelled on the stack's and removed with the job; with `--queue`, one that starts when all its nodes
+are there together. The rest is the same.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from workloads.reporting.progress import counted
 from workloads.storage.results import check_results
 
 OWN_COMMANDS = ("train", "tune", "sweep", "bench", "digits", "shards", "doctor", "runs")
-"""Commands of this package that run in a job as they do here."""
+"""Commands of this package that run in a job in the same way as here."""
 
 START_SECONDS = 1800
-"""How long a stand-alone job's cluster may take: a new node, and the image on it."""
+"""How long the cluster of a stand-alone job may take: a new node, and the image on it."""
 
 _JOB_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
-    "RAY_JOB_STOP_SIGNAL": "SIGINT",  # Ray's default is SIGTERM, and SIGKILL 3 s later: no time to put things in order
+    "RAY_JOB_STOP_SIGNAL": "SIGINT",  # Ray's default is SIGTERM, and SIGKILL 3 s later: no time to clean up
     "RAY_JOB_STOP_WAIT_TIME_S": "30",
 }
 
@@ -146,16 +146,16 @@ def run_submit(args: argparse.Namespace) -> int:
 
 
 def _without_our_module(command: list[str]) -> list[str]:
-    """The same command; one of this package's own without the `python -m workloads` that it may be spelled out with."""
+    """The command, without the `python -m workloads` that may precede one of this package's own."""
     module = re.fullmatch("python3? -m workloads", " ".join(command[:3]))
     return command[3:] if module and {*command[3:4]} & {*OWN_COMMANDS} else command
 
 
 def hand_in(jobs: Jobs, job: Job) -> None:
-    """Submit a job; over a connection that breaks, until it is known to be submitted.
+    """Submit a job; if the connection breaks, repeat until it is known to be submitted.
 
     Raises:
-        UsageError: Ray does not take the runtime environment.
+        UsageError: Ray does not accept the runtime environment.
         AuthError, WorkloadFailedError: Ray refuses the job.
         PlaceError: the dashboard stayed out of reach.
     """
@@ -170,7 +170,7 @@ def hand_in(jobs: Jobs, job: Job) -> None:
             )
         )
     except RuntimeError as error:
-        # The name is this job's alone: it was submitted, and the answer was lost.
+        # The name is unique to this job: it was submitted, and the answer was lost.
         if f"{job.name} already exists" not in str(error):
             raise refused(error) from error
     except (TypeError, ValueError) as error:  # the runtime environment does not fit Ray's schema
@@ -178,7 +178,7 @@ def hand_in(jobs: Jobs, job: Job) -> None:
 
 
 def _forecast(args: argparse.Namespace, command: list[str], demand: Demand) -> int:
-    """Print what is expected of the rungs whose nodes the job may get."""
+    """Print the forecast for the rungs whose nodes the job may get."""
     if not args.stack:
         raise UsageError("--when is without --stack: the ladder is in a stack's file.", "Name the stack: --stack dev.")
     if not args.queue and not price.takes_gpus(command, demand):
@@ -191,9 +191,9 @@ def _forecast(args: argparse.Namespace, command: list[str], demand: Demand) -> i
 
 
 def _show(args: argparse.Namespace, command: list[str], job: Job) -> int:
-    """Print the values of a command that explains itself, of any other the entry point and the stack's.
+    """Print the values of a command that explains itself; for any other, the entry point and the stack's values.
 
-    Only the stack's outputs are read: neither its Ray nor its token is asked for.
+    This reads only the stack's outputs: it asks neither for its Ray nor for its token.
     """
     cluster = stack.outputs(args)
     ray = "a cluster of its own" if args.ray_job else f"RayCluster {cluster.ray_cluster_name}"
@@ -220,7 +220,7 @@ def _run(args: argparse.Namespace, jobs: Jobs, job: Job) -> int:
         if args.detach:
             return detached(args, job.name)
         tell(f"job {job.name} submitted; Ctrl-C stops it")
-    except KeyboardInterrupt:  # Ray may have the job, though its answer is not here yet
+    except KeyboardInterrupt:  # Ray may have the job, although its answer has not arrived
         with _told_if_left(args, job.name):
             return _stop(args, Follower(jobs, job.name))
     return _watch(args, Follower(jobs, job.name))
@@ -239,7 +239,7 @@ def _run_alone(args: argparse.Namespace, deployed: DeployedStack, job: Job) -> i
                         return detached(args, job.name)
                     tell(f"job {job.name} submitted to its own cluster; Ctrl-C stops it and removes the cluster")
                 except KeyboardInterrupt:
-                    if not own.may_have_begun():  # then the RayJob goes, and with it cluster and job
+                    if not own.may_have_begun():  # then the RayJob is deleted, with its cluster and job
                         raise
                     with _told_if_left(args, job.name):
                         code = _stop(args, Follower(jobs, job.name))
@@ -272,10 +272,10 @@ def _watch(args: argparse.Namespace, follower: Follower) -> int:
 
 @contextlib.contextmanager
 def _told_if_left(args: argparse.Namespace, name: str) -> Iterator[None]:
-    """Say of a job that cannot be followed or stopped any longer how to come back to it."""
+    """Say how to return to a job that can no longer be followed or stopped."""
     try:
         yield
-    except (WorkloadError, OSError):  # the latter of our own output
+    except (WorkloadError, OSError):  # the latter from our own output
         print(f"job {name} was left running; follow it with `{again(args, name)}`", file=sys.stderr)
         raise
 
@@ -308,13 +308,13 @@ def _refuse_impossible(demand: Demand, deployed: DeployedStack, there: Sequence[
 
 @contextlib.contextmanager
 def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Iterator[Job]:
-    """The job; what is staged for it lives as long as the block."""
+    """The job; its staged files exist for the duration of the block."""
     given = _read_runtime_env(args.runtime_env)
     own = command[0] in OWN_COMMANDS
     if not own and (near := did_you_mean(command[0], OWN_COMMANDS)):
         tell(f"{command[0]} is no command of this package, so the job runs a program of that name{near}")
     if not own and args.working_dir is None and "working_dir" not in given:
-        paths = [word for word in command if os.access(word, os.F_OK)]  # no error where one is too long for a path
+        paths = [word for word in command if os.access(word, os.F_OK)]  # no error if a word is too long for a path
         for word in (word for word in paths if Path(word).is_file() and not Path(word).is_absolute()):
             tell(f"{word} stays here; `--working-dir .` would take the files of this folder along")
     own_cluster = " --ray-job" if args.ray_job else f" --queue --nodes {args.nodes or 1}" if args.queue else ""
@@ -358,7 +358,7 @@ def _variables(given: list[str]) -> dict[str, str]:
 
 
 def _local(folder: object) -> Path | None:
-    """The runtime environment's working directory, where it is a folder here and not an address."""
+    """The runtime environment's working directory, if it is a local folder and not an address."""
     if not isinstance(folder, str) or "://" in folder or folder.endswith((".zip", ".whl", ".tar.gz")):
         return None
     return Path(folder)
@@ -377,9 +377,9 @@ def _read_runtime_env(path: Path | None) -> dict[str, Any]:
 
 
 def _beside(folder: Path, key: str, value: Any) -> Any:
-    """A value of the runtime environment, with the path of what it names beside its own file.
+    """A value of the runtime environment, with paths in it resolved relative to its own file.
 
-    These commands run in a checkout that has a requirements.txt of its own, which Ray would take for the job's.
+    These commands run in a checkout with a requirements.txt of its own, which Ray would take for the job's.
     """
     if key == "py_modules" and isinstance(value, list):
         return [_beside(folder, "working_dir", module) for module in value]
@@ -393,7 +393,7 @@ def _beside(folder: Path, key: str, value: Any) -> Any:
 
 
 def _name(program: str) -> str:
-    """A name for a job that says what it runs: a DNS label (RFC 1035), since a RayJob may have it."""
+    """A name for a job, after what it runs: a DNS label (RFC 1035), because a RayJob may bear it."""
     word = re.sub(r"[^a-z0-9]+", "-", Path(program).name.lower()).strip("-")
     word = word if word[:1].isalpha() else f"job-{word}".strip("-")
     moment = f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(3)}"

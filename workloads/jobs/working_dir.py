@@ -1,7 +1,7 @@
-"""What travels with a job: the working directory without what nobody wants there, or this package and named files.
+"""The files that travel with a job: the working directory without unwanted files, or this package and named files.
 
-Ray's Jobs API takes a request of at most 100 MiB (ray 2.60, ray_constants.DASHBOARD_CLIENT_MAX_SIZE), long before the
-512 MiB that Ray's messages speak of; so what is too large is refused here, with the names of what makes it large.
+Ray's Jobs API takes a request of at most 100 MiB (ray 2.60, ray_constants.DASHBOARD_CLIENT_MAX_SIZE), far below the
+512 MiB in Ray's messages; so a directory that is too large is refused here, with the names of its largest parts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from workloads.errors import UsageError
 from workloads.reporting.progress import counted
 
 LIMIT_BYTES = 100 * 1024**2
-"""Most that a working directory may hold, before compression."""
+"""Maximum size of a working directory, before compression."""
 
 SECRETS = (
     *(".env", ".env.*", ".netrc", ".pypirc", ".git-credentials", ".aws", ".ssh", "*.pem", "*.key"),
-    # Authorities that packages bring along (certifi, grpc), without which they reach no server.
+    # CA certificates that packages bring along (certifi, grpc), without which they reach no server.
     *("!cacert.pem", "!roots.pem"),
-    # Google's names for what it gives out.
+    # Google's names for the key files that it issues.
     *("service-account*.json", "service_account*.json", "client_secret*.json", "application_default_credentials.json"),
 )
-"""Patterns of what may hold a secret: whoever may list jobs may fetch what was uploaded."""
+"""Patterns of files that may hold a secret: anyone who may list jobs may fetch the uploaded files."""
 
 EXCLUDES = (
     *SECRETS,
@@ -40,22 +40,22 @@ EXCLUDES = (
     # What training leaves behind.
     *("wandb", "lightning_logs", "mlruns", "*.ckpt", "*.pt", "*.pth", "*.safetensors"),
     *("/checkpoints", "/runs", "/results"),
-    # Data belongs into the data bucket.
+    # Data belongs in the data bucket.
     *("/data", "/datasets", "*.tar", "*.parquet"),
 )
-"""Never uploaded, as patterns of a .gitignore; a later `!pattern` among the runtime environment's excludes brings one
-back."""
+"""Files that are never uploaded, as .gitignore patterns; a later `!pattern` among the runtime environment's excludes
+brings one back."""
 
 ARGUMENT_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
-"""Files of these kinds that a command of this package names travel with it."""
+"""Files with these suffixes travel with a command of this package that names them."""
 
 _ARGUMENT_FOLDER = "arguments"
 _TOP_FOLDER = "working_dir"
-_NAMED = 5  # of the entries that a refusal is about
+_NAMED = 5  # entries named in a refusal
 
 
 def excludes(folder: Path, more: Sequence[str]) -> list[str]:
-    """Patterns of what of a folder is not uploaded: ours, virtual environments whatever they are called, and `more`."""
+    """Patterns of files in a folder that are not uploaded: ours, virtual environments by any name, and `more`."""
     environments = [
         f"/{found.parent.relative_to(folder)}"
         for pattern in ("*/pyvenv.cfg", "*/*/pyvenv.cfg")
@@ -72,10 +72,10 @@ def check(folder: Path, patterns: Sequence[str]) -> str:
         patterns: what `excludes` returned.
 
     Raises:
-        UsageError: more than the Jobs API takes, or a name that no archive takes.
+        UsageError: the folder is larger than the Jobs API accepts, or has a name that no archive accepts.
     """
     files = _files(folder, patterns)
-    inside = [str(file.relative_to(folder)) for file in files]  # of which alone an archive has the names
+    inside = [str(file.relative_to(folder)) for file in files]  # an archive has only their names
     shown = [name.encode(errors="backslashreplace").decode() for name in inside]
     if strange := sorted(set(shown) - set(inside)):
         raise UsageError(
@@ -107,11 +107,11 @@ def stage(command: Sequence[str], folder: Path) -> list[str]:
     """Copy this package, and the files that the command names, into a folder to upload.
 
     Args:
-        command: of this package.
-        folder: empty.
+        command: a command of this package.
+        folder: an empty folder.
 
     Returns:
-        The command with the files' places in the job.
+        The command with the paths of the files in the job.
     """
     package = Path(__file__).resolve().parents[1]
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "image"))
@@ -119,7 +119,7 @@ def stage(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def pack(folder: Path, patterns: Sequence[str]) -> bytes:
-    """A folder as the zip archive that Ray fetches by its address, which has all in one folder; Ray takes that off.
+    """A folder as the zip archive that Ray fetches by address, with everything in one top folder that Ray strips.
 
     Args:
         folder: the working directory.
@@ -127,7 +127,7 @@ def pack(folder: Path, patterns: Sequence[str]) -> bytes:
     """
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-        archive.mkdir(_TOP_FOLDER)  # of an empty folder too
+        archive.mkdir(_TOP_FOLDER)  # for an empty folder too
         for file in _files(folder, patterns):
             archive.write(file, Path(_TOP_FOLDER) / file.relative_to(folder))
     return content.getvalue()
@@ -149,9 +149,9 @@ def _staged(word: str, folder: Path) -> str:
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """The files that Ray would upload, by Ray's own rules: its code is the one place that knows them all."""
+    """The files that Ray would upload, by Ray's own rules, which only its code knows in full."""
     packaging = importlib.import_module("ray._private.runtime_env.packaging")
-    # It tells of each ignore file that it reads, and tells of them again at the upload.
+    # It logs each ignore file that it reads, and does so again at the upload.
     silent = logging.Logger("silent", logging.CRITICAL)
     found: list[Path] = []
     excluded = [packaging._get_excludes(folder, list(patterns))]
