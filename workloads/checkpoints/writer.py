@@ -136,7 +136,8 @@ class Writer:
             seconds: longest wait; 0 only looks, None waits to the end, or until it counts as hanging.
 
         Returns:
-            What was saved, reported once; None if it is still in flight, if there was none, or if it failed and that is tolerated.
+            What was saved, reported once; None if it is still in flight, if there was none, or if a failure is
+            tolerated.
 
         Raises:
             WorkloadError: it failed, as `PATIENCE` in a row have. Any other exception is raised at once.
