@@ -1,4 +1,4 @@
-"""`python -m workloads bench`: its arguments and what is done with the rows. Only a run imports Ray and torch."""
+"""`python -m workloads bench`: its arguments and the handling of its rows. Only a run imports Ray and torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from workloads.storage.folders import Folder
 
 IMPORTS = ("workloads.nccl.ranks.rank",)
-"""What each node imports once for all ranks."""
+"""Modules that each node imports once for all ranks."""
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 DTYPES = ("float", "half", "bfloat16", "int32")
@@ -89,9 +89,9 @@ def run_bench(args: argparse.Namespace) -> int:
     """Run the benchmark, or one of its sub-words; returns the exit code.
 
     Raises:
-        DataIntegrityError: a result was wrong; the tables were written all the same, as they show where.
-        FabricError: the path that was taken, or its speed, is not what the stack promised; the tables were written.
-        StoppedError: not all stages were measured; those that were and NCCL's logs were written.
+        DataIntegrityError: a result was wrong; the tables were written anyway, because they show where.
+        FabricError: the path taken, or its speed, is not what the stack promised; the tables were written.
+        StoppedError: not all stages were measured; the measured stages and NCCL's logs were written.
         UsageError: a value is out of its bounds, or the name has results already.
     """
     if args.command:
@@ -100,7 +100,7 @@ def run_bench(args: argparse.Namespace) -> int:
     place = session.prepare(args.address)
     if not args.dry_run:
         progress.wait("loading torch and Ray, which takes 3 to 15 s")
-    # Not before `prepare`: they import ray.
+    # Not before `prepare`: these modules import ray.
     from workloads.nccl.ranks import driver
     from workloads.nccl.request import resolve
     from workloads.nccl.results import report
@@ -135,7 +135,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def check_bench(args: argparse.Namespace) -> None:
-    """Refuse what can be measured in no place.
+    """Refuse arguments that no place can measure.
 
     Raises:
         UsageError: a value is out of its bounds.
@@ -157,8 +157,8 @@ def check_bench(args: argparse.Namespace) -> None:
 
 
 def _check_unused(folder: Folder, op: str) -> None:
-    """Refuse a folder with whole results of this collective, which others may be comparing with. Those that stopped
-    before their end are written anew, as a queued job that is put back measures once more."""
+    """Refuse a folder with complete results of this collective, which others may be comparing with. Incomplete results
+    are overwritten, because a queued job that is put back measures once more."""
     from workloads.nccl.results import records
 
     name = f"{op}{records.SUFFIX}"
@@ -170,7 +170,7 @@ def _check_unused(folder: Folder, op: str) -> None:
 
 
 def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
-    """Print what `bench` would use in a place; returns the exit code.
+    """Print the values that `bench` would use in a place; returns the exit code.
 
     Raises:
         WorkloadError: it could not run there.
@@ -186,7 +186,7 @@ def explain_bench(args: argparse.Namespace, place: session.Place) -> int:
 
 
 def _stopped(error: StoppedError, request: BenchmarkRequest) -> NoReturn:
-    """Show and keep what was measured before a rank failed, and what NCCL wrote until then; then fail."""
+    """Show and keep the measurements from before a rank failed, and NCCL's logs until then; then fail."""
     from workloads.nccl.results import report
     from workloads.storage import folders as storage
 
@@ -200,13 +200,13 @@ def _stopped(error: StoppedError, request: BenchmarkRequest) -> NoReturn:
             what = "the stages that were finished" if error.measured else "NCCL's logs"
             text = f"{what} written to {folder.uri}"
             progress.emit({"event": "note", "text": text, "results_uri": folder.uri})
-    except WorkloadError as unkept:  # what stopped the run matters more
+    except WorkloadError as unkept:  # the error that stopped the run matters more
         progress.note(f"nothing of it could be kept: {unkept}")
     raise error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error
 
 
 def _conclude(measured: Sequence[Measured], places: Sequence[str]) -> int:
-    """Judge, say who is slow, and keep everything; only then fail."""
+    """Judge, name slow nodes or ranks, and keep everything; only then fail."""
     from workloads.nccl.results import findings, report
     from workloads.storage import folders as storage
 

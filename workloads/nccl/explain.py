@@ -1,4 +1,4 @@
-"""`python -m workloads explain`: what a log of the kernel, of NCCL or of a worker says, and what to do. No Ray."""
+"""`python -m workloads explain`: explains a log of the kernel, of NCCL or of a worker, and says what to do. No Ray."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ examples:
                                                the Xids of a node, which its kernel writes to the console"""
 
 WIDTH = 120
-"""Columns of the table where the output is no terminal."""
+"""Columns of the table if the output is not a terminal."""
 
 _LONGEST = 160
-"""Characters of a log's line that are quoted."""
+"""Maximum length of a quoted log line."""
 
 _HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\s*\d+\s*\] |^\w{3} [ \d]\d [\d:]{8} (\S+) kernel: ", re.MULTILINE)
-"""Who wrote a line: `host:pid:tid [device]` is NCCL's, where the host is a pod; syslog names the node."""
+"""Writer of a line: `host:pid:tid [device]` is NCCL's, where the host is a pod; syslog names the node."""
 
 _RANK = re.compile(r"\[[Rr]ank ?(\d+)\]")
 _LOG_RANK = re.compile(r"rank(\d+)\.log$")
-"""As torch writes it before a line, and in the names of kept logs."""
+"""The rank as torch writes it before a line, and in the names of kept logs."""
 
 _LAUNCHER = re.compile(r"^\(\w+ pid=[^)]*\) ")
-"""What Ray writes before a worker's line."""
+"""Prefix that Ray writes before a worker's line."""
 
 _COMMAND = re.compile(r"`([^`]*\bNODE\b[^`]*)`")
 _NODE, _ZONE = re.compile(r"\bNODE\b"), re.compile(r"\bZONE\b")
@@ -54,13 +54,13 @@ class Found:
     """One error on one line."""
 
     place: str
-    """`12`; with the file's name before it where there are several."""
+    """Line number, such as `12`; preceded by the file's name if there are several."""
     line: str
-    """As the log has it."""
+    """The line as the log has it."""
     rank: str
-    """Which wrote it; empty where neither the line nor the file's name says."""
+    """Rank that wrote it; empty if neither the line nor the file's name says."""
     host: str
-    """Pod or node that wrote it; empty likewise."""
+    """Pod or node that wrote it; empty if neither says."""
     fault: LoggedError
 
 
@@ -82,7 +82,7 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_explain(args: argparse.Namespace) -> int:
-    """Print what the logs say; returns the exit code, 0.
+    """Print the errors in the logs; returns the exit code, 0.
 
     Raises:
         UsageError: a file cannot be read.
@@ -92,7 +92,7 @@ def run_explain(args: argparse.Namespace) -> int:
         if path.read(text).recognised and (seen := verdict.read({0: text}, 0, False)).path != "unknown":
             print(f"{name}: {seen.line()}")
     found = [one for name, text in texts.items() for one in find(name, text, several=len(texts) > 1)]
-    # A program's own errors say nothing of the fabric: they are shown where a rank was missed.
+    # A program's own errors say nothing about the fabric: they are shown if a rank was missed.
     missed = any(one.fault.follows for one in found)
     shown = [one for one in found if missed or one.fault.name not in faults.PROGRAM_ENDS]
     if not shown:
@@ -109,9 +109,9 @@ def find(name: str, text: str, several: bool = False) -> Iterator[Found]:
     """The errors of one log, line by line.
 
     Args:
-        name: of its file.
+        name: name of its file.
         text: the log.
-        several: whether there are other logs, so that a line's number alone does not say where it is.
+        several: whether there are other logs, so that a line number alone does not identify the line.
     """
     named = _LOG_RANK.search(name)
     pods, nodes = ({match[group] for match in _HOST.finditer(text)} - {None} for group in (1, 2))
@@ -119,7 +119,7 @@ def find(name: str, text: str, several: bool = False) -> Iterator[Found]:
         ended = None if errors else faults.of_program(line)
         for fault in errors or filter(None, [ended]):
             rank, host = _RANK.search(line), _HOST.search(line)
-            # A kernel's line without a name may be any node's, and is not that of the pod whose log it stands in.
+            # A kernel line without a name may be any node's, and does not belong to the pod whose log it is in.
             known = nodes if fault.name.startswith("Xid") else pods
             yield Found(
                 place=f"{Path(name).name}:{number}" if several else str(number),
@@ -131,7 +131,7 @@ def find(name: str, text: str, several: bool = False) -> Iterator[Found]:
 
 
 def cause(found: Sequence[Found]) -> Found | None:
-    """The error that another rank's end does not explain, and so may explain the others; the first of them."""
+    """The first error that another rank's end does not explain, and which may thus explain the others."""
     return next((one for one in found if one.fault.severity == "error" and not one.fault.follows), None)
 
 
@@ -189,12 +189,12 @@ def _cause(one: Found, origin: Found | None) -> str:
 
 
 def _commands(commands: Sequence[tuple[str, str]], node: str, zone: str) -> Iterator[str]:
-    """The commands by their numbers, for each host, and before them what says which node and zone it is in.
+    """The commands by their numbers, for each host, preceded by the commands that find its node and zone.
 
     Args:
-        commands: host and command of each; NODE and ZONE stand for what is filled in.
-        node: whose log it is, where no line says.
-        zone: of the node; empty to ask Kubernetes.
+        commands: host and command of each; NODE and ZONE are placeholders.
+        node: the node that the log comes from, if no line says.
+        zone: zone of the node; empty to ask Kubernetes.
     """
     hosts = list(dict.fromkeys(host for host, _ in commands))
     for host in hosts:

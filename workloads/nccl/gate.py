@@ -1,7 +1,7 @@
 """The gate before training: a short all-reduce on the nodes that a run starts on, and a refusal of a bad fabric.
 
-Each node alone, then all over the ring. An elastic run is checked on the nodes that it starts with; those that join
-later are not. Ray may place the workers on other nodes than these where more are free.
+It measures each node alone, then all over the ring. An elastic run is checked on the nodes that it starts with; nodes
+that join later are not checked. Ray may place the workers on other nodes than these if more are free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workloads.nccl.results.measured import Measured
 from workloads.storage.folders import Folder
 
 GPU_SIZES = (64 * 1024**2, 1024**3, 4 * 1024**3)
-"""Up to the size from which on thresholds hold; a call of the largest takes milliseconds on a sound fabric."""
+"""Sizes up to the one from which thresholds apply; a call of the largest takes milliseconds on a sound fabric."""
 
 CPU_SIZES = (1024**2,)
 
@@ -42,46 +42,46 @@ class Question:
     """The question to be answered before training."""
 
     promise: ClusterEnvironment
-    """What the stack says of its nodes."""
+    """What the stack promises about its nodes."""
     least_nodes: int
     most_nodes: int
-    """An elastic run starts with as many as there are, between the two."""
+    """An elastic run starts with as many nodes as there are, between the two."""
     ranks_per_node: int
     gpus_per_node: int
-    """GPUs taken from each node; 0 asks CPUs and gloo, which is no gIB."""
+    """GPUs taken from each node; 0 measures CPUs and gloo, which is not gIB."""
     timeout: float
     """Longest wait for the nodes, seconds."""
     folders: tuple[Folder, ...]
-    """Where the result is kept; none keeps nothing."""
+    """Folders that the result is kept in; with none, nothing is kept."""
 
 
 def admit(question: Question, say: Callable[[str], None]) -> None:
-    """Measure, keep and show the result, and return only where the fabric is good, or nothing says that it is bad.
+    """Measure, keep and show the result, and return only if the fabric is good, or nothing shows that it is bad.
 
     Args:
-        question: what is to be found.
+        question: the question to answer.
         say: told of the progress and of each stage's result.
 
     Raises:
-        FabricError: the fabric is bad; says which node and NIC, as far as that shows, and what to do.
+        FabricError: the fabric is bad; says which node and NIC, as far as known, and what to do.
         StoppedError: it could not be measured, for another reason.
         DataIntegrityError: a result was wrong.
-        InfeasibleError, CapacityError: the nodes cannot come, or did not.
+        InfeasibleError, CapacityError: the nodes can never come, or did not.
     """
     say("fabric: measuring each node alone, then all together, before training")
     conclude(question, _measure(question, say), say)
 
 
 def conclude(question: Question, measured: Sequence[Measured], say: Callable[[str], None]) -> None:
-    """Judge what `admit` has measured.
+    """Judge the measurements of `admit`.
 
     Args:
-        question: what is to be found.
-        measured: each node alone, and all.
+        question: the question to answer.
+        measured: measurements of each node alone, and of all.
         say: told each stage's result.
 
     Raises:
-        FabricError, DataIntegrityError: as `admit`.
+        FabricError, DataIntegrityError: as in `admit`.
     """
     found = [_found(one, question.promise) for one in measured]
     if question.folders:
@@ -102,18 +102,18 @@ def conclude(question: Question, measured: Sequence[Measured], say: Callable[[st
 
 
 def stopped(question: Question, error: StoppedError, say: Callable[[str], None]) -> WorkloadError:
-    """Keep what `admit` has measured so far, where it did not come to its end; returns what is to be raised.
+    """Keep the measurements of an `admit` that was stopped early; returns the error to raise.
 
-    That is a FabricError where something shows that the network or a GPU was at fault, or a rank hung in a collective;
-    a process that died of anything else says nothing of the fabric.
+    That is a FabricError if something shows that the network or a GPU was at fault, or if a rank hung in a collective;
+    a process that died of anything else says nothing about the fabric.
 
     Args:
-        question: what was to be found.
-        error: what stopped it.
-        say: told of the stages that were finished.
+        question: the question to answer.
+        error: the error that stopped it.
+        say: told of the finished stages.
 
     Raises:
-        KeyboardInterrupt: that is what stopped it.
+        KeyboardInterrupt: if that is what stopped it.
     """
     found = [_found(one, question.promise) for one in error.measured]
     slow = _said(found, error.measured, say)
@@ -123,7 +123,7 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
         if error.measured and question.folders:
             files += report.write(question.folders, error.measured, found, error.problem)
         where = _where(question, "What there is of tables and NCCL's logs") if files else ""
-    except WorkloadError as unkept:  # what stopped it matters more
+    except WorkloadError as unkept:  # the error that stopped it matters more
         say(f"fabric: nothing of it could be kept: {unkept}")
     if isinstance(error.__cause__, KeyboardInterrupt):
         raise error.__cause__
@@ -137,14 +137,14 @@ def stopped(question: Question, error: StoppedError, say: Callable[[str], None])
 
 
 def _origin(error: BaseException) -> BaseException:
-    """Ray's or torch's own error, with all its lines; what is raised from it quotes one of them."""
+    """Ray's or torch's own error, with all its lines; the error raised from it quotes one of them."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _said(found: Sequence[JudgedStage], measured: Sequence[Measured], say: Callable[[str], None]) -> str:
-    """Say each stage's result and who is slow; returns the latter, for the end of a message."""
+    """Report each stage's result, and what is slow; returns the latter, for the end of a message."""
     for one in found:
         say(f"fabric, {one.line()}")
     slow = [suspect.text for suspect in suspects.suspects(measured)]
@@ -173,18 +173,18 @@ def _measure(question: Question, say: Callable[[str], None]) -> list[Measured]:
 
 
 def rounds(nodes: int, ring: bool) -> Sequence[Round]:
-    """Each node alone, side by side, then all; of one node alone only that.
+    """Each node alone, in parallel, then all; for a single node only the first.
 
     Args:
-        nodes: how many.
-        ring: force NCCL's ring among all, so that what is measured is the wire.
+        nodes: number of nodes.
+        ring: force NCCL's ring among all, so that the wire is measured.
     """
     first, *others = stages.plan_rounds(nodes, "nodes", ring)
     return [first, *others[-1:]]
 
 
 def _found(one: Measured, promise: ClusterEnvironment) -> JudgedStage:
-    """Unlike `bench`, which may be asked for gloo, the gate demands gIB between nodes whatever was measured."""
+    """Judge one measurement. Unlike `bench`, which may be asked for gloo, the gate always demands gIB between nodes."""
     several = one.conditions.nodes > 1
     return findings.find(one, promise.rdma_nics if several else 0, several)
 

@@ -1,4 +1,4 @@
-"""What `bench` is asked to do: arguments and place made into a layout, a plan and rounds, or refused at once."""
+"""The request to `bench`: turns arguments and place into a layout, a plan and rounds, or refuses them at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.nccl.definitions.stages import Round
 from workloads.nccl.ranks.rank import Layout, RankPlan
 
 RANKS_EMBEDDED = 2
-"""Without a cluster: the fewest between which there is anything to measure."""
+"""Ranks without a cluster: the fewest that have anything to measure between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class BenchmarkRequest:
     rounds: tuple[Round, ...]
     sizes: tuple[int, ...]
     shorten: bool
-    """Whether sizes that do not fit may be left out: those that nobody asked for."""
+    """Whether sizes that do not fit may be left out: true for sizes that nobody asked for."""
     name: str
     places: tuple[str, ...]
     """Where the results go: local folders and addresses in a bucket."""
@@ -53,12 +53,12 @@ class BenchmarkRequest:
 
 
 def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:
-    """The request that these arguments are in this place.
+    """The request that these arguments make in this place.
 
     Raises:
-        UsageError: a value is out of its bounds, or two do not go together.
+        UsageError: a value is out of its bounds, or two values conflict.
         InfeasibleError: more nodes than this place can ever have.
-        PlaceError: NCCL is asked for where there is no GPU.
+        PlaceError: NCCL is requested, but there is no GPU.
     """
     layout = _layout(args, place)
     _check_algorithm(args.algo, args.op, layout.backend)
@@ -86,7 +86,7 @@ def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:
 
 
 def _check_algorithm(forced: str | None, op: str, backend: str) -> None:
-    """NCCL itself would refuse it only in the first call, on nodes that were waited for."""
+    """Refuse an unsuitable algorithm: NCCL itself would refuse it only in the first call, after the wait for nodes."""
     if forced and backend != "nccl":
         raise UsageError(f"--algo {forced} forces an algorithm of NCCL; this is gloo.", "Leave it out.")
     if forced and op not in stages.ALGORITHMS[forced]:
@@ -137,7 +137,7 @@ def _layout(args: argparse.Namespace, place: Place) -> Layout:
 
 
 def _own_gpus(args: argparse.Namespace, place: Place) -> int:
-    """GPUs of a node where no stack promises any: this machine's, or of a Ray elsewhere as many as its ranks."""
+    """GPUs of a node if no stack promises any: this machine's, or, for a Ray elsewhere, as many as its ranks."""
     if place.environment is not None:
         raise PlaceError(
             "--backend nccl needs GPUs; this stack has no GPU nodes.",

@@ -1,1 +1,1 @@
-"""What is measured: collectives, data patterns, stages and bandwidths."""
+"""Definitions of the measurements: collectives, data patterns, stages and bandwidths."""

@@ -17,26 +17,26 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 _SIZE = re.compile(r"(\d+)([KMG]?)", re.IGNORECASE)
 
 LARGEST_SIZE = 16 * 1024**3
-"""16 GiB, where the bandwidth of every published table has levelled out."""
+"""16 GiB, by which the bandwidth in every published table has levelled off."""
 
 GPU_SIZES = "1K:16G:2"
-"""On GPUs, as far as their memory reaches."""
+"""Sizes on GPUs, as far as their memory allows."""
 
 CPU_SIZES = "1K:64M:2"
-"""On CPUs, where gloo takes a second and more for each larger size."""
+"""Sizes on CPUs, where gloo takes a second or more for each larger size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Percentiles:
-    """Calls timed one by one, each from a barrier to its end on the slowest rank: jitter, where `Timing` has the mean.
+    """Calls timed one by one, each from a barrier to its end on the slowest rank: the jitter; `Timing` has the mean.
 
-    Which value stands for a percentile is as in nccl-tests (src/util.cu, `computeIterStats`).
+    Percentiles are computed as in nccl-tests (src/util.cu, `computeIterStats`).
     """
 
     calls: int
-    """How many; p99 of fewer than 100 is the maximum."""
+    """Number of calls; p99 of fewer than 100 is the maximum."""
     p50: float
-    """Seconds, as all of them."""
+    """In seconds, like the other percentiles."""
     p95: float
     p99: float
     max: float
@@ -74,12 +74,12 @@ class Timing:
     slowest_rank: int
     """The rank with the longest time."""
     wrong: int | None
-    """Elements that differed from the exact result, over all ranks, before and after timing together; None where
-    nothing can be checked, as nccl-tests has it (`N/A`): all_to_all and sendrecv in place."""
+    """Elements that differed from the exact result, over all ranks, before and after timing together; None if nothing
+    can be checked (`N/A` in nccl-tests): all_to_all and sendrecv in place."""
     rank_seconds: tuple[float, ...]
-    """Mean time of one call on each rank; far apart means ranks that do not run alike."""
+    """Mean time of one call on each rank; values far apart mean that ranks run differently."""
     blocking: Percentiles | None
-    """Calls one by one; None where that was not asked for."""
+    """Calls one by one; None if not requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +208,9 @@ def table_footer(rows: Sequence[Row]) -> str:
 
 
 def jitter(rows: Sequence[Row]) -> str:
-    """Calls one by one, which a mean hides: percentiles in microseconds, and the rank that is last most often.
+    """Jitter of single calls, which a mean hides: percentiles in microseconds, and the rank that is last most often.
 
-    A comment line for each size, in place; empty where calls were not timed alone.
+    A comment line for each size, in place; empty if calls were not timed alone.
     """
     timed = [(row.size, row.in_place.blocking) for row in rows]
     lines = [
@@ -236,7 +236,7 @@ def _columns(row: Row, timing: Timing) -> str:
 
 
 def _fitted(value: float, width: int) -> str:
-    """As many digits as fit, at most two behind the point: nccl-tests' `getFloatStr` (src/util.cu)."""
+    """As many digits as fit, at most two decimals: nccl-tests' `getFloatStr` (src/util.cu)."""
     for digits in (2, 1, 0):
         if len(text := f"{value:>{width}.{digits}f}") <= width:
             return text

@@ -1,4 +1,4 @@
-"""The collectives as records: how one is run, how much it moves, and what must come out on which rank.
+"""The collectives as records: how to run one, how much data it moves, and the expected result on each rank.
 
 Counts, columns and buffers in place are those of NVIDIA's nccl-tests (src/all_reduce.cu and its neighbours).
 """
@@ -15,7 +15,7 @@ from workloads.nccl.definitions.bandwidth import all_reduce_factor, exchange_fac
 from workloads.nccl.definitions.data_pattern import Piece
 
 ROOT = 0
-"""Of broadcast; nccl-tests' default."""
+"""Root rank of broadcast; nccl-tests' default."""
 
 _ALIGNED_BYTES = 16
 """A rank's part of the data is a multiple of this (nccl-tests, `AllGatherGetCollByteCount`)."""
@@ -28,16 +28,16 @@ class Seat:
     rank: int
     ranks: int
     stride: int
-    """From a rank to the one on the same rail of the next node: the ranks of a node, or 1 where there is one node."""
+    """From a rank to the one on the same rail of the next node: the number of ranks per node, or 1 on one node."""
 
     @property
     def receiver(self) -> int:
-        """Whom `sendrecv` sends to."""
+        """Rank that `sendrecv` sends to."""
         return (self.rank + self.stride) % self.ranks
 
     @property
     def sender(self) -> int:
-        """Whom `sendrecv` receives from."""
+        """Rank that `sendrecv` receives from."""
         return (self.rank - self.stride) % self.ranks
 
 
@@ -50,7 +50,7 @@ class Counts:
     received: int
     """In the buffer that it receives into."""
     parameter: int
-    """What the call is given: nccl-tests' column `count`."""
+    """Argument of the call: nccl-tests' column `count`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,29 +59,30 @@ class Collective:
 
     name: str
     redop: str = "none"
-    """Reduction; `none` for those that only move. As nccl-tests prints it: `sum` for sendrecv, which has none."""
+    """Reduction; `none` for collectives that only move data. As nccl-tests prints it: `sum` for sendrecv, which has
+    none."""
     root: int = -1
     """Root rank; -1 for those without one."""
     factor: Callable[[int], float]
     """busbw / algbw for a number of ranks."""
     counts: Callable[[int, int, int], Counts]
-    """Of elements asked for, bytes of an element, ranks."""
+    """Counts for the elements requested, the bytes of an element, and the number of ranks."""
     run: Callable[[Tensor, Tensor, Seat], object]
     """Run it from a source into a target, after `prepare`; in place they are views of one buffer."""
     prepare: Callable[[Tensor, Tensor, Seat], object] = lambda source, target, seat: None
-    """What has to be done before each call and is no part of it: torch has some in place only."""
+    """Preparation before each call that is not part of it: torch has some collectives in place only."""
     copies: bool = False
     """Whether `prepare` does anything out of place."""
     expected: Callable[[Seat, Counts], list[Piece]]
-    """What must stand in a rank's target, from its beginning to its end."""
+    """Expected content of a rank's target, from its beginning to its end."""
     reduces: bool = False
-    """Whether values are summed, which bounds them."""
+    """Whether values are summed, which limits their size."""
     source_in_place: Callable[[Seat, Counts], int] = lambda seat, counts: 0
-    """Where in the one buffer the source begins, in elements."""
+    """Start of the source in the one buffer, in elements."""
     target_in_place: Callable[[Seat, Counts], int] = lambda seat, counts: 0
-    """Where in it the target begins."""
+    """Start of the target in that buffer."""
     in_place: bool = True
-    """Whether a result in place has a meaning; where not, it is timed and not checked, as in nccl-tests."""
+    """Whether a result in place has a meaning; if not, it is timed but not checked, as in nccl-tests."""
 
 
 def _whole(count: int, size: int, ranks: int) -> Counts:

@@ -1,7 +1,7 @@
-"""What ranks send, and whether what arrives is right to the last bit; on the device, without a second buffer.
+"""The data that ranks send, and a bit-exact check of what arrives; on the device, without a second buffer.
 
-Data are small whole numbers that differ by rank, chosen so that every partial sum is exact in the element type whatever
-the order of the reduction.
+Data are small whole numbers that differ by rank, chosen so that every partial sum is exact in the element type, in any
+order of reduction.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 """Element types by nccl-tests' names."""
 
 NEVER = -1
-"""Stands wherever a result is to come; no element's right value."""
+"""Fills the buffer of a result beforehand; never the right value of an element."""
 
 _EXACT_UP_TO = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8, torch.int32: 2**31 - 1}
-"""Whole numbers up to here have their own value in the type (2 to the bits of its significand)."""
+"""Whole numbers up to this one are exact in the type (2 to the bits of its significand)."""
 
 _TILE_ELEMENTS = 1 << 20
 _LEAST_PERIOD, _LARGEST_PERIOD = 3, 251
-"""Primes, so that a block that lands a power of two away from its place is seen."""
+"""Primes, so that a block that lands a power of two away from its place is detected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A piece of a result: the sum of what some ranks hold from some position on."""
+    """A piece of a result: the sum of the data of some ranks, from some position on."""
 
     senders: Sequence[int]
     start: int
@@ -39,8 +39,8 @@ class Piece:
 class Data:
     """Every rank's data: element i of rank r is (i (1 + r // period) + r) mod period where it is r's turn, else 0.
 
-    It is r's turn where i and r leave the same rest by `turns`, so that no more ranks add to an element than its type
-    can sum exactly; of few ranks all do everywhere.
+    It is r's turn if i and r have the same remainder modulo `turns`, so that no more ranks add to an element than its
+    type can sum exactly; if there are few ranks, all add to every element.
     """
 
     period: int
@@ -53,14 +53,14 @@ class Data:
         Args:
             reduces: whether the collective sums over the ranks.
             dtype: element type.
-            ranks: how many there are.
+            ranks: number of ranks.
         """
         for turns in range(1, ranks + 1):
             sharing = {len(range(first, ranks, turns)) for first in range(turns)} if reduces else {1}
             largest = min(_EXACT_UP_TO[dtype] // max(sharing) + 1, _LARGEST_PERIOD)
             for period in range(largest, _LEAST_PERIOD - 1, -1):
                 prime = all(period % divisor for divisor in range(2, int(period**0.5) + 1))
-                # So many ranks in one place, or a multiple, would sum to the same number wherever it is their turn.
+                # This many ranks at one element, or a multiple, would sum to the same number wherever it is their turn.
                 constant = reduces and any(number % period == 0 for number in sharing)
                 if prime and not constant and turns % period:
                     return cls(period=period, turns=turns)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RING = "RING"
-"""NCCL_ALGO's word for the algorithm whose every byte crosses the wire. On two nodes NCCL's own choice, a tree, sends
-half of them only, so that it prints more than the wire carries (NVIDIA/nccl-tests issues 160, 196, 309)."""
+"""NCCL_ALGO's word for the algorithm in which every byte crosses the wire. On two nodes NCCL's own choice, a tree,
+sends only half of them, so that it prints more than the wire carries (NVIDIA/nccl-tests issues 160, 196, 309)."""
 
 NVLS = "NVLS"
 """NCCL_ALGO's word for the reduction in the switches of one node."""
@@ -27,7 +27,7 @@ algorithm (NCCL's source, src/graph/tuning.cc); point to point has none. Not `pa
 ranks agree. Not `collnet`: it needs switches that reduce, and a plugin of NCCL's for them, which gIB is not."""
 
 REACH = {"nvls": "within a node", "nvlstree": "between nodes"}
-"""Where alone an algorithm works without such switches (the same source)."""
+"""The only places where an algorithm works without such switches (the same source)."""
 
 EXTENTS = ("all", "nodes", "pairs")
 """The extents of a benchmark: all nodes together; before that each node alone; between the two every pair of nodes."""
@@ -40,9 +40,9 @@ class Stage:
     name: str
     """`node 0`, `nodes 0+1`, `nodes 0+1, ring`, `all`."""
     nodes: tuple[int, ...]
-    """Which nodes take part, by their number in the placement group."""
+    """Nodes that take part, by their number in the placement group."""
     algorithm: str = ""
-    """What NCCL_ALGO forces; empty leaves it to NCCL."""
+    """Algorithm that NCCL_ALGO forces; empty leaves the choice to NCCL."""
 
     def __str__(self) -> str:
         return self.name
@@ -53,9 +53,9 @@ class Link:
     """One exchange between two ranks, both ways at once, while the other ranks did the same in other pairs."""
 
     ranks: tuple[int, int]
-    """Both, by their number in their stage."""
+    """The two ranks, by their number in their stage."""
     seconds: float
-    """One exchange."""
+    """Time of one exchange."""
 
 
 Round = tuple[Stage, ...]
@@ -66,9 +66,9 @@ def plan_rounds(nodes: int, extent: str, ring: bool) -> list[Round]:
     """The stages, from the smallest to the largest.
 
     Args:
-        nodes: how many there are; of one node `all` is the only stage.
+        nodes: number of nodes; with one node `all` is the only stage.
         extent: one of `EXTENTS`.
-        ring: also with the ring forced, where NCCL's own choice may hide the wire: pairs of nodes and all of them.
+        ring: also force the ring if NCCL's own choice may hide the wire: for pairs of nodes and all of them.
     """
     everyone = tuple(range(nodes))
     last: list[Round] = [(Stage(name="all", nodes=everyone),)]
@@ -89,7 +89,7 @@ def tournament(players: int) -> list[list[tuple[int, int]]]:
     Args:
         players: at least 1; with an odd number one sits out in each round.
     """
-    seats = list(range(players + players % 2))  # the last one is nobody, where the number is odd
+    seats = list(range(players + players % 2))  # the last one is nobody if the number is odd
     rounds = []
     for _ in range(len(seats) - 1):
         pairs = [
@@ -102,12 +102,12 @@ def tournament(players: int) -> list[list[tuple[int, int]]]:
 
 
 def exchanges(nodes: int, ranks_per_node: int, most: int) -> list[list[tuple[int, int]]]:
-    """The pairs of ranks that are timed, in rounds: within each node all, between nodes those of one rail.
+    """The pairs of ranks to time, in rounds: within each node all pairs, between nodes those on one rail.
 
     Args:
-        nodes: of the stage.
+        nodes: number of nodes in the stage.
         ranks_per_node: rank r of a node is on rail r.
-        most: rounds between nodes at most, so that a large cluster does not take longer than a small one.
+        most: maximum rounds between nodes, so that a large cluster does not take longer than a small one.
     """
     inside = [
         [(node * ranks_per_node + a, node * ranks_per_node + b) for node in range(nodes) for a, b in pairs]

@@ -1,1 +1,1 @@
-"""NCCL's own logs and errors, read: the path that it took, and what went wrong."""
+"""Readers of NCCL's own logs and errors: the path that it took, and what went wrong."""

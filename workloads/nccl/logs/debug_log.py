@@ -1,7 +1,7 @@
-"""The log that NCCL writes where it is asked to: what it is asked for, and the memory that keeps it.
+"""NCCL's debug log: the subsystems that are requested, and the memory that keeps the log.
 
-What a rank wrote before it died is what tells why it died, so it must not die with it; and no file is left behind by
-whatever is killed.
+What a rank wrote before it died tells why it died, so the log must outlive the rank; and a killed process must leave no
+file behind.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 VARIABLE = "NCCL_DEBUG_FILE"
 
 PATH = "INIT,NET,GRAPH,ENV"
-"""What NCCL is asked to say where it is timed: which plugin, devices and paths it takes, and its settings."""
+"""Subsystems to log in timed runs: the plugin, devices and paths that NCCL uses, and its settings."""
 
 CHOICES = "TUNING"
-"""What it is asked to say in a run of its own: algorithm and protocol, in a line that each call would be timed with."""
+"""Subsystem to log in a separate run: algorithm and protocol, one line per call, which would count in its time."""
 
 
 class Keeper:
@@ -25,11 +25,11 @@ class Keeper:
         self._files: list[int] = []
 
     def open(self, ranks: int, subsystems: str) -> list[dict[str, str]]:
-        """Begin a log for each of so many ranks, and forget those before.
+        """Begin a log for each of `ranks` ranks, and forget the previous logs.
 
         Args:
-            ranks: of this node.
-            subsystems: what each log is to say, `PATH` or `CHOICES`.
+            ranks: number of ranks on this node.
+            subsystems: what each log is to record, `PATH` or `CHOICES`.
 
         Returns:
             NCCL's settings for each rank, a process of this node.

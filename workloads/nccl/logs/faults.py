@@ -1,4 +1,4 @@
-"""What the errors in NCCL's and the kernel's logs mean and what to do about them. Pure.
+"""The errors in NCCL's and the kernel's logs: their meaning, and advice. Pure.
 
 Sources, by letter in the table: G Google, "Collect and understand NCCL/gIB logs for troubleshooting"
 (docs.cloud.google.com/ai-hypercomputer/docs/nccl/collect-and-understand, 2026-04-06); N NVIDIA, NCCL user guide,
@@ -20,18 +20,18 @@ _OTHER_RANK = "Look for the rank that failed first, by time: this one only saw i
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedError:
-    """One error that a log holds."""
+    """One error in a log."""
 
     name: str
     """`Xid 79`, `RDMA completion error 12`, `ncclRemoteError`."""
     meaning: str
     remedy: str
     severity: Severity
-    """A warning may be lived with: the job can be right and fast all the same."""
+    """A warning is tolerable: the job can still be correct and fast."""
     device: str = ""
-    """PCI address of the GPU or name of the NIC, where the line has one."""
+    """PCI address of the GPU or name of the NIC, if the line has one."""
     follows: bool = False
-    """Whether the end of another rank alone may bring it about."""
+    """Whether the end of another rank alone may cause it."""
 
     @property
     def of_another(self) -> bool:
@@ -46,7 +46,7 @@ class LoggedError:
 def _known(
     pattern: str, name: str, meaning: str, remedy: str, severity: Severity = "error", follows: bool = False
 ) -> tuple[re.Pattern[str], LoggedError]:
-    """An error by what a line with it holds."""
+    """An error, and the pattern of a line that reports it."""
     follows = follows or remedy == _OTHER_RANK
     error = LoggedError(name=name, meaning=meaning, remedy=remedy, severity=severity, follows=follows)
     return re.compile(pattern), error
@@ -184,7 +184,7 @@ _ENDS = (
         "Mend what the line names; the traceback above it says where.",
     ),
 )
-"""How a rank's own program ends; no errors of NCCL, whose lines may hold the same words."""
+"""Ends of a rank's own program; these are not errors of NCCL, whose lines may contain the same words."""
 
 PROGRAM_ENDS = frozenset(error.name for _, error in _ENDS)
 """Names of those ends."""
@@ -214,24 +214,24 @@ def by_line(text: str) -> Iterator[tuple[LoggedError, ...]]:
 
 
 def of_program(line: str) -> LoggedError | None:
-    """A line's statement that a rank's own program ended; None where it has none."""
+    """The end of a rank's own program that a line reports; None if it reports none."""
     if _PEER.search(line):
         return None
     return next(_matching(_ENDS, line), None)
 
 
 def advice(text: str) -> str:
-    """Advice on the errors in a text, as sentences; empty where it holds none that is known."""
+    """Advice on the errors in a text, as sentences; empty if it contains no known error."""
     return " ".join(
         str(fault) for fault in in_text(text) if fault.severity == "error" and fault.name != UNKNOWN_WARNING
     )
 
 
 def origins(logs: Mapping[int, str]) -> dict[int, tuple[LoggedError, ...]]:
-    """The ranks whose logs show a failure of their own, and the failures; those that saw a peer go are left out.
+    """The ranks whose logs show a failure of their own, and the failures; ranks that only lost a peer are left out.
 
     Args:
-        logs: of each rank.
+        logs: log of each rank.
     """
     errors = {
         rank: tuple(fault for fault in in_text(text) if fault.severity == "error" and not fault.of_another)
@@ -274,7 +274,7 @@ def _of_warning(text: str) -> LoggedError:
 
 
 def _matching(known: Iterable[tuple[re.Pattern[str], LoggedError]], line: str) -> Iterator[LoggedError]:
-    """Those of these errors that a line holds, with the device that it names."""
+    """The known errors in a line, with the device that it names."""
     device = _DEVICE.search(line)
     for pattern, error in known:
         if pattern.search(line):

@@ -1,4 +1,4 @@
-"""One rank's NCCL log read into what it says: network, NICs, channels, plugins, algorithms, errors. Pure, no verdicts.
+"""Parser of one rank's NCCL log: network, NICs, channels, plugins, algorithms, errors. Pure, no verdicts.
 
 The forms of the lines are those of NCCL's source, 2.18.1 to 2.30.7 (github.com/NVIDIA/nccl; src/init.cc, src/graph,
 src/plugin, src/transport), and of the gIB, HPC-X and aws-ofi plugins as their logs are published.
@@ -69,19 +69,19 @@ class Nic:
 
     @property
     def direct(self) -> bool | None:
-        """True if all that is known of it is GPUDirect RDMA: what its channels do outweighs what it could do."""
+        """True if all that is known of it is GPUDirect RDMA: the use by its channels outweighs its capability."""
         return self.staged == 0 if self.channels else self.gpu_direct
 
 
 @dataclass(kw_only=True)
 class RankLog:
-    """One rank's log, read. Where it is silent, a field keeps its default."""
+    """One rank's log, parsed. If the log says nothing, a field keeps its default."""
 
     recognised: int = 0
     """Lines that are NCCL's own."""
     host: str = ""
     version: str = ""
-    """Of NCCL, `2.27.7+cuda12.9`; only rank 0 writes it before 2.26."""
+    """NCCL's version, `2.27.7+cuda12.9`; only rank 0 writes it before 2.26."""
     network: str = ""
     """NCCL's name: `gIB`, `IB`, `IBext_v8`, `Socket`, `AWS Libfabric`."""
     ranks: int = 0
@@ -117,11 +117,11 @@ class Choice:
     algorithm: str
     protocol: str
     channels: int
-    """0 where it is not said."""
+    """Number of channels; 0 if the log does not say."""
 
 
 def read(text: str) -> RankLog:
-    """Read one rank's log; a text of something else gives a RankLog with `recognised` 0."""
+    """Read one rank's log; any other text gives a RankLog with `recognised` 0."""
     log = RankLog(faults=faults.in_text(text))
     for host, line in _lines(text):
         log.recognised += 1

@@ -1,4 +1,4 @@
-"""What to do, in the words that several findings share. Pure."""
+"""Advice that several findings share. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ REPLACE_NODE = _replace("PERFORMANCE")
 replaced once it is deleted."""
 
 REPLACE_GPU = _replace("UNRECOVERABLE_GPU_ERROR")
-"""Only for an Xid, as that is what the behavior says (Compute Engine API, InstancesReportHostAsFaultyRequest:
-`Unrecoverable GPU error identified by an XID`); of a NIC or a link nobody knows that the GPU is broken."""
+"""Only for an Xid, as the definition of this behavior says (Compute Engine API, InstancesReportHostAsFaultyRequest:
+`Unrecoverable GPU error identified by an XID`); a faulty NIC or link does not show that the GPU is broken."""
 
 INSTALLER = (
     "Look at the log of the worker's init container (`kubectl -n NAMESPACE logs POD -c install-gib`), and whether the "

@@ -1,7 +1,7 @@
-"""Which path NCCL took, read from its own logs into one verdict over all ranks, and what is wrong with it. Pure.
+"""The verdict over all ranks' NCCL logs: the path that NCCL took, and what is wrong with it. Pure.
 
-A log may contradict the promise of gIB with GPUDirect RDMA, or another rank; each problem says what to do. Fail closed:
-where RDMA was promised, whatever a log does not show counts as missing.
+A log may contradict the promise of gIB with GPUDirect RDMA, or another rank; each problem says what to do. It fails
+closed: if RDMA was promised, anything that a log does not show counts as missing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from workloads.nccl.logs.xids import Severity
 
 Path = Literal["gib-gdr", "gib-host", "ib-gdr", "ib-host", "socket", "nvlink", "shm", "none", "mixed", "unknown"]
 """`gdr` is GPUDirect RDMA, `host` goes through host memory; `nvlink` is GPU to GPU within a node (NVLink or PCIe),
-`none` has nothing to transfer, `unknown` is a network that nothing here knows, or a log that does not say."""
+`none` has nothing to transfer, `unknown` is a network unknown to this module, or a log that does not say."""
 
 _BETWEEN_NODES = frozenset({"gib-gdr", "gib-host", "ib-gdr", "ib-host", "socket", "mixed"})
-"""Paths that are known and lead to other nodes."""
+"""Known paths to other nodes."""
 
 WORDS: dict[Path, str] = {
     "gib-gdr": "gIB with GPUDirect RDMA",
@@ -69,7 +69,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """True if nothing is wrong but what may be lived with."""
+        """True if nothing is wrong except warnings."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     def line(self) -> str:
@@ -116,7 +116,7 @@ class NicState:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """One thing that is wrong, and what to do."""
+    """One problem, and what to do about it."""
 
     severity: Severity
     """A warning leaves the job right, and fast as far as the log shows."""
@@ -141,10 +141,10 @@ def read(logs: Mapping[int, str], nics: int, promised: bool, hosts: Mapping[int,
     """Read the logs of one communicator's ranks.
 
     Args:
-        logs: rank -> what NCCL wrote with NCCL_DEBUG=INFO; empty where NCCL had no part, as on gloo.
+        logs: rank -> NCCL's log with NCCL_DEBUG=INFO; empty if NCCL was not used, as on gloo.
         nics: RDMA NICs that each node must show; 0 does not count them.
-        promised: whether gIB with GPUDirect RDMA must carry what goes between nodes. False for one node alone.
-        hosts: rank -> its host, where that is known from elsewhere.
+        promised: whether gIB with GPUDirect RDMA must carry the traffic between nodes. False for one node alone.
+        hosts: rank -> its host, if known from elsewhere.
     """
     ranks = {rank: path.read(text) for rank, text in sorted(logs.items())}
     for rank, log in ranks.items():
@@ -192,7 +192,7 @@ def _kind(network: str, direct: bool) -> Path:
 
 
 def _overall(paths: set[Path]) -> Path:
-    """A rank without a connection of its own to another node says nothing of the way between nodes."""
+    """The path of all ranks. A rank without a connection of its own to another node says nothing about that path."""
     between = paths & _BETWEEN_NODES
     if between:
         return _one(between)
@@ -231,12 +231,12 @@ def _everywhere(values: Iterable[bool | None]) -> bool | None:
 def _problems(
     ranks: Mapping[int, RankLog], paths: Mapping[int, Path], nics: Iterable[NicState], count: int, promised: bool
 ) -> tuple[Diagnosis, ...]:
-    """Everything that is wrong, each thing once, with all ranks that it concerns.
+    """All problems, each once, with all ranks that it concerns.
 
     Args:
         ranks: every rank's log.
         paths: the path that each rank's log shows.
-        nics: of all nodes.
+        nics: NICs of all nodes.
         count: RDMA NICs that each node must show; 0 does not count them.
         promised: whether gIB with GPUDirect RDMA must carry what goes between nodes.
     """
@@ -253,7 +253,7 @@ def _broken(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator
     """Broken promises, by the rank whose log shows something else or nothing."""
     if not ranks:
         yield _error("There is no NCCL log, so nothing shows gIB: gloo, or a run that wrote none.", _SUBSYSTEMS)
-    # Within a node the ranks share the NICs: one of them may have no connection of its own to other nodes.
+    # The ranks of a node share its NICs: one of them may have no connection of its own to other nodes.
     carried = {log.host for rank, log in ranks.items() if paths[rank] == "gib-gdr"}
     for rank, log in ranks.items():
         taken = paths[rank]
@@ -297,7 +297,7 @@ def _missing_nics(nics: list[NicState], count: int, logs: bool) -> Iterator[Diag
 
 
 def _differences(ranks: Mapping[int, RankLog], paths: Mapping[int, Path]) -> Iterator[Diagnosis]:
-    """Ranks that do not agree with most of the others."""
+    """Ranks that differ from most of the others."""
     aspects: list[tuple[str, Callable[[int], str]]] = [
         ("path", lambda rank: paths[rank] if paths[rank] in _BETWEEN_NODES else ""),
         ("network", lambda rank: ranks[rank].network),

@@ -122,4 +122,4 @@ XIDS: dict[int, Xid] = {
 }
 
 UNKNOWN = Xid("not in the catalogue of October 2025", "CONTACT_SUPPORT")
-"""What an Xid that is not above is taken for: the catalogue's own default."""
+"""Entry for an Xid that is not listed above: the catalogue's own default."""

@@ -1,1 +1,1 @@
-"""The processes that measure: placed, started, measured, and explained when they fail."""
+"""The measuring processes: placement, start, measurement, and explanation of failures."""

@@ -1,4 +1,4 @@
-"""What a rank's failure is taken for: whose it was, when several fail, fall silent, or wait for each other."""
+"""The diagnosis of a rank's failure: which rank caused it when several fail, fall silent, or wait for each other."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from workloads.nccl.logs import faults
 from workloads.nccl.ranks.kept_logs import death
 
 _AFTERMATH_SECONDS = 5.0
-"""How long after a first failure others are waited for: the rank that died is heard of after those it left hanging."""
+"""How long to wait for others after a first failure: the rank that died is reported after those that it left hanging.
+"""
 
 _GIVING_UP_SECONDS = 15.0
-"""The same where ranks may have given up waiting for one that hangs, which each does by its own clock."""
+"""The same if ranks may have given up waiting for one that hangs, which each does by its own clock."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class RankPlace:
     host: str
     """Host name and Ray's node id."""
     pid: int = 0
-    """Of its process there, which Ray names its logs by; 0 before it has started."""
+    """Process id there, by which Ray names its logs; 0 before it has started."""
 
     def __str__(self) -> str:
         process = f", process {self.pid}" if self.pid else ""
@@ -41,7 +42,7 @@ class RankPlace:
 
 
 class HungError(WorkloadFailedError):
-    """Ranks gave no answer where they meet in a collective."""
+    """Ranks gave no answer while they met in a collective."""
 
 
 def answers(
@@ -50,14 +51,14 @@ def answers(
     """The results of all ranks; the first failure of any ends the wait for the others, which would hang without it.
 
     Args:
-        futures: one of each rank.
-        places: of the same ranks.
-        limit: seconds.
+        futures: one for each rank.
+        places: places of the same ranks.
+        limit: time limit in seconds.
         patience: seconds after which a rank gives up waiting for another in a collective. On NCCL its process ends.
-            Infinite where none waits for another.
+            Infinite if none waits for another.
 
     Raises:
-        WorkloadError: a rank's own.
+        WorkloadError: a rank's own error.
         WorkloadFailedError: a rank died, failed or gave no answer; says which, and on which node. A HungError only
             where ranks may wait for each other.
     """
@@ -99,9 +100,9 @@ def raise_failure(
     """Raise the failure that explains the others: a rank's own message, else a hang, a death, or the first one.
 
     Args:
-        failed: by place, in the order in which they were heard of; at least one.
+        failed: failures by place, in the order in which they were reported; at least one.
         silent: places that gave no answer.
-        places: of all ranks.
+        places: places of all ranks.
         late: whether ranks may have given up waiting for another, so that the one that hangs is not among `failed`.
     """
     for error in failed.values():

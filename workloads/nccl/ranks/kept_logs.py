@@ -28,7 +28,7 @@ _READ_SECONDS = 60.0
 
 
 class KeptLogs:
-    """The logs of all ranks of a placement group, while it is entered; on gloo there are none."""
+    """The logs of all ranks of a placement group, for the duration of the context; on gloo there are none."""
 
     def __init__(self, group: PlacementGroup, hosts: Sequence[str], layout: Layout) -> None:
         """Start a keeper on each node whose ranks use NCCL.
@@ -98,12 +98,12 @@ class KeptLogs:
 def _answer(asked: ray.ObjectRef[Any]) -> list[str] | None:
     try:
         return ray.get(asked, timeout=0)
-    except RayError:  # its node died, or is too slow
+    except RayError:  # the node died, or is too slow
         return None
 
 
 def death(error: BaseException) -> str:
-    """Ray's reason for the end of a process or its node, in one line: not that it is, but how."""
+    """Ray's reason for the end of a process or its node, in one line: how it ended, not that it did."""
     lines = str(error).splitlines()
     told = (line.strip() for line in lines if "dead because" in line or "died because" in line)
     return next(told, "") or first_line(error)

@@ -1,6 +1,6 @@
-"""What a rank finds around itself: its device, its node and its libraries.
+"""Facts about a rank's environment: its device, its node and its libraries.
 
-Ray is imported where it is asked, as ranks can be without it.
+Ray is imported only where it is asked, because ranks can run without it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def name() -> str:
 
 
 def nccl_version() -> str:
-    """Of the NCCL that this process has loaded, which a library path can make another one than torch was built with."""
+    """Version of the NCCL that this process has loaded; a library path can make it differ from torch's own."""
     code = ctypes.c_int()
     try:
         ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code))
@@ -69,7 +69,7 @@ def nccl_version() -> str:
 
 
 def plugin_digest(file: Path) -> str:
-    """Digest of gIB's plugin, as no file of it says its version; empty where there is none."""
+    """Digest of gIB's plugin, because none of its files states a version; empty if there is no plugin."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
 
 

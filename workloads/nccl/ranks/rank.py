@@ -1,8 +1,8 @@
 """One rank of the benchmark: it joins the process group, times a collective, and checks its result.
 
-Ray is imported where it is asked, as a rank can be without it. The headline is calls back to back between two
-synchronisations, as nccl-tests times them; calls one by one, each after a barrier, show the jitter. The check before
-the timing makes the connections, at each size anew, so none is timed.
+Ray is imported only where it is asked, because a rank can run without it. The headline figure is for calls back to back
+between two synchronisations, as in nccl-tests; single calls, each after a barrier, show the jitter. The check before
+the timing makes the connections, anew at each size, so that none is timed.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from workloads.nccl.ranks import node_facts
 from workloads.nccl.results.measured import Conditions
 
 LEAST_ITERATIONS = 20
-"""Of the calls timed back to back; nccl-tests' default (`-n 20`)."""
+"""Minimum number of calls timed back to back; nccl-tests' default (`-n 20`)."""
 
 MOST_ITERATIONS = 2000
 LEAST_CALLS, MOST_CALLS = 10, 200
-"""Of the calls timed one by one."""
+"""Bounds for the number of calls timed one by one."""
 
 LINK_BYTES = 8 * 1024**2
-"""Of an exchange between two ranks: large enough for a link's bandwidth rather than its latency."""
+"""Size of an exchange between two ranks: large enough to show a link's bandwidth rather than its latency."""
 
 LINK_EXCHANGES = 7
 
 LINK_CALLS = 2 * (1 + LINK_EXCHANGES)
-"""Calls that one round of exchanges makes: each after a barrier, and one more to connect."""
+"""Calls in one round of exchanges: each after a barrier, and one more to connect."""
 
 _RESERVE_BYTES = 512 * 1024**2  # torch's and NCCL's own buffers beside ours
 
 Facts = dict[str, Any]
-"""What a rank says of itself: `node_facts.describe`, and what `Rank.join` adds."""
+"""Facts that a rank reports about itself: `node_facts.describe`, and what `Rank.join` adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlan:
-    """The work that every rank does alike."""
+    """The work that is the same on every rank."""
 
     collective: Collective
     dtype: str = "float"
