@@ -1,6 +1,6 @@
-"""What waiting asks of the live world: plain requests to Google's APIs and to the cluster, as the user who runs pulumi.
+"""The requests behind waiting: plain calls to Google's APIs and to the cluster, as the user who runs pulumi.
 
-Clients are imported inside the functions: most commands and the program itself talk to nobody, and the imports cost a
+Clients are imported inside the functions: most commands, and the program itself, talk to nobody, and the imports take a
 second.
 """
 

@@ -1,5 +1,5 @@
-"""What a Kubernetes namespace has in which Ray's pods run: their account, the stack's facts, who may reach them, what
-they may do, and what keeps their heads.
+"""A Kubernetes namespace for Ray's pods: their account, the facts about the stack, access to them, their permissions,
+and what keeps their heads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the stack tells people and jobs: one mapping that is exports, ConfigMap and pod variables, so that they agree.
+"""The stack's outputs for people and jobs: one mapping for exports, ConfigMap and pod variables, so that they agree.
 
-Part of the wiring, so it may read settings; it registers nothing.
+It is part of the wiring, so it may read settings; it registers nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the command line asks the cluster, through kubectl with the stack's own kubeconfig."""
+"""The command line's access to the cluster, through kubectl with the stack's own kubeconfig."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def kubeconfig(stack: Stack) -> Iterator[dict[str, str]]:
 
 
 def running(stack: Stack) -> list[str]:
-    """Everything that runs in the cluster and would end with it, a line each, or why that is not known."""
+    """Everything that runs in the cluster and would end with it, one line each, or why it is not known."""
     try:
         external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
         with kubeconfig(stack) as environment:

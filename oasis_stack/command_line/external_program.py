@@ -1,7 +1,7 @@
-"""The programs that the command line calls: looked for first, called by argument vector, never through a shell.
+"""Calls to external programs: checked for first, called by argument vector, never through a shell.
 
-Ctrl-C reaches them from the terminal as well, and they are left to end in order: a Pulumi that is killed before leaves
-its lock, and what it was making in no state.
+Ctrl-C reaches them from the terminal as well, and they are left to end in order: a Pulumi that is killed earlier leaves
+its lock, and the resources that it was making in no state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INSTALL = {
 
 
 class ProgramError(Exception):
-    """A program that is missing, or that failed; the message says what to do."""
+    """A program is missing or failed; the message says what to do."""
 
 
 def require(*names: str) -> None:

@@ -1,6 +1,6 @@
-"""`init`: state bucket, encryption key and project for a stack whose file exists; what is there already is left alone.
+"""`init`: state bucket, encryption key and project for a stack whose file exists; existing ones are left alone.
 
-Every step may be repeated: an interrupted `init` is finished by running it again.
+Every step may be repeated: run an interrupted `init` again to finish it.
 """
 
 from __future__ import annotations

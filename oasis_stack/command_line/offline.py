@@ -1,6 +1,6 @@
-"""A Pulumi program without an engine or a cloud: run under the SDK's mocks and drained, with all that it registers.
+"""Runs a Pulumi program without an engine or a cloud, under the SDK's mocks, and collects all that it registers.
 
-For `plan`, and for tests, which are plain asserts on it. Resources are looked up by (type, name): the order in which
+For `plan`, and for tests, which are plain asserts on the result. Look resources up by (type, name): the order in which
 Pulumi registers them varies from run to run.
 """
 

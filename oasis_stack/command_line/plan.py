@@ -1,4 +1,4 @@
-"""`plan`: what a stack file means, as text. Reads the file and nothing else: no engine, no cloud, no network."""
+"""`plan`: the meaning of a stack file, as text. Reads only the file: no engine, no cloud, no network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oasis_stack.settings.schema import GpuSettings, Settings
 
 
 def report(settings: Settings, values: Mapping[str, object], today: date) -> str:
-    """Settings with where each comes from, addresses, ladder, prices. `values` is what the stack file holds."""
+    """Settings with their sources, addresses, ladder and prices. `values` is the content of the stack file."""
     parts = ["Settings", *_table(effective(settings, values)), "", "Addresses", *_table(_addresses(settings)), ""]
     if settings.gpu is None:
         return "\n".join([*parts, "No GPUs: the stack has no gpu section.", "", *_prices(settings, today)])
@@ -24,7 +24,7 @@ def report(settings: Settings, values: Mapping[str, object], today: date) -> str
 
 
 def notes(settings: Settings, now: datetime) -> Iterator[str]:
-    """Remarks on settings that are legal, and probably not meant."""
+    """Remarks on settings that are legal but probably not intended."""
     exclusion = settings.cluster.maintenance_exclusion
     if exclusion is not None and exclusion.end is not None and datetime.fromisoformat(exclusion.end) <= now:
         yield (
@@ -102,7 +102,7 @@ def _quotas(settings: Settings) -> Iterator[str]:
 
 
 def _prices(settings: Settings, today: date) -> Iterator[str]:
-    """What the stack costs by the hour and the day at rest, at most, and for each node with GPUs."""
+    """Cost of the stack per hour and day: at rest, at most, and for each node with GPUs."""
     found, gpu = cost.hourly_cost(settings), settings.gpu
     rungs = [cost.rung(gpu.machine, entry, settings.region) for entry in gpu.capacity] if gpu else []
     reserved = ", reservations included" if any(rung.least for rung in rungs) else ""

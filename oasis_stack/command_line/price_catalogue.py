@@ -1,4 +1,4 @@
-"""`prices`: reads the prices that a stack's sum holds from Google's catalogue into `oasis_stack/facts/prices.csv`."""
+"""`prices`: reads the prices that a stack's cost needs from Google's catalogue into `oasis_stack/facts/prices.csv`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GPUS = {"nvidia-h200-141gb": "(?:Nvidia )?H200 141GB GPU", "nvidia-l4": "Nvidia
 
 @dataclass(frozen=True, kw_only=True)
 class Spelling:
-    """How the catalogue calls the parts of a node with GPUs that is bought in one way."""
+    """The catalogue's names for the parts of a node with GPUs that is bought in one way."""
 
     usage: str
     """Kind of use, in Google's sense."""
@@ -97,7 +97,7 @@ class Sku:
 
 
 def refresh(settings: Settings, today: date, say: Callable[[str], None], file: Path = prices.FILE) -> None:
-    """Write what the catalogue says of a stack's nodes into the table of prices; what it does not say stays.
+    """Write the catalogue's prices of a stack's nodes into the table of prices; other prices stay.
 
     Raises:
         ProgramError: no credentials, the API is off, does not answer or has no prices, or the table cannot be written.
@@ -136,7 +136,7 @@ def refresh(settings: Settings, today: date, say: Callable[[str], None], file: P
 
 
 def _of_stack(settings: Settings, skus: list[Sku]) -> dict[str, float | str]:
-    """What a stack pays for by the hour, each with its price, or why there is none."""
+    """The items that a stack pays for by the hour, each with its price, or why there is none."""
     here = [sku for sku in skus if settings.region in sku.regions]
     found: dict[str, float | str] = {}
     if gpu := settings.gpu:
@@ -171,7 +171,7 @@ def _gpu_node(machine: Machine, mode: Mode, skus: list[Sku]) -> float | str:
 
 
 def _one(skus: list[Sku], pattern: str, usage: str) -> float | str:
-    """The price of what begins with a pattern, or why it is not known."""
+    """The price of the item whose name begins with a pattern, or why it is not known."""
     meant = re.compile(pattern, re.IGNORECASE)
     found = {sku.hourly_usd for sku in skus if meant.match(sku.description) and usage in ("", sku.usage)}
     if len(found) == 1:

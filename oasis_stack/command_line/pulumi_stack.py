@@ -34,7 +34,7 @@ class Stack:
         return cls(name=name, file=stack_file.find(name, directory))
 
     def environment(self) -> dict[str, str]:
-        """Variables that the Pulumi command line needs beside the caller's environment, which wins.
+        """Variables that the Pulumi command line needs in addition to the caller's environment, which takes precedence.
 
         Raises:
             ProgramError: the stack is encrypted with a passphrase that the caller's environment does not name.
@@ -60,7 +60,7 @@ class Stack:
         return external_program.show([*self.command(*arguments), *extra], {**self.environment(), **variables})
 
     def state(self) -> dict[str, Any]:
-        """What Pulumi knows of the stack, secrets encrypted.
+        """Pulumi's state of the stack, with secrets encrypted.
 
         Raises:
             ProgramError: Pulumi is missing, or there is no such stack yet.

@@ -1,8 +1,9 @@
-"""Takes over what Google made for a run of Pulumi that does not know of it: it was killed, or an answer was lost.
+"""Takes over resources that Google made for a run of Pulumi that does not know of them: it was killed, or an answer was
+lost.
 
-Pulumi notes each creation before it begins: after a run that was killed the notes are in its state, of one that failed
-they are among its events. What they name is put into the state, as `pulumi refresh --import-pending-creates` does, and
-a refresh asks the provider: what exists is the stack's from then on, and the rest is forgotten. Nothing is made or
+Pulumi notes each creation before it begins: the notes of a killed run are in its state, those of a failed run among its
+events. The resources that they name are put into the state, as `pulumi refresh --import-pending-creates` does, and a
+refresh asks the provider: existing ones belong to the stack from then on, and the rest is forgotten. Nothing is made or
 deleted.
 """
 
@@ -61,7 +62,7 @@ def identity(resource: Mapping[str, Any]) -> str | None:
 
 
 def settle(stack: Stack, say: Callable[[str], None]) -> None:
-    """Bring the state to what an interrupted run left behind.
+    """Make the state match what an interrupted run left behind.
 
     Raises:
         ProgramError: Pulumi could not, as while another run holds the stack.
@@ -238,7 +239,7 @@ def _has_made_up_name(resource: Mapping[str, Any]) -> bool:
 
 
 def _made(resource: Mapping[str, Any]) -> str | None:
-    """When, if Google says so."""
+    """Time of creation, if Google says so."""
     return resource["outputs"].get("createTime") or resource["outputs"].get("timeCreated")
 
 

@@ -40,8 +40,8 @@ def destroy_order(stack: Deployment) -> list[list[Registered]]:
 
 
 def deletion_steps(stack: Deployment, going: Iterable[Registered]) -> list[list[Registered]]:
-    """What is to go of a stack, in the steps in which Pulumi's engine deletes it, each of which ends before the next
-    begins: all is in the last step before those of what it was made after (pulumi/pulumi v3.259.0,
+    """The resources to delete, in the steps in which Pulumi's engine deletes them; each step ends before the next
+    begins. A resource is in the last step before those of the resources that it was made after (pulumi/pulumi v3.259.0,
     pkg/resource/deploy/step_generator.go, ScheduleDeletes)."""
     left = {found.urn: found for found in going}
     steps: list[list[Registered]] = []

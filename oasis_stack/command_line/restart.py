@@ -1,7 +1,7 @@
-"""`restart`: new Ray pods from the current spec, after the image or anything else of theirs was changed.
+"""`restart`: recreates the Ray pods from the current spec, after their image or anything else in it was changed.
 
-KubeRay 1.6 makes pods anew only with the upgrade strategy Recreate, which would end every job at any small change; so
-a person does it, when the jobs that run may end.
+KubeRay 1.6 recreates pods only with the upgrade strategy Recreate, which would end every job at any small change; so a
+person does it, at a time when the running jobs may end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def restart(stack: Stack, yes: bool, say: Callable[[str], None]) -> int:
 
 
 def jobs_of_the_standing_ray(stack: Stack) -> list[str]:
-    """Its jobs that have not ended, a line each, or why they are not known; none where the cluster does not answer."""
+    """Its jobs that have not ended, one line each, or why they are not known; none if the cluster does not answer."""
     try:
         namespace, cluster = stack.output("ray_namespace"), stack.output("ray_cluster_name")
         with kubeconfig(stack) as environment:

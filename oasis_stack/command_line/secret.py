@@ -1,4 +1,4 @@
-"""`secret`: gives the Weights & Biases secret a value, read from the terminal or standard input and kept nowhere."""
+"""`secret`: gives the Weights & Biases secret a value, read from the terminal or standard input and not stored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads a stack file as Pulumi does, and sets single values in it without touching comments, order or quotes.
 
-An edit changes one line, and is checked by reading the result: had anything but the one value changed, nothing is
+An edit changes one line, and is checked by reading the result: if anything but the one value changed, nothing is
 written.
 """
 
@@ -107,7 +107,7 @@ def encrypted_with_passphrase(path: Path) -> bool:
 
 
 def set_value(path: Path, keys: Sequence[str], value: str) -> bool:
-    """Set one text value, such as `("config", "oasis:ray", "image")`; False if it stood there already.
+    """Set one text value, such as `("config", "oasis:ray", "image")`; False if it was already there.
 
     Raises:
         StackFileError: the file cannot be edited line by line, or not be written; it is left as it was.
@@ -168,7 +168,7 @@ def _composed(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
 
 
 def _twice(node: yaml.Node | None, path: str = "") -> Iterator[tuple[str, int, int]]:
-    """Keys that stand twice in a mapping, both lines. YAML forbids it, Pulumi refuses it, PyYAML takes the last."""
+    """Duplicate keys of a mapping, with both lines. YAML forbids them, Pulumi refuses them, PyYAML takes the last."""
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield from _twice(item, f"{path}[{index}]")
@@ -264,7 +264,7 @@ def _scalar(value: str) -> str:
 
 
 def replace(path: Path, text: str) -> None:
-    """Give a file another content."""
+    """Replace the content of a file."""
     # Written beside and renamed: an interrupted write must not leave half of it.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:
         beside = Path(new.name)

@@ -1,8 +1,9 @@
-"""What a killed run of Pulumi leaves in its state backend, removed where it is certain that nobody needs it.
+"""Removes what a killed run of Pulumi leaves in its state backend, if it is certain that nobody needs it.
 
-Pulumi writes a lock, with the process that holds it, and never looks whether that still lives (pulumi/pulumi v3.259.0,
-pkg/backend/diy/lock.go). In a folder it also writes beside each file another with the content type, `<file>.attrs`; one
-that a kill has left empty hides the file: "failed to load checkpoint: EOF" (gocloud.dev, blob/fileblob/attrs.go).
+Pulumi writes a lock that names the process that holds it, and never checks whether that is still alive (pulumi/pulumi
+v3.259.0, pkg/backend/diy/lock.go). In a folder it also writes, beside each file, another with the content type,
+`<file>.attrs`; if a kill leaves that one empty, it hides the file: "failed to load checkpoint: EOF" (gocloud.dev,
+blob/fileblob/attrs.go).
 """
 
 from __future__ import annotations

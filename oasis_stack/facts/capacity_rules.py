@@ -1,6 +1,6 @@
-"""Which ways of getting GPUs Google accepts, and what each demands of its node pool. Pure.
+"""The ways of getting GPUs that Google accepts, and the demands of each on its node pool. Pure.
 
-The one place that knows a legal combination: settings refuse by `problems`, node pools are built by `pool_rules`.
+This is the one place that knows legal combinations: settings refuse by `problems`, `pool_rules` builds node pools.
 Rules: GoogleCloudPlatform/cluster-toolkit v1.95.0, modules/compute/gke-node-pool/main.tf (preconditions), and
 Google Cloud documentation, "About flex-start provisioning mode" (2026).
 """

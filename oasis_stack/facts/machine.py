@@ -1,4 +1,4 @@
-"""Hardware facts per machine type: what a node of it has, where it is offered, and how it may be bought.
+"""Facts per machine type: the hardware of its nodes, the zones that offer it, and the ways to buy it.
 
 The program decides by these facts (RDMA or not, disk kind, ladder), never by the name of a machine type.
 """

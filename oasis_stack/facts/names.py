@@ -1,6 +1,6 @@
 """Physical names that other texts refer to, or that a later `up` must find again: pure, within each service's limits.
 
-Everything else is named by Pulumi. A name here never changes for the same settings: a kept bucket is adopted by it.
+Pulumi names everything else. A name here never changes for the same settings: a kept bucket is adopted by its name.
 """
 
 from __future__ import annotations

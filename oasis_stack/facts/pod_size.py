@@ -1,4 +1,4 @@
-"""How much of a node a Ray pod may take: what GKE, its DaemonSets and the FUSE sidecar need is left out. Pure."""
+"""The share of a node that a Ray pod may take, after GKE, its DaemonSets and the FUSE sidecar. Pure."""
 
 from __future__ import annotations
 

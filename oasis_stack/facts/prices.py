@@ -1,7 +1,7 @@
-"""List prices of what runs by the hour, and of what lies by the month, from `prices.csv`.
+"""List prices from `prices.csv`: hourly for what runs, monthly for what is stored.
 
-USD, before tax and any discount. They change: each has the day on which it was read, and whoever shows one shows that.
-`make prices` reads those of nodes anew.
+In USD, before tax and any discount. Prices change: each has the day on which it was read, which is shown with it.
+`make prices` updates those of nodes.
 """
 
 from __future__ import annotations

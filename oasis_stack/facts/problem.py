@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in the four words that every refusal has: key, value, what is allowed, what to do."""
+"""A problem with a setting, in the four parts of every refusal: key, value, what is allowed, what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the jobs of one namespace may have of the queue for GPU nodes."""
+"""The share of the queue for GPU nodes that the jobs of one namespace may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention of what is stored: whether it outlives its stack, and how long old versions of it stay."""
+"""Retention of stored resources: whether they outlive their stack, and how long their old versions stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place of a stack, its name and its labels: the same for every component in Google Cloud."""
+"""The location, name and labels of a stack: the same for every component in Google Cloud."""
 
 from __future__ import annotations
 

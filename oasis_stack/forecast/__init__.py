@@ -1,1 +1,1 @@
-"""What Google expects of capacity, and the ladder that it speaks for."""
+"""Google's forecast of capacity, and the ladder that it speaks for."""

@@ -1,4 +1,4 @@
-"""Compute Engine's advice API: its questions, and what its answers say. Pure.
+"""Compute Engine's advice API: its questions, and the meaning of its answers. Pure.
 
 Fields: the discovery document of compute v1, resource `advice`. Their meaning: Google's pages "View the availability of
 Spot VMs" and "View the preemption rate and pricing for Spot VMs", which speak of Spot VMs alone; "About future
@@ -54,7 +54,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
-    """How likely a number of nodes is to come."""
+    """The likelihood that a number of nodes comes."""
 
     obtainability: float
     """0 to 1."""

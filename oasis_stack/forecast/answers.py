@@ -1,4 +1,4 @@
-"""Answers of Google's, got side by side within some seconds, and kept for when it does not answer."""
+"""Google's answers, fetched in parallel within some seconds, and kept for when it does not answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALE = timedelta(days=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What Google said, and when."""
+    """Google's answer, and its time."""
 
     content: Any
     """Its JSON."""

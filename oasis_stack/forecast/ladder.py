@@ -1,4 +1,4 @@
-"""What is asked about a stack's ladder, and what the answers say of each rung, of other zones and of its order."""
+"""The questions about a stack's ladder, and what the answers say about each rung, other zones and its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a ladder in which a job is expected to cost least. Pure."""
+"""The ladder order in which a job is expected to cost least. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forecast as text: what is likely to come, at which price, and how old each answer is. It blocks nothing."""
+"""A forecast as text: which nodes are likely to come, at what price, and the age of each answer. It blocks nothing."""
 
 from __future__ import annotations
 

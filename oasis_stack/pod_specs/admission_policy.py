@@ -1,7 +1,8 @@
-"""What Kubernetes' roles and the Pod Security level `baseline` leave open around Ray's service account. Pure.
+"""Admission policies that close what Kubernetes' roles and the Pod Security level `baseline` leave open around Ray's
+service account. Pure.
 
-Who has the account's token (Ray's autoscaler, and whoever takes it over) may patch any field of a RayCluster by the
-role that KubeRay writes (ray-operator v1.6.2, controllers/ray/common/rbac.go), and so its pods' templates.
+The holder of the account's token (Ray's autoscaler, and whoever takes it over) may patch any field of a RayCluster by
+the role that KubeRay writes (ray-operator v1.6.2, controllers/ray/common/rbac.go), and thus its pods' templates.
 """
 
 from __future__ import annotations

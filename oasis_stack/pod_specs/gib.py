@@ -1,8 +1,8 @@
-"""gIB, the RDMA plugin of NCCL: how it comes into a pod, and how the pod requires it. Pure.
+"""gIB, the RDMA plugin of NCCL: how a pod gets it, and how the pod requires it. Pure.
 
 An init container copies it from its image into a volume of the pod, as Google's charts for A3 Ultra and A4 do
 (AI-Hypercomputer/gpu-recipes 2e1fd5e, src/helm-charts/a3ultra/jobset/templates/workload-jobset.yaml,
-RL/a4/recipes/llama3.1-8b/nemoRL/values.yaml): nothing of it is on the node, so no pod needs a way there. NCCL itself
+RL/a4/recipes/llama3.1-8b/nemoRL/values.yaml): nothing of it is on the node, so no pod needs access there. NCCL itself
 comes from the Ray image; hence no `--install-nccl`, as in GKE's installer since 2026-05-06.
 """
 

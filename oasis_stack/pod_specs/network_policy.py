@@ -1,4 +1,4 @@
-"""NetworkPolicies of the Ray namespace: nothing may talk, but for the flows named here. Pure.
+"""NetworkPolicies of the Ray namespace: they allow only the flows named here. Pure.
 
 Never filtered: a node's kubelet (probes, and through it `kubectl port-forward`), and a pod's RDMA NICs.
 """

@@ -1,2 +1,2 @@
-"""What a project lacks for a stack, asked before anything is made, and what it keeps of one, before that is destroyed:
+"""Checks of what a project lacks for a stack before anything is made, and of what it keeps before a stack is destroyed:
 one module per subject, all of them read-only."""

@@ -1,4 +1,4 @@
-"""The project and the caller: that it is there and paid for, which APIs are on, and what the caller may do in it."""
+"""Checks of the project and the caller: existence, billing, enabled APIs, and the caller's permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one question about a project has shown."""
+"""The result of one question about a project."""
 
 from __future__ import annotations
 

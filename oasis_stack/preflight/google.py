@@ -1,4 +1,4 @@
-"""Questions to Google's APIs about one project, none of which changes anything."""
+"""Read-only questions to Google's APIs about one project."""
 
 from __future__ import annotations
 

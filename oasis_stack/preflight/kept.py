@@ -1,6 +1,6 @@
-"""What a destroyed stack leaves in its project, and what that goes on to cost a month.
+"""The resources that a destroyed stack leaves in its project, and their monthly cost.
 
-Sizes are asked of Google and waited for a few seconds: nobody's destroy hangs on them.
+Sizes are requested from Google with a wait of a few seconds: no destroy hangs on them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Organisation policies that would stop `up` of this stack; those that it obeys in any case are left out."""
+"""Organisation policies that would stop `up` of this stack; policies that it obeys in any case are left out."""
 
 from __future__ import annotations
 

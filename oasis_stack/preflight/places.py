@@ -1,4 +1,4 @@
-"""What must be there before the stack: machine types in its zone, the RDMA profile, reservations, keys and secrets."""
+"""Checks of what must exist before the stack: machine types in its zone, RDMA profile, reservations, keys, secrets."""
 
 from __future__ import annotations
 

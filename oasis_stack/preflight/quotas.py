@@ -1,4 +1,4 @@
-"""Quotas of Compute Engine, from both APIs that know them, beside what a stack asks for at most."""
+"""Compute Engine quotas, from both APIs that know them, compared with the most that a stack asks for."""
 
 from __future__ import annotations
 

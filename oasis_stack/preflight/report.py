@@ -1,4 +1,4 @@
-"""`preflight`: all questions, asked side by side, and their findings as text."""
+"""`preflight`: all questions, asked in parallel, and their findings as text."""
 
 from __future__ import annotations
 
