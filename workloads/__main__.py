@@ -1,7 +1,7 @@
 """`python -m workloads`: one command line in tests, on a laptop and in a job.
 
-A command's module is imported only when the command is asked for, so that a Ray image without torch runs all but the
-workloads themselves.
+A command's module is imported only when the command is used, so that a Ray image without torch runs everything except
+the workloads themselves.
 """
 
 from __future__ import annotations

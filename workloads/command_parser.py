@@ -1,4 +1,4 @@
-"""An argparse parser that answers a word it does not know itself, rather than leave that to the parser above it."""
+"""An argparse parser that reports unknown words itself, instead of leaving that to its parent parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--dry-run`: every value that a command would use and where it came from, and what it would ask of Ray.
+"""`--dry-run`: every value that a command would use, the source of each, and what it would request from Ray.
 
 argparse does not say whether a value was typed or is a default, so the words are read a second time without defaults.
 """

@@ -1,4 +1,4 @@
-"""A shell that `python -m emulator env` made, and whose emulated cloud has ended or moved meanwhile."""
+"""Detects a shell that `python -m emulator env` made, and whose emulated cloud has since ended or moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract between the cluster and what runs on it: the variables and mounts a pod is promised, and their reader.
+"""The contract between the cluster and its workloads: the variables and mounts promised to a pod, and their reader.
 
 Standard library only, because both sides import it: `oasis_stack.pod_specs.pods` writes these variables into pods
 and `workloads` reads them. The same values, under the same names, are the stack's outputs and the ConfigMap.

@@ -1,4 +1,4 @@
-"""The ways a workload can end, each with its exit code: where a failure becomes a number and two sentences.
+"""The ways in which a workload can end, each with its exit code: a failure becomes a number and two sentences.
 
 Raised anywhere (also in a Ray worker, so every class pickles), caught once, by the command line.
 """

@@ -1,7 +1,7 @@
 """SIGTERM, as `kill`, `timeout` and a service manager send it, ends a command just as Ctrl-C does.
 
-Ray puts handlers of its own in place: one that leaves at once, then one that prints a stack trace and dies of SIGABRT.
-A process that SIGKILL ends can do nothing for its children: with `end_with` they end when it does.
+Ray installs handlers of its own: one that exits at once, then one that prints a stack trace and dies of SIGABRT. A
+process that SIGKILL ends can do nothing for its children: with `end_with` they end when it does.
 """
 
 from __future__ import annotations

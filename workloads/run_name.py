@@ -1,4 +1,4 @@
-"""What a run may be called: one name for a folder, an object's address, a Ray actor and a W&B run."""
+"""The rules for a run's name, which serves for a folder, an object's address, a Ray actor and a W&B run."""
 
 from __future__ import annotations
 

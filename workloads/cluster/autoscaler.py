@@ -1,7 +1,7 @@
-"""What Ray knows of its nodes and what its autoscaler last said, read from parts of Ray that it calls private.
+"""The state of Ray's nodes and the last reply of its autoscaler, read from parts of Ray that it calls private.
 
-Ray's public parser drops the one list that tells an infeasible request from a slow one. Should a later Ray move these
-parts, nothing is known, and a wait ends by its time limit instead of early.
+Ray's public parser drops the one list that tells an infeasible request from a slow one. If a later Ray moves these
+parts, nothing is known, and a wait ends at its time limit instead of early.
 """
 
 from __future__ import annotations

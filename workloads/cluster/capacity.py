@@ -1,7 +1,7 @@
 """Nodes for a workload: asks Ray for them, shows the wait, and says early when they can never come.
 
-Ray itself waits for ever for what does not fit. The verdicts here rest on what its autoscaler last said about this very
-request, and, where no autoscaler runs, on what the nodes have in all.
+Ray itself waits for ever for a request that does not fit. The verdicts here are based on the autoscaler's last reply
+about this very request, or, if no autoscaler runs, on the total resources of the nodes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What Ray runs in place of Python where workers are forked: asks the node's fork server for the worker, or becomes it.
+"""The program that Ray runs instead of Python if workers are forked: it asks the node's fork server for the worker, or
+becomes the server or the worker itself.
 
-`python -I -S fork_client.py MODULES DRIVER SCRIPT ARGUMENT...`, SCRIPT and what follows as Ray gives it to Python. The
+`python -I -S fork_client.py MODULES DRIVER SCRIPT ARGUMENT...`, SCRIPT and the rest as Ray gives them to Python. The
 first such process of a job on a node becomes the server (`fork_server`), which imports MODULES once; each worker is
-then a fork of it, and this process is done as soon as its worker is there. Where no server comes, for whatever reason,
-this process becomes the worker itself, as it would have without: forked workers are there sooner, and are no others.
+then a fork of it, and this process ends as soon as its worker is there. If no server comes, for whatever reason, this
+process becomes the worker itself, as it would have without forks: a forked worker differs only in starting sooner.
 
-Python runs this file without its site-packages, since each worker waits for it: standard library only.
+Python runs this file without its site-packages, because each worker waits for it: standard library only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A process that has imported what a node's workers need, and forks each of them: `fork_client` asks it to.
+"""A process that has imported the modules of a node's workers, and forks each worker when `fork_client` asks for it.
 
-Imports are most of the time from a lost rank to the next step, and half a gigabyte of memory in each process. A fork
+Imports take most of the time from a lost rank to the next step, and half a gigabyte of memory in each process. A fork
 has them at once, in pages that all share. A server is its raylet's child, serves one job, and ends with its raylet, or
-with its driver, where that is on the same node, or some time after its last worker. What forbids forks is looked for
-after the imports: other threads, which do not live on in a fork, and random numbers that Ray has drawn, of which each
-fork would draw the next ones again. Nothing of CUDA is touched: a fork of a process that has initialised it cannot use
-it (torch.cuda, "bad fork").
+with its driver if that is on the same node, or some time after its last worker. After the imports it checks for
+obstacles to forks: other threads, which do not survive in a fork, and random numbers that Ray has drawn, because every
+fork would draw the same next ones. It does not touch CUDA: a fork of a process that has initialised CUDA cannot use it
+(torch.cuda, "bad fork").
 """
 
 from __future__ import annotations

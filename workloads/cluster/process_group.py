@@ -1,6 +1,6 @@
-"""How ranks meet: rank 0 listens on its node's own address alone, where torch by itself would listen on every one.
+"""The meeting of ranks: rank 0 listens only on its node's own address; torch by itself would listen on every address.
 
-torch is imported by those who meet, not by the one who listens: then all ranks take those seconds side by side.
+The processes that meet import torch, not the one that listens: all ranks then spend those seconds in parallel.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The mark by which drivers on different clusters or machines see each other: the driver of a run says in its folder,
-again and again, that it is there, as the locks of `run_lock` reach no further than one Ray or one machine.
+"""The heartbeat by which drivers on different clusters or machines see each other: a run's driver keeps writing to the
+run's folder that it is there, because the locks of `run_lock` reach no further than one Ray or one machine.
 """
 
 from __future__ import annotations

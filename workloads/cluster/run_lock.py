@@ -1,8 +1,8 @@
 """The locks that let one driver train a run: one among all jobs of a Ray, and one on a machine without a common Ray.
 
-In a Ray it is a named actor, which dies with its driver and needs no expiry; on a machine a socket's name, which the
-kernel gives once. Ray is imported where it is used, as it is not prepared yet when a run is refused on its machine; the
-actor's process imports this module, and torch would cost it half a gigabyte.
+In a Ray the lock is a named actor, which dies with its driver and needs no expiry; on a machine it is a socket's name,
+which the kernel gives once. Ray is imported only where it is used, because it is not prepared yet when a run is refused
+on its machine; the actor's process imports this module, and torch would cost it half a gigabyte.
 """
 
 from __future__ import annotations

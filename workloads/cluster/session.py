@@ -1,4 +1,4 @@
-"""Where Ray is: inside a job, at an address, or embedded in this process. The workloads do not know which.
+"""The connection to Ray: inside a job, at an address, or embedded in this process. The workloads do not know which.
 
 `prepare` must run before anything imports ray, because Ray reads the variable that keeps an embedded cluster on
 loopback when it is imported.
@@ -79,7 +79,7 @@ class Place:
 
 
 def prepare(address: str | None = None) -> Place:
-    """Decide where Ray is and set what it reads from the environment.
+    """Decide where Ray is, and set the variables that it reads from the environment.
 
     Args:
         address: `host:port` of a running Ray's GCS. Without it, RAY_ADDRESS, which Ray sets inside a job; without that,
@@ -202,7 +202,7 @@ def _groups_of_their_own() -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def _shut_down(directory: str) -> None:
-    """End the connection to Ray, whole: a second Ctrl-C would leave processes and their files behind.
+    """End the connection to Ray completely: a second Ctrl-C would leave processes and their files behind.
 
     Args:
         directory: of an embedded Ray; empty for a connection to another.

@@ -1,4 +1,4 @@
-"""Finds a deployed stack from outside: its outputs, and the token of its Ray, which only Kubernetes has.
+"""Access to a deployed stack from outside: its outputs, and the token of its Ray, which only Kubernetes has.
 
 With Pulumi's state at hand the outputs come from `pulumi stack output`; with kubectl alone, from the ConfigMap that
 holds the same values. A team has such a ConfigMap of its own, and a Ray with a token for each of its jobs.
@@ -83,7 +83,7 @@ class DeployedStack:
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which stack is meant."""
+    """The arguments that select the stack."""
     group = parser.add_argument_group("which stack")
     group.add_argument("--stack", metavar="NAME", help="Pulumi stack; without it, kubectl's cluster is asked")
     group.add_argument("--context", metavar="NAME", help="kubectl context (the current one)")

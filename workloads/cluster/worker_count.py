@@ -1,6 +1,7 @@
-"""How many workers there are places for at this moment: found out by asking Ray's scheduler, which knows what is busy.
+"""The number of workers that there are places for at this moment, according to Ray's scheduler, which knows what is
+busy.
 
-The places are not held. Who asks for them next may find fewer, and then gathers again.
+The places are not held. The next request for them may find fewer, and then gathers again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def gather(
     report: Callable[[str], None],
     strategy: Strategy,
 ) -> int:
-    """Wait until there are places for `least` workers at least, and count how many of `most` there are.
+    """Wait until there are places for at least `least` workers, and count them, up to `most`.
 
     Args:
         bundle: what each worker needs.

@@ -1,4 +1,4 @@
-"""What a training run is: one flat frozen configuration, and recipes that are functions returning a complete one.
+"""The configuration of a training run: one flat frozen dataclass, and recipes, functions that return a complete one.
 
 Facts about the place (nodes, GPUs, buckets) are not here: they come from the environment.
 """

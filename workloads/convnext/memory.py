@@ -1,8 +1,8 @@
-"""The end of memory, of a GPU's or of the machine's."""
+"""Out-of-memory errors, of a GPU or of the machine."""
 
 import torch
 
 
 def exhausted(error: Exception) -> bool:
-    """True if the error says that memory has ended; torch has a type for the GPU's alone."""
+    """True if the error means out of memory; torch has an exception type only for the GPU's."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other."""
+"""Communication between the ranks of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Told = TypeVar("Told")
 
 
 def gathered(mine: Told) -> list[Told]:
-    """What each rank has to tell, rank 0 first; with one rank alone, its own. Collective."""
+    """The values of all ranks, rank 0 first; with a single rank, only its own. Collective."""
     every = [mine]
     if dist.is_initialized() and dist.get_world_size() > 1:
         every = [mine] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Who may do what: Ray's token, who can reach this machine's Ray, the buckets' permissions, the W&B key."""
+"""Checks of access: Ray's token, who can reach this machine's Ray, the buckets' permissions, the W&B key."""
 
 from __future__ import annotations
 

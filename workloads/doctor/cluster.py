@@ -1,4 +1,4 @@
-"""What Kubernetes says: whether pods can get nodes, and whether the head reaches the control plane."""
+"""Checks of Kubernetes: whether pods can get nodes, and whether the head reaches the control plane."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python -m workloads doctor`: is this place, a laptop, a head or a GPU worker, fit for the workloads?
 
-Needs the standard library alone, so that it can say of any image what it lacks. A check that does not apply says so
+It needs only the standard library, so that it can tell what any image lacks. A check that does not apply says so
 instead of passing.
 """
 

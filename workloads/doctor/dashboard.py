@@ -1,4 +1,4 @@
-"""Ray's dashboard, as the checks ask it: where it may answer, our token, one question."""
+"""Requests of the checks to Ray's dashboard: its possible addresses, our token, one question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node must have: GPUs that torch can use, gIB, shared memory, disk for scratch."""
+"""Checks of a node: GPUs that torch can use, gIB, shared memory, scratch disk."""
 
 from __future__ import annotations
 

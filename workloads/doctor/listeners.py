@@ -1,4 +1,4 @@
-"""Where the Ray processes of this machine listen, as the kernel says (proc(5): net/tcp, net/tcp6, <pid>/fd)."""
+"""Addresses on which this machine's Ray processes listen, from the kernel (proc(5): net/tcp, net/tcp6, <pid>/fd)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions, and whether what is installed fits together: Python, Ray, torch with torchvision, CUDA, a compiler."""
+"""Checks of versions, and whether they fit together: Python, Ray, torch with torchvision, CUDA, a compiler."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whose GPUs idle, and an end to it."""
+"""Idle GPUs: who holds them, and how to release them."""

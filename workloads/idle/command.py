@@ -1,4 +1,4 @@
-"""`python -m workloads idle`: jobs and RayClusters whose GPUs do next to nothing, told, and ended if that is wanted."""
+"""`python -m workloads idle`: lists jobs and RayClusters whose GPUs do next to nothing, and ends them if asked to."""
 
 from __future__ import annotations
 

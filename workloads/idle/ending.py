@@ -1,8 +1,8 @@
-"""How a holder of GPUs is ended: jobs are stopped as `jobs stop` does, and whatever else is suspended.
+"""Ends a holder of GPUs: stops jobs as `jobs stop` does, and suspends everything else.
 
-What is suspended keeps its object, and goes on when it is told to: a RayCluster of a user's loses its pods, the head's
-too, until its `suspend` is false again (ray-operator v1.6.2, raycluster_controller.go, reconcilePods); a Job likewise
-(Kubernetes documentation, "Jobs", suspending), which Kueue does to its own where their Workload is not active
+A suspended holder keeps its object, and continues when told to: a user's RayCluster loses its pods, including the head,
+until its `suspend` is false again (ray-operator v1.6.2, raycluster_controller.go, reconcilePods). A Job does the same
+(Kubernetes documentation, "Jobs", suspending); Kueue does so to its own Jobs if their Workload is not active
 (sigs.k8s.io/kueue v0.19.2, apis/kueue/v1beta2/workload_types.go).
 """
 

@@ -1,4 +1,4 @@
-"""Who holds a cluster's GPUs: pods by what made them, a job or a RayCluster, and how long they have had them."""
+"""The holders of a cluster's GPUs: pods grouped by the job or RayCluster that made them, and since when."""
 
 from __future__ import annotations
 

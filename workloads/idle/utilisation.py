@@ -1,8 +1,8 @@
-"""How busy each GPU of a stack's cluster was in the last minutes: what GKE wrote into Cloud Monitoring meanwhile.
+"""Utilisation of each GPU of a stack's cluster in the last minutes, as GKE wrote it into Cloud Monitoring.
 
-GKE's own metric is asked, and none of DCGM's, which the stack turns on as well: its labels always name the pod, those
-of DCGM's exporter sometimes do not (NVIDIA/dcgm-exporter issue 342). Every sample is fetched rather than a maximum of
-them, so that samples that are missing are seen to be.
+This reads GKE's own metric, not DCGM's, which the stack turns on as well: the labels of GKE's metric always name the
+pod, those of DCGM's exporter sometimes do not (NVIDIA/dcgm-exporter issue 342). It fetches every sample rather than
+their maximum, so that missing samples are noticed.
 """
 
 from __future__ import annotations

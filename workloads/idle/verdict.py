@@ -1,4 +1,5 @@
-"""Whether a holder's GPUs idled: never by what was not seen, nor by a pod that it had for less than is asked about."""
+"""Decides whether a holder's GPUs were idle; missing samples, and pods that it has held for less than the period in
+question, never count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has cost so far: the hours of the nodes that it was on, from its history, at their list price."""
+"""The cost of a run so far: the hours of its nodes, from its history, at their list price."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The W&B key: from a file, the environment or Secret Manager, read by the driver alone.
 
-A key never stands in argv, a runtime_env or a Ray object, all of which Ray shows to whoever can see the dashboard.
+A key is never in argv, a runtime_env or a Ray object, all of which Ray shows to anyone who can see the dashboard.
 """
 
 from __future__ import annotations

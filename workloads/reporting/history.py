@@ -1,6 +1,6 @@
 """A run's records: a journal on this machine's disk, segments in the bucket, and all of them as one history.
 
-All that shows or sends metrics reads these. Every worker imports this, and therefore no client of a service.
+Everything that shows or sends metrics reads these. Every worker imports this module, so it imports no service client.
 """
 
 from __future__ import annotations

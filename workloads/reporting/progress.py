@@ -1,6 +1,6 @@
-"""What a workload says while it runs: one line per record, as text for people or as JSON for a program that renders it.
+"""A workload's output while it runs: one line per record, as text for people or as JSON for a program to render.
 
-`OASIS_PROGRESS=json` chooses JSON; whoever reads those lines (the submit client) renders them with `text`.
+`OASIS_PROGRESS=json` chooses JSON; the reader of those lines (the submit client) renders them with `text`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process that talks to Weights & Biases: whatever its library or its server does, the driver goes on.
+"""The process that talks to Weights & Biases: whatever its library or its server does, the driver continues.
 
-Reads one JSON line with the job (the key among it, so that it stands in no argv and no environment), then records until
-its input ends, and prints sentences for the user. It ends by itself a set time after that, come what may.
+It reads one JSON line with the job (including the key, so that the key is in no argv and no environment), then records
+until its input ends, and prints sentences for the user. It ends by itself a set time after that, in any case.
 """
 
 from __future__ import annotations

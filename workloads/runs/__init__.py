@@ -1,1 +1,1 @@
-"""The folders of runs in a bucket: listed, verified, mended and tidied."""
+"""The folders of runs in a bucket: listed, verified, repaired and cleaned up."""

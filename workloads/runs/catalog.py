@@ -1,4 +1,4 @@
-"""What a place holds of runs, from one listing of it: checkpoints, journals and results, by the names they have.
+"""The runs in a place, from one listing: their checkpoints, journals and results, by name.
 
 A run is any folder with a `checkpoints`, `journal` or `results` folder in it, so the trials of a sweep are runs too.
 Nothing here needs torch.

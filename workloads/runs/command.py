@@ -1,6 +1,6 @@
-"""`python -m workloads runs`: what the runs bucket holds, whether it is whole, and how to mend and tidy it.
+"""`python -m workloads runs`: lists the runs bucket, verifies it, and repairs and cleans it up.
 
-Nothing is changed without a question, or `--yes`. It needs neither torch nor Ray.
+It changes nothing without a question, or `--yes`. It needs neither torch nor Ray.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where runs and results live: one folder on gs:// or on a local path, behind the few operations the workloads need.
+"""The folder of a run or its results, on gs:// or a local path, behind the few operations that the workloads need.
 
 An object on Cloud Storage appears when its stream is closed and never in part, so one `write` is atomic there; a
 folder of objects never is, which is why a checkpoint ends with a marker object.

@@ -1,4 +1,4 @@
-"""Where a command's results go: the runs bucket, and a folder on this machine.
+"""The places for a command's results: the runs bucket, and a folder on this machine.
 
 It needs the standard library alone, as `submit` does.
 """

@@ -1,1 +1,1 @@
-"""Images: where they are, how they are read, in which order, and how they are altered."""
+"""Images: their location, reading, order and augmentation."""

@@ -1,7 +1,7 @@
-"""How training images are altered: one by one in the loader, and in batches on the device, where they are also mixed.
+"""Augmentation of training images: one by one in the loader, and in batches on the device, where they are also mixed.
 
-Every draw depends on (seed, epoch, image) alone, for which torchvision's own MixUp, CutMix and RandomErasing have no
-room: they draw once for a whole batch, from a generator whose state depends on what ran before.
+Every draw depends on (seed, epoch, image) alone. torchvision's own MixUp, CutMix and RandomErasing cannot do that: they
+draw once for a whole batch, from a generator whose state depends on what ran before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How the processes that decode start: as forks of a server that has neither CUDA nor NCCL nor Ray, never of the rank.
+"""The start of decoder processes: as forks of a server that has neither CUDA nor NCCL nor Ray, never of the rank.
 
-A fork of a rank has its memory and one of its threads, whoever held which lock. Ray Train's loaders have deadlocked in
-that way (ray-project/ray pull request 52598), and Megatron-Bridge's hung over RDMA (NVIDIA-NeMo/Megatron-Bridge issue
-5006). The server is started by `exec`, which keeps nothing of the rank.
+A fork of a rank has its memory and only one of its threads, whichever thread held which lock. Ray Train's loaders have
+deadlocked in that way (ray-project/ray pull request 52598), and Megatron-Bridge's hung over RDMA
+(NVIDIA-NeMo/Megatron-Bridge issue 5006). The server is started by `exec`, which keeps nothing of the rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Image folders: `train/<class>/*` and `val/<class>/*`, listed when opened, read when asked for.
+"""Image folders: `train/<class>/*` and `val/<class>/*`, listed when opened, read on demand.
 
-Every mistake a folder can hold is found here, and named with its path.
+This module finds every mistake that a folder can contain, and names it with its path.
 """
 
 from __future__ import annotations

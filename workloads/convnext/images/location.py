@@ -1,4 +1,4 @@
-"""Where a run's data and storage are, and what can be said of them before anything is started. Imports no torch."""
+"""The location of a run's data and storage, and checks of them before anything starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def check_data(data: str, here: bool) -> str:
 
 
 def _unindexed(folder: Path) -> str:
-    """Says of shards that nobody can index where they are that each start will take long; empty of others."""
+    """A warning that each start will take long, for shards that cannot be indexed in place; empty for others."""
     from workloads.convnext.images.shards import index_path, shard_files
 
     # By name: to ask a mounted bucket for each index would cost a round trip.
@@ -234,7 +234,7 @@ def _downloaded(uri: str) -> Path:
 
 @contextmanager
 def _room(uri: str, listing: Sequence[Entry], scratch: Path) -> Iterator[None]:
-    """Say of a copy that the disk does not take that no other try on this node will do better."""
+    """Report a copy that does not fit on the disk as one that no other try on this node will improve."""
     try:
         yield
     except OSError as error:

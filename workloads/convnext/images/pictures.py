@@ -1,6 +1,6 @@
 """One stored picture: where a split keeps it, and from its bytes to RGB whatever mode it was written in.
 
-What is wrong with a picture is said with its name, in a process that may be the loader's.
+An error in a picture is reported with its name, in a process that may be the loader's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which image is seen when, by which rank, beside which other, and by what chance it is altered.
+"""The order of images: when an image is seen, by which rank, next to which others, and how it is randomly altered.
 
-All of it depends on seed, epoch and image alone, never on the number of ranks: a run that resumes with another number
-of workers sees what it would have seen.
+All of this depends only on seed, epoch and image, never on the number of ranks: a run that resumes with a different
+number of workers sees the same images as it would have seen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tar shards in webdataset's layout, read by random access: `<key>.jpg` (.jpeg, .png) and `<key>.cls` in `*.tar`.
 
-An index beside each shard says where its pictures begin, so that every epoch has an order of its own and a run resumes
-in the middle of one, which reading shards from front to back does not allow.
+An index beside each shard says where its pictures begin, so that every epoch can have its own order and a run can
+resume in the middle of one; reading shards from front to back does not allow that.
 """
 
 from __future__ import annotations

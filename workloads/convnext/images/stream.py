@@ -1,6 +1,6 @@
-"""Images that are decoded and altered as they are needed, by processes that stay for the whole run.
+"""Images that are decoded and augmented on demand, by processes that live for the whole run.
 
-One that dies is a LostProcessError: the run goes on from its newest checkpoint, with new ones.
+The death of a process is a LostProcessError: the run resumes from its newest checkpoint, with new processes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Kernels of our own, each beside torch's, which stays the fallback."""
+"""Our own kernels, each beside torch's, which remains the fallback."""

@@ -1,7 +1,7 @@
 """The implementation of each depthwise convolution of a run: torch's or ours, chosen by measuring at its first start.
 
-Ours is compared with fp64 on the device itself, and both are timed on a batch as the run has it. The choice is kept
-with the run, since implementations differ in rounding: whatever continues the run uses what it began with.
+Our kernel is compared with fp64 on the device itself, and both are timed on a batch of the run's size. The choice is
+kept with the run, because implementations differ in rounding: a resumed run uses the kernels that it began with.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def decided(every: Sequence[Mapping[Shape, Measured]], by_time: bool) -> tuple[C
 
 
 def check(kept: Choice, images: int, dtype: torch.dtype, device: torch.device) -> None:
-    """See that what a run has used so far can be used here, for passes of that many images.
+    """Check that the kernels that a run has used so far work here, for passes of that many images.
 
     Raises:
         UsageError: it cannot.

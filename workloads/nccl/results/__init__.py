@@ -1,1 +1,1 @@
-"""Measurements kept, judged, compared, printed and drawn."""
+"""Measurements: stored, judged, compared, printed and plotted."""

@@ -1,4 +1,4 @@
-"""What a measured stage is taken for: the path that NCCL's logs show, and whether its speed is what is promised."""
+"""Verdict on a measured stage: the path that NCCL's logs show, and whether its speed is as promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of one stage: the table's rows, what they were measured under, NCCL's own words."""
+"""Measurements of one stage: the table's rows, their conditions, and NCCL's own logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bandwidth and time over message size as a picture: a line per stage, many of one kind as their median and range.
+"""Plot of bandwidth and time over message size: a line per stage, many stages of one kind as their median and range.
 
 PNG and SVG show the same. The SVG's bytes follow from the figures alone: a changed picture means changed figures.
 """

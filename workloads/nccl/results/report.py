@@ -1,6 +1,6 @@
-"""What a benchmark shows while it runs and leaves behind: tables for people, JSON lines and CSV, plots, NCCL's logs.
+"""The output of a benchmark, while it runs and afterwards: tables for people, JSON lines and CSV, plots, NCCL's logs.
 
-One set of files per collective, on disk and in a bucket, whatever the number of stages; a log per stage and rank.
+There is one set of files per collective, on disk and in a bucket, for any number of stages; a log per stage and rank.
 """
 
 from __future__ import annotations

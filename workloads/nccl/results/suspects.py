@@ -1,6 +1,6 @@
-"""Who is slow: the node, rail or rank that the stages and the exchanges between pairs of ranks point at.
+"""The slow node, rail or rank that the stages and the exchanges between pairs of ranks point at.
 
-Pure. A pair shows the slower of two; who is slow himself is slow with every partner, so each counts by his best one.
+Pure. A pair shows the slower of the two. A slow one is slow with every partner, so each is judged by its best partner.
 """
 
 from __future__ import annotations

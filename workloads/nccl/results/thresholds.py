@@ -1,4 +1,4 @@
-"""What all-reduce must reach on each machine type, and whether it did. The one place where those numbers stand. Pure.
+"""The bandwidth that all-reduce must reach on each machine type, and the check. The one place for these numbers. Pure.
 
 A machine type that is not here, or a case that nobody has published, gets no verdict rather than a wrong one.
 """

@@ -1,6 +1,7 @@
-"""ConvNeXt's gradients in the order in which a backward pass has them ready, and the buckets that DDP makes of them.
+"""ConvNeXt's gradients in the order in which a backward pass produces them, and the buckets that DDP makes of them.
 
-From the model's shapes alone, so that a prediction needs no torch; tests compare both with the real module and DDP.
+Derived from the model's shapes alone, so that a prediction needs no torch; tests compare both with the real module and
+DDP.
 """
 
 from __future__ import annotations

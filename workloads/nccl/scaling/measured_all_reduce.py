@@ -1,4 +1,4 @@
-"""What was measured, for a prediction to start from or to stand beside: all-reduce's times, and images per second."""
+"""Measurements that a prediction starts from or is compared with: all-reduce's times, and images per second."""
 
 from __future__ import annotations
 

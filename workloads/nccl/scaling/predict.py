@@ -1,7 +1,7 @@
-"""`python -m workloads bench predict`: what training keeps of its speed on more nodes. Needs neither torch nor Ray.
+"""`python -m workloads bench predict`: the scaling efficiency of training on more nodes. Needs neither torch nor Ray.
 
 The command first, then the arithmetic: from a model, a batch and all-reduce's times to the efficiency on any number of
-nodes, beside what was trained.
+nodes, beside measured training runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a collective takes, and what training keeps of its speed, on any number of nodes: one formula.
+"""The time of a collective, and the scaling efficiency of training, on any number of nodes: one formula.
 
 Latencies are NCCL's own (src/graph/tuning.cc, 2.19 to 2.28); the rest is fitted on two published tables. A ring within
 a node is taken to be as fast as one over the wire: on Hopper with eight 400 Gb/s NICs both measure some 370 GB/s.
