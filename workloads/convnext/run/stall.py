@@ -1,6 +1,6 @@
-"""Where the ranks are, told while a run does not get on: which of them the others wait for.
+"""Reports where the ranks are while a run makes no progress: which rank the others wait for.
 
-When the time of a collective is over, the ranks that waited fail, and the one that kept them waiting is not among them.
+When a collective times out, the ranks that waited fail, and the one that kept them waiting is not among them.
 The watch runs in Ray Train's controller (ray 2.60, train/v2), and this module imports no torch.
 """
 
@@ -21,20 +21,20 @@ from ray.exceptions import RayError
 from workloads.reporting.progress import counted
 
 SHARE = 0.1
-"""Of the time after which a collective is given up: ranks that have not moved for so long are told of."""
+"""Share of the collective timeout: ranks that have not moved for that long are reported."""
 
 ANSWER_SECONDS = 5.0
-"""How long the ranks may take to say where they are."""
+"""How long the ranks may take to report where they are."""
 
 NAMED = 2
-"""Most ranks at one line that are named, with host and process; more are counted."""
+"""Maximum number of ranks at one line that are named, with host and process; if there are more, they are counted."""
 
 _moves = 0
 """In each worker: steps and parts of evaluations that it has done."""
 
 
 def moved() -> None:
-    """Note that the rank in this process has got on."""
+    """Note that the rank in this process has made progress."""
     global _moves
     _moves += 1
 
@@ -53,15 +53,15 @@ class Whereabouts:
 
 
 class StallWatch:
-    """Asks the ranks of one worker group where they are when no report comes, and tells it if none of them moves."""
+    """Asks the ranks of one worker group where they are when no report comes, and says so if none of them moves."""
 
     def __init__(self, workers: Sequence[Any], seconds: float, tell: Callable[[str], None]) -> None:
         """Begin to watch.
 
         Args:
             workers: Ray Train's handles of the ranks.
-            seconds: how long no rank may move before that is told. It is told again after twice the time, and in the
-                end every fourfold `seconds`.
+            seconds: how long no rank may move before that is reported. It is reported again after twice the time, and
+                in the end every four times `seconds`.
             tell: called with one sentence.
         """
         self._workers, self._seconds, self._tell = workers, seconds, tell
@@ -106,7 +106,7 @@ def _seen(worker: Any, question: Any) -> Whereabouts:
     known = worker.distributed_context.world_rank, worker.metadata.hostname, worker.metadata.pid
     try:
         return Whereabouts(*known) if question is None else Whereabouts(*known, *ray.get(question))
-    except RayError:  # a rank that is lost, which Ray Train sees by itself
+    except RayError:  # the rank is lost, which Ray Train notices by itself
         return Whereabouts(*known)
 
 
@@ -136,7 +136,7 @@ def whereabouts() -> tuple[int, str]:
     """How often the rank in this process has moved, and the line that its training is at."""
     frames = sys._current_frames()
     for thread in threading.enumerate():
-        # Ray Train's name of it (thread_runner.py).
+        # Ray Train's name for the thread (thread_runner.py).
         if thread.name.startswith("TrainingThread") and thread.ident in frames:
             return _moves, _line(frames[thread.ident])
     return _moves, "no training"
