@@ -20,10 +20,10 @@ SERVER = "cloud-server"
 """Name of the process that answers Google's REST APIs, of its port and of its log."""
 
 QUOTA_PROJECT = "X-Goog-User-Project"
-"""Header that says whose quota a call takes (Google Cloud APIs documentation, "System parameters")."""
+"""Header naming the project whose quota a call uses (Google Cloud APIs documentation, "System parameters")."""
 
 TOKEN_SECONDS = 3600
-"""How long a token is good."""
+"""How long a token is valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Identity:
 
 
 def set_identity(cloud: Cloud, identity: Identity) -> None:
-    """Say who every program is that asks this metadata server."""
+    """Set the identity that the metadata server reports to every program."""
     cloud.put("emulator/identity", "default", asdict(identity))
 
 
@@ -54,23 +54,23 @@ def identity(cloud: Cloud) -> Identity:
 
 
 class Tokens:
-    """Access tokens of one emulator: they carry their end and a signature, so that a restart does not void them."""
+    """Access tokens of one emulator. Each carries its expiry time and a signature, so it survives a restart."""
 
     def __init__(self, cloud: Cloud) -> None:
         file = cloud.directory / "token-key"
         with tempfile.NamedTemporaryFile(dir=cloud.directory) as fresh, suppress(FileExistsError):
             fresh.write(secrets.token_bytes(32))
             fresh.flush()
-            os.link(fresh.name, file)  # whole at once: another process reads it as soon as it is there
+            os.link(fresh.name, file)  # appears complete: another process reads it as soon as it exists
         self._key = file.read_bytes()
 
     def issue(self, seconds: int = TOKEN_SECONDS) -> str:
-        """A new token, good for an hour unless said otherwise."""
+        """A new token, valid for an hour by default."""
         ends = str(int(time.time()) + seconds)
         return f"ya29.emulated.{ends}.{self._signature(ends)}"
 
     def require(self, request: Request) -> None:
-        """Refuse a request without a token of ours that is still good."""
+        """Refuse a request that carries no valid token of this emulator."""
         _, _, token = request.headers.get("Authorization", "").partition("Bearer ")
         parts = token.split(".")
         good = len(parts) == 4 and hmac.compare_digest(parts[3], self._signature(parts[2])) and parts[2].isdigit()

@@ -1,8 +1,8 @@
 """What exists in the emulated Google Cloud: objects by (kind, name) with their in-use edges, in one SQLite file.
 
 Several processes share it: Pulumi's provider, the HTTP server, the GKE loop. Every method is one transaction, and
-`with cloud.transaction():` makes one out of several. An object given an end (`expire`) vanishes by itself, late,
-as what Google cleans up does.
+`with cloud.transaction():` groups several into one. An object with an expiry time (`expire`) disappears by itself,
+later, like the things that Google cleans up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEPT_KINDS = frozenset(
         "storage/bucket",
     }
 )
-"""Kinds that a destroyed stack may leave behind on purpose: data, and APIs with their agents, which never go."""
+"""Kinds that a destroyed stack may leave behind on purpose: data, and APIs with their agents, which always stay."""
 
 OWN_KINDS = frozenset(
     {
@@ -111,7 +111,7 @@ class Cloud:
         self.directory = directory
         self._path = directory / "cloud.sqlite"
         self._clock = directory / "clock"
-        # Secrets are in it; SQLite gives its log files the mode that this file has.
+        # The file holds secrets; SQLite gives its log files the same mode.
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         self._local = threading.local()
         with closing(opened(self._path)) as connection:
@@ -125,12 +125,12 @@ class Cloud:
             return time.time()
 
     def turn(self, seconds: float) -> None:
-        """Let time go by: what ends meanwhile ends now."""
+        """Move the clock forward; objects that expire within that time expire now."""
         write_atomically(self._clock, str(self.now() - time.time() + seconds))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make one transaction of this thread's calls inside: others see all of it or, after an exception, nothing."""
+        """Run this thread's calls in one transaction: others see all of it or, after an exception, nothing."""
         with self._connection():
             yield
 
@@ -138,7 +138,7 @@ class Cloud:
         """Make an object.
 
         Raises:
-            AlreadyExistsError: there is one of that name.
+            AlreadyExistsError: one of that name exists.
             NotFoundError: an object named in `uses` is missing.
         """
         with self._connection() as connection:
@@ -151,7 +151,7 @@ class Cloud:
             return self.get(kind, name)
 
     def asked_in(self, file: str, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
-        """What a person asks for in a JSON file of the emulator's folder; nothing where there is none.
+        """The content of a JSON file that a person put into the emulator's folder; empty if there is no such file.
 
         Raises:
             RefusedCall: the file holds something else.
@@ -167,7 +167,7 @@ class Cloud:
         return found
 
     def put(self, kind: str, name: str, body: Mapping[str, Any], uses: Iterable[Use] | None = None) -> CloudObject:
-        """Make an object, or replace the body of the one there; `uses` replaces its edges unless None."""
+        """Make an object, or replace the body of the existing one; `uses` replaces its edges unless None."""
         with self._connection() as connection:
             if self.find(kind, name) is None:
                 return self.create(kind, name, body, uses or ())
@@ -223,7 +223,7 @@ class Cloud:
         """Delete an object and its parts.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such object.
             InUseError: it, or one of its parts, is used by an object that is not itself a part.
         """
         with self._connection() as connection:
@@ -235,7 +235,7 @@ class Cloud:
             connection.executemany("DELETE FROM objects WHERE kind = ? AND name = ?", parts)
 
     def expire(self, kind: str, name: str, seconds: float) -> None:
-        """Let an object vanish by itself after `seconds`; until then it blocks what it uses. Raises NotFoundError."""
+        """Make an object disappear after `seconds`; until then it blocks what it uses. Raises NotFoundError."""
         with self._connection() as connection:
             self.get(kind, name)
             connection.execute(
@@ -243,10 +243,10 @@ class Cloud:
             )
 
     def inventory(self) -> Inventory:
-        """Everything there is, what is kept on purpose apart from what a destroy must have removed."""
+        """Everything there is: what is kept on purpose, and separately what a destroy must have removed."""
         everything = [found for found in self.list() if found.kind not in OWN_KINDS]
         kept_roots = {(found.kind, found.name) for found in everything if found.kind in KEPT_KINDS}
-        # A grant on a kept bucket lives and dies with the bucket: it is left only if the bucket is.
+        # A grant on a kept bucket lives and dies with the bucket.
         kept = {part for root in kept_roots for part in self._with_parts(*root)}
         return Inventory(
             kept=[found for found in everything if (found.kind, found.name) in kept],
@@ -255,7 +255,7 @@ class Cloud:
 
     def _with_parts(self, kind: str, name: str) -> list[tuple[str, str]]:
         found = [(kind, name)]
-        for part in found:  # grows while it is walked: parts of parts
+        for part in found:  # the list grows while it is walked, so parts of parts are found
             found += [user for user in self.users(*part, relation="part-of") if user not in found]
         return found
 
@@ -288,7 +288,7 @@ class Cloud:
 
 
 def opened(file: Path) -> sqlite3.Connection:
-    """A database that several processes write at once, and that need not outlive the machine."""
+    """A connection to a database that several processes write at once and that need not outlive the machine."""
     connection = sqlite3.connect(file, timeout=60, isolation_level=None)
     for setting in ("journal_mode = WAL", "synchronous = OFF", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {setting}")

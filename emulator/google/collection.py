@@ -1,7 +1,7 @@
 """What Google's APIs have in common: a collection of resources that are made, read, listed, changed and deleted.
 
-An API's module has one subclass a collection, which says what is refused, what is filled in, and what else it can do.
-A method of an API is served by `do_<its name>` of its collection.
+An API's module has one subclass per collection. It decides what is refused, what is filled in, and what else the
+collection can do. `do_<name>` of a collection serves the API method of that name.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class Call:
     """One call of a method."""
 
     cloud: Cloud
-    """What it is about."""
+    """The cloud that it acts on."""
     method: Method
-    """Which method."""
+    """The method called."""
     names: Mapping[str, str]
     """The parameters in the path."""
     query: Mapping[str, str]
-    """The parameters behind the path."""
+    """The query parameters."""
     principal: str
     """IAM principal of the caller (`serviceAccount:...`); empty: an operator, who may do all."""
     quota_project: str
-    """Id of the project whose quota it takes (`X-Goog-User-Project`), or empty."""
+    """Id of the project whose quota the call counts against (`X-Goog-User-Project`), or empty."""
     sent: Mapping[str, Any]
     """The body as it was sent."""
     name: str
     """The name path that was called, with the project's id: `projects/p/secrets/s`."""
     project: str = ""
-    """Id of the project that it is in, or empty."""
+    """Id of the project that the resource is in, or empty."""
     body: Body = field(default_factory=dict[str, Any])
     """The body, checked against the API's document, without nulls and without what only Google sets."""
 
@@ -54,9 +54,9 @@ class Collection:
     items: ClassVar[str] = "items"
     """Key of the list in an answer to `list`."""
     id_parameter: ClassVar[str] = ""
-    """Parameter that names a new one; empty if its body's `name` does."""
+    """Parameter that names a new resource; empty if the body's `name` does."""
 
-    # ---- what an API's module says
+    # ---- overridden by an API's module
 
     def project(self, call: Call) -> str:
         """Id of the project that a call is about, or empty."""
@@ -64,31 +64,31 @@ class Collection:
         return found[1] if found else call.query.get("project", "")
 
     def admit(self, call: Call, name: str, body: Mapping[str, Any], before: CloudObject | None) -> None:
-        """Refuse a body that cannot be made, or changed to from `before`. Raises RefusedCall."""
+        """Refuse a body that Google would not create, or not accept as a change of `before`. Raises RefusedCall."""
 
     def filled(self, call: Call, name: str, body: Body) -> Body:
-        """What Google adds to a new one, besides what was sent."""
+        """What Google adds to a new resource, besides what was sent."""
         return {}
 
     def uses(self, call: Call, body: Mapping[str, Any]) -> Iterable[Use]:
-        """What it needs to be there."""
+        """The resources that this one needs."""
         return ()
 
     def made(self, call: Call, found: CloudObject) -> None:
-        """Do what Google does by itself once there is a new one."""
+        """Do what Google does by itself once the resource has been created."""
 
     def admit_removal(self, call: Call, found: CloudObject) -> None:
-        """Refuse to delete it for a reason that is not a use. Raises RefusedCall."""
+        """Refuse to delete the resource for any reason other than its users. Raises RefusedCall."""
 
     def removed(self, call: Call, found: CloudObject) -> None:
-        """Do what Google does by itself once it is gone."""
+        """Do what Google does by itself once the resource is gone."""
 
     def shown(self, call: Call, found: CloudObject) -> Body:
-        """It, as an answer holds it."""
+        """The resource, as an answer holds it."""
         return found.body
 
     def answer(self, call: Call, found: CloudObject, verb: str) -> Body:
-        """The answer to a call that made, changed or deleted it: itself, unless the API answers with an operation."""
+        """The answer to a create, change or delete: the resource, unless the API answers with an operation."""
         return {} if verb == "delete" else self.shown(call, found)
 
     # ---- methods
@@ -102,7 +102,7 @@ class Collection:
         return self.create(call, f"{call.name}/{call.body.get('name', '')}", dict(call.body))
 
     def create(self, call: Call, name: str, given: Body) -> Body:
-        """Make one."""
+        """Create a resource."""
         self.admit(call, name, given, None)
         body = {**given, **{key: value for key, value in self.filled(call, name, given).items() if key not in given}}
         found = call.cloud.create(self.kind, name, body, self.uses(call, body))
@@ -126,7 +126,7 @@ class Collection:
     do_update = do_patch
 
     def change(self, call: Call, found: CloudObject, body: Body) -> Body:
-        """Replace its body."""
+        """Replace a resource's body."""
         self.admit(call, found.name, body, found)
         changed = call.cloud.put(self.kind, found.name, body, self.uses(call, body))
         return self.answer(call, changed, "update")
@@ -148,16 +148,16 @@ class Collection:
         return policies.put(call.cloud, self.full_name(call), call.body.get("policy", call.body), part)
 
     def full_name(self, call: Call) -> str:
-        """The called resource's name among all of Google's."""
+        """Full name of the called resource, unique across Google's services."""
         return policies.full_name(call.method.document.host, call.name)
 
     def found(self, call: Call) -> CloudObject:
-        """The resource that is called. Raises NotFoundError."""
+        """The called resource. Raises NotFoundError."""
         return call.cloud.get(self.kind, call.name)
 
 
 def merged(now: Mapping[str, Any], given: Mapping[str, Any], mask: str) -> Body:
-    """A resource after a PATCH: the fields that the mask names (`a,b.c`, camel or snake case), or else those given."""
+    """A resource after a PATCH of the fields in the mask (`a,b.c`, camel or snake case), or else of those given."""
     if not mask:
         return {**now, **given}
     result = dict(now)
@@ -193,12 +193,12 @@ def require(pattern: str, value: str, field: str, allowed: str) -> None:
 
 
 def numbered(name: str) -> str:
-    """A name path with the project's number, as some services give it back."""
+    """A name path with the project's number, as some services return it."""
     return re.sub(r"^projects/([^/]+)", lambda found: f"projects/{project_number(found[1])}", name)
 
 
 def unnumbered(cloud: Cloud, name: str) -> str:
-    """A name path with the project's id where it had its number."""
+    """A name path with the project's number replaced by its id."""
     found = re.match(r"projects/(\d+)(?=/|$)", name)
     return f"projects/{project_id(cloud, found[1])}{name[found.end() :]}" if found else name
 
@@ -210,7 +210,7 @@ def project_id(cloud: Cloud, number: str) -> str:
 
 
 def name_path(reference: str) -> str:
-    """The name path in a URL of Compute Engine, whatever its version; anything else as it is."""
+    """The name path in a URL of Compute Engine, whatever its version; anything else unchanged."""
     return re.sub(r"^https?://[^/]+/compute/[^/]+/", "", reference)
 
 

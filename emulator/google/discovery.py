@@ -1,7 +1,7 @@
 """Google's own description of its REST APIs: which methods there are, and what a request's body may hold.
 
-The descriptions are the discovery documents inside the package google-api-python-client. Where Google
-does otherwise, `OPTIONAL` and `UNDOCUMENTED` say so, with sources. Of the Cloud Quotas API the package has none:
+The descriptions are the discovery documents in the package google-api-python-client. Where Google's behaviour
+differs, `OPTIONAL` and `UNDOCUMENTED` say so, with sources. The package has no document for the Cloud Quotas API:
 `cloudquotas.v1.json` is made by hand, for one method that takes no body (google-cloud-quotas 0.6.3, rest_base.py).
 """
 
@@ -44,13 +44,13 @@ SERVED = (
 
 OPTIONAL = frozenset(
     {
-        # A private pool without a network of the user's is legal ("Private pools overview").
+        # A private pool needs no network of the user's ("Private pools overview").
         "cloudbuild.NetworkConfig.peeredNetwork",
-        # hashicorp/terraform-provider-google-beta v7.45.0, resource_compute_firewall.go: a PATCH without it.
+        # hashicorp/terraform-provider-google-beta v7.45.0, resource_compute_firewall.go sends a PATCH without it.
         "compute.Firewall.name",
-        # Under uniform bucket-level access there are none ("Access control lists").
+        # Uniform bucket-level access has no ACLs ("Access control lists").
         "storage.Bucket.acl",
-        # The same provider, iam_storage_bucket.go: the policy that is left when its last binding is taken away.
+        # The same provider, iam_storage_bucket.go: the policy that remains once its last binding is removed.
         "storage.Policy.bindings",
     }
 )
@@ -58,15 +58,15 @@ OPTIONAL = frozenset(
 
 REQUIRED = frozenset(
     {
-        # "Required if not specified by URL parameter", of which the method has none.
+        # "Required if not specified by URL parameter", and the method has no such parameter.
         "storage.ManagedFolder.name",
     }
 )
-"""Properties that may not be left out of what makes something, although the documents do not call them required."""
+"""Properties that a create call must hold, although the documents do not call them required."""
 
 OUTPUT_ONLY = frozenset(
     {
-        # google-cloud-storage 3.17.1, google/cloud/_storage_v2/types/storage.py: "Output only", in their names there.
+        # google-cloud-storage 3.17.1, google/cloud/_storage_v2/types/storage.py: "Output only", by their names there.
         # The clients send them back with the rest (google/cloud/storage/_helpers.py, `_PropertyMixin.update`, and
         # blob.py, `Blob.rewrite`).
         *(f"storage.Bucket.{name}" for name in ("id", "locationType", "metageneration", "owner")),
@@ -74,7 +74,7 @@ OUTPUT_ONLY = frozenset(
         *(f"storage.Object.{name}" for name in ("componentCount", "hardDeleteTime", "metageneration", "owner")),
         *(f"storage.Object.{name}" for name in ("restoreToken", "size", "softDeleteTime", "timeCreated")),
         *(f"storage.Object.{name}" for name in ("timeDeleted", "timeFinalized", "timeStorageClassUpdated", "updated")),
-        # googleapis/storage-testbench, gcs/bucket.py: what a bucket's caller sends is dropped, or written over.
+        # googleapis/storage-testbench, gcs/bucket.py: what the caller sends is dropped or overwritten.
         *(f"storage.Bucket.{name}" for name in ("etag", "kind", "projectNumber")),
         # hashicorp/terraform-provider-google-beta v7.45.0, storage_managed_folder.html.markdown: its attributes.
         *(f"storage.ManagedFolder.{name}" for name in ("createTime", "metageneration", "updateTime")),
@@ -90,7 +90,7 @@ UNDOCUMENTED: Mapping[str, Mapping[str, Any]] = {
     "compute.NetworkRoutingConfig.deleteBgpAlwaysCompareMed": {"type": "boolean"},
     "compute.RouterNat.initialNatIps": {"type": "array", "items": {"type": "string"}},
 }
-"""Properties that Google takes, as its own provider sends them, and the documents lack."""
+"""Properties that Google accepts (its own provider sends them) but the documents lack."""
 
 _READING = frozenset({"access", "getIamPolicy", "testIamPermissions", "wait"})
 """Names of methods that change nothing, whatever their verb."""
@@ -119,17 +119,17 @@ class Method:
 
     @property
     def collection(self) -> str:
-        """What it works on: `compute.networks`."""
+        """The collection it works on: `compute.networks`."""
         return self.id.rpartition(".")[0]
 
     @property
     def name(self) -> str:
-        """Its own name: `insert`."""
+        """The method's own name: `insert`."""
         return self.id.rpartition(".")[2]
 
     @property
     def changes(self) -> bool:
-        """True if it changes something: false for those that are sent like a change and only read, or only wait."""
+        """True if it changes something: false for methods that are sent like a change but only read or wait."""
         reads = self.collection == "compute.advice" or self.name in _READING
         return self.verb != "GET" and not reads
 
@@ -149,12 +149,12 @@ class Document:
 
     @property
     def host(self) -> str:
-        """Name of the service, which a project enables: `compute.googleapis.com`."""
+        """Name of the service that a project enables: `compute.googleapis.com`."""
         return str(self._content["rootUrl"]).removeprefix("https://").rstrip("/")
 
     @property
     def title(self) -> str:
-        """What it is called: `Compute Engine API`."""
+        """Title of the API: `Compute Engine API`."""
         return str(self._content["title"])
 
     @property
@@ -202,21 +202,21 @@ def _methods_under(verb: str, segments: int) -> list[Method]:
         for method in document(name).methods
         if method.verb == verb and method.template.count("/") == segments
     ]
-    # Of two that match, the one with fewer characters of parameters is meant: `{secret}:access`, not `{secret}`.
+    # Of two that match, the one whose parameters take fewer characters wins: `{secret}:access`, not `{secret}`.
     return sorted(found, key=lambda method: -len(re.sub(r"\{[^}]*\}", "", method.template)))
 
 
 def methods_at(verb: str, path: str) -> Iterator[tuple[Method, dict[str, str]]]:
-    """The methods whose path it is, the most literal first, with the decoded parameters in it."""
+    """The methods that match a path, the most literal first, with the path's decoded parameters."""
     for method in _methods_under(verb, path.count("/")):
         if found := method.path.fullmatch(path):
             yield method, {name: unquote(value) for name, value in found.groupdict().items()}
 
 
 def admitted(method: Method, body: Mapping[str, Any], *, nulls: bool = False) -> dict[str, Any]:
-    """A request's body without what only Google fills in, and without nulls, which are absent in its JSON.
+    """A request's body without what only Google sets, and without nulls, which are absent in Google's JSON.
 
-    With `nulls` they stay: in a JSON merge patch they take something away.
+    `nulls` keeps the nulls: in a JSON merge patch they remove something.
 
     Raises:
         RefusedCall: a field is unknown, has a wrong type, or is missing.
@@ -227,7 +227,7 @@ def admitted(method: Method, body: Mapping[str, Any], *, nulls: bool = False) ->
 
 
 def is_output_only(schema: Mapping[str, Any]) -> bool:
-    """True for a property that Google alone sets."""
+    """True for a property that only Google sets."""
     words = str(schema.get("description", "")).lower().lstrip("[").removeprefix("a ")
     return bool(schema.get("readOnly")) or words.startswith(("output only", "server-determined value"))
 

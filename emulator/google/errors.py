@@ -1,10 +1,10 @@
-"""What an operation on the emulated cloud can fail with, and the same in the form that Google's REST APIs give it."""
+"""Errors of operations on the emulated cloud, and the form in which Google's REST APIs report them."""
 
 from __future__ import annotations
 
 
 class CloudError(Exception):
-    """An operation on the emulated cloud that cannot be."""
+    """An operation on the emulated cloud failed."""
 
 
 class NotFoundError(CloudError):
@@ -16,7 +16,7 @@ class NotFoundError(CloudError):
 
 
 class AlreadyExistsError(CloudError):
-    """An object of that kind and name is there already."""
+    """An object of that kind and name already exists."""
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(f"{kind} {name!r} already exists in the emulated cloud")
@@ -24,7 +24,7 @@ class AlreadyExistsError(CloudError):
 
 
 class InUseError(CloudError):
-    """The object cannot go: others use it."""
+    """The object cannot be deleted: others use it."""
 
     def __init__(self, kind: str, name: str, users: list[tuple[str, str]]) -> None:
         super().__init__(f"{kind} {name!r} is in use by {', '.join(f'{k} {n!r}' for k, n in users)}")
@@ -50,7 +50,7 @@ _COMPUTE_LABELS = {
 
 
 def in_googles_words(error: CloudError) -> RefusedCall:
-    """The refusal that Google answers where the emulated cloud finds an object missing, there already, or in use."""
+    """The refusal that Google gives when an object is missing, already exists, or is in use."""
     match error:
         case RefusedCall():
             return error

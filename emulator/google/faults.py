@@ -1,9 +1,9 @@
-"""Faults on request: `faults.json` in the emulator's folder says which calls fail, are late, or go unanswered.
+"""Faults on request: `faults.json` in the emulator's folder says which calls fail, are delayed, or get no answer.
 
-The file holds a list of objects: `call`, a shell pattern for the ids of Google's methods (`compute.*.insert`) or for
-the growth of a GKE pool (`gke.grow.NAME`); or `changes`, true for every method that changes something. `effect` is one
-of `fail`, `delay` and `lose-answer`. Optional are `message`, `seconds`, `after` (how many calls it lets pass before),
-`times` (how many it meets then; else all), and `code`, the HTTP status of a failure (503).
+The file holds a list of objects. `call` is a shell pattern for the ids of Google's methods (`compute.*.insert`) or for
+the growth of a GKE pool (`gke.grow.NAME`); or `changes` is true, for every method that changes something. `effect` is
+one of `fail`, `delay` and `lose-answer`. Optional keys: `message`, `seconds`, `after` (how many calls to let pass
+first), `times` (how many calls to hit after that; all by default), and `code`, the HTTP status of a failure (503).
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ FILE = "faults.json"
 _EFFECTS = ("fail", "delay", "lose-answer")
 
 REASONS: Mapping[int, str] = {
-    # hashicorp/terraform-provider-google issue 8360: Compute Engine's answer to too many calls.
+    # Compute Engine's answer to too many calls: hashicorp/terraform-provider-google issue 8360.
     403: "rateLimitExceeded",
     409: "aborted",
     412: "conditionNotMet",
-    # The same, issue 1704.
+    # Likewise: issue 1704 there.
     429: "rateLimitExceeded",
     500: "internalError",
     503: "backendError",
 }
-"""What a failure can be, with the reason that Google gives beside each status."""
+"""The statuses that a failure can have, with the reason that Google gives for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFault:
-    """One line of the file that meets the call at hand."""
+    """An entry of the file that applies to the current call."""
 
     effect: Literal["fail", "delay", "lose-answer"]
     """`fail`: nothing is done. `delay`: done late. `lose-answer`: done, but the caller is told that it failed."""
     message: str
     """What the caller is told."""
     seconds: float
-    """How long the call takes; of a lost answer, how long it is awaited in vain."""
+    """How long the call takes; for a lost answer, how long the caller waits in vain."""
     code: int
     """HTTP status of a failure."""
 
 
 def meet(cloud: Cloud, call: str, *, changes: bool = False) -> PlannedFault | None:
-    """The first fault for this call, which changes something or not, counted as used.
+    """The first fault that applies to this call, counted as used; `changes` says whether the call changes something.
 
-    Raises RefusedCall for a file that is not as said above.
+    Raises RefusedCall for a file that is not as described above.
     """
     for entry in cloud.asked_in(FILE, list):
         _require_legal(entry)

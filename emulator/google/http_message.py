@@ -1,4 +1,4 @@
-"""Requests and answers of the emulated Google's REST APIs, apart from the socket they travel over."""
+"""Requests and answers of the emulated Google's REST APIs, independent of the socket they travel over."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Request:
     path: str
     """Path as it was sent, percent-encoded."""
     query: Mapping[str, str]
-    """Decoded parameters; of one given twice, the last."""
+    """Decoded parameters; if one is given twice, the last counts."""
     headers: Mapping[str, str]
-    """Headers; names are compared without case."""
+    """Headers, with case-insensitive names."""
     body: BinaryIO
-    """The body; `read` gives it without its transfer encoding."""
+    """The body; `read` returns it without its transfer encoding."""
     host: str
     """Where the client sent it, `127.0.0.1:4443`."""
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object; empty for no body. Raises Refused."""
+        """The body as a JSON object; empty for no body. Raises RefusedCall."""
         text = self.body.read()
         try:
             value = json.loads(text) if text.strip() else {}
@@ -71,7 +71,7 @@ def as_json(value: object, status: int = 200, headers: Mapping[str, str] | None 
 
 
 def as_error(refused: RefusedCall) -> Response:
-    """A refusal as Google's JSON APIs give it."""
+    """A refusal as Google's JSON APIs send it."""
     detail = {"domain": "global", "reason": refused.reason, "message": refused.message}
     error = {"code": refused.code, "message": refused.message, "errors": [detail]}
     if refused.reason == "failedPrecondition":
@@ -86,14 +86,14 @@ Handler = Callable[..., Response]
 
 @dataclass(frozen=True)
 class Route:
-    """A method, a path with `{names}` for whole segments (`{names...}` for the rest), and who answers it."""
+    """A method, a path with `{names}` for whole segments (`{names...}` for the rest), and its handler."""
 
     method: str
     template: str
     handler: Handler
 
     def match(self, request: Request) -> dict[str, str] | None:
-        """The decoded names in the path, or None if the request is for someone else."""
+        """The decoded names in the path, or None if the request does not match."""
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+?)", re.escape(self.template))
         pattern = re.sub(r"\\\{(\w+)\\\.\\\.\\\.\\\}", r"(?P<\1>.*)", pattern)
         found = re.fullmatch(pattern, request.path)

@@ -1,9 +1,9 @@
-"""What a project may have, and what a zone has: `limits.json` in the emulator's folder says so, and nothing else bites.
+"""Quotas of projects and capacity of zones: the only limits are those in `limits.json` in the emulator's folder.
 
-What Google grants a project, and what its zones hold on a day, is not published. The file holds an object of up
-to three parts: `quotas`, by Compute Engine's names, those of a region with it (`{"NETWORKS": 5,
-"us-central1/STATIC_ADDRESSES": 1}`); `capacity`, by zone and by the way in which nodes are bought
-(`{"us-central1-b/flex-start": 0}`), in nodes with GPUs; `absent`, what zones do not offer
+Google does not publish what it grants a project, or what its zones hold on a given day. The file holds an object of up
+to three parts: `quotas`, by Compute Engine's names, with the region before a regional one (`{"NETWORKS": 5,
+"us-central1/STATIC_ADDRESSES": 1}`); `capacity`, in nodes with GPUs, by zone and by the way in which nodes are bought
+(`{"us-central1-b/flex-start": 0}`); `absent`, what zones do not offer
 (`["us-central1-b/a3-ultragpu-8g", "us-central1-b-vpc-roce"]`) when they are asked for it.
 """
 
@@ -31,13 +31,13 @@ _COUNTED: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "STATIC_ADDRESSES": ("compute/address", lambda body: body.get("addressType", "EXTERNAL") == "EXTERNAL"),
     "SUBNETWORKS": ("compute/subnetwork", lambda _: True),
 }
-"""Quotas of what Compute Engine makes: the kind, and which of them count (discovery document, Quota.metric)."""
+"""Quotas of Compute Engine's resources: the kind, and which of its objects count (discovery document, Quota.metric)."""
 
 _REGIONAL = re.compile(r"STATIC_ADDRESSES|(HDB|SSD)_TOTAL_GB|(N2D?_)?CPUS|(PREEMPTIBLE_)?NVIDIA_\w+_GPUS")
 """Quotas that a project has in each region."""
 
 _GPU_WORDS: Mapping[str, str] = {"nvidia-h200-141gb": "NVIDIA_H200_GPUS", "nvidia-l4": "NVIDIA_L4_GPUS"}
-"""The quota of an accelerator's GPUs; that of those which can be taken back has PREEMPTIBLE_ before it."""
+"""The quota for each accelerator's GPUs; the quota for preemptible ones has the prefix PREEMPTIBLE_."""
 
 
 _SHOWN: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
@@ -49,8 +49,8 @@ _SHOWN: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "HDB_TOTAL_GB": lambda config: _disk(config, "hyperdisk-balanced"),
     "SSD_TOTAL_GB": lambda config: _disk(config, "pd-balanced") + _disk(config, "pd-ssd"),
 }
-"""What one node counts towards quotas that are shown, and keep no node away: what GKE's autoscaler is told of them is
-not published."""
+"""What one node counts towards quotas that are shown but not enforced: what GKE's autoscaler is told of them is not
+published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +58,15 @@ class Limits:
     """The file's content."""
 
     quotas: Mapping[str, float]
-    """Most of what a quota counts, by its name."""
+    """Limit of each quota, by its name."""
     capacity: Mapping[str, int]
     """Nodes with GPUs that a zone holds in all, by `<zone>/<mode>`."""
     absent: frozenset[str]
-    """Machine types, as `<zone>/<machine type>`, and network profiles that there are not."""
+    """Machine types, as `<zone>/<machine type>`, and network profiles that do not exist."""
 
 
 def read(cloud: Cloud) -> Limits:
-    """What the file says; nothing if there is none. Raises RefusedCall for a file that is not as said above."""
+    """The limits in the file; none without a file. Raises RefusedCall for a file that is not as described above."""
     content = cloud.asked_in(FILE, dict)
     found = Limits(
         quotas=content.pop("quotas", {}),
@@ -87,7 +87,7 @@ def read(cloud: Cloud) -> Limits:
 
 
 def require_quota(cloud: Cloud, kind: str, name: str, body: Mapping[str, Any]) -> None:
-    """Refuse one more of a kind than its quota. Raises RefusedCall.
+    """Refuse an object that would exceed its kind's quota. Raises RefusedCall.
 
     Words: trailofbits/algo issue 1520, cloudfoundry/bosh-google-cpi-release issue 238.
     """
@@ -125,9 +125,9 @@ def usage(cloud: Cloud, project: str, metric: str, region: str = "") -> float:
 
 
 def shortage(cloud: Cloud, project: str, config: Mapping[str, Any], zone: str, nodes: int = 1) -> str:
-    """Why a project gets no further nodes of a configuration in a zone, in GKE's words; empty if it does.
+    """Why a project gets no further nodes of a configuration in a zone, in GKE's words; empty if it gets them.
 
-    Words: huggingface/Google-Cloud-Containers issue 126 (quota); of capacity, those that GKE's documentation gives for
+    Words: huggingface/Google-Cloud-Containers issue 126 (quota); for capacity, what GKE's documentation gives for
     `scale.up.error.out.of.resources` ("View cluster autoscaler events").
     """
     machine = GPU_MACHINES.get(config["machineType"])
@@ -142,7 +142,7 @@ def shortage(cloud: Cloud, project: str, config: Mapping[str, Any], zone: str, n
 
 
 def left(cloud: Cloud, project: str, zone: str, mode: str) -> float:
-    """Further nodes that a zone has for a project, bought in one way; infinite where the file says nothing of it."""
+    """How many more nodes a zone has for a project, bought in one way; infinite if the file does not say."""
     held = read(cloud).capacity.get(f"{zone}/{mode}")
     if held is None:
         return math.inf
@@ -154,7 +154,7 @@ def left(cloud: Cloud, project: str, zone: str, mode: str) -> float:
 
 
 def surplus(cloud: Cloud, zone: str, count: int) -> int:
-    """How many of a zone's `count` Spot nodes Google takes back: those beyond the capacity."""
+    """How many of a zone's `count` Spot nodes Google reclaims: those beyond the capacity."""
     return max(0, count - read(cloud).capacity.get(f"{zone}/spot", count))
 
 

@@ -1,6 +1,6 @@
-"""Machine types of the emulated Google: those with GPUs, their zones, and the size of every one.
+"""Machine types of the emulated Google: those with GPUs, their zones, and the size of every machine type.
 
-Machine types without GPUs are sold everywhere.
+Machine types without GPUs are available everywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class UnknownMachineError(ValueError):
-    """A machine type whose size the emulator does not know."""
+    """The emulator does not know the size of a machine type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ ROCE_ZONES = frozenset(
 """Zones with a RoCE network profile: those of the machine types that have RDMA NICs ("RDMA network profiles")."""
 
 ROCE_SUFFIX = "-vpc-roce"
-"""What the name of a RoCE network profile ends in, after its zone ("RDMA network profiles")."""
+"""Suffix of a RoCE network profile's name, after its zone ("RDMA network profiles")."""
 
 _L4_ZONES = frozenset(
     {
@@ -92,7 +92,7 @@ GPU_MACHINES: dict[str, GpuMachine] = {
 }
 
 GPU_FAMILIES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
-"""Prefixes of machine types that have GPUs: one that is not in `GPU_MACHINES` is refused rather than guessed at."""
+"""Prefixes of machine types with GPUs. One that is not in `GPU_MACHINES` is refused rather than guessed at."""
 
 _FIXED = {"e2-medium": (2, 4), "e2-small": (2, 2), "n2-highmem-128": (128, 864)}
 _GB_PER_VCPU = {"standard": 4, "highmem": 8, "highcpu": 1}
@@ -112,6 +112,6 @@ def machine_size(machine_type: str) -> tuple[int, int]:
 
 
 def roce_zone(profile: str) -> str:
-    """The one zone whose RDMA NICs attach to networks of a profile, given by name or path; empty for any other."""
+    """The zone whose RDMA NICs attach to networks of a profile, given by name or path; empty for any other profile."""
     name = profile.rsplit("/", 1)[-1]
     return name.removesuffix(ROCE_SUFFIX) if name.endswith(ROCE_SUFFIX) else ""

@@ -1,6 +1,6 @@
-"""Long operations: a call that takes its time answers with one, and the caller asks for it until it is done.
+"""Long-running operations: a slow call answers with an operation, and the caller polls it until it is done.
 
-The object itself is made, changed or gone at once; only the word of it is late. An operation is forgotten after a day.
+The object itself is made, changed or gone at once; only the report is late. An operation is forgotten after a day.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SECONDS = float(os.environ.get("OASIS_EMULATOR_LATENCY_SECONDS", "0.02"))
 """How long an operation takes."""
 
 LATE_SECONDS = float(os.environ.get("OASIS_EMULATOR_LATE_SECONDS", "1.5"))
-"""How long what Google cleans up by itself stays."""
+"""How long the things that Google cleans up by itself stay."""
 
 Form = Literal["longrunning", "compute"]
-"""google.longrunning.Operation, or the operation of Compute Engine's own."""
+"""google.longrunning.Operation, or Compute Engine's own operation."""
 
 KEPT_SECONDS = 86400.0
-"""How long one is remembered."""
+"""How long an operation is remembered."""
 
 
 def begin(
@@ -41,11 +41,11 @@ def begin(
 
     Args:
         call: the call that it answers.
-        parent: what precedes `operations/` in its name; empty for a service whose operations have no place.
-        response: what it answers when it is done; in compute's form what it says of itself, `selfLink` up to its name.
+        parent: what precedes `operations/` in its name; empty for a service whose operations have no location.
+        response: the result when it is done; in compute's form its own fields, with `selfLink` up to its name.
         form: how it is shown.
-        error: what it ends with instead: `code`, of google.rpc.Code or in compute's form Compute Engine's own word, and
-            `message`.
+        error: the result of a failed operation: `code` (google.rpc.Code, or in compute's form Compute Engine's own
+            word) and `message`.
     """
     name = "/".join(filter(None, (parent, f"operations/operation-{secrets.token_hex(8)}")))
     cloud, api = call.cloud, call.method.document.api

@@ -1,8 +1,8 @@
-"""Which permission a method takes, and which of the predefined roles hold it.
+"""Which permission a method requires, and which of the predefined roles hold it.
 
 Source of both: Google's "IAM roles and permissions index" and the authorization notes of its REST references, as
 iann0036/iam-dataset recorded them on 2026-08-22 (gcp/roles, gcp/map.json); where that has nothing, the page is named.
-Only roles that the documentation of this project names are known, with what they hold of the served APIs; a caller
+Only the roles that this project's documentation names are known, with their permissions on the served APIs. A caller
 with another role is refused, as is one whose role is on a resource above the project.
 """
 
@@ -62,14 +62,14 @@ ROLES: Mapping[str, str] = {
 
 _UNGUARDED = frozenset(
     {
-        # "Get publicly available Google Cloud pricing information": public, and takes no role.
+        # "Get publicly available Google Cloud pricing information": public, requires no role.
         "cloudbilling.services.skus.list",
-        # Their REST references: testIamPermissions takes no permission itself.
+        # Their REST references: testIamPermissions itself requires no permission.
         "cloudbilling.billingAccounts.testIamPermissions",
         "cloudkms.projects.locations.keyRings.cryptoKeys.testIamPermissions",
         "secretmanager.projects.secrets.testIamPermissions",
         "cloudresourcemanager.projects.testIamPermissions",
-        # No public source says which permission this takes: anyone may.
+        # No public source says which permission this requires: anyone may call it.
         "serviceusage.services.generateServiceIdentity",
     }
 )
@@ -77,7 +77,7 @@ _UNGUARDED = frozenset(
 _EXCEPTIONS: Mapping[str, str] = {
     # Discovery document, description of the method.
     "cloudbilling.projects.getBillingInfo": _READS,
-    # That of the older v1 of these policies, which roles/orgpolicy.policyViewer holds; of v2 a guess.
+    # The permission of the older v1 API, which roles/orgpolicy.policyViewer holds; for v2 this is a guess.
     "orgpolicy.projects.policies.getEffectivePolicy": "orgpolicy.policy.get",
     # google-cloud-quotas 0.6.3: its methods read "quotas".
     "cloudquotas.projects.locations.services.quotaInfos.list": "cloudquotas.quotas.get",
@@ -97,7 +97,7 @@ _CLUSTER_VERBS = frozenset({"create", "delete", "get", "list"})
 
 
 def permission_of(method: Method) -> str:
-    """The permission that a method takes; empty for one that anyone may call."""
+    """The permission that a method requires; empty for one that anyone may call."""
     api, last = method.document.api, method.collection.rpartition(".")[2]
     if method.id in _UNGUARDED or last.endswith("perations"):
         return ""
@@ -118,8 +118,8 @@ def holds(roles: Iterable[str], permission: str) -> bool:
 
 
 def require_permission(call: Call, permission: str, resource: str) -> None:
-    """Refuse a caller that holds a permission neither on the resource, by its full name, nor on its project; a billing
-    account is in none."""
+    """Refuse a caller that holds a permission neither on the resource (its full name) nor on the resource's project. A
+    billing account has no project."""
     if not call.principal:
         return
     project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
@@ -131,10 +131,10 @@ def require_permission(call: Call, permission: str, resource: str) -> None:
 
 
 class Testable(Collection):
-    """Resources of which a caller can ask what it may do with them."""
+    """Resources that support `testIamPermissions`."""
 
     def do_test_iam_permissions(self, call: Call) -> Body:
-        """Those of the permissions that a caller asks about which it holds on the resource, or on its project."""
+        """The permissions, of those asked about, that the caller holds on the resource or on its project."""
         project = policies.full_name("cloudresourcemanager.googleapis.com", f"projects/{call.project}")
         held = _roles(call, self.full_name(call), project)
         asked: list[str] = call.body.get("permissions", [])
@@ -143,7 +143,7 @@ class Testable(Collection):
 
 
 def _roles(call: Call, *resources: str) -> set[str]:
-    """Those that the caller has on any of these resources, by their full names."""
+    """The roles that the caller has on any of these resources (full names)."""
     return {role for name in resources for role in policies.roles_in_effect(call.cloud, name, call.principal)}
 
 

@@ -1,7 +1,7 @@
-"""IAM policies: who holds which role on one resource. A set replaces all of it, guarded by the etag that was read.
+"""IAM policies: who holds which role on one resource. Setting a policy replaces all of it, guarded by its etag.
 
 Reference: Google Cloud documentation, "Policy" of the IAM API and "Manage access to projects, folders, and
-organizations" (read-modify-write). Google's services know of a grant some time after it is in the policy.
+organizations" (read-modify-write). A grant takes effect some time after it is in the policy.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _TIMES = "emulator/grants"
 """When each grant of a policy was made, by role and member."""
 
 GRANT_SECONDS = 120.0
-"""After which a grant is in effect (IAM documentation, "Access change propagation": "typically 2 minutes, potentially 7
-minutes or longer"). One that is withdrawn has no effect at once here."""
+"""Time until a grant takes effect (IAM documentation, "Access change propagation": "typically 2 minutes, potentially 7
+minutes or longer"). Here, a revoked grant loses its effect at once."""
 
 _NONE: Mapping[str, Any] = {"version": 1, "etag": "ACAB"}
-"""What a resource answers on which nobody holds a role."""
+"""The policy of a resource on which nobody holds a role."""
 
 _POOL = re.compile(r"/workloadIdentityPools/([^/]+)/|serviceAccount:([^\[]+\.svc\.id\.goog)\[")
 
 
 def full_name(service: str, resource: str) -> str:
-    """A resource's name among all of Google's (AIP-122): `//storage.googleapis.com/my-bucket`."""
+    """A resource's full name (AIP-122): `//storage.googleapis.com/my-bucket`."""
     return f"//{service}/{resource}"
 
 
@@ -42,7 +42,7 @@ def get(cloud: Cloud, resource: str) -> dict[str, Any]:
 
 
 def put(cloud: Cloud, resource: str, policy: Mapping[str, Any], owner: Use | None = None) -> dict[str, Any]:
-    """Replace the policy of a resource; with `owner`, it goes with the resource. Raises RefusedCall."""
+    """Replace the policy of a resource; with `owner`, it is deleted with the resource. Raises RefusedCall."""
     now = get(cloud, resource)
     if policy.get("etag", now["etag"]) != now["etag"]:
         raise RefusedCall(
@@ -74,7 +74,7 @@ def roles(cloud: Cloud, resource: str, member: str) -> set[str]:
 
 
 def roles_in_effect(cloud: Cloud, resource: str, member: str) -> set[str]:
-    """Those of them that Google's services know of by now."""
+    """Roles that a member holds on the resource itself and that are in effect by now."""
     made, now = _times(cloud, resource), cloud.now()
     held = roles(cloud, resource, member)
     return {role for role in held if now >= made.get(f"{role} {member}", 0) + GRANT_SECONDS}
@@ -94,7 +94,7 @@ def _admit_member(cloud: Cloud, member: str) -> None:
     kind, _, identity = member.partition(":")
     if kind == "serviceAccount" and identity.endswith(".iam.gserviceaccount.com"):
         project = identity.split("@", 1)[-1].removesuffix(".iam.gserviceaccount.com")
-        # Google's own agents (service-<number>@gcp-sa-...) are in projects of theirs.
+        # Google's own agents (service-<number>@gcp-sa-...) are in Google's projects.
         if cloud.find("resourcemanager/project", f"projects/{project}"):
             cloud.get("iam/serviceAccount", f"projects/{project}/serviceAccounts/{identity}")
     pool = _POOL.search(member)

@@ -1,4 +1,4 @@
-"""Projects of the emulated Google, and where things are made that do not say it."""
+"""Projects of the emulated Google, and the default location of resources that name none."""
 
 from __future__ import annotations
 

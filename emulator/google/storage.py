@@ -1,7 +1,7 @@
 """Objects of the emulated Cloud Storage: plain files below `buckets/<bucket>/`, so that a folder can stand for a mount.
 
-An object appears by one rename, complete. A file that was written past this module, through the "mount", is an object
-too; what it has besides its bytes is then worked out anew.
+An object appears complete, by one rename. A file that bypassed this module, through the "mount", is an object too; its
+metadata is then computed anew.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ObjectStore:
         self._index = Index(cloud.directory / "storage.sqlite")
 
     def bucket(self, bucket: str) -> Mapping[str, Any]:
-        """The bucket's state. Raises NotFoundError: a bucket exists if the emulated cloud has it, and only then."""
+        """The bucket's state. Raises NotFoundError if the emulated cloud has no such bucket."""
         state = self._cloud.get("storage/bucket", bucket).body
         self.folder(bucket)
         return state
 
     def folder(self, bucket: str) -> Path:
-        """The folder that holds a bucket's objects; made if it is not there."""
+        """The folder that holds a bucket's objects; created if missing."""
         folder = self._root / bucket
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -65,7 +65,7 @@ class ObjectStore:
     def stat(self, bucket: str, name: str) -> ObjectFacts | None:
         """The object's facts, or None."""
         path = self.path(bucket, name)
-        # Past this module, through the "mount", it may be deleted at any time.
+        # Through the "mount", bypassing this module, it may be deleted at any time.
         with self._lock, contextlib.suppress(FileNotFoundError):
             if not path.exists() or path.is_dir() != name.endswith("/"):
                 return None
@@ -80,7 +80,7 @@ class ObjectStore:
         return None
 
     def get(self, bucket: str, name: str) -> ObjectFacts:
-        """The object's facts. Raises Refused (404)."""
+        """The object's facts. Raises RefusedCall (404)."""
         found = self.stat(bucket, name)
         if found is None:
             raise RefusedCall(404, f"No such object: {bucket}/{name}", "notFound")
@@ -99,7 +99,7 @@ class ObjectStore:
     ) -> ObjectFacts:
         """Make a file from `temporary` the object's content, in one step; with its `sums`, it is not read again.
 
-        Raises Refused or NotFoundError; the file is gone then.
+        Raises RefusedCall or NotFoundError, and removes the file.
         """
         try:
             return self._put(bucket, name, content, examine(content, name, content_type, metadata, sums), demands)
@@ -126,13 +126,13 @@ class ObjectStore:
             )
 
     def delete(self, bucket: str, name: str, demands: Preconditions = ANY) -> None:
-        """Delete an object. Raises Refused."""
+        """Delete an object. Raises RefusedCall."""
         with self._lock:
             demands.check(self.get(bucket, name))
             path = self.path(bucket, name)
             self._index.forget(bucket, name)
             if not name.endswith("/"):
-                path.unlink(missing_ok=True)  # a mount, another process, may have taken it meanwhile
+                path.unlink(missing_ok=True)  # another process may have deleted it meanwhile, through a mount
                 path = path.parent
             self._prune(bucket, path)
 
@@ -151,7 +151,7 @@ class ObjectStore:
         return sorted((name for name in found if name.startswith(prefix)), key=str.encode)
 
     def drop(self, bucket: str, *, force: bool) -> None:
-        """Let the objects go with their bucket. Raises Refused if there are any, unless forced."""
+        """Delete the bucket's objects with it. Raises RefusedCall if there are any, unless forced."""
         if not force and self.names(bucket):
             raise RefusedCall(409, "The bucket you tried to delete is not empty.", "conflict")
         shutil.rmtree(self.folder(bucket), ignore_errors=True)
@@ -171,7 +171,7 @@ class ObjectStore:
             raise RefusedCall(400, message, "invalid")
 
     def _prune(self, bucket: str, folder: Path) -> None:
-        """Remove folders that hold nothing and are no objects themselves, from `folder` upwards."""
+        """Remove empty folders that are not objects themselves, from `folder` upwards."""
         root = self._root / bucket
         while folder != root and folder.is_dir() and not any(folder.iterdir()):
             if self._index.get(bucket, folder.relative_to(root).as_posix() + "/"):

@@ -1,4 +1,4 @@
-"""What a file cannot carry of an object: generation, checksums, content type, metadata; kept in `storage.sqlite`."""
+"""Object facts that a file cannot carry: generation, checksums, content type, metadata; kept in `storage.sqlite`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emulator.google.cloud import opened
 from emulator.google.errors import RefusedCall
 
 _PIECE = 1 << 18
-"""Bytes at a time: with smaller ones a dozen uploads at once fight over the interpreter's lock; larger ones have left
+"""Bytes per piece: with smaller ones, a dozen uploads at once fight over the interpreter's lock; larger ones have left
 the processor's cache before they are hashed and written."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -33,14 +33,14 @@ class ObjectFacts:
     size: int
     """Bytes."""
     generation: int
-    """Microseconds at which this content appeared; larger than that of any content before it."""
+    """Time at which this content appeared, in microseconds; larger than that of any earlier content."""
     metageneration: int
-    """Count of the metadata's changes, from 1; here they change with the content alone."""
+    """Version of the metadata, from 1; here the metadata changes only with the content."""
     modified: int
-    """The file's modification time in nanoseconds: another one means that someone else wrote it."""
+    """The file's modification time in nanoseconds: a different one means that someone else wrote the file."""
     md5: str
-    """Base64, as the API gives it; empty for an object whose client sent none along, as Cloud Storage has none of
-    composite objects. It takes as long as all else of an upload, on the cores that its client needs."""
+    """Base64, as the API gives it; empty if the client sent none, as Cloud Storage has none for composite objects.
+    Computing it takes as long as the rest of an upload, on the cores that the client needs."""
     crc32c: str
     """Base64 of the big-endian checksum."""
     content_type: str
@@ -51,14 +51,14 @@ class ObjectFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Preconditions:
-    """A caller's conditions on the object as it is; None demands nothing, generation 0 that there is none."""
+    """A caller's conditions on the current object: None demands nothing, generation 0 that there is no object."""
 
     generation: int | None = None
     not_generation: int | None = None
     metageneration: int | None = None
 
     def check(self, found: ObjectFacts | None) -> None:
-        """Raises Refused (412)."""
+        """Raises RefusedCall (412)."""
         actual = found.generation if found else 0
         wrong = (
             (self.generation is not None and actual != self.generation)
@@ -70,13 +70,13 @@ class Preconditions:
 
 
 def pieces(stream: BinaryIO) -> Iterator[bytes]:
-    """The rest of a stream."""
+    """The rest of a stream, piece by piece."""
     while piece := stream.read(_PIECE):
         yield piece
 
 
 class Checksums:
-    """Of content that comes in pieces, as the API gives them."""
+    """Checksums of content that comes in pieces, as the API gives them."""
 
     def __init__(self) -> None:
         self._crc32c = google_crc32c.Checksum()
@@ -85,7 +85,7 @@ class Checksums:
 
     @classmethod
     def of(cls, file: Path) -> Checksums:
-        """Of all that a file holds; of nothing for a folder."""
+        """Checksums of a file's whole content; of nothing for a folder."""
         sums = cls()
         if file.is_file():
             with file.open("rb") as stream:
@@ -94,7 +94,7 @@ class Checksums:
         return sums
 
     def update(self, piece: bytes) -> None:
-        """Add what follows."""
+        """Add the next piece."""
         self._crc32c.update(piece)
         self.size += len(piece)
 
@@ -148,6 +148,6 @@ class Index:
         return facts
 
     def forget(self, bucket: str, name: str = "") -> None:
-        """Drop what is recorded of an object, or of a whole bucket."""
+        """Drop the records of an object, or of a whole bucket."""
         with closing(opened(self._file)) as connection:
             connection.execute("DELETE FROM objects WHERE bucket = ? AND (? = '' OR name = ?)", (bucket, name, name))

@@ -41,7 +41,7 @@ class Repositories(Collection):
 
 
 class Locations(Collection):
-    """`projects/p/locations`: Google's own list of regions is not kept here."""
+    """`projects/p/locations`: Google's list of regions is not kept here."""
 
     kind = "artifactregistry/location"
     items = "locations"

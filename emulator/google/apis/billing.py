@@ -1,10 +1,10 @@
 """Cloud Billing: which account a project is billed to, the catalogue of list prices, and budgets.
 
-Of a budget's amount Google tells when it is spent. Nothing is ever spent here, so none tells.
+Google alerts when a budget's amount is spent. Nothing is ever spent here, so no budget alerts.
 
-Billing accounts are the user's; each that is asked for is taken to exist, and to pay in US dollars. Which project's
-quota a call about a budget takes must be said, as by a user's credentials: Google knows it by itself of a service
-account alone.
+Billing accounts are the user's; each one asked for is assumed to exist, and to pay in US dollars. A call about a budget
+must name the project whose quota it uses, as with a user's credentials: Google knows that project by itself only for a
+service account.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class Accounts(Testable):
 
 
 class Skus(Collection):
-    """`services/s/skus`: those that a test has put there, as prices that the emulated Google made up would be taken for
-    true ones."""
+    """`services/s/skus`: only what a test has put there, as invented prices would be mistaken for real ones."""
 
     kind = "cloudbilling/sku"
     items = "skus"
@@ -79,7 +78,7 @@ class Budgets(Collection):
         return call.quota_project
 
     def full_name(self, call: Call) -> str:
-        """Roles are held on the account."""
+        """The account's full name, as roles are held on the account."""
         return policies.full_name("cloudbilling.googleapis.com", call.name.partition("/budgets")[0])
 
     def admit(self, call: Call, name: str, body: Mapping[str, Any], before: CloudObject | None) -> None:
@@ -108,11 +107,11 @@ class Budgets(Collection):
         return {"budgets": found} if found else {}
 
     def do_delete(self, call: Call) -> Body:
-        # One that is gone is no error (discovery document, description of the method).
+        # Deleting a missing budget is no error (discovery document, description of the method).
         return super().do_delete(call) if call.cloud.find(self.kind, call.name) else {}
 
     def shown(self, call: Call, found: CloudObject) -> Body:
-        """With the defaults that the schemas' descriptions name."""
+        """The budget, with the defaults that the schemas' descriptions name."""
         scope = dict(found.body.get("budgetFilter", {}))
         period = {} if "customPeriod" in scope else {"calendarPeriod": "MONTH"}
         shown = {"creditTypesTreatment": "INCLUDE_ALL_CREDITS", **period, **scope}
@@ -127,7 +126,7 @@ class Budgets(Collection):
 
 
 def _numbered(name: str) -> str:
-    """A project's name with its number, which may be there already."""
+    """A project's name with its number in place of its id; a name that has the number stays."""
     return re.sub(r"(?<=^projects/)[a-z][^/]*", lambda found: project_number(found[0]), name)
 
 

@@ -55,7 +55,7 @@ class WorkerPools(Collection):
             call.cloud.expire(PRODUCER, found.name, operations.LATE_SECONDS)
 
     def do_list(self, call: Call) -> Body:
-        """What a pool holds on the other side of the peering outlives it: Cloud Build lists such a pool as going."""
+        """List pools. A pool's part on the other side of the peering outlives it: such a pool is listed as DELETING."""
         prefix = f"{call.name}/"
         pools = {one.name: self.shown(call, one) for one in call.cloud.list(self.kind, prefix)}
         for held in call.cloud.list(PRODUCER, prefix):
@@ -74,7 +74,7 @@ class WorkerPools(Collection):
 
 
 class Builds(Collection):
-    """`projects/p/builds`: none runs here."""
+    """`projects/p/builds`: no build runs here."""
 
     kind = "cloudbuild/build"
     items = "builds"

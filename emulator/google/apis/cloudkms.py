@@ -1,4 +1,4 @@
-"""Cloud KMS: who may use a key. The keys themselves are the user's; each that is asked for is taken to exist."""
+"""Cloud KMS: who may use a key. The keys themselves are the user's; each one asked for is assumed to exist."""
 
 from __future__ import annotations
 

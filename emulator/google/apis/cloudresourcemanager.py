@@ -1,4 +1,4 @@
-"""Resource Manager: projects, who holds which role on them, and the organisation's policies for them. A project exists
+"""Resource Manager: projects, who holds which role on them, and the organisation policies for them. A project exists
 once it is named."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Projects(Testable):
 
 
 class Policies(Collection):
-    """`projects/p/policies/c`: the effective organisation policy; without rules
-    where a test has put none there."""
+    """`projects/p/policies/c`: the effective organisation policy, which has no rules unless a test has put some
+    there."""
 
     kind = "orgpolicy/policy"
 

@@ -1,7 +1,7 @@
 """Compute Engine: networks, and what is in them.
 
-Wording follows Compute Engine's where it is public; the limits of RoCE networks say what the documentation page "RDMA
-network profiles" says, since Google's own words for them are not published.
+Messages follow Compute Engine's where these are public. For the limits of RoCE networks they follow the documentation
+page "RDMA network profiles", since Google's own messages are not published.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from emulator.google.machines import GPU_MACHINES, ROCE_ZONES, UnknownMachineErr
 _IN_NETWORK: Mapping[str, str] = {"network": "compute/network"}
 
 _ROUTING = {"bgpBestPathSelectionMode": "LEGACY", "routingMode": "REGIONAL"}
-"""How a network routes unless it says otherwise ("Learn about Cloud Router", "VPC networks")."""
+"""How a network routes by default ("Learn about Cloud Router", "VPC networks")."""
 
 _UNUSED = IPv4Network("203.0.113.0/24")
 """External addresses that nobody has (RFC 5737)."""
@@ -45,7 +45,7 @@ class Networks(ComputeCollection):
             # Unlike the other references (GoogleCloudPlatform/cloud-image-tests pull request 537).
             raise malformed("networkProfile", body["networkProfile"])
         asked = body.get("routingConfig", {})
-        # An instruction, which is not kept.
+        # An instruction, which is not stored.
         routing = {key: value for key, value in asked.items() if key != "deleteBgpAlwaysCompareMed"}
         return super().stored(call, {**body, "routingConfig": {**_ROUTING, **routing}})
 
@@ -70,7 +70,7 @@ class Networks(ComputeCollection):
         }
 
     def do_delete(self, call: Call) -> Body:
-        """Unlike that of its parts, the refusal of a network that is in use comes with the operation
+        """Delete a network. Unlike for its parts, the refusal for a network in use comes with the operation
         (genevieve/leftovers issue 6)."""
         try:
             return super().do_delete(call)
@@ -135,7 +135,7 @@ class Subnetworks(ComputeCollection):
 
 
 class Routers(ComputeCollection):
-    """`projects/p/regions/r/routers/r`, with the NATs of each in it."""
+    """`projects/p/regions/r/routers/r`; each holds its NATs."""
 
     kind = "compute/router"
     refers = _IN_NETWORK
@@ -187,7 +187,7 @@ class Addresses(ComputeCollection):
         return {"address": self.free(call, name, body), "networkTier": "PREMIUM", **own}
 
     def free(self, call: Call, name: str, body: Body) -> str:
-        """An address for one that leaves the choice to Google: of its subnetwork, or an external one."""
+        """An unused address, for a request that leaves the choice to Google: in its subnetwork, or external."""
         block = _UNUSED
         if of := body.get("subnetwork", ""):
             block = IPv4Network(call.cloud.get(Subnetworks.kind, body["subnetwork"]).body["ipCidrRange"])
@@ -248,7 +248,7 @@ class NetworkEndpointGroups(ComputeCollection):
 
 
 class Regions(ComputeCollection):
-    """`projects/p/regions/r`: of one, its name and quotas."""
+    """`projects/p/regions/r`: a region's name and quotas."""
 
     kind = "compute/region"
 
@@ -297,13 +297,13 @@ class NetworkProfiles(ComputeCollection):
 
 
 class Reservations(ComputeCollection):
-    """`projects/p/zones/z/reservations/r`: nothing but what it was made with."""
+    """`projects/p/zones/z/reservations/r`: holds only what it was made with."""
 
     kind = "compute/reservation"
 
 
 class ReservationBlocks(ComputeCollection):
-    """`.../reservations/r/reservationBlocks/b`, which a test has put there; an answer has it in an envelope."""
+    """`.../reservations/r/reservationBlocks/b`, which a test has put there; an answer wraps it in an envelope."""
 
     kind = "compute/reservationBlock"
 
@@ -340,7 +340,7 @@ COLLECTIONS = {
 
 
 def refuse_on_roce(call: Call, network: str, what: str) -> None:
-    """Refuse an object that a RoCE network does not take; `what` names it in the plural. Raises RefusedCall."""
+    """Refuse an object that a RoCE network does not support; `what` names it in the plural. Raises RefusedCall."""
     found = call.cloud.get(Networks.kind, network)
     if profile := found.body.get("networkProfile"):
         raise _invalid(
@@ -350,7 +350,7 @@ def refuse_on_roce(call: Call, network: str, what: str) -> None:
 
 
 def _stored_nat(call: Call, nat: Mapping[str, Any]) -> Body:
-    """A NAT as it is kept, with what Google fills in (Terraform Google provider, google_compute_router_nat)."""
+    """A NAT as it is stored, with what Google fills in (Terraform Google provider, google_compute_router_nat)."""
     lists = {
         field: [referred(call, f"nats.{field}", address) for address in nat[field]]
         for field in ("natIps", "drainNatIps")
@@ -375,7 +375,7 @@ def _stored_nat(call: Call, nat: Mapping[str, Any]) -> Body:
 
 
 def _blocks(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every range of a subnetwork or of an allocated range, and what it is called."""
+    """Every range of a subnetwork or of an allocated range, with its field name."""
     if "ipCidrRange" in body:
         yield "ipCidrRange", body["ipCidrRange"]
     if "prefixLength" in body and "address" in body:

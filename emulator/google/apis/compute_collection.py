@@ -1,6 +1,6 @@
-"""What the collections of Compute Engine have in common: links, fingerprints, lists by place, and operations.
+"""What the collections of Compute Engine have in common: links, fingerprints, lists by location, and operations.
 
-A body is kept with other resources in it by name path; an answer holds URLs of the version that was called.
+A stored body names other resources by name path; an answer holds URLs of the API version that was called.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from emulator.google.collection import Body, Call, Collection, last, name_path, 
 from emulator.google.errors import RefusedCall
 
 _GOOGLES = ("fingerprint", "labelFingerprint", "region")
-"""Fields that requests may hold, and that Google alone decides."""
+"""Fields that requests may hold but that only Google sets."""
 
 
 class ComputeCollection(Collection):
     """Resources of one kind, global or in regions or zones."""
 
     noun: ClassVar[str] = ""
-    """What Google calls one in `kind`, if it is not its kind here."""
+    """Google's word for the resource in `kind`, if it differs from the kind here."""
     refers: ClassVar[Mapping[str, str]] = {}
-    """Fields that name another resource, and its kind; an empty kind is one that the emulated cloud does not hold."""
+    """Fields that name another resource, and its kind; empty for a kind that the emulated cloud does not hold."""
     required: ClassVar[tuple[str, ...]] = ()
-    """Fields without which none is made, though the API's document does not say so."""
+    """Required fields that the API's document does not call required."""
 
-    # ---- what a collection says
+    # ---- overridden by a collection
 
     def stored(self, call: Call, body: Body) -> Body:
-        """A body as it is kept: others by their name paths, and nothing that is empty."""
+        """A body as it is stored: other resources by their name paths, and nothing empty."""
         kept = {key: value for key, value in body.items() if key not in _GOOGLES and value not in ("", [])}
         return {**kept, **{field: referred(call, field, kept[field]) for field in self.refers if field in kept}}
 
     def everywhere(self, call: Call) -> list[CloudObject]:
-        """All of the project."""
+        """All resources of this kind in the project."""
         return call.cloud.list(self.kind, f"projects/{call.project}/")
 
     def admit(self, call: Call, name: str, body: Mapping[str, Any], before: CloudObject | None) -> None:
@@ -118,7 +118,7 @@ class ComputeCollection(Collection):
 
 
 def referred(call: Call, field: str, reference: str) -> str:
-    """The name path of what a field names by URL or by path. Raises RefusedCall for a bare name."""
+    """The name path of a resource that a field names by URL or by path. Raises RefusedCall for a bare name."""
     path = name_path(reference)
     if re.match("(global|regions|zones)/", path):
         return f"projects/{call.project}/{path}"
@@ -128,24 +128,24 @@ def referred(call: Call, field: str, reference: str) -> str:
 
 
 def malformed(field: str, reference: str) -> RefusedCall:
-    """The refusal of what a field names by anything but a URL or a path."""
+    """The refusal of a field that holds neither a URL nor a path."""
     message = f"Invalid value for field 'resource.{field}': '{reference}'. The URL is malformed."
     return RefusedCall(400, message, "invalid")
 
 
 def link(call: Call, name: str) -> str:
-    """The URL of what has that name path, in the version that was called."""
+    """The URL of a name path, in the API version that was called."""
     return _base(call) + name
 
 
 def fingerprint(content: Mapping[str, Any]) -> str:
-    """What changes with every change of the content."""
+    """A fingerprint that changes whenever the content does."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
     return base64.b64encode(digest[:8]).decode()
 
 
 def require_fingerprint(now: str, given: str | None, words: str) -> None:
-    """Refuse a change that was not made to what is there now (compute.subnetworks.patch, `fingerprint`)."""
+    """Refuse a change that is not based on the current state (compute.subnetworks.patch, `fingerprint`)."""
     if given != now:
         raise RefusedCall(412, words, "conditionNotMet")
 
@@ -155,7 +155,7 @@ def _base(call: Call) -> str:
 
 
 def _number(found: CloudObject) -> str:
-    """A number of its own, which fits an int64 as Google's do."""
+    """The object's unique number, which fits an int64 as Google's do."""
     return str(int(hashlib.sha256(f"{found.name} {found.created}".encode()).hexdigest(), 16) % 2**63)
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes Engine: what of it is served."""
+"""Kubernetes Engine: the collections that are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cloud Monitoring: time series that GKE (`emulator.gke.metrics`) or a test has written, by what they are of."""
+"""Cloud Monitoring: time series that GKE (`emulator.gke.metrics`) or a test has written, by metric and resource."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONDITION = re.compile(r'((?:metric|resource)\.(?:type|labels\.\w+)) ?= ?"([^"]
 
 
 class TimeSeries(Collection):
-    """`projects/p/timeSeries`. Of Google's filters only some are understood: conditions of equality, joined by AND."""
+    """`projects/p/timeSeries`. The only filters understood are equality conditions joined by AND."""
 
     kind = "monitoring/timeSeries"
     items = "timeSeries"
@@ -23,7 +23,7 @@ class TimeSeries(Collection):
     def do_list(self, call: Call) -> Body:
         wanted = _conditions(call.query.get("filter", ""))
         ended = datetime.fromisoformat(call.query["interval.endTime"])
-        # Discovery document, TimeInterval: the start is left out of an interval, and is its end if it is not said.
+        # Discovery document, TimeInterval: an interval excludes its start, which is its end by default.
         began = datetime.fromisoformat(call.query.get("interval.startTime", call.query["interval.endTime"]))
         found: list[Body] = []
         for one in call.cloud.list(self.kind, f"projects/{call.project}/"):

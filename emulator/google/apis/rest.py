@@ -1,4 +1,4 @@
-"""Google's REST APIs on the emulated cloud: which method a call is, whether it may be made, and its answer."""
+"""Google's REST APIs on the emulated cloud: finds a call's method, checks whether it may be made, and answers it."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _APIS = (
 )
 
 COLLECTIONS: Mapping[str, Collection] = {name: one for api in _APIS for name, one in api.COLLECTIONS.items()}
-"""What is served, by Google's ids; operations apart."""
+"""The collections that are served, by Google's ids, except operations."""
 
 _OF_THE_CALLERS_PROJECT = frozenset(
     {"cloudbilling.googleapis.com", "cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com"}
 )
-"""Services that a project's creator asks before any API of it is on: they must be on in the caller's own project
-("About the quota project"), where they are taken to be."""
+"""Services that a project's creator calls before any API of the project is enabled: they must be enabled in the
+caller's own project ("About the quota project"), and are assumed to be."""
 
 
 class GoogleApis:
@@ -72,7 +72,7 @@ class GoogleApis:
         principal: str = "",
         quota_project: str = "",
     ) -> Body | None:
-        """The answer to a call, or None if its path is no API's that is served here.
+        """The answer to a call, or None if its path belongs to no API that is served here.
 
         Args:
             verb: GET, POST, ...
@@ -80,7 +80,7 @@ class GoogleApis:
             query: decoded parameters.
             body: JSON of the request; empty for none.
             principal: who calls.
-            quota_project: id of the project whose quota the call takes, if it says so.
+            quota_project: id of the project whose quota the call uses, if the call names one.
 
         Raises:
             RefusedCall: Google's refusal.
@@ -115,14 +115,14 @@ class GoogleApis:
         return None
 
     def _is_meant(self, method: Method, path: str) -> bool:
-        """False for the operation of another API at the same path: Google's have hosts that tell them apart."""
+        """False for another API's operation at the same path; Google's APIs are told apart by their hosts."""
         if not method.collection.endswith("perations"):
             return True
         found = self._cloud.find(operations.KIND, self._name(method, path))
         return found is None or found.body["api"] == method.document.api
 
     def _answered(self, collection: Collection, handler: Callable[[Call], Body], call: Call) -> Body:
-        """What a handler says to a call that may be made. Raises RefusedCall."""
+        """The handler's answer to a call that may be made. Raises RefusedCall."""
         method = call.method
         call = replace(call, project=collection.project(call))
         if call.project:
@@ -135,7 +135,7 @@ class GoogleApis:
         return _page(collection, call, handler(call))
 
     def _name(self, method: Method, path: str) -> str:
-        """The name path in a path, with the project's id where it had its number."""
+        """The name path in a URL's path, with the project's number replaced by its id."""
         name = unquote(path.removeprefix(method.document.base))
         if ":" in method.template:
             name = name.rpartition(":")[0]
@@ -148,7 +148,7 @@ class GoogleApis:
 
 
 def _page(collection: Collection, call: Call, answer: Body) -> Body:
-    """As much of a list as the caller asked for at once, with the token for the rest (AIP-158)."""
+    """The page of a list that the caller asked for, with the token for the next one (AIP-158)."""
     size = int(call.query.get("pageSize") or call.query.get("maxResults") or 0)
     found = answer.get(collection.items)
     if call.method.name != "list" or not isinstance(found, list) or not (size or "pageToken" in call.query):
@@ -163,7 +163,7 @@ def _page(collection: Collection, call: Call, answer: Body) -> Body:
 
 
 def _camel(name: str) -> str:
-    """A parameter's name as the documents have it; Google takes its protobuf name, with underscores, as well."""
+    """A parameter's name as in the documents; Google also accepts its protobuf name, with underscores."""
     return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
 
 
@@ -178,7 +178,7 @@ def _collection_of(method: Method) -> Collection | None:
 
 
 class _Operations(Collection):
-    """The long operations of every API that has no form of its own for them."""
+    """The long-running operations of every API that has no form of its own for them."""
 
     kind = operations.KIND
 

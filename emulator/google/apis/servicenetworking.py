@@ -14,13 +14,13 @@ from emulator.google.errors import RefusedCall
 
 
 class Connections(Collection):
-    """The connection of a network to one service. Its calls name both; its path names the service alone."""
+    """The connection of a network to one service. Its calls name both; its path names only the service."""
 
     kind = "servicenetworking/connection"
     items = "connections"
 
     def project(self, call: Call) -> str:
-        """That of the network, which is in the body or among the parameters."""
+        """Project of the network, which is in the body or among the parameters."""
         said = {**call.query, **call.sent}
         network = unnumbered(call.cloud, str(said.get("network") or said.get("consumerNetwork") or ""))
         return network.split("/")[1] if "/" in network else ""
@@ -66,7 +66,7 @@ class Connections(Collection):
             "reservedPeeringRanges": ranges,
             "service": f"services/{call.names['servicesId']}",
         }
-        # An allocated range may go while the connection that took it stays ("Configure private services access").
+        # An allocated range may be deleted while its connection stays ("Configure private services access").
         uses = [Use(kind=Networks.kind, name=network.name)]
         found = call.cloud.put(self.kind, self._name(call, network), body, uses)
         return operations.begin(call, "", found.body)
@@ -84,7 +84,7 @@ class Connections(Collection):
             )
 
     def _network(self, call: Call, reference: str) -> CloudObject:
-        """The network that a call names with its project's number."""
+        """The network that a call names by its project's number."""
         name = unnumbered(call.cloud, reference)
         return call.cloud.get(Networks.kind, name)
 

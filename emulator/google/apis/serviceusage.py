@@ -1,5 +1,5 @@
-"""Service Usage: which APIs a project has enabled, and its quotas. An API that was enabled just now refuses calls for a
-while yet."""
+"""Service Usage: which APIs a project has enabled, and its quotas. A newly enabled API keeps refusing calls for a
+while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emulator.google.errors import RefusedCall
 from emulator.google.scope import project_number
 
 API_SECONDS = float(os.environ.get("OASIS_EMULATOR_API_SECONDS", "1.0"))
-"""How long a freshly enabled API goes on refusing calls; Google's does so for minutes at times."""
+"""How long a newly enabled API keeps refusing calls; Google's sometimes does so for minutes."""
 
 KIND = "serviceusage/service"
 
@@ -86,8 +86,8 @@ class Services(Collection):
 
 
 class QuotaInfos(Collection):
-    """`projects/p/locations/global/services/s/quotaInfos`: those that a test has put there, as what Google
-    grants a project is not published."""
+    """`projects/p/locations/global/services/s/quotaInfos`: only what a test has put there, as Google does not publish
+    what it grants a project."""
 
     kind = "cloudquotas/quotaInfo"
     items = "quotaInfos"

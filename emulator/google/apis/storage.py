@@ -19,10 +19,10 @@ _DAY = 86400
 
 
 class _InBuckets(Collection):
-    """What all of it has in common."""
+    """What buckets and managed folders have in common."""
 
     def project(self, call: Call) -> str:
-        """That of the bucket, whose name does not say it."""
+        """The bucket's project, which its name does not contain."""
         found = call.cloud.find("storage/bucket", call.names.get("bucket", ""))
         return project_id(call.cloud, found.body["projectNumber"]) if found else super().project(call)
 
@@ -34,12 +34,12 @@ class _InBuckets(Collection):
 
 
 class Buckets(_InBuckets):
-    """`b/<bucket>`, whose name has no project in it."""
+    """`b/<bucket>`, a name without a project."""
 
     kind = "storage/bucket"
 
     def do_insert(self, call: Call) -> Body:
-        # "Soft delete": seven days unless said otherwise.
+        # "Soft delete": seven days by default.
         kept = {"retentionDurationSeconds": str(7 * _DAY), **call.body.get("softDeletePolicy", {})}
         policy = {**kept, "effectiveTime": timestamp(call.cloud.now())}
         return self.create(call, str(call.body["name"]), {**call.body, "softDeletePolicy": policy})
@@ -96,7 +96,7 @@ class Buckets(_InBuckets):
         return {"kind": "storage#buckets", "items": items}
 
     def do_patch(self, call: Call) -> Body:
-        """JSON merge patch (RFC 7396): nulls, which take a label away, are in `call.sent`."""
+        """Apply a JSON merge patch (RFC 7396): nulls, which remove a label, are in `call.sent`."""
         found = self.found(call)
         body = patched(found.body, admitted(call.method, call.sent, nulls=True))
         generation = int(body["metageneration"]) + 1

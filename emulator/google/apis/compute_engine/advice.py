@@ -1,9 +1,9 @@
-"""Compute Engine's advice: whether nodes are to be had now, how Spot ones fared, and when they can be reserved.
+"""Compute Engine's advice: whether nodes are available now, how Spot VMs fared, and when nodes can be reserved.
 
-Fields and their meaning are the discovery document's. What Google answers on a day is its own: here obtainability and
-windows follow from the zone's capacity in `limits.json`, and histories are invented. Google documents capacity and its
-history for Spot VMs alone ("View the availability of Spot VMs", "View the preemption rate and pricing for Spot VMs");
-that it has no recommendation for other ways of buying is a guess.
+Fields and their meaning are the discovery document's. Only Google knows what it answers on a given day: here
+obtainability and windows follow from the zone's capacity in `limits.json`, and histories are invented. Google documents
+capacity and its history only for Spot VMs ("View the availability of Spot VMs", "View the preemption rate and pricing
+for Spot VMs"); that it has no recommendation for other ways of buying is a guess.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LONG, SHORT = "3600s", "60s"
 REGIONS = frozenset(zone.rpartition("-")[0] for machine in GPU_MACHINES.values() for zone in machine.zones)
 
 _INVENTED_USD = ("20", "24")
-"""Prices of an hour: until 100 days ago, and since."""
+"""Prices per hour: until 100 days ago, and since."""
 
 
 class Advice(Collection):
-    """`projects/p/regions/r/advice`: answers to questions, and nothing that is kept."""
+    """`projects/p/regions/r/advice`: answers to questions; nothing is stored."""
 
     kind = "compute/advice"
 
@@ -96,7 +96,7 @@ class Advice(Collection):
 
 
 def _zones(call: Call, name: str, wanted: Iterable[str]) -> list[str]:
-    """The zones of the region, or those wanted, that offer a machine type. Raises RefusedCall where none does."""
+    """The zones that offer a machine type, of the region or of those wanted. Raises RefusedCall if none does."""
     region = call.names["region"]
     if region not in REGIONS:
         path = f"projects/{call.project}/regions/{region}"

@@ -1,6 +1,6 @@
-"""GKE's operations: a change of a cluster takes a while, and until it is over the next one is refused.
+"""GKE's operations: a change of a cluster takes a while, and the next one is refused until it is done.
 
-The change itself is there at once, as with the other services; only its completion is reported late.
+The change itself takes effect at once, as with the other services; only its completion is reported late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Operations(Collection):
         return {
             "name": last(found.name),
             "operationType": body["operationType"],
-            # None is ever PENDING: that is one that waits for another, and one that would have to wait is refused.
+            # Never PENDING: an operation that would have to wait for another is refused instead.
             "status": "DONE" if over else "RUNNING",
             "zone": found.name.split("/")[3],
             "location": found.name.split("/")[3],
@@ -48,10 +48,10 @@ def begin(call: Call, kind: str, target: str) -> Body:
 
 
 def require_idle(call: Call, target: str) -> None:
-    """Refuse a change of a cluster, or of one of its pools, on which an operation runs.
+    """Refuse a change of a cluster, or of one of its pools, while an operation runs on the cluster.
 
-    Words: GoogleCloudPlatform/ai-on-gke, tpu-provisioner/internal/cloud/gke.go. The reason, by which the provider
-    tries again: hashicorp/terraform-provider-google-beta v7.45.0, tpgresource/utils.go, IsFailedPreconditionError.
+    Words: GoogleCloudPlatform/ai-on-gke, tpu-provisioner/internal/cloud/gke.go. The reason that makes the provider
+    retry: hashicorp/terraform-provider-google-beta v7.45.0, tpgresource/utils.go, IsFailedPreconditionError.
     """
     if found := _running(call.cloud, target):
         message = f"Cluster is running incompatible operation {last(found.name)}."
@@ -70,14 +70,14 @@ def status(call: Call, name: str) -> str:
 
 
 def link(call: Call, name: str) -> str:
-    """Address of an object in the version of the API that is called."""
+    """URL of an object in the API version that was called."""
     return f"https://{call.method.document.host}/{call.method.document.version}/{name}"
 
 
 def _running(cloud: Cloud, target: str) -> CloudObject | None:
     cluster = target.partition("/nodePools/")[0]
     for one in cloud.list(operations.KIND, f"{cluster.partition('/clusters/')[0]}/operations/"):
-        # Those of other services there have no target.
+        # Other services' operations in this location have no target.
         if one.body.get("target", "").partition("/nodePools/")[0] == cluster and cloud.now() < one.body["ends"]:
             return one
     return None

@@ -1,7 +1,7 @@
 """What GKE makes in a project beside a cluster: firewall rules, the private endpoint, the workload identity pool.
 
 GKE's own firewall rules, and the subnet and address of its control plane's private endpoint, outlive the cluster by
-`operations.LATE_SECONDS`: a destroy that does not wait for them fails here as it does there.
+`operations.LATE_SECONDS`: a destroy that does not wait for them fails here as it does on Google Cloud.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIREWALL, _SUBNETWORK, _ADDRESS = "compute/firewall", "compute/subnetwork", "co
 
 
 def make(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
-    """Make what belongs to a new cluster; `cluster` is its name path."""
+    """Make the parts of a new cluster; `cluster` is its name path."""
     network = body["networkConfig"]["network"]
     for name in _firewalls(cluster):
         firewall = {"name": last(name), "network": network, "direction": "INGRESS", "priority": 1000}
@@ -33,15 +33,15 @@ def make(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
 
 
 def let_go(cloud: Cloud, cluster: str) -> None:
-    """Have what belonged to a cluster go, late."""
+    """Let the parts of a deleted cluster disappear, late."""
     for kind, name in [*((_FIREWALL, name) for name in _firewalls(cluster)), *_private_endpoint(cluster).items()]:
         if cloud.find(kind, name):
             cloud.expire(kind, name, operations.LATE_SECONDS)
 
 
 def _reserve_ranges(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None:
-    """Note in the subnet which internal ranges hold its own and those of the pods and the Services: of the latter two
-    that was seen (terraform-google-modules/terraform-google-network pull request 693)."""
+    """Record in the subnet which internal ranges hold its own range and those of the pods and the Services. The latter
+    two were observed (terraform-google-modules/terraform-google-network pull request 693)."""
     policy = body.get("ipAllocationPolicy", {})
     used = {policy.get(f"{part}SecondaryRangeName") for part in ("cluster", "services")} - {None}
     if not used:
@@ -58,7 +58,7 @@ def _reserve_ranges(cloud: Cloud, cluster: str, body: Mapping[str, Any]) -> None
 
 
 def _make_private_endpoint(cloud: Cloud, cluster: str, network: str, block: str) -> None:
-    """The subnet that holds the network, and the address in it (terraform-google-modules/
+    """Make the subnet that keeps the network in use, and the address in it (terraform-google-modules/
     terraform-google-kubernetes-engine issue 2411)."""
     names = _private_endpoint(cluster)
     subnet, address, first = names[_SUBNETWORK], names[_ADDRESS], str(IPv4Network(block)[2])

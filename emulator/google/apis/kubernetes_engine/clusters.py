@@ -1,7 +1,7 @@
-"""Clusters. The endpoint of each is the local API server.
+"""Clusters, whose endpoint is always the local API server.
 
-What GKE fills in: GKE API reference, Cluster, ControlPlaneEndpointsConfig and NetworkConfig; which of it is read:
-hashicorp/terraform-provider-google-beta v7.45.0, resource_container_cluster.go.
+What GKE fills in: GKE API reference, Cluster, ControlPlaneEndpointsConfig and NetworkConfig. What the provider reads of
+it: hashicorp/terraform-provider-google-beta v7.45.0, resource_container_cluster.go.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Clusters(Collection):
     items = "clusters"
 
     def shown(self, call: Call, found: CloudObject) -> Body:
-        """`nodeConfig` is that of its first pool (GKE API, Cluster: "populated with the node configuration of the first
-        node pool"), and `initialNodeCount` goes with the pool that was made with the cluster."""
+        """The cluster. `nodeConfig` is that of its first pool (GKE API, Cluster: "populated with the node configuration
+        of the first node pool"), and `initialNodeCount` disappears with the pool that was made with the cluster."""
         body: Body = {**found.body, "status": status(call, found.name)}
         pools = call.cloud.list(POOL, f"{found.name}/nodePools/")
         if not any(last(pool.name) == _DEFAULT_POOL for pool in pools):
@@ -76,7 +76,7 @@ class Clusters(Collection):
         if scaling := update.pop("desiredNodePoolAutoscaling", None):
             pool = call.cloud.get(POOL, f"{found.name}/nodePools/{update.pop('desiredNodePoolId', '')}")
             return NODE_POOLS.changed(call, pool, {"autoscaling": scaling})
-        update.pop("desiredMasterVersion", None)  # there is one version, which every master runs already
+        update.pop("desiredMasterVersion", None)  # there is only one version, which every master runs already
         body = json.loads(json.dumps(found.body))
         for key, value in update.items():
             *parents, name = _place(call, key).split(".")
@@ -147,8 +147,8 @@ class Clusters(Collection):
         }
 
     def _settled(self, call: Call, name: str, body: Body) -> Body:
-        """A whole body as GKE keeps it. Raises RefusedCall."""
-        # Whether these are on is said even where it is false.
+        """A whole body as GKE stores it. Raises RefusedCall."""
+        # These are reported even where they are false.
         explicit = _addresses(call.cloud, body)["controlPlaneEndpointsConfig"]
         body = {**pruned(body), "controlPlaneEndpointsConfig": explicit}
         subnetwork = body["networkConfig"].get("subnetwork")
@@ -156,7 +156,7 @@ class Clusters(Collection):
             body |= _blocks(call.cloud.get("compute/subnetwork", subnetwork), body)
         _admit(call.project, name, body)
         self._admit_key(call, name, body["databaseEncryption"])
-        # GKE API, MaintenancePolicy: "a hash identifying the version of this policy"; that of none is there as well.
+        # GKE API, MaintenancePolicy: "a hash identifying the version of this policy"; an absent policy has one too.
         policy = body.get("maintenancePolicy", {})
         policy = {**policy, "resourceVersion": digest(policy.get("window", {}))}
         body |= {"labelFingerprint": digest(body.get("resourceLabels", {})), "maintenancePolicy": policy}
@@ -179,7 +179,7 @@ class Clusters(Collection):
 
 
 def _place(call: Call, key: str) -> str:
-    """Where in a cluster the value of an update's field goes. Raises RefusedCall."""
+    """The place in a cluster where the value of an update's field belongs. Raises RefusedCall."""
     if key in _UPDATES:
         return _UPDATES[key]
     name = key.removeprefix("desired")
@@ -193,7 +193,7 @@ def _place(call: Call, key: str) -> str:
 
 
 def _admit(project: str, name: str, body: Mapping[str, Any]) -> None:
-    """Refuse a cluster that GKE would not make, or change to."""
+    """Refuse a cluster that GKE would not create or update."""
     require_name(body["name"], "cluster")
     pool = body.get("workloadIdentityConfig", {}).get("workloadPool")
     if pool and pool != f"{project}.svc.id.goog":
@@ -208,7 +208,7 @@ def _admit(project: str, name: str, body: Mapping[str, Any]) -> None:
 
 
 def _addresses(cloud: Cloud, body: Mapping[str, Any]) -> Body:
-    """Where the control plane answers: of the emulated one there is a single address, for every way to it."""
+    """Addresses of the control plane. The emulated one has a single address, for every endpoint."""
     file = cloud.directory / "control-plane.json"
     plane = json.loads(file.read_text()) if file.exists() else {}
     endpoint = str(plane.get("endpoint", ""))
@@ -225,7 +225,7 @@ def _addresses(cloud: Cloud, body: Mapping[str, Any]) -> Body:
 
 
 def _blocks(subnetwork: CloudObject, body: Mapping[str, Any]) -> Body:
-    """The ranges of pods and Services, from the subnetwork's ranges that the cluster names. Raises RefusedCall."""
+    """The ranges of pods and Services, by the subnetwork ranges that the cluster names. Raises RefusedCall."""
     ranges = {one["rangeName"]: one["ipCidrRange"] for one in subnetwork.body.get("secondaryIpRanges", [])}
     policy = dict(body.get("ipAllocationPolicy", {}))
     for part, word in (("cluster", "Pod"), ("services", "Services")):
@@ -242,7 +242,7 @@ def _blocks(subnetwork: CloudObject, body: Mapping[str, Any]) -> Body:
 
 
 def _require_size(part: str, prefix: int) -> None:
-    """Refuse pods in less than a /21, and Services in more than a /16 (rancher/rancher issues 36254 and 32413)."""
+    """Refuse less than a /21 for pods, and more than a /16 for Services (rancher/rancher issues 36254 and 32413)."""
     if part == "cluster" and prefix > 21:
         raise bad(f"Cluster CIDR range is greater than maximum ({prefix} > 21).")
     if part == "services" and prefix < 16:

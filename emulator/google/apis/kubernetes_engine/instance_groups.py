@@ -1,4 +1,4 @@
-"""Managed instance groups of node pools: one a pool and zone. What a pool has of nodes is the size of its groups."""
+"""Managed instance groups of node pools: one per pool and zone. The sizes of its groups are a pool's node counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class InstanceGroupManagers(Collection):
 
 
 def base_name(pool: str, zone: str) -> str:
-    """What the names of a pool's group and of its machines in a zone begin with; `pool` is its name path."""
+    """Prefix of the names of a pool's group and machines in a zone; `pool` is the pool's name path."""
     digest = hashlib.sha256(f"{pool}{zone}".encode()).hexdigest()[:8]
     return f"gke-{pool.split('/')[5]}-{last(pool)}"[:44].rstrip("-") + f"-{digest}"
 
@@ -35,7 +35,7 @@ def of_pool(cloud: Cloud, pool: str) -> list[CloudObject]:
 
 
 def settle(cloud: Cloud, pool: str, sizes: Mapping[str, int]) -> None:
-    """Have groups of these sizes, by zone, and no others."""
+    """Make groups of these sizes, by zone, and delete all others."""
     zones = f"projects/{pool.split('/')[1]}/zones"
     names = {f"{zones}/{zone}/instanceGroupManagers/{base_name(pool, zone)}-grp": zone for zone in sizes}
     for found in of_pool(cloud, pool):

@@ -1,4 +1,4 @@
-"""Node pools. What GKE fills in: GKE API reference, NodePool and NodeConfig, which say what a field is by default."""
+"""Node pools. The defaults that GKE fills in are those of the GKE API reference, NodePool and NodeConfig."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emulator.google.collection import Body, Call, Collection
 from emulator.google.permissions import require_permission
 
 GKE_VERSION = "1.36.3-gke.1208000"
-"""What every release channel of the emulated GKE runs: the Kubernetes version of the local API server."""
+"""The version in every release channel of the emulated GKE: the Kubernetes version of the local API server."""
 
 _NODE = {
     "diskSizeGb": 100,
@@ -31,7 +31,7 @@ _OPERATIONS = {
 }
 
 _LISTS = {"labels": "labels", "resourceLabels": "labels", "tags": "tags", "taints": "taints"}
-"""Fields of an update whose value is wrapped in a message, and what it is called in it."""
+"""Fields of an update whose value is wrapped in a message, and the value's name in the message."""
 
 _OF_THE_POOL = {
     "locations": "locations",
@@ -40,7 +40,7 @@ _OF_THE_POOL = {
     "queuedProvisioning": "queuedProvisioning",
     "upgradeSettings": "upgradeSettings",
 }
-"""Fields of an update that are the pool's own, and what they are called in it; every other one is its nodes'."""
+"""Fields of an update that belong to the pool, and their names in the pool; all others belong to its nodes."""
 
 _NAMES = frozenset({"clusterId", "etag", "name", "nodePoolId", "projectId", "zone"})
 
@@ -105,7 +105,7 @@ class NodePools(Collection):
         return self.changed(call, self.found(call), {"management": call.body["management"]})
 
     def changed(self, call: Call, found: CloudObject, changes: Mapping[str, Any]) -> Body:
-        """Change some of a pool's fields; the operation."""
+        """Change some of a pool's fields; returns the operation."""
         require_idle(call, found.name)
         body = self._settled(call, found.name, {**found.body, **changes}, found)
         call.cloud.put(self.kind, found.name, body, self._uses(found.name, body))
@@ -119,24 +119,24 @@ class NodePools(Collection):
         return begin(call, "DELETE_NODE_POOL", found.name)
 
     def _place(self, call: Call, name: str, body: Body) -> None:
-        """Have a group in each of its zones; a new one begins with the number of nodes that the pool begins with."""
+        """Make a group in each of the pool's zones; a new group starts with the pool's initial number of nodes."""
         sizes, first = instance_groups.sizes(call.cloud, name), int(body.get("initialNodeCount", 0))
         instance_groups.settle(call.cloud, name, {zone: sizes.get(zone, first) for zone in body["locations"]})
 
     def _settled(self, call: Call, name: str, given: Mapping[str, Any], before: CloudObject | None) -> Body:
-        """A whole body as GKE keeps it. Raises RefusedCall."""
+        """A whole body as GKE stores it. Raises RefusedCall."""
         body: Body = pruned(given)
         if body["config"].get("flexStart"):
-            # Whatever was asked for (terraform-google-modules/terraform-google-kubernetes-engine pull request 2352).
+            # Whatever the request says (terraform-google-modules/terraform-google-kubernetes-engine pull request 2352).
             body["upgradeSettings"] = {"strategy": "SHORT_LIVED"}
         admit_pool(call.cloud, body, name, before)
         account = body["config"]["serviceAccount"]
         if account != "default":
-            # It may go while nodes run as it; they lose their access ("Delete and undelete service accounts").
+            # It may be deleted while nodes run as it; they lose their access ("Delete and undelete service accounts").
             project = account.partition("@")[2].removesuffix(".iam.gserviceaccount.com")
             found = call.cloud.get("iam/serviceAccount", f"projects/{project}/serviceAccounts/{account}")
             if before is None:
-                # "Harden your cluster's security", least-privilege accounts: who makes the nodes must be its user.
+                # "Harden your cluster's security", least-privilege accounts: the nodes' creator must be its user.
                 require_permission(
                     call, "iam.serviceAccounts.actAs", policies.full_name("iam.googleapis.com", found.name)
                 )

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
 def full(reference: str, project: str, collection: str) -> str:
-    """The name path of what a field names by address, path or bare name."""
+    """The name path of a resource that a field names by URL, path or bare name."""
     path = name_path(reference)
     return path if "/" in path else f"projects/{project}/{collection}/{path}"
 
@@ -26,7 +26,7 @@ def region_of(location: str) -> str:
 
 
 def zones_of(location: str) -> list[str]:
-    """Where nodes are if nobody says so: three zones a, b, c is what most regions have."""
+    """The default zones of nodes: three zones a, b, c, as in most regions."""
     return [location] if location.count("-") == 2 else [f"{location}-{letter}" for letter in "abc"]
 
 
@@ -40,7 +40,7 @@ def require_name(name: str, what: str) -> None:
 
 
 def bad(message: str) -> RefusedCall:
-    """A refusal of what is asked for."""
+    """A refusal of a bad request."""
     return RefusedCall(400, message, "badRequest")
 
 

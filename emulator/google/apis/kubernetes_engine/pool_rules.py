@@ -1,4 +1,4 @@
-"""What GKE refuses of node pools.
+"""Rules by which GKE refuses node pools.
 
 Combinations: GoogleCloudPlatform/cluster-toolkit v1.95.0, preconditions of modules/compute/gke-node-pool/main.tf, and
 Google Cloud documentation, "About flex-start provisioning mode".
@@ -19,7 +19,7 @@ POOL, CLUSTER = "container/nodePool", "container/cluster"
 
 
 def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str, before: CloudObject | None) -> None:
-    """Refuse a node pool that GKE would not make, or change to."""
+    """Refuse a node pool that GKE would not create or update."""
     require_name(body["name"], "node pool")
     node = body["config"]
     cluster = cloud.get(CLUSTER, name.partition("/nodePools/")[0])
@@ -28,7 +28,7 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str, before: CloudOb
     _require_machine(node, body["locations"])
     _require_one_way_to_buy(node, body)
     if node.get("flexStart") and before is None:
-        # Later the number is GKE's own count, not what was asked for.
+        # Later the number is GKE's own count, not the requested one.
         if body.get("initialNodeCount"):
             raise bad("Flex-start node pools require autoscaling and cannot have a fixed number of nodes.")
         _require_ordinary_pool(cloud, cluster)
@@ -41,8 +41,8 @@ def admit_pool(cloud: Cloud, body: Mapping[str, Any], name: str, before: CloudOb
 
 
 def _require_streaming_role(cloud: Cloud, node: Mapping[str, Any], project: str) -> None:
-    """Refuse at once what Google takes, and what fails later: pods that stream their image on nodes of such an account
-    (GKE documentation, "Use Image streaming", requirements)."""
+    """Refuse at once what Google accepts and what fails only later: pods that stream their image on nodes of such an
+    account (GKE documentation, "Use Image streaming", requirements)."""
     account, role = node.get("serviceAccount", "default"), "roles/serviceusage.serviceUsageConsumer"
     if account == "default" or not node.get("gcfsConfig", {}).get("enabled"):
         return
@@ -103,7 +103,7 @@ def _require_one_way_to_buy(node: Mapping[str, Any], body: Mapping[str, Any]) ->
 
 
 def _require_reservation(cloud: Cloud, body: Mapping[str, Any], project: str) -> None:
-    """Refuse a reservation, or a block of one, that is not there (GoogleCloudPlatform/cluster-toolkit pull request
+    """Refuse a missing reservation, or a missing block of one (GoogleCloudPlatform/cluster-toolkit pull request
     5043)."""
     for given in body["config"].get("reservationAffinity", {}).get("values", []):
         for zone in body["locations"]:
@@ -147,8 +147,8 @@ def _require_networks(cloud: Cloud, cluster: CloudObject, body: Mapping[str, Any
 
 
 def reservation_of(given: str, project: str, zone: str) -> tuple[str, str]:
-    """Kind and name path of the reservation, or the block of one, that a pool of the project names; by its short name
-    too, as GKE's autoscaler does (GoogleCloudPlatform/cluster-autoscaler, 2026, package gceclient, ReservationRef)."""
+    """Kind and name path of the reservation, or the block of one, that a pool of the project names. The name may be
+    short, as for GKE's autoscaler (GoogleCloudPlatform/cluster-autoscaler, 2026, package gceclient, ReservationRef)."""
     whole = given if given.startswith("projects/") else f"projects/{project}/reservations/{given}"
     name = whole.replace("/reservations/", f"/zones/{zone}/reservations/")
     return f"compute/{name.split('/')[-2].removesuffix('s')}", name
