@@ -1,6 +1,6 @@
-"""What GKE does inside a cluster, as a standing process: its types arrive, nodes come and go, networks become ready.
+"""What GKE does inside a cluster, as a standing process: installs types, adds and removes nodes, makes networks ready.
 
-It sees what the real one sees: the pools and clusters of the emulated cloud, and the objects in the API server. A
+It sees what the real GKE sees: the pools and clusters of the emulated cloud, and the objects in the API server. A
 pool's nodes are Node objects that kwok keeps alive; nothing runs on them.
 """
 
@@ -22,7 +22,7 @@ from emulator.machine.state import State
 INTERVAL_SECONDS = 1.0
 
 COMPUTE_CLASS_SECONDS = 3.0
-"""How much later than the cluster its ComputeClass type arrives; on the real one it is minutes to about an hour."""
+"""How long after the cluster its ComputeClass type arrives; on real GKE it takes minutes to about an hour."""
 
 
 class ResourceTypes:
@@ -62,7 +62,7 @@ def main() -> None:
         LoadBalancers(api, cloud).step,
         GpuMetrics(api, cloud).step,
     )
-    # The machine may be too busy for a database, or its disk full.
+    # The machine may be too busy for the database, or its disk full.
     control_plane.keep_doing(INTERVAL_SECONDS, steps, (CloudError, sqlite3.OperationalError))
 
 

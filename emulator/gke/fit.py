@@ -1,6 +1,7 @@
 """Whether a pending pod would fit a node: selectors, taints and resources, as the scheduler judges them. Pure.
 
-Of node affinity it reads the required terms; what it cannot judge (pod affinity, volumes) is left to the scheduler.
+It reads only the required terms of node affinity, and leaves what it cannot judge (pod affinity, volumes) to the
+scheduler.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from emulator.gke.node_shapes import GPU, network_resources
 Body = dict[str, Any]
 
 _NOT_READY = "node.kubernetes.io/not-ready"
-"""Taint of every new node for a moment. No second one comes for a pod meanwhile, as the autoscaler counts
-on nodes that come (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go, NodeConditionTaints)."""
+"""Taint of every new node for a moment. Meanwhile no second node is added for a pod, as the autoscaler counts on
+upcoming nodes (kubernetes/autoscaler, cluster-autoscaler/utils/taints/taints.go, NodeConditionTaints)."""
 
 
 _ON_EVERY_NODE = {"cpu": 0.253, "memory": 346 * 2.0**20, "pods": 5.0}
 _BESIDE_GPUS = {"cpu": 0.15, "memory": 80 * 2.0**20, "pods": 1.0}
-"""What GKE's DaemonSets request of each node, as far as a public source says; the autoscaler counts it on a node before
-that is there. fluentbit-gke, gke-metadata-server and ip-masq-agent: cryptnono/cryptnono issue 34. netd and
+"""What GKE's DaemonSets request on each node, as far as public sources say; the autoscaler counts it before the node
+exists. fluentbit-gke, gke-metadata-server and ip-masq-agent: cryptnono/cryptnono issue 34. netd and
 node-local-dns: cloudpilot-ai/karpenter-provider-gcp issue 202, which gives their CPU and no memory.
 nvidia-gpu-device-plugin: vllm-project/production-stack, tutorials/terraform/gke/README.md."""
 
@@ -36,10 +37,10 @@ def quantity(text: str) -> float:
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
-    """A pod's requests: all its containers, or one init container if that is more, each beside the sidecars.
+    """A pod's requests: all its containers, or one init container if that is more, each plus the sidecars.
 
-    GKE's webhooks add the FUSE sidecar (GoogleCloudPlatform/gcs-fuse-csi-driver, pkg/webhook) and the further networks
-    by annotation; here there is neither, and they count all the same.
+    GKE's webhooks add the FUSE sidecar (GoogleCloudPlatform/gcs-fuse-csi-driver, pkg/webhook) and the additional
+    networks by annotation. Neither webhook exists here, but their requests still count.
     """
     spec = pod["spec"]
     sidecars = _fuse_sidecar(pod["metadata"].get("annotations") or {})
@@ -72,7 +73,7 @@ def networks_named(pod: Mapping[str, Any]) -> set[str]:
 
 
 def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
-    """A node's resources minus the requests of GKE's own pods there and of `pods`."""
+    """A node's resources minus the requests of GKE's own pods on it and of `pods`."""
     left = {key: quantity(value) for key, value in node["status"]["allocatable"].items()}
     own = [_ON_EVERY_NODE, _BESIDE_GPUS] if GPU in left else [_ON_EVERY_NODE]
     for asked in (*own, *map(requests, pods)):
@@ -81,8 +82,8 @@ def free(node: Mapping[str, Any], pods: list[Body]) -> dict[str, float]:
 
 
 def refusal(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, float]) -> str:
-    """Why the pod may not run on the node or finds no room in what is `left`, in the scheduler's words; empty if it
-    can."""
+    """Why the pod may not run on the node or does not fit into what is `left`, in the scheduler's words; empty if it
+    fits."""
     if not selects(pod, node["metadata"]["labels"]):
         return "node(s) didn't match Pod's node affinity/selector"
     if not tolerates(pod, node["spec"].get("taints") or []):
@@ -92,7 +93,7 @@ def refusal(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, 
 
 
 def fits(pod: Mapping[str, Any], node: Mapping[str, Any], left: Mapping[str, float]) -> bool:
-    """True if the pod may run on the node, once that is ready, and finds room in what is `left`."""
+    """True if the pod may run on the node, once the node is ready, and fits into what is `left`."""
     taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] != _NOT_READY]
     return not refusal(pod, {**node, "spec": {**node["spec"], "taints": taints}}, left)
 
@@ -133,7 +134,7 @@ def _fuse_sidecar(annotations: Mapping[str, str]) -> dict[str, float]:
 
 def _requests(container: Mapping[str, Any]) -> dict[str, float]:
     resources = container.get("resources") or {}
-    # A limit without a request is a request.
+    # A limit without a request counts as the request.
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {key: quantity(value) for key, value in asked.items()}
 
@@ -157,7 +158,7 @@ def _matches(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case _:  # Gt, Lt: of a label that is no number neither is true
+        case _:  # Gt, Lt: both are false for a label that is not a number
             try:
                 above = int(value or "") - int(values[0])
             except ValueError:

@@ -1,7 +1,8 @@
-"""What GKE writes of GPUs into Cloud Monitoring each minute: here as `utilisation.json` in the emulator's folder says.
+"""GPU metrics that GKE writes into Cloud Monitoring each minute: here, those in `utilisation.json` in the emulator's
+folder.
 
-Nothing computes on an emulated GPU. The file holds percentages by shell patterns for `namespace/pod`, the first that
-fits (`{"ray/gang-*": 0}`), as if it had been so since the pod's container began; without one there is no metric.
+Nothing computes on an emulated GPU. The file maps shell patterns for `namespace/pod` to percentages (`{"ray/gang-*":
+0}`). The first match holds, as if since the pod's container started; a pod without a match has no metric.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _KIND = "monitoring/timeSeries"
 _METRIC = "kubernetes.io/container/accelerator/duty_cycle"
 _SAMPLE_SECONDS = 60  # Google Cloud documentation, "GKE system metrics"
 _KEPT_SAMPLES = 180
-"""Google keeps those of six weeks."""
+"""Google keeps the samples of six weeks."""
 
 
 class GpuMetrics:
@@ -31,10 +32,10 @@ class GpuMetrics:
     def __init__(self, api: Api, cloud: Cloud) -> None:
         self._api, self._cloud = api, cloud
         self._written: dict[str, tuple[float, int]] = {}
-        """By time series, its newest sample."""
+        """The newest sample of each time series."""
 
     def step(self) -> None:
-        """Write what is due. Raises RefusedCall for a file that is not as said above."""
+        """Write what is due. Raises RefusedCall for a file that is not as described above."""
         percentages = self._cloud.asked_in(FILE, dict)
         if not all(isinstance(percent, int) and 0 <= percent <= 100 for percent in percentages.values()):
             raise RefusedCall(400, f"{FILE} holds no whole percentages from 0 to 100: {percentages}", "badRequest")
@@ -76,7 +77,7 @@ class GpuMetrics:
 
 
 def _containers(pod: Body) -> Iterator[tuple[str, float, int]]:
-    """Name, begin and GPUs of a pod's containers that run."""
+    """Name, start time and GPUs of a pod's running containers."""
     states = {one["name"]: one.get("state", {}) for one in pod.get("status", {}).get("containerStatuses") or ()}
     for container in pod["spec"]["containers"]:
         gpus = int((container.get("resources", {}).get("limits") or {}).get(GPU, 0))

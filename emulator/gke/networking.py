@@ -1,4 +1,4 @@
-"""GKE's network controllers: when a GKENetworkParamSet and a Network are ready, and what holds them in deletion.
+"""GKE's network controllers: when a GKENetworkParamSet and a Network are ready, and what delays their deletion.
 
 Conditions, reasons and the finalizer are those of kubernetes/cloud-provider-gcp, pkg/controller/gkenetworkparamset, and
 GoogleCloudPlatform/gke-networking-api v0.2.0, apis/network/v1.

@@ -1,8 +1,8 @@
 """What a node of a GKE node pool looks like to Kubernetes: its labels, taints and what it can allocate. Pure.
 
 Labels and taints: GKE documentation ("Predefined node labels", "About GPUs in GKE", "About flex-start") and
-kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce. What is reserved: reserved.go there, which says what a node
-would allocate that is not there yet.
+kubernetes/autoscaler, cluster-autoscaler/cloudprovider/gce. What is reserved: reserved.go there, which predicts what a
+future node would allocate.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 GPU = "nvidia.com/gpu"
 
 QUEUED_KEY = "cloud.google.com/gke-queued"
-"""Taint of the nodes that queued provisioning brings, and their label (GKE documentation, "Run a large-scale workload
+"""Taint and label of the nodes that queued provisioning adds (GKE documentation, "Run a large-scale workload
 with flex-start with queued provisioning")."""
 
 REQUEST_LABEL = "autoscaling.gke.io/provisioning-request"
-"""Label with the resize request that brought a node (the same page, of Kueue's ProvisioningRequestConfig)."""
+"""Label with the resize request that added a node (the same page, on Kueue's ProvisioningRequestConfig)."""
 
 _EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
 _LOCAL_SSD_GIB = 375
 _SSD_FILE_SYSTEM = 0.0186
-"""Share that the file system takes of one local SSD, rounded up from what was measured on GKE (kubernetes/autoscaler,
-cluster-autoscaler/cloudprovider/gce/gce_reserved.go). Of 16 or 24 SSDs it takes less than half of that; 32, as an
-H200's machine has, are not in that table. So such a node shows about 1 % too little here."""
+"""The file system's share of one local SSD, rounded up from measurements on GKE (kubernetes/autoscaler,
+cluster-autoscaler/cloudprovider/gce/gce_reserved.go). With 16 or 24 SSDs the share is less than half of that; 32, as on
+an H200's machine, are not in that table. So such a node shows about 1 % too little here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Pool:
     identity: str
     """Name path in the emulated cloud."""
     body: Mapping[str, Any]
-    """Its object there."""
+    """The pool's object there."""
 
     @property
     def name(self) -> str:
@@ -74,31 +74,31 @@ class Pool:
 
     @property
     def scales(self) -> bool:
-        """Whether its number of nodes follows its pods."""
+        """Whether its number of nodes follows its pods (autoscaling)."""
         return bool(self.body.get("autoscaling", {}).get("enabled"))
 
     @property
     def queued(self) -> bool:
-        """Whether its nodes come by ProvisioningRequests alone."""
+        """Whether only ProvisioningRequests add nodes to it."""
         return bool(self.body.get("queuedProvisioning", {}).get("enabled"))
 
     @property
     def minimum(self) -> int:
-        """Nodes of all zones together that are always there."""
+        """Minimum number of nodes, all zones together."""
         if not self.scales:
             return int(self.body.get("initialNodeCount", 0)) * len(self.zones)
         return _either(self.body["autoscaling"], "totalMinNodeCount", "minNodeCount", len(self.zones))
 
     @property
     def maximum(self) -> int:
-        """Most nodes of all zones together."""
+        """Maximum number of nodes, all zones together."""
         if not self.scales:
             return self.minimum
         return _either(self.body["autoscaling"], "totalMaxNodeCount", "maxNodeCount", len(self.zones))
 
 
 def networks_of(pool: Pool, sets: Iterable[Body], networks: Iterable[Body]) -> list[str]:
-    """The GKE Networks of a pool's additional NICs: each on the parameter set of a NIC's VPC and subnetwork.
+    """The GKE Networks of a pool's additional NICs: those on the parameter set of a NIC's VPC and subnetwork.
 
     Args:
         pool: any.
@@ -116,13 +116,13 @@ def networks_of(pool: Pool, sets: Iterable[Body], networks: Iterable[Body]) -> l
 
 
 def network_resources(networks: Iterable[str]) -> dict[str, str]:
-    """What a node on these GKE Networks offers and a pod that names them requests: of each an address and the device
+    """What a node on these GKE Networks offers and a pod that names them requests: an address and the device for each
     (GoogleCloudPlatform/cluster-autoscaler 7d250507, pkg/networking/matcher.go)."""
     return {f"networking.gke.io.networks/{network}{part}": "1" for network in networks for part in (".IP", "")}
 
 
 def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
-    """The Node object of one more node; `networks` are the GKE Networks of its additional NICs."""
+    """The Node object of a new node; `networks` are the GKE Networks of its additional NICs."""
     vcpus, memory_gb = machine_size(pool.machine_type)
     capacity = _capacity(pool, vcpus, memory_gb, networks)
     streams = bool(pool.config.get("gcfsConfig", {}).get("enabled"))
@@ -142,22 +142,22 @@ def node(pool: Pool, name: str, zone: str, networks: Iterable[str]) -> Body:
 
 
 def reserved_cpu_millis(vcpus: int) -> int:
-    """Of the first core 6 %, of the second 1 %, of the next two 0.5 %, of the rest 0.25 %."""
+    """6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the rest."""
     shares = [60.0, 10.0, 5.0, 5.0][:vcpus]
     return round(sum(shares) + 2.5 * max(0, vcpus - 4))
 
 
 def capacity_memory_mib(memory_gb: int) -> int:
-    """Memory of the machine minus the kernel's: 1/64, 16 MiB, and 64 MiB beyond 3 GiB."""
+    """The machine's memory minus the kernel's: 1/64, 16 MiB, and 64 MiB on machines above 3 GiB."""
     physical = memory_gb * 1024
     return physical - physical // 64 - 16 - (64 if physical > 3 * 1024 else 0)
 
 
 def reserved_memory_mib(memory_gb: int, streams: bool) -> int:
-    """Of the machine's memory 25 % up to 4 GB, 20 % up to 8, 10 % up to 16, 6 % up to 128, 2 % beyond; of that 4 % more
-    where it `streams` images; 100 MiB more.
+    """25 % of the machine's memory up to 4 GB, 20 % up to 8, 10 % up to 16, 6 % up to 128, 2 % beyond; 4 % more of that
+    if it `streams` images; plus 100 MiB.
 
-    A GB is 1000 MiB here ("duplicating an upstream bug", says reserved.go; the 4 % are in GKE's own,
+    A GB is 1000 MiB here ("duplicating an upstream bug", says reserved.go; the 4 % are from GKE's own,
     GoogleCloudPlatform/cluster-autoscaler 7d250507, pkg/cloudprovider/gke/reserved.go).
     """
     physical, reserved = memory_gb * 1024, 0.0
@@ -240,9 +240,9 @@ def _capacity(pool: Pool, vcpus: int, memory_gb: int, networks: Iterable[str]) -
 
 def _disk_gib(config: Mapping[str, Any]) -> tuple[float, float]:
     """Capacity, and what pods may request of it. The capacity is that of the local SSDs or, without any, of the boot
-    disk less its operating system (`CalculateOSReservedEphemeralStorage` of gce_reserved.go). Of this a tenth goes,
-    below which the kubelet evicts pods, and what GKE reserves (GoogleCloudPlatform/cluster-autoscaler,
-    pkg/cloudprovider/gke/reserved.go, `PredictKubeReservedEphemeralStorage` and the one for local SSDs)."""
+    disk less its operating system (`CalculateOSReservedEphemeralStorage` of gce_reserved.go). Subtracted from it are a
+    tenth, below which the kubelet evicts pods, and what GKE reserves (GoogleCloudPlatform/cluster-autoscaler,
+    pkg/cloudprovider/gke/reserved.go, `PredictKubeReservedEphemeralStorage` and its counterpart for local SSDs)."""
     if ssds := int((config.get("ephemeralStorageLocalSsdConfig") or {}).get("localSsdCount", 0)):
         capacity, kept = ssds * _LOCAL_SSD_GIB * (1 - _SSD_FILE_SYSTEM), {1: 50, 2: 75}.get(ssds, 100)
     else:

@@ -1,15 +1,15 @@
-"""GKE's autoscaler: a pool has its minimum of nodes, more when pods find no place, and loses the idle ones again.
+"""GKE's autoscaler: keeps each pool at its minimum of nodes, adds nodes for pods without a place, removes idle ones.
 
-A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on the real one.
-A pool grows to its maximum at once, unless `limits.json` leaves it no quota or its zone no capacity, or `faults.json`
-has its growth (`gke.grow.NAME`) fail: then the next one in order is asked, and this one not until its backoff is over,
-by the emulated cloud's clock. On the same clock a flex-start node ends with its pool's run duration, and a Spot node
-once its zone's capacity is less than what runs there: it is tainted, its pods are told to end, and it goes. What became
-of a pod that waits is an event on it (`NotTriggerScaleUp`: it fits no pool, or the pools are full; `FailedScaleUp`: no
-quota or capacity), with the words of kubernetes/autoscaler
-(processors/status/eventing_scale_up_processor.go) and, of a failure, of GKE's own autoscaler
-(k8s.io/gke-autoscaling/cluster-autoscaler, package events). A pool with queued provisioning does not grow by pods:
-`provisioning` has its nodes come.
+A pod that selects a ComputeClass gets a node of the first pool in the class's order that has room, as on real GKE. A
+pool grows to its maximum at once, unless `limits.json` leaves it no quota or its zone no capacity, or `faults.json`
+makes its growth (`gke.grow.NAME`) fail. Then the next pool in order is asked, and this one is skipped until its backoff
+is over, by the emulated cloud's clock. By the same clock, a flex-start node ends after its pool's run duration, and a
+Spot node once its zone's capacity is less than what runs there: the node is tainted, its pods are told to end, and it
+is removed. An event on a waiting pod says what became of it (`NotTriggerScaleUp`: it fits no pool, or the pools are
+full; `FailedScaleUp`: no quota or capacity), in the words of kubernetes/autoscaler
+(processors/status/eventing_scale_up_processor.go) and, for a failure, of GKE's own autoscaler
+(k8s.io/gke-autoscaling/cluster-autoscaler, package events). Pods do not make a pool with queued provisioning grow:
+`provisioning` adds its nodes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from emulator.google.machines import UnknownMachineError
 from emulator.kubernetes.api import Api, Body, KindNotServedError, is_true
 
 IDLE_SECONDS = 10.0
-"""How long a node without pods is kept; the real one keeps it for the class's consolidation delay, in minutes."""
+"""How long a node without pods is kept; real GKE keeps it for the class's consolidation delay, in minutes."""
 
 BACKOFF_SECONDS, MOST_BACKOFF_SECONDS, FORGOTTEN_SECONDS = 300.0, 1800.0, 10800.0
-"""How long a pool that could not grow is passed over, at first and at most: twice as long each time, until it was well
-for the last of these (kubernetes/autoscaler, defaults of `--initial-node-group-backoff-duration`,
+"""How long a pool that could not grow is skipped, at first and at most. The time doubles with each failure, until the
+pool had none for the last of these (kubernetes/autoscaler, defaults of `--initial-node-group-backoff-duration`,
 `--max-node-group-backoff-duration` and `--node-group-backoff-reset-timeout`; what GKE sets is not published)."""
 
 NOTICE_SECONDS, SPOT_GRACE_SECONDS = 30.0, 15
-"""How long a Spot node stays once Google has told it to end, and how long at most its pods then have (GKE
-documentation, "Spot VMs"). What notice a flex-start node gets at its end is not published: here the same."""
+"""How long a Spot node stays once Google has told it to end, and the longest that its pods then have (GKE
+documentation, "Spot VMs"). Google does not publish the notice that a flex-start node gets: here it is the same."""
 
 _NOTICE = {"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}
 """Taint of a node that was told to end (GoogleCloudPlatform/k8s-node-termination-handler)."""
@@ -55,10 +55,10 @@ class Autoscaler:
         self._api, self._cloud = api, cloud
         self._idle_since: dict[str, float] = {}
         self._backoff: dict[str, tuple[float, float]] = {}
-        """By pool, until when it is passed over, and for how long in all."""
+        """For each pool, until when it is skipped, and for how long in all."""
         self._born: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        """By node that was told to end, when it goes."""
+        """For each node that was told to end, when it is removed."""
         self._told: set[str] = set()
         self._said: dict[str, tuple[str, str]] = {}
         self._nodes: list[Body] = []
@@ -94,8 +94,8 @@ class Autoscaler:
         gke_records.record_pool(self._cloud, pool, zones)
 
     def _end(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> None:
-        """Tell nodes to end whose time is over or whose machine Google takes back, and remove those told long enough
-        ago."""
+        """Tell nodes to end whose time is over or whose machine Google reclaims, and remove those whose notice has
+        expired."""
         now = self._cloud.now()
         for found in list(nodes):
             name = found["metadata"]["name"]
@@ -126,7 +126,7 @@ class Autoscaler:
                 self._api.delete(pod, gracePeriodSeconds=min(asked, SPOT_GRACE_SECONDS))
 
     def _scale_up(self, pools: dict[str, Pool], nodes: list[Body], pods: list[Body]) -> set[str]:
-        """Have a node for every pod that waits for one; names of those that pods will come to."""
+        """Find or add a node for every pod that waits for one; returns the names of nodes that await pods."""
         awaited: set[str] = set()
         by_node = _by_node(pods)
         room = {found["metadata"]["name"]: free(found, by_node[found["metadata"]["name"]]) for found in nodes}
@@ -138,16 +138,16 @@ class Autoscaler:
             if target is None:
                 continue
             name = target["metadata"]["name"]
-            # The scheduler will see to it; until then no second node is added for the same pod.
+            # The scheduler will place the pod; until then no second node is added for it.
             by_node[name].append(pod)
             room[name] = free(target, by_node[name])
             awaited.add(name)
         return awaited
 
     def _grow(self, pod: Body, pools: dict[str, Pool], nodes: list[Body]) -> tuple[Body | None, tuple[str, str]]:
-        """A new node that holds the pod, if one could be had, and the event's reason and message either way."""
+        """A new node that holds the pod, if one was available, and the event's reason and message either way."""
         reasons: Counter[str] = Counter()
-        now = self._cloud.now()  # of all pools: were the clock turned between two, the later one would have its turn
+        now = self._cloud.now()  # one time for all pools: if the clock moved between two, the later one would be tried
         for pool in self._candidates(pod, pools):
             reason = self._obstacle(pod, pool, nodes, now)
             if not reason and (failure := self._failure(pool)):
@@ -194,7 +194,7 @@ class Autoscaler:
         return "max node group size reached" if _count(nodes, pool) >= pool.maximum else ""
 
     def _tell(self, pod: Body, reason: str, message: str) -> None:
-        """Write an event, once while it says the same."""
+        """Write an event, unless it repeats the pod's last one."""
         metadata = pod["metadata"]
         if self._said.get(metadata["uid"]) == (reason, message):
             return
@@ -290,19 +290,19 @@ class Autoscaler:
         return networks_of(pool, [found for found in sets if is_true(found, "Ready")], networks)
 
     def _remove(self, found: Body) -> None:
-        # Before its pods, or a DaemonSet would put a new one there at once.
+        # Before its pods, or a DaemonSet would at once put a new pod on it.
         self._api.delete(found)
         for known in (self._idle_since, self._born, self._ends):
             known.pop(found["metadata"]["name"], None)
 
     def _forget_all_but(self, names: set[str]) -> None:
-        """Forget nodes that somebody else has deleted: their names, of which there are few, may come again."""
+        """Forget nodes that somebody else has deleted: there are few names, so one may come again."""
         for known in (self._idle_since, self._born, self._ends):
             for gone in known.keys() - names:
                 del known[gone]
 
     def _without_orphans(self, pods: list[Body], nodes: list[Body]) -> list[Body]:
-        """The pods but for those of nodes that are gone, which are deleted: nobody is left who could end them."""
+        """Delete the pods of nodes that are gone, as nothing else could end them; returns the other pods."""
         names = {found["metadata"]["name"] for found in nodes}
         orphans = [pod for pod in pods if (pod["spec"].get("nodeName") or "").startswith(_PREFIX)]
         orphans = [pod for pod in orphans if pod["spec"]["nodeName"] not in names]

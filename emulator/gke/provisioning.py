@@ -2,10 +2,10 @@
 
 States, reasons, words and times are those of GoogleCloudPlatform/cluster-autoscaler (2026), which GKE runs:
 pkg/provisioningrequests/, packages provreqstate, queuedwrapper, reconciler and scaleup. A request that no pool has room
-for is tried for two minutes, and has failed then. Another is accepted, and waits at Compute Engine, as a resize request
-of one pool in one zone, until quota and zone have room for all of its nodes. Then they are there together, for the pods
-that consume the request alone; idle ones stay for ten minutes. Of what Compute Engine says meanwhile the words are not
-there: these are the autoscaler's for other pools (`limits.shortage`).
+for is retried for two minutes, and then fails. Any other request is accepted, and waits at Compute Engine, as a resize
+request of one pool in one zone, until quota and zone have room for all of its nodes. Then they all appear together, for
+the pods that consume the request alone; idle ones stay for ten minutes. Compute Engine's words during the wait are not
+in that source: the autoscaler's words for other pools stand in (`limits.shortage`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSION, KIND = "autoscaling.x-k8s.io/v1", "ProvisioningRequest"
 CLASS = "queued-provisioning.gke.io"
 
 RETRIED_SECONDS = 120.0
-"""How long a request is tried that no pool can meet (scaleup, `pendingProvisioningRequestRetryPeriod`)."""
+"""How long a request that no pool can meet is retried (scaleup, `pendingProvisioningRequestRetryPeriod`)."""
 
 BOOKED_SECONDS = 600.0
 """How long idle nodes wait for pods (provreqstate, `BookingDuration`)."""
@@ -56,7 +56,7 @@ CAPACITY_REVOKED = Told(
     "CapacityRevoked",
     "Capacity provisioned for the Provisioning Request was reclaimed and is no longer available in the cluster.",
 )
-# Newer versions take several, unless Google has that switched off; ray-project/ray issue 57839 has them refused.
+# Newer versions accept several, unless Google has switched that off; ray-project/ray issue 57839 shows them refused.
 ONE_SET = Told(
     "True",
     "MultiplePodSetsUnsupported",
@@ -71,18 +71,18 @@ class QueuedProvisioning:
     """The requests of one cluster."""
 
     def __init__(self, api: Api, cloud: Cloud, grow: Grow, sample: Callable[[Pool], Body | None]) -> None:
-        """`grow` adds a node, `sample` is what one of a pool would look like."""
+        """`grow` adds a node; `sample` returns what a node of a pool would look like."""
         self._api, self._cloud, self._grow, self._sample = api, cloud, grow, sample
         self._seen: dict[str, float] = {}
-        """By request, when it came."""
+        """When each request came."""
         self._provided: dict[str, float] = {}
-        """By resize request, when its nodes came."""
+        """When the nodes of each resize request came."""
 
     def step(self, pools: Iterable[Pool], counts: Callable[[Pool], int]) -> None:
-        """Judge every request of the class, and bring what can be had.
+        """Judge every request of the class, and add the nodes that are available.
 
         Args:
-            pools: all of the cluster.
+            pools: all pools of the cluster.
             counts: number of nodes that a pool has now.
         """
         try:
@@ -90,7 +90,7 @@ class QueuedProvisioning:
         except KindNotServedError:
             return
         ours = [request for request in found if request["spec"]["provisioningClassName"] == CLASS]
-        # First: the nodes that come below are of requests that were read before they had a name.
+        # First: the requests that get nodes below were read before they had a name.
         names = {_resize_request(request) for request in ours}
         self._provided = {name: since for name, since in self._provided.items() if name in names}
         queued = [pool for pool in pools if pool.queued]
@@ -124,7 +124,7 @@ class QueuedProvisioning:
             self._tell(request, Failed=obstacle._replace(status="True"))
 
     def _needed(self, pool: Pool, template: Body, count: int, there: int) -> tuple[int, Told]:
-        """How many of a pool's nodes hold that many pods; 0 where it cannot grow by them, and why."""
+        """How many of a pool's nodes hold that many pods; 0, and why, if the pool cannot grow by them."""
         sample = self._sample(pool)
         room = free(sample, []) if sample else {}
         if obstacle := refusal(template, sample, room) if sample else "unknown machine type":
@@ -138,7 +138,7 @@ class QueuedProvisioning:
         return nodes, Told("", "", "")
 
     def _queue(self, request: Body, pool: Pool, nodes: int) -> None:
-        """Have the nodes come if quota and one zone have room for all of them, or say why they do not."""
+        """Add the nodes if quota and one zone have room for all of them, or say why not."""
         metadata, project = request["metadata"], pool.identity.split("/")[1]
         fault = faults.meet(self._cloud, f"gke.grow.{pool.name}")
         short = {
@@ -159,7 +159,7 @@ class QueuedProvisioning:
         self._tell(request, details, Accepted=ACCEPTED, Provisioned=PROVISIONED)
 
     def _age(self, request: Body) -> None:
-        """Say that nodes may go when they are idle, and that they are gone."""
+        """Report when idle nodes may be removed, and when the nodes are gone."""
         lasts = request["spec"].get("parameters", {}).get("maxRunDurationSeconds", MAX_RUN_SECONDS)
         age = self._cloud.now() - self._provided.setdefault(_resize_request(request), self._cloud.now())
         if age >= float(lasts):
@@ -174,7 +174,7 @@ class QueuedProvisioning:
         return {"metadata": {}, **(found["template"] if found else {"spec": {"containers": []}})}
 
     def _tell(self, request: Body, details: Mapping[str, str] | None = None, **conditions: Told) -> None:
-        """Write conditions, unless they say so already."""
+        """Write conditions, unless they are already written."""
         before = {entry["type"]: entry for entry in request.get("status", {}).get("conditions") or []}
         changed = {kind: told for kind, told in conditions.items() if _told(before.get(kind, {})) != told}
         if not changed:

@@ -1,8 +1,8 @@
-"""What GKE writes into pools by itself, so that a refresh finds there what nobody asked for.
+"""What GKE writes into pools by itself, so that a refresh finds values that nobody asked for.
 
-Counts and labels of a pool: hashicorp/terraform-provider-google 2026-08-21, container_node_pool.html.markdown (what it
-says of `initial_node_count` and a resized pool), and `node_shapes`. Parts that are there, empty, though nobody asked:
-terraform-google-modules/terraform-google-kubernetes-engine issues 2304 and 2465, which saw them of some pools.
+Counts and labels of a pool: hashicorp/terraform-provider-google 2026-08-21, container_node_pool.html.markdown (on
+`initial_node_count` and a resized pool), and `node_shapes`. Empty parts that nobody asked for:
+terraform-google-modules/terraform-google-kubernetes-engine issues 2304 and 2465, which saw them in some pools.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def record_pool(cloud: Cloud, pool: Pool, counts: Mapping[str, int]) -> None:
     sizes = {zone: counts.get(zone, 0) for zone in pool.zones}
 
     def change(body: Body) -> None:
-        if pool.scales:  # of another one the number is its user's
+        if pool.scales:  # the number of any other pool is its user's
             body["initialNodeCount"] = -(-sum(sizes.values()) // len(sizes))
         config = body["config"]
         body["config"] = {**_EMPTY, **config, "labels": {**labels, **config.get("labels", {})}, "taints": taints}

@@ -1,6 +1,6 @@
-"""GKE's Service controller: a LoadBalancer gets an address, and leaves firewall rules behind for a while when it goes.
+"""GKE's Service controller: a LoadBalancer gets an address; once deleted, it leaves firewall rules behind for a while.
 
-Those rules are made outside of any Pulumi program and are what keeps a VPC from being deleted
+Those rules are made outside any Pulumi program, and they keep a VPC from being deleted
 (terraform-provider-google issue 5948).
 """
 
@@ -16,7 +16,7 @@ _FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
 _KIND = "compute/firewall"
 
 CLEANUP_SECONDS = 4.0
-"""How long a deleted Service's firewall rules stay; on the real one it takes minutes."""
+"""How long a deleted Service's firewall rules stay; on real GKE it takes minutes."""
 
 
 class LoadBalancers:
@@ -45,7 +45,7 @@ class LoadBalancers:
         if cluster is None or service.get("status", {}).get("loadBalancer", {}).get("ingress"):
             return
         self._open(service, cluster)
-        # An address of the documentation's block (RFC 5737): nothing answers there, and nothing leaves this machine.
+        # An address from the block for documentation (RFC 5737): nothing answers there, nothing leaves this machine.
         address = f"192.0.2.{1 + int(_digest(service), 16) % 253}"
         status = {"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP"}]}}
         self._api.merge(service, {"status": status}, subresource="status")
