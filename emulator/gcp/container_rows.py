@@ -1,4 +1,4 @@
-"""GKE clusters and node pools: the rows of `tables` for them."""
+"""Rows of `tables` for GKE clusters and node pools."""
 
 from __future__ import annotations
 

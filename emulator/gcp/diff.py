@@ -12,9 +12,9 @@ from emulator.gcp.row import ResourceType
 from emulator.protocol.wire import UNKNOWN
 
 DEFAULTS = "__defaults"
-"""Input in which Pulumi's bridged providers keep which inputs they filled in themselves."""
+"""Input in which Pulumi's bridged providers record the inputs that they filled in themselves."""
 
-# Every key in them is the user's.
+# Every key in these is the user's.
 _FREE_FORM = frozenset({"annotations", "labels", "metadata", "resourceLabels"})
 
 # Google fills these from the provider's configuration when they are left out.
@@ -30,7 +30,7 @@ class Change:
     kind: str
     """`add`, `delete` or `update`."""
     replaces: bool
-    """Whether the object must be replaced for it."""
+    """Whether the change replaces the object."""
 
 
 def automatic_name(logical: str, longest: int, seed: bytes) -> str:
@@ -40,7 +40,7 @@ def automatic_name(logical: str, longest: int, seed: bytes) -> str:
 
 
 def changes(row: ResourceType, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Differences between two sets of plain inputs; what Google fills in is no difference when it is left out."""
+    """Differences between two sets of plain inputs; leaving out an input that Google fills in is no difference."""
     ignorable = row.defaults | _SCOPE
     return [
         Change(path, kind, "*" in row.replaces or _is_below(path, row.replaces) or _replaces_now(row, path, old, new))
@@ -52,7 +52,7 @@ def changes(row: ResourceType, old: Mapping[str, Any], new: Mapping[str, Any]) -
 def drifted(
     inputs: Mapping[str, Any], body: Mapping[str, Any], not_computed: frozenset[str] = frozenset(), above: str = ""
 ) -> dict[str, Any]:
-    """The inputs as the object has them now: those once given and the `not_computed`, with the body's values."""
+    """The inputs as the object has them now: those that were given and the `not_computed`, with the body's values."""
     result: dict[str, Any] = {key: now for key, now in body.items() if f"{above}{key}" in not_computed}
     for key, given in inputs.items():
         now = body.get(key)
@@ -80,7 +80,7 @@ def _replaces_now(row: ResourceType, path: str, old: Mapping[str, Any], new: Map
 def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, str]]:
     if _is_empty(old) and _is_empty(new):
         return
-    # An object that comes or goes is the coming or going of each of its parts: some of them replace, others do not.
+    # An added or removed object counts as each of its parts added or removed: only some of them replace.
     before, after = {} if _is_empty(old) else old, {} if _is_empty(new) else new
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in sorted({**before, **after}):

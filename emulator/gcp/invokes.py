@@ -1,4 +1,4 @@
-"""Data sources of the emulated Google. One that the program uses and this module lacks is an error, never a guess."""
+"""Data sources of the emulated Google. One that this module lacks is an error, never a guess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks, their parts and the private connection to Google's services: the rows of `tables` for them."""
+"""Rows of `tables` for networks, their parts and the private connection to Google's services."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
             "name network description externalIpv6Prefix internalIpv6Prefix params region reservedInternalRange "
             "resolveSubnetMask project"
         ),
-        # A range can grow in place, and nothing else.
+        # The only change in place is that a range grows.
         replaces_if={"ipCidrRange": lambda old, new: new == UNKNOWN or not _grew(old, new)},
         defaults=paths("allowSubnetCidrRoutesOverlap privateIpGoogleAccess privateIpv6GoogleAccess purpose stackType"),
         not_computed=paths("reservedInternalRange secondaryIpRanges.reservedInternalRange"),

@@ -29,7 +29,7 @@ from emulator.machine.state import State
 from emulator.protocol.plugin import Provider, any_change, difference, serve_provider
 from emulator.protocol.wire import UNKNOWN, Secret, decode, encode, holds_secret, plain
 
-# The provider knows only those labels and annotations that its own configuration gave: none, for what it imports
+# The provider reads only the labels and annotations that its own configuration gave: none, for an import
 # (pulumi/pulumi-gcp issue 3044).
 _UNREAD = frozenset({"annotations", "labels", "resourceLabels"})
 
@@ -58,7 +58,7 @@ class GcpProvider(Provider):
     def Configure(self, request: Any, context: Context) -> provider_pb2.ConfigureResponse:
         given = plain(decode(request.args))
         self._scope = Scope(**{key: str(given[key]) for key in ("project", "region", "zone") if given.get(key)})
-        # The bridge takes what is no text as JSON.
+        # The bridge takes values other than text as JSON.
         if given.get("userProjectOverride") in (True, "true"):
             self._client.quota_project = str(given.get("billingProject", ""))
         return provider_pb2.ConfigureResponse(acceptSecrets=True, supportsPreview=True)
@@ -130,7 +130,7 @@ class GcpProvider(Provider):
                 inputs = {
                     key: Secret(value) if holds_secret(given.get(key)) else value for key, value in inputs.items()
                 }
-            else:  # an import: everything that can be given, and that the provider reads back
+            else:  # an import: every input that the provider reads back
                 outputs = {key: value for key, value in outputs.items() if key not in _UNREAD}
                 inputs = {key: outputs[key] for key in gcp_types.inputs_of(token) if key in outputs}
             return provider_pb2.ReadResponse(id=found.name, properties=encode(outputs), inputs=encode(inputs))
@@ -155,7 +155,7 @@ class GcpProvider(Provider):
 
 
 def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain inputs, without what the bridge keeps among them."""
+    """Plain inputs, without the bridge's own entry."""
     return {key: value for key, value in plain(inputs).items() if key != gcp_diff.DEFAULTS}
 
 
@@ -166,7 +166,7 @@ def _token(urn: str) -> str:
 
 @contextmanager
 def _answering(context: Context, subject: str) -> Iterator[None]:
-    """Turn what went wrong into the error the engine shows under the resource's name."""
+    """Turn an exception into the error that the engine shows under the resource's name."""
     try:
         yield
     except CloudError as error:
@@ -176,7 +176,7 @@ def _answering(context: Context, subject: str) -> Iterator[None]:
 
 
 def _foreseen(token: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs of an object that is not made yet: what Google computes is unknown."""
+    """Outputs of an object that does not exist yet: what Google computes is unknown."""
     row = row_of(token)
     outputs = {key: value for key, value in given.items() if key != gcp_diff.DEFAULTS and key not in row.hidden}
     for path in (*row.defaults, *gcp_types.outputs_only(token)):
@@ -185,7 +185,7 @@ def _foreseen(token: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _outputs(token: str, found: CloudObject, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The object's outputs, secret where what was given was secret."""
+    """The object's outputs, secret where the input was secret."""
     known = {*gcp_types.inputs_of(token), *gcp_types.outputs_only(token)} - row_of(token).hidden
     return {
         key: Secret(value) if holds_secret(given.get(key)) else value

@@ -1,4 +1,4 @@
-"""What the provider does with one resource: its calls, with the places filled in that the inputs leave out."""
+"""What the provider does with one resource: its calls, with missing projects, regions and locations filled in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emulator.google.scope import Scope
 
 
 class ResourceCalls:
-    """One resource type's calls, for a provider with that configuration."""
+    """One resource type's calls, for a provider with a given configuration."""
 
     def __init__(self, google: GoogleClient, scope: Scope, token: str, row: ResourceType) -> None:
         self._google = google
@@ -36,14 +36,14 @@ class ResourceCalls:
         return self._there(identity, whole, "changed")
 
     def find(self, identity: str, given: Mapping[str, Any]) -> CloudObject | None:
-        """The object in Pulumi's words, or None; `given` are its inputs, as far as they are known."""
+        """The object in Pulumi's terms, or None; `given` are its inputs, as far as they are known."""
         outputs = self._client.read(self._google, identity, given)
         if outputs is None:
             return None
         return CloudObject(kind=self._token, name=self._row.imported(identity), body=outputs, created="")
 
     def delete(self, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Let an object go; one that is gone already is no error. Raises RefusedCall."""
+        """Delete an object; one that is already gone is no error. Raises RefusedCall."""
         try:
             self._client.delete(self._google, identity, outputs)
         except RefusedCall as error:
@@ -56,13 +56,13 @@ class ResourceCalls:
         return found
 
     def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs with project, region and location from the provider's configuration where they are left out.
+        """Inputs with missing project, region and location taken from the provider's configuration.
 
         Raises:
-            RefusedCall: there is no project in either.
+            RefusedCall: neither has a project.
         """
         takes, scope = inputs_of(self._token), self._scope
-        # Of clusters and pools the provider takes the configured zone (its GetLocation).
+        # For clusters and pools the provider takes the configured zone (its GetLocation).
         location = scope.zone if self._token.startswith("gcp:container/") else scope.region
         places = {"project": scope.project, "region": scope.region, "location": location}
         body = {**{key: place for key, place in places.items() if key in takes and place}, **inputs}

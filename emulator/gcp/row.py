@@ -14,24 +14,24 @@ class ResourceType:
     """One resource type."""
 
     resource: Client
-    """The calls that it is made of."""
+    """The calls for this type."""
     imported: Callable[[str], str] = str
-    """The id of an object that an import names."""
+    """Maps the id in an import to the object's id."""
     auto_name: tuple[str, int] | None = None
-    """Input that Pulumi fills with a name when it is left out, and the longest name it makes."""
+    """Input that Pulumi fills with a generated name when it is left out, and the name's maximum length."""
     replaces: frozenset[str]
-    """Wire paths of inputs whose change replaces the object; all of them if it holds "*"."""
+    """Wire paths of inputs whose change replaces the object; "*" stands for all of them."""
     replaces_if: Mapping[str, Callable[[Any, Any], bool]] = field(default_factory=dict)
     """Wire paths whose change replaces the object for some (old, new)."""
     defaults: frozenset[str] = frozenset()
     """Wire paths of inputs that Google fills when they are left out."""
     not_computed: frozenset[str] = frozenset()
-    """Wire paths of inputs that Terraform's schema has as optional and not as computed: what Google puts there although
-    nobody asked is a difference after a refresh."""
+    """Wire paths of inputs that are optional and not computed in Terraform's schema: a value that Google sets there
+    unasked is a difference after a refresh."""
     hidden: frozenset[str] = frozenset()
-    """Write-only inputs, never given back."""
+    """Write-only inputs, never returned."""
 
 
 def paths(text: str) -> frozenset[str]:
-    """Wire paths written in one text, with blanks between."""
+    """Wire paths from one text, separated by blanks."""
     return frozenset(text.split())

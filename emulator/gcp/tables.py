@@ -201,7 +201,7 @@ ROWS: dict[str, ResourceType] = {
 
 
 class MissingRowError(Exception):
-    """The program uses a resource type that `ROWS` has none for."""
+    """The program uses a resource type without a row in `ROWS`."""
 
 
 def row_of(token: str) -> ResourceType:

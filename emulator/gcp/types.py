@@ -25,11 +25,11 @@ _importing: dict[str, threading.Lock] = {}  # by package
 importlib.import_module("pulumi_gcp")  # registers the resource modules
 
 VERSION = version("pulumi-gcp")
-"""Version of the SDK, which the engine asks of the provider."""
+"""Version of the SDK, which the engine asks the provider for."""
 
 
 class UnknownTypeError(Exception):
-    """The SDK has no resource type of that token."""
+    """The SDK has no resource type with that token."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def outputs_only(token: str) -> frozenset[str]:
 
 
 def has_input(token: str, path: str) -> bool:
-    """True if a wire path, without indices of lists, names an input of a type. Raises UnknownTypeError."""
+    """True if a wire path, without list indices, names an input of a type. Raises UnknownTypeError."""
     expected: Any = _arguments_class(token)
     for segment in path.split("."):
         if not _types.is_input_type(expected) or segment not in (types := _types.input_type_types(expected)):
@@ -76,14 +76,14 @@ def tokens() -> list[str]:
 
 
 def import_ahead(tokens: Iterable[str]) -> threading.Thread:
-    """Import the packages of these types beside what else there is to do: one of them takes seconds."""
+    """Import the packages of these types in the background: each takes seconds."""
     thread = threading.Thread(target=lambda: [_resource_class(token) for token in tokens], daemon=True)
     thread.start()
     return thread
 
 
 def problems(token: str, inputs: Mapping[str, Any]) -> list[InputProblem]:
-    """Everything in plain inputs that the type does not take. Raises UnknownTypeError."""
+    """Everything in plain inputs that the type does not accept. Raises UnknownTypeError."""
     return list(_in_object("", inputs, _arguments_class(token)))
 
 
@@ -94,7 +94,7 @@ def _resource_class(token: str) -> type:
         raise UnknownTypeError(f"pulumi_gcp {VERSION} has no resource type {token!r}")
     info = vars(registered[0])["mod_info"]
     package = info["fqn"]
-    # The SDK's packages fill themselves in when they are first touched, which two threads must not do at once.
+    # The SDK's packages fill themselves in on first access, which two threads must not do at once.
     with _importing.setdefault(package, threading.Lock()):
         return getattr(importlib.import_module(package), info["classes"].get(token, class_name))
 

@@ -1,1 +1,1 @@
-"""Pulumi's resource types as clients of Google's REST APIs, as pulumi-gcp is one."""
+"""Pulumi's resource types as clients of Google's REST APIs, like those of pulumi-gcp."""

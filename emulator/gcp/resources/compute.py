@@ -25,9 +25,9 @@ class ComputeResource(Resource):
     """A resource type of Compute Engine."""
 
     references: Mapping[str, str] = field(default_factory=dict)
-    """Inputs that name another resource, and where it is if they give its bare name."""
+    """Inputs that name another resource, and its location if they give only its bare name."""
     computed: Mapping[str, Any] = field(default_factory=dict)
-    """Outputs that are there even if the answer leaves them out."""
+    """Outputs that exist even if the answer leaves them out."""
     numbers: tuple[str, ...] = ()
     """Outputs that hold the resource's number."""
 
@@ -37,12 +37,12 @@ class ComputeResource(Resource):
         return answer
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Send what changed; what is taken away is null."""
+        """Send what changed; removed fields are null."""
         if changed := changed_fields(self.body(old), self.body(new)):
             self.send(google, "PATCH", identity, changed)
 
     def send(self, google: GoogleClient, verb: str, path: str, body: Mapping[str, Any]) -> None:
-        """Make a call and wait for its operation; `path` is the resource's name path, and a method's name."""
+        """Make a call and wait for its operation; `path` is the resource's name path plus a method's name."""
         self.finished(google, google.call(verb, self.path(path), body))
 
     def body(self, inputs: Mapping[str, Any]) -> Body:
@@ -128,7 +128,7 @@ class Subnetwork(ComputeResource):
     def outputs(self, identity: str, answer: Mapping[str, Any], given: Mapping[str, Any]) -> Body:
         """Pulumi's outputs."""
         result = super().outputs(identity, answer, given)
-        result.pop("fingerprint")  # not read any more
+        result.pop("fingerprint")  # no longer read
         log = {key: value for key, value in result.pop("logConfig", {}).items() if key != "enable"}
         return {**result, **({"logConfig": log} if answer.get("logConfig", {}).get("enable") else {})}
 
@@ -176,7 +176,7 @@ class RouterNat(ComputeResource):
         return {**found, **own, **places, "subnetworks": subnetworks}
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Write the NAT anew, and the others as they are."""
+        """Rewrite the NAT; the router's other NATs stay as they are."""
         kept, name = ("autoNetworkTier", "endpointTypes", "minPortsPerVm"), last(identity)
 
         def changed(nat: Body) -> Body:
@@ -190,7 +190,7 @@ class RouterNat(ComputeResource):
         self._change(google, identity, lambda nats: [nat for nat in nats if nat["name"] != name])
 
     def body(self, inputs: Mapping[str, Any]) -> Body:
-        """The NAT in its router's body; a schema's defaults are in it, and lists that are empty."""
+        """The NAT in its router's body, with the schema's defaults and with empty lists."""
         elsewhere = ("project", "region", "router", "deletionPolicy")
         given = {key: value for key, value in inputs.items() if key not in elsewhere}
         lists = ("drainNatIps", "initialNatIps", "nat64Subnetworks", "natIps", "rules")
@@ -237,7 +237,7 @@ class Firewall(ComputeResource):
         return sent
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Send the whole rule, but for its name and direction."""
+        """Send the whole rule, except its name and direction."""
         body = {"allowed": [], "denied": [], **self._empty, **self.body(new)}
         body.pop("direction", None)
         self.send(google, "PATCH", identity, body)
@@ -268,7 +268,7 @@ class Address(ComputeResource):
         return identity
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Label it anew: every other change replaces it."""
+        """Change its labels; every other change replaces it."""
         self._label(google, identity, self.body(new))
 
     def _label(self, google: GoogleClient, identity: str, body: Mapping[str, Any]) -> None:
@@ -287,13 +287,13 @@ def named(references: Mapping[str, str], inputs: Mapping[str, Any]) -> dict[str,
 
 
 def as_given(answered: str, given: str) -> str:
-    """What an answer names by URL, as the program named it."""
+    """A resource that an answer names by URL, in the form that the program used."""
     path = name_path(answered)
     return given if last(given) == last(path) else path
 
 
 def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> Body:
-    """The fields that differ, None for those that are taken away."""
+    """The fields that differ; removed ones are None."""
     return {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 

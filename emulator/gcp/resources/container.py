@@ -16,7 +16,7 @@ from emulator.google.errors import RefusedCall
 
 _POLL_SECONDS = 0.05
 _BUSY_SECONDS = 600.0
-"""How long a call is made again while another operation runs on its cluster."""
+"""How long a call is retried while another operation runs on its cluster."""
 
 _CONFIG_WRAPPED = {"labels": "labels", "resourceLabels": "labels", "tags": "tags", "taints": "taints"}
 _MACHINE = ("machineType", "diskType", "diskSizeGb")
@@ -24,10 +24,10 @@ _MACHINE = ("machineType", "diskType", "diskSizeGb")
 
 @dataclass(frozen=True, kw_only=True)
 class _OfGke(Resource):
-    """What clusters and pools have in common: calls that are operations, one at a time."""
+    """What clusters and pools have in common: calls that start operations, one at a time."""
 
     def change(self, google: GoogleClient, verb: str, path: str, body: Body | None = None) -> None:
-        """A call that changes a cluster, made again while another operation runs on it, and awaited."""
+        """Change a cluster: retry while another operation runs on it, then wait for the call's own operation."""
         deadline = time.monotonic() + _BUSY_SECONDS
         operation: Body | None = None
         while operation is None:
@@ -43,11 +43,11 @@ class _OfGke(Resource):
             operation = google.call("GET", f"{place}/operations/{operation['name']}")
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Let an object go that is there."""
+        """Delete an existing object."""
         self.change(google, "DELETE", self.path(identity))
 
     def change_nodes(self, google: GoogleClient, path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Change what the nodes of a pool are: machine and disk in one call, every other field in its own."""
+        """Change the configuration of a pool's nodes: machine and disk in one call, every other field in its own."""
         name, changed = last(path), dict(_changed(old, new))
         if any(key in changed for key in _MACHINE):
             machine = {key: new[key] for key in _MACHINE if key in new}
@@ -55,7 +55,7 @@ class _OfGke(Resource):
         for key, value in changed.items():
             if key not in _MACHINE:
                 wrapped = {_CONFIG_WRAPPED[key]: value} if key in _CONFIG_WRAPPED else value
-                # Nothing of what is to be empty (google-beta v7.45.0, node_config.go, GetOk).
+                # Empty values are not sent (google-beta v7.45.0, node_config.go, GetOk).
                 self.change(google, "PUT", path, {"name": name, **({key: wrapped} if value else {})})
 
 
@@ -64,7 +64,7 @@ class Cluster(_OfGke):
     """`gcp:container/cluster:Cluster`."""
 
     def create(self, google: GoogleClient, inputs: Mapping[str, Any]) -> str:
-        """Make the cluster, and delete the pool that comes with it if that is asked for; returns the id."""
+        """Make the cluster, and delete its default pool if asked to; returns the id."""
         identity = fill(self.identity, inputs)
         body = {**self.body(inputs), "name": inputs["name"]}
         self.change(google, "POST", fill(self.parent, inputs), {"cluster": body})
@@ -103,12 +103,12 @@ class Cluster(_OfGke):
                     if _version(google.call("GET", path)["currentMasterVersion"]) < _version(value):
                         self._update(google, path, "masterVersion", value)
                 case "privateClusterConfig":
-                    pass  # what of it can be changed is part of networkConfig, too
+                    pass  # what can be changed here is also part of networkConfig
                 case _:
                     self._update(google, path, key, value)
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Let the cluster go unless it is protected, which Google does not know."""
+        """Delete the cluster unless it has deletion protection, which only the provider knows."""
         if outputs.get("deletionProtection", True):
             raise RefusedCall(
                 400,
@@ -146,7 +146,7 @@ class Cluster(_OfGke):
         """Pulumi's outputs."""
         result = super().outputs(identity, answer, given)
         for key in ("minMasterVersion", "nodePools"):
-            result.pop(key, None)  # the one is never read back, the other has a type of its own
+            result.pop(key, None)  # the first is never read back, the second has a type of its own
         endpoints, network = answer["controlPlaneEndpointsConfig"], answer["networkConfig"]
         by_ip, private = endpoints["ipEndpointsConfig"], answer.get("privateClusterConfig", {})
         more: Body = {
@@ -197,7 +197,7 @@ _SHAPED = frozenset(
         "removeDefaultNodePool",
     }
 )
-"""Inputs of a cluster that are not in its body, or not as they are."""
+"""Inputs of a cluster that its body lacks or holds in another form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +274,7 @@ class NodePool(_OfGke):
         return node_config.with_zeros({**result, **more}, given)
 
     def _groups(self, google: GoogleClient, urls: list[str]) -> Iterator[Body]:
-        """The managers of a pool's groups, as far as their zones' lists have them."""
+        """The managers of a pool's groups, as far as their zones' lists hold them."""
         for url in urls:
             found = re.search(r"projects/([^/]+)/zones/([^/]+)/instanceGroupManagers/", url)
             if found is None:
@@ -284,7 +284,7 @@ class NodePool(_OfGke):
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields that differ, with their new values; one that is taken away is empty."""
+    """The fields that differ, with their new values; removed ones are empty."""
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             yield key, new.get(key, type(old.get(key))())
@@ -296,7 +296,7 @@ def _version(text: str) -> list[int]:
 
 
 def _endpoints(inputs: Mapping[str, Any]) -> Body:
-    """The ways to a control plane."""
+    """The endpoints of a control plane."""
     given, private = inputs.get("controlPlaneEndpointsConfig", {}), inputs.get("privateClusterConfig", {})
     by_ip = dict(given.get("ipEndpointsConfig", {}))
     if "enablePrivateEndpoint" in private:
@@ -307,7 +307,7 @@ def _endpoints(inputs: Mapping[str, Any]) -> Body:
 
 
 def _window(policy: Mapping[str, Any]) -> Body:
-    """The REST form of when GKE may upgrade: exclusions by their names."""
+    """The REST form of the maintenance policy, with exclusions by name."""
     exclusions = {
         one["exclusionName"]: {
             **{key: value for key, value in one.items() if key in ("startTime", "endTime")},
@@ -320,7 +320,7 @@ def _window(policy: Mapping[str, Any]) -> Body:
 
 
 def _policy(window: Mapping[str, Any], given: Mapping[str, Any]) -> Body:
-    """Pulumi's form of the same, exclusions in the order in which they were given."""
+    """Pulumi's form of the maintenance policy, with exclusions in the order given."""
     order = [one["exclusionName"] for one in given.get("maintenancePolicy", {}).get("maintenanceExclusions", [])]
     exclusions = window.get("maintenanceExclusions", {})
     names = sorted(exclusions, key=lambda name: (order.index(name) if name in order else len(order), name))

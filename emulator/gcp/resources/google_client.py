@@ -1,4 +1,4 @@
-"""Calls of Google's REST APIs, over HTTP."""
+"""Calls to Google's REST APIs over HTTP."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from emulator.google.errors import RefusedCall
 
 Body = dict[str, Any]
 Transport = Callable[[str, str, Mapping[str, str], Mapping[str, Any] | None, str], Body]
-"""Verb, path, parameters, body and quota project of a call to its answer. Raises RefusedCall."""
+"""Maps a call's verb, path, parameters, body and quota project to its answer. Raises RefusedCall."""
 
 RETRY_SECONDS = (0.5, 0.5, 1.0, 1.5)
-"""Seconds before a refused call is made again, a POST too: the first of those of Google's own provider, which goes on
+"""Seconds before each retry of a refused call, POST included: the first delays of Google's own provider, which goes on
 for 20 minutes."""
 
 _POLL_SECONDS = 0.05
-"""Google's own provider asks every ten seconds; nothing takes that long here."""
+"""Google's own provider polls every ten seconds; nothing takes that long here."""
 
 
 class GoogleClient:
@@ -31,7 +31,7 @@ class GoogleClient:
     def __init__(self, send: Transport) -> None:
         self._send = send
         self.quota_project = ""
-        """Id of the project whose quota calls take; empty: they do not say."""
+        """Id of the project whose quota calls use; empty: calls name none."""
         self._locks: dict[str, threading.Lock] = {}
 
     def call(
@@ -48,7 +48,7 @@ class GoogleClient:
         return self._send(verb, f"/{path}", query or {}, body, self.quota_project)
 
     def find(self, path: str, query: Mapping[str, str] | None = None) -> Body | None:
-        """What is at a path, or None. Raises RefusedCall for a refusal that is not a 404."""
+        """The resource at a path, or None. Raises RefusedCall for a refusal other than 404."""
         try:
             return self.call("GET", path, query=query)
         except RefusedCall as error:
@@ -57,7 +57,7 @@ class GoogleClient:
             raise
 
     def await_operation(self, path: str, operation: Body) -> Body:
-        """The answer of a long operation, asked for until it is done; `path` precedes its name. Raises RefusedCall."""
+        """Poll a long-running operation; returns its answer. `path` precedes its name. Raises RefusedCall."""
         while not operation.get("done"):
             time.sleep(_POLL_SECONDS)
             operation = self.call("GET", f"{path}{operation['name']}")
@@ -75,7 +75,7 @@ class GoogleClient:
             raise RefusedCall(400, error["message"], error["code"])
 
     def alone(self, name: str) -> threading.Lock:
-        """The lock of those who read, change and write back the object of that name."""
+        """The lock to hold while reading, changing and writing back the object of that name."""
         return self._locks.setdefault(name, threading.Lock())
 
 
@@ -89,7 +89,7 @@ def over_http(address: str, tokens: Tokens) -> Transport:
         session: requests.Session | None = getattr(local, "session", None)
         if session is None:
             session = local.session = requests.Session()
-            session.trust_env = False  # a proxy must not come between
+            session.trust_env = False  # never through a proxy
         headers = {"Authorization": f"Bearer {tokens.issue()}", **quota_header(quota_project)}
         answer = session.request(verb, address + path, params=query, json=body, headers=headers, timeout=60)
         return answer_of(answer.status_code, answer.content)
@@ -98,12 +98,12 @@ def over_http(address: str, tokens: Tokens) -> Transport:
 
 
 def quota_header(project: str) -> dict[str, str]:
-    """The header that names the project whose quota a call takes; none for an empty name."""
+    """The header that names the project whose quota a call uses; none for an empty name."""
     return {QUOTA_PROJECT: project} if project else {}
 
 
 def answer_of(status: int, content: bytes) -> Body:
-    """What an HTTP answer says. Raises RefusedCall for an error."""
+    """The body of an HTTP answer. Raises RefusedCall for an error."""
     body = json.loads(content) if content else {}
     if status < 400:
         return body

@@ -1,4 +1,4 @@
-"""One member of one role on one object: its policy is read, changed and written back."""
+"""One member of one role on one object: reads, changes and writes back the object's policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRIES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A resource type `...IAMMember`. Making one again is no error."""
+    """A resource type `...IAMMember`. Creating an existing member is no error."""
 
     object_input: str
     """Input that names the object."""
@@ -27,8 +27,8 @@ class Member:
     path: str
     """Path of the object's policy, `{object}` and the verb (`getIamPolicy`) filled in."""
     form: Literal["verbs", "posts", "iam"] = "verbs"
-    """How it is asked for: GET `:getIamPolicy`; POST `:getIamPolicy`, with the version in the body or in the query;
-    storage's GET and PUT of `iam`."""
+    """How the policy is requested: GET `:getIamPolicy`; POST `:getIamPolicy`, with the version in the body or in the
+    query; storage's GET and PUT of `iam`."""
     identity: str = ""
     """Prefix of Pulumi's id, if it is not the object's name path."""
 
@@ -39,7 +39,7 @@ class Member:
         return f"{fill(self.identity, inputs) if self.identity else name}/{role}/{member}"
 
     def read(self, google: GoogleClient, identity: str, given: Mapping[str, Any]) -> Body | None:
-        """Outputs, or None if the member holds the role no more."""
+        """Outputs, or None if the member no longer holds the role."""
         found = re.fullmatch(r"(.+?)/((?:roles|projects/[^/]+/roles|organizations/[^/]+/roles)/[^/]+)/(.+)", identity)
         if found is None:
             raise ValueError(f"{identity!r} is not <object>/<role>/<member>")
@@ -57,7 +57,7 @@ class Member:
         return {**held, **given, "etag": policy["etag"]}
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Every change replaces."""
+        """Unused: every change replaces."""
         raise AssertionError(f"{identity} cannot be changed in place")
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class Member:
             time.sleep(0.1 * attempt)  # somebody else wrote it meanwhile
 
     def _at(self, name: str) -> str:
-        """Path of an object's policy. A managed folder's name is a path of its own, and escaped."""
+        """Path of an object's policy. A managed folder's name is itself a path, and so is escaped."""
         place, managed, folder = name.partition("/managedFolders/")
         return self.path.format(object=f"{place}{managed}{quote(folder, safe='')}")
 

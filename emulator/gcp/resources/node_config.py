@@ -1,4 +1,4 @@
-"""What the nodes of a pool are: Pulumi's `nodeConfig` and the API's `NodeConfig`, each from the other."""
+"""Configuration of a pool's nodes: converts between Pulumi's `nodeConfig` and the API's `NodeConfig`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _ZEROS: dict[str, Body] = {
     "advancedMachineFeatures": {"enableNestedVirtualization": False, "threadsPerCore": 0},
     "ephemeralStorageLocalSsdConfig": {"dataCacheCount": 0, "localSsdCount": 0},
 }
-"""Parts that are read whole, also where the answer has them empty."""
+"""Parts that are read whole, even if they are empty in the answer."""
 
 _READ_ONLY_PORT = "insecureKubeletReadonlyPortEnabled"
 
 
 def sent(config: Mapping[str, Any]) -> Body:
-    """The API's form of what is asked for. Zeros are left out, as pulumi-gcp leaves them out."""
+    """The API's form of the inputs. Zeros are left out, as pulumi-gcp does."""
     left = ("guestAccelerators", "kubeletConfig", "loggingVariant")
     result: Body = {key: value for key, value in config.items() if key not in left and value not in (0, "", [])}
     if given := config.get("guestAccelerators"):
@@ -37,12 +37,12 @@ def sent(config: Mapping[str, Any]) -> Body:
 
 
 def sent_kubelet(given: Mapping[str, Any]) -> Body:
-    """A kubelet's settings, one of which is a word in Pulumi and a truth value in the API."""
+    """A kubelet's settings, one of which is a string in Pulumi and a boolean in the API."""
     return {key: value == "TRUE" if key == _READ_ONLY_PORT else value for key, value in given.items()}
 
 
 def read(answer: Mapping[str, Any], given: Mapping[str, Any]) -> Body:
-    """Pulumi's form of what the API answers; of the taints those alone that `given` has."""
+    """Pulumi's form of the API's answer, with only the taints that `given` has."""
     left = ("accelerators", "loggingConfig")
     result: Body = {key: value for key, value in answer.items() if key not in left}
     result["guestAccelerators"] = [
@@ -65,13 +65,13 @@ def read(answer: Mapping[str, Any], given: Mapping[str, Any]) -> Body:
 
 
 def read_port(kubelet: Mapping[str, Any]) -> Body:
-    """Pulumi's word for whether the kubelet's port without credentials is open."""
+    """Pulumi's string for whether the kubelet's port without credentials is open."""
     return {_READ_ONLY_PORT: str(kubelet.get(_READ_ONLY_PORT, False)).upper()}
 
 
 def with_zeros(answer: Any, given: Any) -> Any:
-    """An answer in which zeros that were given, and that the API's JSON leaves out, are there; so are the numbers that
-    it writes as text."""
+    """An answer with the given zeros restored, which the API's JSON leaves out, and with the numbers that it writes as
+    text."""
     if isinstance(given, Mapping) and isinstance(answer, Mapping):
         whole = dict(answer)
         for key, value in given.items():

@@ -49,9 +49,9 @@ class Resource:
     id_input: str = "name"
     """Input that names an object."""
     id_parameter: str = ""
-    """Parameter that carries its name when it is made; empty if the body's `name` does."""
+    """Parameter that carries a new object's name; empty if the body's `name` does."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Wire paths of Pulumi's properties that are elsewhere in the REST body."""
+    """Wire paths of Pulumi's properties that have another path in the REST body."""
     unsent: frozenset[str] = frozenset()
     """Inputs that are in no body."""
     labels: str = ""
@@ -89,13 +89,13 @@ class Resource:
         self.finished(google, google.call("DELETE", self.path(identity)))
 
     def finished(self, google: GoogleClient, answer: Body) -> Body:
-        """What a call that may answer with an operation comes to."""
+        """The final answer to a call that may answer with an operation."""
         if "/operations/" in f"/{answer.get('name', '')}":
             return google.await_operation(f"{self.parent.partition('/')[0]}/", answer)
         return answer
 
     def body(self, inputs: Mapping[str, Any]) -> Body:
-        """The REST body that inputs ask for, without the object's name."""
+        """The REST body for the inputs, without the object's name."""
         left = _OF_THE_PROVIDER | self.unsent | {self.id_input}
         sent: Body = {}
         for key, value in inputs.items():
@@ -106,7 +106,7 @@ class Resource:
         return sent
 
     def outputs(self, identity: str, answer: Mapping[str, Any], given: Mapping[str, Any]) -> Body:
-        """Pulumi's outputs of an object as Google answers it."""
+        """Pulumi's outputs for Google's answer about an object."""
         result = dict(answer)
         for wire, rest in self.renamed.items():
             if (value := taken(answer, rest)) is not None:
@@ -121,7 +121,7 @@ class Resource:
         return result
 
     def places(self, identity: str) -> Body:
-        """The inputs that the id holds: the project, the location, the name."""
+        """The inputs that the id contains: project, location, name."""
         names = [part for part in self.identity.split("/") if part.startswith("{")]
         pieces = dict(zip(self.identity.split("/"), identity.split("/"), strict=False))
         return {name.strip("{}"): pieces[name] for name in names if ":" not in name}
@@ -133,7 +133,7 @@ class _Text(str):
 
 
 def fill(template: str, fields: Mapping[str, Any]) -> str:
-    """Fill a template. Raises KeyError for a field that is not there."""
+    """Fill a template. Raises KeyError for a missing field."""
     return template.format_map(
         {key: _Text(value) if isinstance(value, str) else value for key, value in fields.items()}
     )
@@ -148,7 +148,7 @@ def taken(body: Mapping[str, Any], path: str) -> Any:
 
 
 def _place(body: Body, path: str, value: Any, renamed: Mapping[str, str]) -> None:
-    """Put a value where it belongs, its parts each to where they belong."""
+    """Put a value, or each of its parts, at its path in the REST body."""
     if isinstance(value, Mapping) and any(name.startswith(f"{path}.") for name in renamed):
         for key, item in value.items():
             _place(body, f"{path}.{key}", item, renamed)

@@ -34,7 +34,7 @@ class Connection:
         return None
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Give it other ranges."""
+        """Change its ranges."""
         network, service = _parts(identity)
         ranges = {"reservedPeeringRanges": new["reservedPeeringRanges"]}
         body = {"network": _by_number(google, network), **ranges}

@@ -1,4 +1,4 @@
-"""APIs that a project enables, and the agents of services: objects without a body of their own."""
+"""APIs that a project enables, and service agents: objects without a body of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emulator.gcp.resources.google_client import Body, GoogleClient
 
 @dataclass(frozen=True)
 class EnabledApi:
-    """`gcp:projects/service:Service`. Destroying one leaves the API on, unless it says `disableOnDestroy`."""
+    """`gcp:projects/service:Service`. Destroying it leaves the API enabled, unless `disableOnDestroy` is set."""
 
     def create(self, google: GoogleClient, inputs: Mapping[str, Any]) -> str:
         """Enable the API; returns its id."""
@@ -22,16 +22,16 @@ class EnabledApi:
         return f"{project}/{service}"
 
     def read(self, google: GoogleClient, identity: str, given: Mapping[str, Any]) -> Body | None:
-        """Outputs, or None if the API is off."""
+        """Outputs, or None if the API is disabled."""
         project, service = identity.split("/")
         found = {**given, "project": project, "service": service}
         return found if self._is_on(google, project, service) else None
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Nothing of it is Google's."""
+        """Do nothing: no input that can change is Google's."""
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Disable the API if it says so."""
+        """Disable the API if `disableOnDestroy` is set."""
         if outputs.get("disableOnDestroy"):
             project, service = identity.split("/")
             body = {"checkIfServiceHasUsage": "SKIP"}
@@ -49,18 +49,18 @@ class ServiceAgent:
     """`gcp:projects/serviceIdentity:ServiceIdentity`: made once, neither read nor deleted afterwards."""
 
     def create(self, google: GoogleClient, inputs: Mapping[str, Any]) -> str:
-        """Have the service make its agent; returns the id."""
+        """Make the service create its agent; returns the id."""
         name = f"projects/{inputs['project']}/services/{inputs['service']}"
         google.await_operation("v1beta1/", google.call("POST", f"v1beta1/{name}:generateServiceIdentity"))
         return name
 
     def read(self, google: GoogleClient, identity: str, given: Mapping[str, Any]) -> Body | None:
-        """Outputs; the answer named an account only for some services."""
+        """Outputs; Google's answer named an account only for some services."""
         _, project, _, service = identity.split("/")
         return {"email": "", "member": "", **given, "project": project, "service": service}
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Every change replaces."""
+        """Unused: every change replaces."""
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Leave it."""
+        """Do nothing: the agent stays."""

@@ -1,4 +1,4 @@
-"""Accounts, repositories, worker pools, buckets, secrets, budgets: where pulumi-gcp does otherwise than `Resource`."""
+"""Accounts, repositories, worker pools, buckets, secrets, budgets: where pulumi-gcp differs from `Resource`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Account(Resource):
         return google.call("POST", f"v1/projects/{inputs['project']}/serviceAccounts", body)["name"]
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Change what is said of it; the mask is in the body, in snake case."""
+        """Change its display name and description; the mask is in the body, in snake case."""
         after = {"displayName": "", "description": "", **self.body(new)}
         now = google.call("GET", self.path(identity))
         mask = [re.sub("([A-Z])", r"_\1", key).lower() for key in after if now.get(key, "") != after[key]]
@@ -62,7 +62,7 @@ class Repository(Resource):
         return {**result, "name": last(identity)}
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Change a repository as its inputs changed: of a remote one's configuration the login alone."""
+        """Change a repository as its inputs changed; of a remote one's configuration, only the login."""
         before, after = self.body(old), self.body(new)
         mask = sorted(key for key in {*before, *after} - {_REMOTE} if before.get(key) != after.get(key))
         mask += [field for field in _LOGIN if taken(before, field) != taken(after, field)]
@@ -85,7 +85,7 @@ class WorkerPool(Resource):
     """`gcp:cloudbuild/workerPool:WorkerPool`."""
 
     def body(self, inputs: Mapping[str, Any]) -> Body:
-        """The REST body: both configurations are parts of the private pool's."""
+        """The REST body: both configurations are part of the private pool's."""
         worker, network = dict(inputs.get("workerConfig", {})), dict(inputs.get("networkConfig", {}))
         network["egressOption"] = "NO_PUBLIC_EGRESS" if worker.pop("noExternalIp", False) else "PUBLIC_EGRESS"
         return {"privatePoolV1Config": {"networkConfig": network, "workerConfig": worker}}
@@ -126,19 +126,19 @@ class Bucket(Resource):
         return sent
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Send the parts that changed; what is taken away is null."""
+        """Send the parts that changed; removed ones are null."""
         if changes := _changes(self.body(old), self.body(new)):
             google.call("PATCH", self.path(identity), changes)
 
     def read(self, google: GoogleClient, identity: str, given: Mapping[str, Any]) -> Body | None:
-        """Outputs; of an import the project's id, too."""
+        """Outputs; for an import, also the project's id."""
         found = super().read(google, identity, given)
         if found and "project" not in found:
             found["project"] = google.call("GET", f"v1/projects/{found['projectNumber']}")["projectId"]
         return found
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Delete the bucket, its objects before it if it says so."""
+        """Delete the bucket; with `forceDestroy`, its objects first."""
         path = self.path(identity)
         while outputs.get("forceDestroy") and (items := google.call("GET", f"{path}/o").get("items")):
             for item in items:
@@ -163,7 +163,7 @@ class ManagedFolder(Resource):
     """`gcp:storage/managedFolder:ManagedFolder`, whose name is a path."""
 
     def path(self, identity: str) -> str:
-        """Path of the folder, its own escaped."""
+        """URL path of the folder, whose own path is escaped."""
         bucket, _, folder = identity.partition("/")
         return f"storage/v1/b/{bucket}/managedFolders/{quote(folder, safe='')}"
 
@@ -174,10 +174,10 @@ class ManagedFolder(Resource):
         return f"{inputs['bucket']}/{inputs['name']}"
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Nothing of what can change is Google's."""
+        """Do nothing: no input that can change is Google's."""
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Let the folder go; objects in it stay."""
+        """Delete the folder; its objects stay."""
         force = str(bool(outputs.get("forceDestroy"))).lower()
         google.call("DELETE", self.path(identity), query={"allowNonEmpty": force})
 
@@ -208,10 +208,10 @@ class Secret(Resource):
 
 @dataclass(frozen=True)
 class SecretVersion:
-    """`gcp:secretmanager/secretVersion:SecretVersion`: its payload goes there, and is never read back."""
+    """`gcp:secretmanager/secretVersion:SecretVersion`: its payload is sent, and never read back."""
 
     def create(self, google: GoogleClient, inputs: Mapping[str, Any]) -> str:
-        """Add the version; returns its name, which has the project's number."""
+        """Add the version; returns its name, which contains the project's number."""
         given = str(inputs.get("secretData") or inputs.get("secretDataWo") or "")
         data = given if inputs.get("isSecretDataBase64") else base64.b64encode(given.encode()).decode()
         made = google.call("POST", f"v1/{inputs['secret']}:addVersion", {"payload": {"data": data}})
@@ -234,11 +234,11 @@ class SecretVersion:
         }
 
     def update(self, google: GoogleClient, identity: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Turn it on or off: every other change replaces it."""
+        """Enable or disable it; every other change replaces it."""
         google.call("POST", f"v1/{identity}:{'enable' if new.get('enabled', True) else 'disable'}")
 
     def delete(self, google: GoogleClient, identity: str, outputs: Mapping[str, Any]) -> None:
-        """Destroy its payload; the version stays, as a number that is used up."""
+        """Destroy its payload; the version's number stays used up."""
         google.call("POST", f"v1/{identity}:destroy")
 
 
@@ -285,7 +285,7 @@ _BUDGET_PARTS = {
     "amount": (".specifiedAmount.currencyCode", ".specifiedAmount.units", ".specifiedAmount.nanos"),
     "thresholdRules": ("",),
 }
-"""Of what the program gives a budget and can change, what of it the provider's mask names
+"""For each input of a budget that the program gives and can change, what the provider's mask names
 (hashicorp/terraform-provider-google 2026-08-21, resource_billing_budget.go)."""
 
 
