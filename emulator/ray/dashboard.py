@@ -1,4 +1,4 @@
-"""What the dashboard of a standing Ray says of its nodes, past whatever proxy the user has."""
+"""What the dashboard of a standing Ray reports about its nodes, bypassing the user's proxy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emulator.machine.loopback import DIRECTLY
 
 
 def nodes_alive(url: str, token: str) -> int:
-    """Nodes that Ray's dashboard calls alive; 0 while it does not answer."""
+    """Number of nodes that Ray's dashboard reports as alive; 0 while it does not answer."""
     request = urllib.request.Request(f"{url}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"})
     try:
         with DIRECTLY.open(request, timeout=5) as response:

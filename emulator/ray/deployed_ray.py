@@ -1,4 +1,4 @@
-"""What the API server says about the stack's RayCluster: the only way by which the emulator's Ray knows the stack.
+"""What the API server says about the stack's RayCluster: all that the emulator's Ray knows about the stack.
 
 The ConfigMap is the stack's, the Secret is KubeRay's; both are read as a researcher with kubectl would read them.
 """
@@ -17,7 +17,7 @@ from emulator.kubernetes.api import Api, Body, KindNotServedError
 from emulator.machine.state import EmulatorError
 
 CONFIG_MAP = "oasis-environment"
-"""Where the stack leaves its outputs for whoever has kubectl access alone."""
+"""Where the stack leaves its outputs for users who have only kubectl access."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class DeployedRay:
     """The stack's RayCluster, as the API server has it."""
 
     environment: Mapping[str, str]
-    """Data of the ConfigMap, by the names of the stack's outputs."""
+    """Data of the ConfigMap, keyed by the names of the stack's outputs."""
     token: str
     """Token of the Jobs API and of every Ray process; a Ray without it answers nobody."""
 
@@ -34,7 +34,7 @@ def find(kubeconfig: Path, *, timeout_seconds: float = 120.0) -> DeployedRay:
     """Wait until the RayCluster, its ConfigMap and the operator's token Secret are there, and read them.
 
     Raises:
-        EmulatorError: one of them is missing after `timeout_seconds`; says which.
+        EmulatorError: one of them is missing after `timeout_seconds`; the message says which.
     """
     api = Api(yaml.safe_load(kubeconfig.read_text()))
     deadline = time.monotonic() + timeout_seconds
@@ -57,8 +57,8 @@ def promises(api: Api) -> list[Body]:
 
 
 def _look(api: Api) -> tuple[str, DeployedRay | None]:
-    """The RayCluster if all of it is there, or else what is missing."""
-    # A team has such a map too, and no RayCluster that lives on its own.
+    """The RayCluster if all its parts are there, or else what is missing."""
+    # A team has such a ConfigMap too, but no standing RayCluster.
     data = next((found["data"] for found in promises(api) if found["data"].get("ray_cluster_name")), None)
     if data is None:
         return f"ConfigMap {CONFIG_MAP}", None

@@ -1,4 +1,4 @@
-"""Where an emulated Ray keeps sockets and logs: beside the emulator's folder, whose path may be too long for them."""
+"""Where an emulated Ray keeps sockets and logs: outside the emulator's folder, whose path may be too long for them."""
 
 from __future__ import annotations
 

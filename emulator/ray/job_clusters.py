@@ -1,8 +1,8 @@
-"""A Ray on loopback for each RayCluster that KubeRay makes for a RayJob, as a standing process.
+"""A standing process that runs a Ray on loopback for each RayCluster that KubeRay makes for a RayJob.
 
-It starts when the head's pod has a node, which is ready once it answers, and ends with the RayCluster. Two ways lead to
-it as to a real one: `kubectl port-forward` (kwok's kubelet passes it on) and the operator's requests to the head's
-Service (`pod_network`).
+A Ray starts when the head's pod has a node, and ends with the RayCluster; the pod is ready once Ray answers. There are
+two ways to it, as to a real one: `kubectl port-forward` (which kwok's kubelet passes on) and the operator's requests to
+the head's Service (`pod_network`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from emulator.rest import cloud_server
 INTERVAL_SECONDS = 1.0
 
 DASHBOARD_PORT = 8265
-"""Of a head's pod and of its Service (ray-operator v1.6.2, controllers/ray/utils/constant.go)."""
+"""Port of a head's pod and of its Service (ray-operator v1.6.2, controllers/ray/utils/constant.go)."""
 
 FOLDER = "ray-jobs"
-"""Where each of these Rays has a folder, named as its RayCluster."""
+"""Folder that holds one folder per Ray, named like its RayCluster."""
 
 _BY_RAY_JOB = "ray.io/originated-from-crd=RayJob"
 
@@ -39,7 +39,7 @@ class JobClusters:
         self._state, self._api, self._network = state, api, network
 
     def step(self) -> None:
-        """Start what is missing, end what nobody wants any more, and have the heads ready whose Ray answers."""
+        """Start missing Rays, end those no longer wanted, and make the heads ready whose Ray answers."""
         heads = self._api.list("v1", "Pod", labelSelector="ray.io/node-type=head")  # first: each one's cluster is known
         promised = {found["metadata"]["namespace"]: found["data"] for found in deployed_ray.promises(self._api)}
         wanted = {
@@ -56,7 +56,7 @@ class JobClusters:
                 self._start(name, cluster, promised[cluster["metadata"]["namespace"]])
         for pod in heads:
             name = pod["metadata"]["labels"]["ray.io/cluster"]
-            # Of other clusters there is no Ray, but for the stack's own, which the command that deploys it starts.
+            # Other clusters have no Ray here; the stack's own Ray is started by the command that deploys it.
             if name not in wanted or self._network.knows(name):
                 control_plane.let_ready(self._api, pod)
 
@@ -115,14 +115,14 @@ def end(running: State) -> None:
 
 
 def end_all(state: State) -> None:
-    """End every one of them, and first what would start them again."""
+    """End all of these Rays, but first the process that would restart them."""
     state.stop(NAME)
     for running in folders(state):
         end(running)
 
 
 NAME = "job-clusters"
-"""Of the standing process."""
+"""Name of the standing process."""
 
 
 def start(state: State) -> None:

@@ -1,6 +1,6 @@
 """The standing Ray behind the emulated RayCluster: a head and two workers as processes, with the stack's token.
 
-All nodes share 127.0.0.1, because Ray binds a node of any other address, 127.0.0.2 too, to every interface there is.
+All nodes share 127.0.0.1, because Ray binds a node with any other address, even 127.0.0.2, to every interface.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ NODES = (HEAD, *WORKERS)
 
 _MIB = 1024 * 1024
 _ANSWER_SECONDS = 30
-"""How long a dashboard whose nodes all run may take to count them; a busy machine's misses single answers."""
+"""How long a dashboard may take to count its nodes when all run; on a busy machine it misses single answers."""
 
 _TELL_SECONDS = 10.0
-"""How often a wait for nodes is told where none of them comes."""
+"""How often the wait for nodes is reported while none arrives."""
 
 _STARTS = 3
-"""Ray gives parts of itself times to answer in that cannot be set, and that a machine does not keep which is busy with
-something else, such as another demo; the next start finds files and compiled modules in memory."""
+"""Some of Ray's internal timeouts cannot be set, and a machine that is busy with something else, such as another demo,
+does not meet them; the next start finds files and compiled modules in memory."""
 
 _GRACE_SECONDS = 5.0
 
-_NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; without it each node would offer the whole machine's
+_NODE_MEMORY = 2048 * _MIB  # what Ray hands out, not a limit; otherwise each node would offer the whole machine's
 _OBJECT_STORE = 128 * _MIB
-_WORKER_PORTS = range(10002, 20000)  # Ray's own; no other port of an emulator is in it
+_WORKER_PORTS = range(10002, 20000)  # Ray's default; holds no other port of an emulator
 _PORTS_PER_NODE = 300
 _PARTS = len(_WORKER_PORTS) // (_PORTS_PER_NODE * len(NODES))
 _GCS = "ray-gcs"
-"""Name of the port that says which part of Ray's range is this Ray's."""
+"""Name of the port that determines this Ray's part of Ray's range."""
 
 _MARK = {"OASIS_EMULATOR_PART": "ray"}  # in the environment of every node, and so of every job's command
-_WATCHER = "while kill -s 0 "  # Ray's own, beside each job, which it ends if Ray dies (ray 2.60, job_supervisor.py)
+_WATCHER = "while kill -s 0 "  # Ray's own, beside each job: ends the job if Ray dies (ray 2.60, job_supervisor.py)
 _DRIVERS = 1000
-"""Of the head's custom resource `driver`; as many as nobody uses up."""
+"""Amount of the head's custom resource `driver`, more than anyone uses up."""
 
 _RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -61,9 +61,9 @@ _RAY_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's Train page
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     "RAY_worker_maximum_startup_concurrency": "12",  # as in the stack, where the head has 4 CPUs
-    "RAY_worker_niceness": "0",  # as a pod's CPUs are its own; at Ray's 15 all else here would come first
+    "RAY_worker_niceness": "0",  # a pod's CPUs are its own; at Ray's 15, everything else here would come first
     "GLOO_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": "1",  # two ranks on two cores, else their threads fight
+    "OMP_NUM_THREADS": "1",  # two ranks share two cores, so their threads would fight
 }
 
 
@@ -110,11 +110,11 @@ def start(
         state: the emulator's folder; processes are recorded there.
         deployed: what `find` returned.
         environ: further variables for every Ray process: where the emulated Google endpoints are.
-        report: told of each step.
+        report: called with each step.
         url: where the dashboard answers, if not where the stack's does.
         mounts: the emulator's folder, where the buckets are, if `state` is a folder within it.
         worker_cpus: what each worker offers, whatever the machine has.
-        timeout_seconds: how long all of it may take.
+        timeout_seconds: how long the whole start may take.
 
     Raises:
         EmulatorError: the dashboard's port is taken, a process ended, or not all nodes answered in time; nothing of
@@ -136,10 +136,10 @@ def start(
         state.spawn(name, _without_users_ray(variables, command), env=variables)
 
     try:
-        for name in NODES:  # all at once: a worker waits for the head itself, once it has Ray loaded
+        for name in NODES:  # all at once: each worker waits for the head by itself, once it has loaded Ray
             spawn(name)
         _until_up(state, spawn, lambda: _await_nodes(state, url, deployed.token, deadline, report), report)
-    except BaseException:  # Ctrl-C too: a Ray that nobody was told of must not stay
+    except BaseException:  # Ctrl-C too: a Ray that nobody was told about must not stay
         stop(state)
         raise
 
@@ -147,7 +147,7 @@ def start(
 def _until_up(
     state: State, spawn: Callable[[str], None], wait: Callable[[], None], report: Callable[[str], None]
 ) -> None:
-    """Wait for the nodes, and start once more what ends meanwhile: a worker by itself, with the head all of them."""
+    """Wait for the nodes, and restart those that end meanwhile: a worker alone, or all of them if the head ended."""
     for _ in range(_STARTS - 1):
         try:
             return wait()
@@ -164,7 +164,7 @@ def _until_up(
 
 
 def _is_up(state: State, url: str, token: str) -> bool:
-    """True if all nodes run and count; a dashboard that is late to answer is asked again."""
+    """True if all nodes run and the dashboard counts them; a late dashboard is asked again."""
     if not all(state.process(name) for name in NODES):
         return False
     try:
@@ -175,7 +175,7 @@ def _is_up(state: State, url: str, token: str) -> bool:
 
 
 def running_jobs(state: State) -> list[str]:
-    """Commands of the jobs that run; Ray gives each to a shell in a session of its own."""
+    """Commands of the running jobs; Ray gives each to a shell in a session of its own."""
     leaders = (pid for pid in processes.owned_by(state.directory, **_MARK) if pid in processes.in_session(pid))
     commands = [words[2] for pid in leaders if (words := processes.words(pid))[1:2] == ["-c"]]
     return [command for command in commands if not command.startswith(_WATCHER)]
@@ -183,14 +183,14 @@ def running_jobs(state: State) -> list[str]:
 
 def stop(state: State, *, grace_seconds: float = _GRACE_SECONDS) -> None:
     """End every node and what runs on it, jobs included, and remove Ray's session folders."""
-    # Ray's processes overwrite the mark in their environment with titles, and are known by their session. A job's
-    # command has a session of its own and keeps the mark, also when the node that started it has died.
+    # Ray's processes overwrite the mark in their environment with titles, so they are known by their session. A job's
+    # command has a session of its own and keeps the mark, even when the node that started it has died.
     _end(state, (*WORKERS, HEAD), grace_seconds, processes.owned_by(state.directory, **_MARK))
     shutil.rmtree(session_directory(state.directory), ignore_errors=True)
 
 
 def _end(state: State, names: Sequence[str], grace_seconds: float, others: Iterable[int] = ()) -> None:
-    """End these nodes, with all that is in their sessions, and other processes with them."""
+    """End these nodes, everything in their sessions, and the `others`."""
     recorded = [process for name in names if (process := state.recorded(name))]
     pids = [pid for process in recorded for pid in processes.session_of(process)]
     processes.end(dict.fromkeys([*pids, *processes.descendants(*pids), *others]), grace_seconds)
@@ -218,13 +218,13 @@ def _variables(directory: Path, deployed: DeployedRay, environ: Mapping[str, str
 
 
 def _path(environ: Mapping[str, str]) -> dict[str, str]:
-    """A job's `python` is the one that has Ray, as it is in a container."""
+    """A PATH on which `python` is the one that has Ray, as in a container."""
     path = environ.get("PATH") or os.environ.get("PATH") or os.defpath
     return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), path])}
 
 
 def _without_users_ray(variables: Mapping[str, str], command: list[str]) -> list[str]:
-    """The command without what the user's shell says about another Ray, another stack or the user's W&B account."""
+    """The command without the user's variables for another Ray, another stack or the user's W&B account."""
     ours = {*variables, DIRECTORY_VARIABLE, OWNER_VARIABLE}
     foreign = [name for name in os.environ if name.startswith(("RAY_", "OASIS_", "WANDB_", "PYTHON"))]
     return ["env", *(f"--unset={name}" for name in foreign if name not in ours), *command]
@@ -264,19 +264,19 @@ def _ray_start(state: State, name: str) -> list[str]:
 
 
 def worker_ports(state: State, name: str) -> range:
-    """Ports of a node's workers: its own, as two nodes that share an address would hand out the same ones.
+    """Ports of a node's workers: separate ones, as two nodes that share an address would hand out the same ports.
 
-    Which part of Ray's range it is depends on a port that is this emulator's, so that two emulators rarely meet.
+    The part of Ray's range depends on a port of this emulator, so that two emulators rarely collide.
     """
     place = _part(state) * len(NODES) + NODES.index(name)
     return _WORKER_PORTS[place * _PORTS_PER_NODE :][:_PORTS_PER_NODE]
 
 
 def take_part(state: State, others: Iterable[State]) -> None:
-    """Choose the part of Ray's range that the workers of a Ray use: no other Ray's here.
+    """Choose the part of Ray's range for a Ray's workers: one that no other Ray here uses.
 
     Raises:
-        EmulatorError: every part is used.
+        EmulatorError: every part is in use.
     """
     used = {_part(other) for other in others if other.directory != state.directory}
     if len(used) == _PARTS:
@@ -289,7 +289,7 @@ def _part(state: State) -> int:
 
 
 def _bucket_directory(directory: Path, uri: str) -> Path:
-    """Of a bucket, or of a folder in it."""
+    """Folder of a bucket, or of a folder in it."""
     place = urlsplit(uri)
     return directory / "buckets" / place.netloc / place.path.strip("/")
 

@@ -1,9 +1,9 @@
 """`ray start` for several nodes on 127.0.0.1: run as a script, with the arguments of `ray start`.
 
-Ray listens on loopback alone only where it takes the machine for a single-node one (what its processes read from
-RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0), and there its command line refuses a second node. This lifts the refusal, and the
-30 seconds within which a node must have joined, which a machine busy with another cluster does not always keep. Each
-node's agent is told which node is its own; see `agent`.
+Ray listens only on loopback if it takes the machine for a single-node one (its processes read that from
+RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0), and then its command line refuses a second node. This script lifts that refusal,
+and also the limit of 30 seconds for a node to join, which a machine busy with another cluster does not always meet.
+Each node's agent is told which node is its own; see `agent`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _NODE_SECONDS = 120
 
 
 def main() -> None:
-    """Run `ray start` with a view of Ray's constants in which a second node is allowed; the rest sees the real ones."""
+    """Run `ray start` with constants that allow a second node; the rest of Ray sees the real constants."""
     for argument in sys.argv[1:]:
         if argument.startswith("--address="):
             _await(argument.removeprefix("--address="))
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _patient(get_node: Callable[[str, str], dict[str, Any]], seconds: float) -> Callable[[str, str], dict[str, Any]]:
-    """Ray's `get_node`, which raises RuntimeError for a node that has not joined, asked again for so many seconds."""
+    """Ray's `get_node`, retried for so many seconds while it raises RuntimeError for a node that has not joined."""
     deadline = time.monotonic() + seconds
 
     def get(gcs_address: str, node_id: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _patient(get_node: Callable[[str, str], dict[str, Any]], seconds: float) -> 
 
 
 def _with_own_agent(python: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Ray's words before the script of a process that it starts, with `agent` before that of a node's agent."""
+    """Ray's command prefix for the script of each process that it starts, with `agent` added for a node's agent."""
 
     def command(component: str, session_dir: str, unbuffered: bool = True) -> list[str]:
         words = python(component, session_dir, unbuffered)
@@ -68,10 +68,10 @@ def _with_own_agent(python: Callable[..., list[str]]) -> Callable[..., list[str]
 
 
 def _await(address: str) -> None:
-    """Return once the head is a node of its cluster, which Ray by itself gives it too little time for.
+    """Wait until the head is a node of its cluster; Ray's own wait is too short.
 
-    A worker is started beside the head, as loading Ray takes both of them seconds; the rest of its start would take
-    the head's processor time on a busy machine.
+    A worker starts at the same time as the head, as loading Ray takes seconds for both; on a busy machine, the rest of
+    the worker's start would take processor time from the head.
     """
     deadline = time.monotonic() + _HEAD_SECONDS
     while time.monotonic() < deadline and not _has_a_node(address):
@@ -81,12 +81,12 @@ def _await(address: str) -> None:
 def _has_a_node(address: str) -> bool:
     host, port = address.split(":")
     with contextlib.closing(socket.socket()) as probe:
-        if probe.connect_ex((host, int(port))):  # Ray's client would wait for it, and complain
+        if probe.connect_ex((host, int(port))):  # Ray's client would wait for the port, and complain
             return False
     try:
-        # A compiled module, whose contents no checker of types can see.
+        # A compiled module, whose contents no type checker can see.
         return bool(importlib.import_module("ray._raylet").GcsClient(address=address).get_all_node_info())
-    except (RayError, RuntimeError):  # it listens, and does not answer yet
+    except (RayError, RuntimeError):  # it listens but does not answer yet
         return False
 
 
