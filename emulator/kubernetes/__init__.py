@@ -1,1 +1,1 @@
-"""A real API server, and what runs in the pods of operators."""
+"""A real API server, and the processes of the operators' pods."""

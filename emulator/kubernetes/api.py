@@ -1,6 +1,6 @@
-"""JSON access to a Kubernetes API server by apiVersion and kind, for what plays GKE and the kubelets.
+"""JSON access to a Kubernetes API server by apiVersion and kind, for the processes that play GKE and the kubelets.
 
-Objects stay plain dictionaries, since the fields a caller sent are what it must be able to compare with later.
+Objects stay plain dictionaries, so that a caller can later compare them with the fields that it sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_true(live: Body, condition: str) -> bool:
 
 
 class ApiError(Exception):
-    """The API server refused; carries its own words."""
+    """The API server refused a call; carries the server's message."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class ApiError(Exception):
 
 
 class KindNotServedError(Exception):
-    """The API server knows no such kind (yet): its CRD is missing."""
+    """The API server does not know a kind (yet): its CRD is missing."""
 
     def __init__(self, api_version: str, kind: str) -> None:
         super().__init__(f'no matches for kind "{kind}" in version "{api_version}"')
@@ -55,7 +55,7 @@ class UnreachableError(Exception):
 
 
 class Api:
-    """One API server, with what it serves remembered until a kind is asked for that it did not have."""
+    """One API server. The kinds that it serves are cached until one is asked for that the cache lacks."""
 
     def __init__(self, kubeconfig: Mapping[str, Any]) -> None:
         configuration = Configuration()
@@ -68,12 +68,12 @@ class Api:
 
     @cached_property
     def _dynamic(self) -> DynamicClient:
-        # It keeps what is served in a file, in the folder for temporary ones unless told; here none can be written.
+        # The client caches served kinds in a file, by default a temporary one; this path prevents that.
         return DynamicClient(self._client, cache_file="/dev/null/none")
 
     def kind(self, api_version: str, kind: str) -> Resource:
-        """The address of a kind. Raises KindNotServedError."""
-        prefix = "apis" if "/" in api_version else "api"  # or it would look for core kinds in every group
+        """The API resource of a kind. Raises KindNotServedError."""
+        prefix = "apis" if "/" in api_version else "api"  # otherwise it would look for core kinds in every group
         with self._lock, _refusals():
             try:
                 return self._dynamic.resources.get(prefix=prefix, api_version=api_version, kind=kind)
@@ -85,7 +85,7 @@ class Api:
         return self._unless_gone("GET", self.kind(api_version, kind).path(name, namespace))
 
     def list(self, api_version: str, kind: str, namespace: str | None = None, **query: str) -> list[Body]:
-        """Objects of a kind, of all namespaces unless one is named. Raises KindNotServedError."""
+        """Objects of a kind, in all namespaces unless one is named. Raises KindNotServedError."""
         answer = self.request("GET", self.kind(api_version, kind).path(namespace=namespace), query=query)
         return [{"apiVersion": api_version, "kind": kind, **item} for item in answer["items"]]
 
@@ -102,7 +102,7 @@ class Api:
         return self.request("PATCH", self._path(body), query=query, body=body, content_type=_APPLY)
 
     def create(self, body: Body) -> Body:
-        """Make an object. Raises ApiError 409 if it is there."""
+        """Make an object. Raises ApiError 409 if it exists."""
         path = self.kind(body["apiVersion"], body["kind"]).path(namespace=body["metadata"].get("namespace"))
         return self.request("POST", path, body=body)
 
@@ -112,7 +112,7 @@ class Api:
         return self._unless_gone("PATCH", path, patch, _MERGE)
 
     def delete(self, target: Body, propagation: str = "Background", **options: object) -> bool:
-        """Ask for an object's deletion; False if it was gone already."""
+        """Request an object's deletion; False if it was already gone."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation, **options}
         return self._unless_gone("DELETE", self._path(target), body) is not None
 
@@ -138,7 +138,7 @@ class Api:
             )
 
     def _unless_gone(self, method: str, path: str, body: Body | None = None, content_type: str = _JSON) -> Body | None:
-        """A call of an object; None where there is none."""
+        """Call the API about an object; None if there is no such object."""
         try:
             return self.request(method, path, body=body, content_type=content_type)
         except ApiError as error:
@@ -153,7 +153,7 @@ class Api:
 
 
 def _authorities(kubeconfig: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The kubeconfig without its embedded certificate authorities, which its loader would leave in files, and these."""
+    """The kubeconfig without its embedded certificate authorities, which its loader would leave in files; and those."""
     without = copy.deepcopy(dict(kubeconfig))
     found = [entry["cluster"].pop("certificate-authority-data", "") for entry in without.get("clusters") or ()]
     return without, "\n".join(base64.b64decode(data).decode() for data in found if data)
@@ -161,7 +161,7 @@ def _authorities(kubeconfig: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """What the client raises, as an error of ours."""
+    """Turn the client's exceptions into this module's."""
     try:
         yield
     except urllib3.exceptions.HTTPError as error:

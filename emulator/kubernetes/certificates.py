@@ -1,4 +1,4 @@
-"""Keys and certificates of one emulated control plane, never leaving its folder."""
+"""Keys and certificates of one emulated control plane, which never leave its folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from emulator.machine.state import write_atomically
 VALID_DAYS = 30
 
 SERVING_DAYS = 3650
-"""Life of what a webhook server shows: Kueue replaces a certificate that ends within 90 days by one without this
+"""Lifetime of a webhook server's certificate: Kueue replaces one that expires within 90 days by one without this
 machine's address (open-policy-agent/cert-controller, pkg/rotator/rotator.go, `lookaheadInterval`)."""
 
 
@@ -58,8 +58,8 @@ def write_serving(directory: Path, authority_name: str, service: str) -> None:
     """Write `tls.crt` and `tls.key` of a webhook server on loopback, and `ca.crt` and `ca.key` of its own authority.
 
     Args:
-        directory: where they go.
-        authority_name: of the authority, also as a DNS name.
+        directory: where the files go.
+        authority_name: name of the authority, also as a DNS name.
         service: DNS name of the Service that leads to the server in a real cluster.
     """
     authority = _authority(authority_name, [x509.DNSName(authority_name)], SERVING_DAYS)
@@ -89,7 +89,7 @@ def _authority(name: str, names: list[x509.GeneralName], days: int) -> Authority
     key, subject = _key(), _name(name)
     constraint = x509.BasicConstraints(ca=True, path_length=None)
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    # Python takes no authority without a usage and an identifier, from 3.13 on (ssl.VERIFY_X509_STRICT, RFC 5280).
+    # From 3.13 on, Python rejects an authority without a usage and an identifier (ssl.VERIFY_X509_STRICT, RFC 5280).
     builder = _builder(subject, subject, key, days, names).add_extension(constraint, critical=True)
     builder = builder.add_extension(_SIGNS, critical=True).add_extension(own, critical=False)
     return Authority(key, builder.sign(key, hashes.SHA256()))

@@ -1,7 +1,7 @@
 """A real Kubernetes control plane on loopback: etcd, API server, controller-manager, scheduler, and kwok for kubelets.
 
-It runs from `python -m emulator up` to `down`, whether or not the stack's cluster exists: the emulated cluster's
-endpoint is this API server, and `gke-gcloud-auth-plugin` in `.oasis/bin` hands out its token in place of Google's.
+It runs from `python -m emulator up` to `down`, whether or not the stack's cluster exists. The emulated cluster's
+endpoint is this API server, and `gke-gcloud-auth-plugin` in `.oasis/bin` hands out its token instead of Google's.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from emulator.programs.go_modules import module_directory
 AUTH_PLUGIN = "gke-gcloud-auth-plugin"
 
 ADDRESS_FILE = "control-plane.json"
-"""In the emulator's folder: `endpoint` and `ca` (base64), which the emulated clusters give as their own."""
+"""File in the emulator's folder with `endpoint` and `ca` (base64), which the emulated clusters report as their own."""
 
 STAGES_MODULE = ("kubernetes", "sigs.k8s.io/kwok")
-"""Folder below `tools/` that pins it, and the module with kwok's stages."""
+"""Folder below `tools/` that pins the module with kwok's stages, and the module."""
 
 ANSWERS = "emulator/answers"
-"""Annotation that the pod of an operator, or of a Ray's head, gets once the process in its place answers, to become
-ready. On Google Cloud its probes ask that: those of the charts, and those that KubeRay gives a head (ray-operator
+"""Annotation that makes the pod of an operator, or of a Ray's head, ready: set once the process in its place answers.
+On Google Cloud the pod's probes check that: those of the charts, and those that KubeRay gives a head (ray-operator
 v1.6.2, controllers/ray/common/pod.go, `initLivenessAndReadinessProbe`)."""
 
 OPERATOR = "app.kubernetes.io/name"
-"""Label of a pod that names the operator in it, as charts have it (Helm documentation, "Labels and Annotations")."""
+"""Label of a pod that names its operator, as charts set it (Helm documentation, "Labels and Annotations")."""
 
 OPERATORS = ("kuberay-operator", "kueue")
-"""Those that run here, by the names of their charts."""
+"""The operators that run here, by the names of their charts."""
 
 _READY_SECONDS = 240
-# kwok's own stages (its repository, kustomize/stage). Not among them: `pod-complete`, which ends a Job's pod at once,
-# and KubeRay takes a submitter that ended without a finished Ray job for a failure.
+# kwok's own stages (its repository, kustomize/stage), without `pod-complete`: that ends a Job's pod at once, and
+# KubeRay takes a submitter that ended without a finished Ray job for a failure.
 _POD_READY = "pod/fast/pod-ready.yaml"
 _STAGES = (
     "node/fast/node-initialize.yaml",
@@ -61,10 +61,10 @@ def start(state: State, *, heads_wait: bool = False) -> None:
 
     Args:
         state: the emulator's folder.
-        heads_wait: a Ray head's pod is ready only once it has `ANSWERS`; without it, at once, as other pods.
+        heads_wait: whether a Ray head's pod is ready only once it has `ANSWERS`, not at once like other pods.
 
     Raises:
-        EmulatorError: a program ended or did not become ready; names its log.
+        EmulatorError: a program ended or did not become ready; the message names its log.
     """
     directory = state.path("kubernetes", "_").parent
     if not kubeconfig_file(state).exists():
@@ -85,7 +85,7 @@ def start(state: State, *, heads_wait: bool = False) -> None:
     # kwok would read and write ~/.kwok
     kwok = [kubeconfig, *_kwok(state, _write_stages(directory, heads_wait))]
     _spawn(state, "kwok", kwok, environment={"HOME": str(directory)})
-    for name in {*OPERATORS} & {*state.ended()}:  # what looks after them leaves one that has ended by itself as it is
+    for name in {*OPERATORS} & {*state.ended()}:  # the `operators` process does not restart one that ended by itself
         state.stop(name)
     state.spawn_module("operators", "emulator.kubernetes.operators")
 
@@ -116,7 +116,7 @@ def connect(state: State) -> Api:
 
 
 def let_ready(api: Api, pod: Body) -> None:
-    """Have a pod ready that waits for what runs in its place."""
+    """Make a pod ready that waits for the process in its place."""
     if ANSWERS not in pod["metadata"].get("annotations", {}):
         api.merge(pod, {"metadata": {"annotations": {ANSWERS: "true"}}})
 
@@ -124,8 +124,8 @@ def let_ready(api: Api, pod: Body) -> None:
 def keep_doing(
     interval_seconds: float, steps: Sequence[Callable[[], None]], failures: tuple[type[Exception], ...] = ()
 ) -> None:
-    """Take these steps again and again, until this process is told to end. One that fails is taken anew: somebody else
-    changed something meanwhile, the API server is being stopped, or it is one of these `failures`."""
+    """Repeat these steps until this process is told to end. A failed step is retried if somebody else changed something
+    meanwhile, if the API server is being stopped, or if the failure is one of these `failures`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     while True:
         begun = time.monotonic()
@@ -133,7 +133,7 @@ def keep_doing(
             try:
                 step()
             except KindNotServedError:
-                continue  # a resource type that has not arrived yet has no objects
+                continue  # a resource type that is not installed yet has no objects
             except (ApiError, EmulatorError, UnreachableError, *failures) as error:
                 print(f"{step.__qualname__}: {error}", file=sys.stderr, flush=True)
         time.sleep(max(0.05, interval_seconds - (time.monotonic() - begun)))
@@ -178,7 +178,7 @@ def _api_server(state: State, directory: Path) -> list[str]:
         "--service-cluster-ip-range=34.118.224.0/20",
         "--authorization-mode=Node,RBAC",
         "--allow-privileged=true",
-        "--kubelet-preferred-address-types=InternalIP",  # kwok's; nobody knows the nodes' host names
+        "--kubelet-preferred-address-types=InternalIP",  # kwok's address; nothing resolves the nodes' host names
         "--profiling=false",
     ]
 
@@ -190,7 +190,7 @@ def _kwok(state: State, stages: Path) -> list[str]:
         "--manage-all-nodes=true",
         "--node-lease-duration-seconds=40",
         f"--server-address=127.0.0.1:{port}",
-        # It is the kubelet of every node, also for `kubectl port-forward`, which leads where a PortForward object says.
+        # kwok is every node's kubelet, also for `kubectl port-forward`, which leads where a PortForward object says.
         *("--node-ip=127.0.0.1", f"--node-port={port}", "--enable-crds=PortForward"),
     ]
 

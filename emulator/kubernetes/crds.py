@@ -1,6 +1,7 @@
-"""The custom resource definitions of an emulated cluster: GKE's own and kwok's, and where those of charts are.
+"""The custom resource definitions of an emulated cluster: GKE's and kwok's, and where to find the charts'.
 
-They come from their published Go modules; ComputeClass is written here: Google publishes its types, no manifest.
+They come from published Go modules, except ComputeClass, which is written here: Google publishes its types but no
+manifest.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ KUBERAY = ("kuberay", "github.com/ray-project/kuberay/ray-operator")
 KUEUE = ("kubernetes", "sigs.k8s.io/kueue")
 AUTOSCALER = ("kubernetes", "k8s.io/autoscaler/cluster-autoscaler/apis")
 MODULES = (NETWORKING, KUBERAY, KUEUE, AUTOSCALER)
-"""Folder below `tools/` that pins it, and the module with the definitions."""
+"""Folder below `tools/` that pins the module with the definitions, and the module."""
 
 _SERVED_SECONDS = 120
 
 
 def install_networking(api: Api) -> None:
-    """Network and GKENetworkParamSet, as GKE installs them on a cluster with multi-networking."""
+    """Install Network and GKENetworkParamSet, as GKE does on a cluster with multi-networking."""
     source = module_directory(*NETWORKING)
     names = ("networking.gke.io_networks.yaml", "networking.gke.io_gkenetworkparamsets.yaml")
     _install(api, [source / "config" / "crds" / name for name in names])
 
 
 def install_provisioning(api: Api) -> None:
-    """ProvisioningRequest, as GKE's autoscaler brings it."""
+    """Install ProvisioningRequest, as GKE's autoscaler does."""
     source = module_directory(*AUTOSCALER)
     _install(api, [source / "config" / "crd" / "autoscaling.x-k8s.io_provisioningrequests.yaml"])
 
@@ -43,27 +44,27 @@ def kuberay_files() -> list[Path]:
 
 
 def install_port_forward(api: Api, kwok: Path) -> None:
-    """kwok's own kind for where a `kubectl port-forward` to an emulated pod leads.
+    """Install kwok's kind that says where a `kubectl port-forward` to an emulated pod leads.
 
     Args:
-        api: of the cluster.
+        api: the cluster's API.
         kwok: folder of kwok's module.
     """
     _install(api, [kwok / "kustomize" / "crd" / "bases" / "kwok.x-k8s.io_portforwards.yaml"])
 
 
 def install_compute_class(api: Api) -> None:
-    """ComputeClass, which GKE's autoscaler brings some time after the cluster is there."""
+    """Install ComputeClass, which GKE's autoscaler installs some time after the cluster exists."""
     _install(api, [CHECKOUT / "emulator" / "crds" / "computeclass.yaml"])
 
 
 def _install(api: Api, files: list[Path]) -> None:
     definitions: list[Body] = []
-    for file in files:  # the API server digests one while the next is read
+    for file in files:  # the API server processes one while the next is read
         for body in _bodies(file):
             body.pop("status", None)
             body["metadata"].pop("creationTimestamp", None)
-            # Not by server-side apply, which would track the owner of ten thousand schema fields, for seconds each.
+            # Server-side apply would track the owner of ten thousand schema fields, for seconds each.
             try:
                 api.create(body)
             except ApiError as error:
@@ -79,7 +80,7 @@ def _bodies(file: Path) -> list[Body]:
 
 
 def _wait_until_served(api: Api, definition: Body) -> None:
-    # A definition is called established a moment before its objects have an address.
+    # A definition is reported established a moment before its objects are served.
     spec, deadline = definition["spec"], time.monotonic() + _SERVED_SECONDS
     versions = [f"{spec['group']}/{version['name']}" for version in spec["versions"] if version["served"]]
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The KubeRay operator: its process, and a Helm chart for it, since the project's own is in no Go module."""
+"""The KubeRay operator: its process, and a Helm chart for it, since no Go module contains the project's own chart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulator.programs.go_modules import TOOLS
 
 NAME = control_plane.OPERATORS[0]
 
-# Of the chart's values (ray-project/kuberay, helm-chart/kuberay-operator/values.yaml) those that concern the pod.
+# The chart's values (ray-project/kuberay, helm-chart/kuberay-operator/values.yaml) that concern the pod.
 _DEPLOYMENT = """\
 apiVersion: apps/v1
 kind: Deployment

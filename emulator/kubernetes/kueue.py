@@ -1,7 +1,7 @@
-"""Kueue: its process, with its webhooks and conversions, and its own Helm chart, led to that process.
+"""Kueue: its process, with its webhooks and conversions, and its own Helm chart, directed at that process.
 
-Left out of the chart are its API of pending workloads (an aggregated API, whose Service would lead to a pod) and the
-dashboard. The process is an administrator, whatever roles the chart makes.
+The chart's API for pending workloads (an aggregated API, whose Service would lead to a pod) and its dashboard are left
+out. The process is an administrator, whatever roles the chart makes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEFT_OUT = ("templates/visibility/", "templates/kueueviz/", "tests/")
 _CLIENT = re.compile(r"clientConfig:\n +service:\n +name: .*\n +namespace: .*\n +path: (\S+)")
 _SECRET = "templates/internalcert/secret.yaml"
 _SERVICE = "kueue-webhook-service.kueue-system.svc"
-"""By which Kueue's own certificates are made out: of the release `kueue` in the namespace that it is installed in."""
+"""DNS name in Kueue's certificates: for the release `kueue` in the namespace that it is installed in."""
 
 
 def archive() -> str:
@@ -36,8 +36,8 @@ def archive() -> str:
 
 
 def chart(state: State) -> Mapping[str, bytes]:
-    """The files of the chart, by their paths in it: the API server asks a process of this machine, by the certificates
-    in the Secret that Kueue has for them."""
+    """The files of the chart, by their paths in it. The API server calls a process on this machine, with the
+    certificates in the Secret that Kueue has for them."""
     source = _source()
     files = {str(file.relative_to(source)): file.read_text() for file in source.rglob("*.*") if file.is_file()}
     data = _certificates(state)
@@ -51,7 +51,7 @@ def chart(state: State) -> Mapping[str, bytes]:
 
 
 def start(state: State, api: Api, pod: Body) -> None:
-    """Start Kueue as its pod has it configured, but for what a process on loopback has otherwise."""
+    """Start Kueue with its pod's configuration, except what differs for a process on loopback."""
     namespace = pod["metadata"]["namespace"]
     [mounted] = [volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume]
     found = api.get("v1", "ConfigMap", mounted, namespace)
@@ -78,7 +78,7 @@ def start(state: State, api: Api, pod: Body) -> None:
 
 
 def _certificates(state: State) -> dict[str, str]:
-    """What the Secret holds, in base64; made at the first call."""
+    """The Secret's content, in base64; made on the first call."""
     folder = _folder(state)
     if not (folder / "tls.crt").exists():
         certificates.write_serving(folder, "kueue-ca", _SERVICE)

@@ -1,6 +1,6 @@
-"""What runs in the pods of the operators: each as a process of this machine, from when its pod has a node to its end.
+"""The operators in their pods: each is a process on this machine, from when its pod has a node until the pod's end.
 
-A standing process, in the place of those nodes' kubelets: kwok only says that pods run.
+This standing process takes the place of those nodes' kubelets: kwok only reports that pods run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from emulator.machine.state import State
 INTERVAL_SECONDS = 0.5
 
 _STARTS: Mapping[str, Callable[[State, Api, Body], None]] = {kuberay.NAME: kuberay.start, kueue.NAME: kueue.start}
-"""What starts each one's process for its pod, by the name of the process and of its port for health."""
+"""Functions that start each operator's process for its pod, by the name of the process and of its health port."""
 
 
 class Operators:
@@ -24,10 +24,10 @@ class Operators:
     def __init__(self, state: State, api: Api) -> None:
         self._state, self._api = state, api
         self._pods: dict[str, str] = {}
-        """By process, uid of the pod that it is in."""
+        """For each process, the uid of its pod."""
 
     def step(self) -> None:
-        """Start what is missing, end what has no pod any more, and have the pods ready whose process says so."""
+        """Start missing processes, end those without a pod, and make the pods ready whose process is."""
         pods = self._api.list("v1", "Pod", labelSelector=f"{control_plane.OPERATOR} in ({', '.join(_STARTS)})")
         for name in _STARTS:
             placed = [
@@ -37,7 +37,7 @@ class Operators:
                 and pod["spec"].get("nodeName")
                 and "deletionTimestamp" not in pod["metadata"]
             ]
-            if placed:  # during an upgrade two; there is one process, and it is the new one's
+            if placed:  # two during an upgrade; the single process belongs to the new one
                 self._run(name, max(placed, key=lambda pod: str(pod["metadata"]["creationTimestamp"])))
             else:
                 self._state.stop(name)
@@ -47,7 +47,7 @@ class Operators:
         if self._pods.setdefault(name, metadata["uid"]) != metadata["uid"]:
             self._state.stop(name)
             self._pods[name] = metadata["uid"]
-        if self._state.recorded(name) is None:  # one that has ended by itself is told of: `lifecycle.trouble`
+        if self._state.recorded(name) is None:  # one that ended by itself is reported by `lifecycle.trouble`
             _STARTS[name](self._state, self._api, pod)
         silent = control_plane.ANSWERS not in metadata.get("annotations", {})
         if silent and answers(f"http://127.0.0.1:{self._state.port(name)}/readyz"):

@@ -1,7 +1,7 @@
-"""Requests to a Service of the emulated cluster, passed on to the process that stands behind it.
+"""Requests to a Service of the emulated cluster, passed on to the process behind it.
 
-An emulated pod has an address where nothing listens, and there is no cluster DNS. The KubeRay operator, which asks a
-RayJob's head for the job's state, is given this as its HTTP proxy; a real one reaches the head by itself.
+Nothing listens at an emulated pod's address, and there is no cluster DNS. The KubeRay operator, which asks a RayJob's
+head for the job's state, gets this module as its HTTP proxy; on a real cluster it reaches the head directly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from emulator.machine.state import State
 
 PORT = "pod-network"
-"""Name of the port."""
+"""Name of the proxy's port."""
 
 _SECONDS = 10
 _HOP_BY_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "content-length"}  # RFC 9110, 7.6.1
@@ -29,12 +29,12 @@ class PodNetwork:
         self._lock = threading.Lock()
 
     def learn(self, cluster: str, service: str, port: int) -> None:
-        """A cluster's head Service, as `<name>.<namespace>`, and where its Ray listens."""
+        """Record a cluster's head Service, as `<name>.<namespace>`, and its Ray's port."""
         with self._lock:
             self._ports[cluster] = (service, port)
 
     def forget(self, cluster: str) -> None:
-        """The cluster is gone."""
+        """Drop a cluster that is gone."""
         with self._lock:
             self._ports.pop(cluster, None)
 
@@ -51,7 +51,7 @@ class PodNetwork:
 
 
 def serve(state: State) -> PodNetwork:
-    """Start the proxy on the emulator's port of that name, in a thread; returns what it goes by."""
+    """Start the proxy on the port named `PORT`, in a thread; returns the network that it serves."""
     network = PodNetwork()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", state.port(PORT)), _handler(network))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -59,7 +59,7 @@ def serve(state: State) -> PodNetwork:
 
 
 def environment(state: State) -> dict[str, str]:
-    """Variables with which a Go program sends its plain HTTP requests here (net/http, ProxyFromEnvironment)."""
+    """Variables that make a Go program send its plain HTTP requests here (net/http, ProxyFromEnvironment)."""
     return {"HTTP_PROXY": f"http://127.0.0.1:{state.port(PORT)}", "NO_PROXY": "127.0.0.1,localhost"}
 
 
@@ -100,6 +100,6 @@ def _handler(network: PodNetwork) -> type[http.server.BaseHTTPRequestHandler]:
         do_GET = do_POST = do_PUT = do_DELETE = _pass_on
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: the operator asks every three seconds."""
+            """Log nothing: the operator asks every three seconds."""
 
     return Handler
