@@ -1,8 +1,8 @@
 """The dashboard agent of one of several nodes on 127.0.0.1: run as a script, with the agent's own script and arguments.
 
 An agent connects to a raylet on its machine, the head's if there are several (ray 2.60,
-`services.get_node_to_connect_for_driver`), and reads jobs' logs in that raylet's folder. A pod sees its own raylet alone.
-Here the agent is told which one that is; otherwise it would look on the head for the log of a job on a worker.
+`services.get_node_to_connect_for_driver`), and reads jobs' logs in that raylet's folder. A pod sees only its own
+raylet. Here the agent is told which one that is; otherwise it would look on the head for the log of a job on a worker.
 """
 
 import runpy
