@@ -1,4 +1,4 @@
-"""A Helm repository with the charts of the operators that the emulator has as processes."""
+"""A Helm repository with the charts of the operators that the emulator runs as processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATH = "/charts/"
 
 
 class ChartRepository:
-    """Answers what Helm asks of a repository: its index, and the archives that this names."""
+    """Serves what Helm asks of a repository: its index, and the archives that the index names."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -28,7 +28,7 @@ class ChartRepository:
         self._packing = threading.Lock()
 
     def answer(self, request: Request) -> Response | None:
-        """The answer, or None for a path that is not of the repository."""
+        """The answer, or None for a path outside the repository."""
         if request.method != "GET" or not request.path.startswith(PATH):
             return None
         name = request.path.removeprefix(PATH)

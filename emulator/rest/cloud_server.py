@@ -1,7 +1,7 @@
-"""One standing process that answers Google's REST APIs and the metadata server's on loopback, and the Helm repository
-of the local stack.
+"""A standing process that serves Google's REST APIs, the metadata server's and the local stack's Helm repository on
+loopback.
 
-Run as `python -m emulator.rest.cloud_server`; `start` does it and waits, `environment` says how clients find it.
+Run as `python -m emulator.rest.cloud_server`; `start` does that and waits, `environment` says how clients find it.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _OVERRIDES = {
     "SERVICEUSAGE": "",
     "STORAGE": "storage/v1/",
 }
-"""gcloud's variable for each API's address, and what the address ends in (`gcloud config`, api_endpoint_overrides)."""
+"""gcloud's variable for each API's address, and the path of the address (`gcloud config`, api_endpoint_overrides)."""
 
 _CHUNK = 1 << 20
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 _THREADS = 256
-"""Requests that are answered at once; Starlette's own limit is 40, and an upload that stalls holds one."""
+"""Requests that are answered at the same time; Starlette's own limit is 40, and a stalled upload holds one."""
 
 
 Api = Callable[[Request], Response | None]
@@ -77,14 +77,14 @@ class CloudServer:
         self._cloud = cloud
         self.apis = apis_of(cloud)
         self._socket = socket.create_server(("127.0.0.1", port), backlog=128)
-        # Connections inherit it; asyncio sets it on sockets that name their protocol alone, and without it the second
-        # part of an answer waits 40 ms for the client to acknowledge the first.
+        # Connections inherit this option. asyncio sets it only on sockets that name their protocol, and without it the
+        # second part of an answer waits 40 ms for the client to acknowledge the first.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.server_address = self._socket.getsockname()
         routes = [starlette.routing.Route("/{path:path}", self._answer, methods=_METHODS)]
         app = Starlette(routes=routes, lifespan=_many_threads, exception_handlers={ConnectionError: _hung_up})
-        # A request that hangs must not keep the server from ending. Idle connections are the clients' to close: one
-        # that the server closes is reset under a client who uses it again at that moment.
+        # A hanging request must not keep the server from ending. Clients close idle connections: if the server closed
+        # one just as a client reused it, the client would see a reset.
         settings = uvicorn.Config(
             _until_the_end(app),
             http="h11",
@@ -113,7 +113,7 @@ class CloudServer:
             host=given.headers.get("Host", ""),
         )
         found = answer(self.apis, request)
-        if found.status >= 400:  # what went well is in the buckets
+        if found.status >= 400:  # successes show in the buckets
             print(f"{time.strftime('%H:%M:%S')} {given.method} {given.url} {found.status}", flush=True)
         headers = {"Date": formatdate(self._cloud.now(), usegmt=True), **found.headers}
         if found.stream is None:
@@ -122,7 +122,7 @@ class CloudServer:
 
 
 def apis_of(cloud: Cloud) -> tuple[Api, ...]:
-    """Everything that is served, those first that are asked first."""
+    """Everything that is served, in the order in which it is asked."""
     tokens = Tokens(cloud)
     apis = (
         StorageApi(cloud),
@@ -134,7 +134,7 @@ def apis_of(cloud: Cloud) -> tuple[Api, ...]:
 
 
 def answer(apis: Iterable[Api], request: Request) -> Response:
-    """The answer of the first that has one."""
+    """The answer of the first API that has one."""
     try:
         for api in apis:
             response = api(request)
@@ -147,7 +147,7 @@ def answer(apis: Iterable[Api], request: Request) -> Response:
 
 
 def _until_the_end(app: ASGIApp) -> ASGIApp:
-    """The app without the traceback of a request that the server's end cuts off: it tells of no mistake in its code."""
+    """The app without tracebacks of requests that the server's end cuts off: these are no errors in the code."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -163,7 +163,7 @@ async def _many_threads(app: Starlette) -> AsyncIterator[None]:
 
 
 def _hung_up(request: starlette.requests.Request, error: Exception) -> starlette.responses.Response:
-    """Nobody reads it: the client has left in the middle of its body."""
+    """An answer that nobody reads: the client has left in the middle of its body."""
     return starlette.responses.Response(status_code=400)
 
 
@@ -219,7 +219,7 @@ def charts_address(state: State) -> str:
 
 
 def environment(state: State) -> dict[str, str]:
-    """Variables under which Google's client libraries and gcloud's own overrides lead here, and nowhere else."""
+    """Variables that direct Google's client libraries and gcloud's overrides here, and nowhere else."""
     host = f"127.0.0.1:{state.port(NAME)}"
     empty = state.path("gcloud")
     empty.mkdir(exist_ok=True)

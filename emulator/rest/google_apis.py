@@ -1,4 +1,4 @@
-"""Google's REST APIs on the server: every call but storage's, whose clients send none to an emulator, needs a token."""
+"""Google's REST APIs on the server: every call needs a token, except storage's, whose clients send an emulator none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GoogleRest:
         self._tokens = tokens
 
     def answer(self, request: Request) -> Response | None:
-        """The answer, or None for a path of no API."""
+        """The answer, or None for a path that belongs to no API."""
         if not request.path.startswith("/storage/"):
             self._tokens.require(request)
         principal = identity(self._cloud).principal

@@ -1,4 +1,4 @@
-"""The metadata server: who a program on this machine is in the emulated Google, and its access tokens.
+"""The metadata server: the identity of programs on this machine in the emulated Google, and their access tokens.
 
 On GKE with Workload Identity a pod's `default` account is its Kubernetes service account; here it is the one set by
 `set_identity`, for every program that asks. Paths: Google Cloud documentation, "About VM metadata".
@@ -86,7 +86,7 @@ class MetadataServer:
 
 
 def _email(me: Identity) -> str:
-    """That of the project's workload pool, as on GKE."""
+    """The account of the project's workload pool, as on GKE."""
     return f"{me.project}.svc.id.goog"
 
 
@@ -95,7 +95,7 @@ def _text(text: str) -> Response:
 
 
 def _camel(value: Any) -> Any:
-    # As the server does for JSON: service-accounts becomes serviceAccounts; values under attributes keep their keys.
+    # Like the real server for JSON: service-accounts becomes serviceAccounts; values under attributes keep their keys.
     if not isinstance(value, Mapping):
         return value.split("\n") if "\n" in str(value) else value
     return {_camel_key(key): item if key == "attributes" else _camel(item) for key, item in value.items()}

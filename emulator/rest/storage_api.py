@@ -1,6 +1,6 @@
-"""Cloud Storage's JSON API over `ObjectStore`: what google-cloud-storage and pyarrow's GcsFileSystem ask of it.
+"""Cloud Storage's JSON API over `ObjectStore`, as far as google-cloud-storage and pyarrow's GcsFileSystem use it.
 
-No credentials are looked at, since both clients send none to an emulator. Buckets are in
+Credentials are ignored, since both clients send none to an emulator. Buckets are in
 `emulator.google.apis.storage`. Reference: Google Cloud documentation, "Cloud Storage JSON API overview" and its pages.
 """
 

@@ -17,7 +17,7 @@ from emulator.google.storage_index import ObjectFacts, Preconditions
 
 
 def body_of(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of `objects.insert` or `objects.rewrite`, as Google's description of it has it.
+    """A body of `objects.insert` or `objects.rewrite`, checked against Google's description.
 
     Raises:
         RefusedCall: a field is unknown, has a wrong type, or is missing.
@@ -44,7 +44,7 @@ def demands(query: Mapping[str, str], prefix: str = "if") -> Preconditions:
 
 
 def grouped(names: list[str], prefix: str, delimiter: str, trailing: bool) -> list[tuple[str, bool]]:
-    """(name, whether it is a prefix that stands for all names under it), in order."""
+    """(name, whether it is a prefix that stands for all names below it), in order."""
     result: dict[tuple[str, bool], None] = {}
     for name in names:
         head, found, rest = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
@@ -58,7 +58,7 @@ def grouped(names: list[str], prefix: str, delimiter: str, trailing: bool) -> li
 
 
 def byte_range(header: str, size: int) -> tuple[int, int, int]:
-    """First byte, last byte and status of the answer. Raises Refused (416)."""
+    """First byte, last byte and status of the answer. Raises RefusedCall (416)."""
     found = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
     if not found or found.group(0) == "bytes=-":
         return 0, size - 1, 200
@@ -73,7 +73,7 @@ def byte_range(header: str, size: int) -> tuple[int, int, int]:
 
 
 def etag(facts: ObjectFacts) -> str:
-    """Changes with the content and with the metadata."""
+    """A tag that changes with the content and with the metadata."""
     return base64.b64encode(f"{facts.generation}/{facts.metageneration}".encode()).decode()
 
 

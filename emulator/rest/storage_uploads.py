@@ -1,4 +1,4 @@
-"""Uploads to the emulated Cloud Storage: simple, multipart, resumable. The object appears when one is complete."""
+"""Uploads to the emulated Cloud Storage: simple, multipart, resumable. The object appears once that is complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
 
 
 class UploadBody:
-    """An upload's bytes in a file, with their checksums, which are kept as they arrive."""
+    """An upload's bytes in a file, with checksums that are updated as the bytes arrive."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -33,7 +33,7 @@ class UploadBody:
 
     @property
     def size(self) -> int:
-        """Bytes that are held."""
+        """Number of bytes held."""
         return self._sums.size
 
     def take(self, body: BinaryIO, offset: int = 0) -> None:
@@ -45,7 +45,7 @@ class UploadBody:
                 self._sums = Checksums.of(self.file)
             for piece in pieces(body):
                 left = memoryview(piece)
-                while left:  # unbuffered, so that no more counts as held than is in the file
+                while left:  # unbuffered, so that only what is in the file counts as held
                     left = left[stream.write(left) :]
                 self._sums.update(piece)
 
@@ -60,7 +60,7 @@ class UploadBody:
     ) -> ObjectFacts:
         """Make it the object's content.
 
-        Raises what `ObjectStore.put` raises, and Refused for checksums that are not those that the client sent along.
+        Raises what `ObjectStore.put` raises, and RefusedCall if the checksums differ from those that the client sent.
         """
         self._check(resource, headers)
         return store.put(
@@ -105,14 +105,14 @@ class _Session:
 
 
 class Uploads:
-    """Collects uploads. Sessions live as long as the server: a client that meets none starts over, as with Google."""
+    """Collects uploads. Sessions live as long as the server: a client that finds none starts over, as with Google."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._sessions: dict[str, _Session] = {}
 
     def collect(self, request: Request, *, multipart: bool) -> tuple[UploadBody, dict[str, Any]]:
-        """A whole upload's content, and the object's metadata that came with it."""
+        """The content of a whole upload, and the object's metadata that came with it."""
         content = UploadBody(self._store.temporary())
         if not multipart:
             content.take(request.body)
@@ -123,13 +123,13 @@ class Uploads:
         return content, {"contentType": media_type, **resource}
 
     def begin(self, request: Request, bucket: str, demands: Preconditions) -> Response:
-        """Open a session; its address is in the answer's Location."""
+        """Open a session; the answer's Location holds its URL."""
         resource = body_of("objects.insert", request.json())
         resource.setdefault("name", request.query.get("name"))
         resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
         if not resource["name"]:
             raise RefusedCall(400, "Required parameter: name", "required")
-        self._store.path(bucket, resource["name"])  # a name that cannot be kept is refused before its content is sent
+        self._store.path(bucket, resource["name"])  # a name that cannot be stored is refused before its content is sent
         upload = secrets.token_urlsafe(32)
         content = UploadBody(self._store.temporary())
         self._sessions[upload] = _Session(bucket=bucket, resource=resource, demands=demands, content=content)
@@ -138,7 +138,7 @@ class Uploads:
         return Response(headers={"Location": location, "X-GUploader-UploadID": upload})
 
     def receive(self, request: Request) -> Response | tuple[str, ObjectFacts]:
-        """Take a chunk, or say how much there is. Returns the object once it is complete."""
+        """Take a chunk, or report how much has arrived. Returns the object once it is complete."""
         upload = request.query.get("upload_id", "")
         session = self._session(upload)
         found = _CONTENT_RANGE.fullmatch(request.headers.get("Content-Range", "").strip())
@@ -177,7 +177,7 @@ class Uploads:
 
 
 def _parts(request: Request) -> tuple[bytes, str | None, bytes]:
-    """The two parts of a multipart/related upload: metadata, the media's type, the media."""
+    """The two parts of a multipart/related upload, as metadata, media type and media."""
     boundary = re.search(r'boundary="?([^";]+)"?', request.headers.get("Content-Type", ""))
     if boundary is None:
         raise RefusedCall(400, "A multipart upload names its boundary in Content-Type.", "badRequest")
